@@ -24,6 +24,22 @@ def test_table_object_and_page(tmp_path: Path):
     assert page.read_text(encoding="utf-8").count("<svg") == 2 + 5 * 3
 
 
+def test_a_goal_is_searched_for():
+    run = foreword(*SMALL, "--goal-tokens-per-second", "1", "--json")
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["goal"] == {"tokens_per_second": 1.0, "token_ms_p95": None}
+    assert [(answer["who"], answer["fleet"]["targets"]) for answer in found["answers"]] == [
+        ("plain", 1),
+        ("local", 1),
+        ("remote", 1),
+    ]
+    assert "plain: 1 target, 10 an hour, the cheapest" in run.stderr
+    run = foreword(*SMALL, "--goal-p95-ms", "0.1", "--goal-vary", "nodes", "--goal-most", "2")
+    assert run.returncode == 1
+    assert "remote: not reached: p95" in run.stdout
+
+
 def test_errors_are_one_line(tmp_path: Path):
     assert_one_line_error(foreword(*SMALL, "--fail", "explode"), "--fail", "kill:2@10+5")
     assert_one_line_error(foreword(*SMALL, "--rate", "many"), "--rate")

@@ -3,6 +3,7 @@
 from catalogue import UNIT, Mutant
 
 GRAPHS = f"{UNIT}/backends/cuda/test_graph_cache.py"
+GOAL = f"{UNIT}/simulate/test_goal.py"
 BODIES = f"{UNIT}/server/test_offline_bodies.py"
 RULES = f"{UNIT}/control/policy_file/test_unreachable.py"
 
@@ -14,6 +15,22 @@ OPERATION_MUTANTS = (
         "        chosen.check(body, settings)\n",
         "",
         (BODIES,),
+    ),
+    Mutant(
+        120,
+        "the search for a fleet ends with one that misses the goal",
+        "simulate/goal.py",
+        "low, high = (low, middle) if reaches(middle) else (middle, high)",
+        "low, high = (low, middle) if not reaches(middle) else (middle, high)",
+        (GOAL,),
+    ),
+    Mutant(
+        120,
+        "draft nodes do not grow with the targets of a goal",
+        "simulate/goal.py",
+        "math.ceil(count * self._scenario.fleet.nodes / self._scenario.fleet.targets)",
+        "self._scenario.fleet.nodes",
+        (GOAL,),
     ),
     Mutant(
         120,

@@ -1,6 +1,7 @@
 """The documentation site: every page is in its menu, benchmarks say what made them, links lead somewhere."""
 
 import importlib.util
+import itertools
 import json
 import re
 from pathlib import Path
@@ -30,6 +31,38 @@ def test_links_between_pages_lead_somewhere():
     for page in DOCS.glob("*.md"):
         for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             assert (DOCS / target).exists(), f"{page.name}: {target}"
+
+
+def anchors(markdown: str, spaces: str) -> set[str]:
+    """Return the anchors of a page's headings; what matches `spaces` becomes one hyphen, equal anchors get a number."""
+    found: set[str] = set()
+    text = re.sub(r"^```.*?^```", "", markdown, flags=re.MULTILINE | re.DOTALL)
+    for heading in re.findall(r"^#+ +(.+?) *$", text, flags=re.MULTILINE):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        plain = re.sub(spaces, "-", re.sub(r"[^\w\- ]", "", words))
+        numbered = (f"{plain}-{number}" for number in itertools.count(1))
+        found.add(next(place for place in itertools.chain([plain], numbered) if place not in found))
+    return found
+
+
+GITHUB, SITE = " ", "[ -]+"
+
+
+def test_anchors_of_headings():
+    page = "# A `b` c, d\n\n```console\n# no heading\n```\n## Twice\n## Twice\n### [Link](x.md) here\n"
+    assert anchors(page, SITE) == {"a-b-c-d", "twice", "twice-1", "link-here"}
+    assert (anchors("# a / b", GITHUB), anchors("# a / b", SITE)) == ({"a--b"}, {"a-b"})
+
+
+def test_anchors_in_links_lead_to_a_heading():
+    missing = []
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")):
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            linked = (page.parent / target) if target else page
+            text = linked.read_text(encoding="utf-8") if linked.suffix == ".md" else ""
+            if text and anchor not in anchors(text, GITHUB) & anchors(text, SITE):
+                missing.append(f"{page.name}: {target}#{anchor}")
+    assert missing == []
 
 
 def test_benchmarks_say_what_made_them():

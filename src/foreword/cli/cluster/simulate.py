@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from foreword.cli.bench.made import made
+from foreword.cli.cluster.goals import check_goal, goal_of, search_goal
 from foreword.cli.console import JsonOption, print_json, stage_bar, stdout
 from foreword.cli.options.common import one_of
 from foreword.errors import RequestError
@@ -89,6 +90,19 @@ def simulate(
     node_price: Annotated[float, typer.Option(min=0, help="An hour of a draft node.")] = 1.0,
     seconds: Annotated[float, typer.Option(min=0.1, help="Simulated; the first tenth is warm-up.")] = 20.0,
     seed: Annotated[int, typer.Option(min=0, help="The same seed, the same events.")] = 0,
+    goal_tokens_per_second: Annotated[
+        float | None, typer.Option(min=0.001, help="Search for the smallest fleet with so many tokens/s.")
+    ] = None,
+    goal_p95_ms: Annotated[
+        float | None, typer.Option(min=0.001, help="... with this p95 of the time per token.")
+    ] = None,
+    goal_vary: Annotated[
+        str | None,
+        typer.Option(metavar="targets|nodes", help="What to add. Default: targets, nodes in proportion."),
+    ] = None,
+    goal_most: Annotated[
+        int | None, typer.Option(min=1, help="Largest number that the search tries. Default: 128.")
+    ] = None,
     page: Annotated[
         Path | None,
         typer.Option(
@@ -111,8 +125,9 @@ def simulate(
     foreword simulate --step step.json --drafters drafters.json --link link.json --targets 64 --nodes 8
 
     Without these files the costs are illustrative: of the right size for a large target, but nobody's. Choose what
-    you want to know: how many nodes (--nodes, --page), how far (--network-ms, --zones), what a failure costs
-    (--fail kill:1@5+10), whether it pays (--target-price, --node-price). docs/simulate.md says what is modelled.
+    you want to know: how many machines (--goal-tokens-per-second, --goal-p95-ms), how far (--network-ms, --zones),
+    what a failure costs (--fail kill:1@5+10), whether it pays (--target-price, --node-price). docs/simulate.md says
+    what is modelled.
     """
     from foreword.simulate.calibration import calibrate
     from foreword.simulate.scenario import (
@@ -123,7 +138,6 @@ def simulate(
         Traffic,
         Waiting,
     )
-    from foreword.simulate.sweep import compare_ways
 
     one_of("--waiting", waiting, WAITING)
     given_numbers = {
@@ -133,6 +147,8 @@ def simulate(
         "--network-ms": network_ms,
         "--zone-ms": zone_ms,
         "--answer": answer,
+        "--goal-tokens-per-second": goal_tokens_per_second,
+        "--goal-p95-ms": goal_p95_ms,
         "--boot-s": boot_s,
         "--target-price": target_price,
         "--node-price": node_price,
@@ -146,6 +162,8 @@ def simulate(
         raise RequestError("--zone-ms is the way between zones, and there is one: give --zones 2 or more too")
     if boot_s is not None and not autoscale:
         raise RequestError("--boot-s is for nodes that are added: give --autoscale too, or leave it out")
+    goal = goal_of(goal_tokens_per_second, goal_p95_ms)
+    check_goal(goal, goal_vary, goal_most, page, autoscale)
     if page is not None and not page.parent.is_dir():
         raise RequestError(f"--page {page} cannot be written: there is no directory {page.parent}")
     calibration = _overridden(
@@ -166,17 +184,34 @@ def simulate(
         seconds=seconds,
         seed=seed,
     )
+    if goal is not None:
+        found = search_goal(scenario, goal, goal_vary, goal_most)
+        _print_lines(_about(calibration, scenario))
+    else:
+        found = _compared(calibration, scenario, page)
+    if as_json:
+        given = {"made": made(), "scenario": asdict(scenario), "assumed": calibration.assumed}
+        print_json({**given, "measured": calibration.measured, **found})
+    if goal is not None and not any(answer["fleet"] for answer in found["answers"]):
+        raise typer.Exit(1)
+
+
+def _compared(calibration: "Calibration", scenario: "Scenario", page: Path | None) -> dict[str, Any]:
+    """Run the four ways of drafting, print them, and return them for --json."""
+    from foreword.simulate.sweep import compare_ways
+
     with stage_bar() as on_stage:
         compared = compare_ways(scenario, on_stage)
     about = _about(calibration, scenario, compared)
     stdout.print(_table(compared))
-    for line in about:
-        stdout.print(line, markup=False, soft_wrap=True)
+    _print_lines(about)
     points = [] if page is None else _write_page(page, scenario, compared, about)
-    if as_json:
-        rows = {who: asdict(outcome) for who, outcome in compared.items()}
-        given = {"made": made(), "scenario": asdict(scenario), "assumed": calibration.assumed}
-        print_json({**given, "measured": calibration.measured, "ways": rows, "sweep": points})
+    return {"ways": {who: asdict(outcome) for who, outcome in compared.items()}, "sweep": points}
+
+
+def _print_lines(lines: list[str]) -> None:
+    for line in lines:
+        stdout.print(line, markup=False, soft_wrap=True)
 
 
 def _autoscale(boot_s: float | None) -> "Autoscale":
@@ -222,7 +257,9 @@ def _rates(text: str | None) -> tuple[float, ...]:
         raise RequestError(f"--rate takes requests per second, numbers with commas, not {text!r}") from None
 
 
-def _about(calibration: "Calibration", scenario: "Scenario", compared: "Mapping[str, Outcome]") -> list[str]:
+def _about(
+    calibration: "Calibration", scenario: "Scenario", compared: "Mapping[str, Outcome] | None" = None
+) -> list[str]:
     from foreword.simulate.scaled import scaling_told
 
     lines = [f"measured: {what} ({file})" for what, file in calibration.measured.items()]
@@ -231,11 +268,11 @@ def _about(calibration: "Calibration", scenario: "Scenario", compared: "Mapping[
     most, rows = scenario.costs.passes.most_measured, scenario.fleet.batch * (scenario.k + 1)
     if "steps" in calibration.measured and rows > most:
         lines.append(f"passes of up to {rows} rows are drawn on from those measured, up to {most}")
-    if "remote" not in compared:
+    if compared is not None and "remote" not in compared:
         lines.append("--nodes 0: nobody can be asked but the targets themselves, so only these are compared")
-    elif scenario.autoscale is not None:
+    elif compared is not None and scenario.autoscale is not None:
         lines.append(scaling_told(scenario, compared["remote"]))
-    without = [who for who, one in compared.items() if not one.tokens]
+    without = [who for who, one in (compared or {}).items() if not one.tokens]
     if without:
         lines.append(f"no tokens in the time that counts ({', '.join(without)}): simulate more --seconds")
     lines.append(

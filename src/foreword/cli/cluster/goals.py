@@ -1,0 +1,95 @@
+"""`foreword simulate --goal-...`: the smallest fleet that reaches a throughput and a latency."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from foreword.cli.console import stage_bar, stdout
+from foreword.cli.options.common import one_of
+from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from foreword.simulate.goal import Answer, Goal, Trial
+    from foreword.simulate.scenario import Scenario
+
+VARIED = ("targets", "nodes")
+
+
+def goal_of(tokens_per_second: float | None, p95_ms: float | None) -> "Goal | None":
+    """The goal of the two options; None: neither is given."""
+    from foreword.simulate.goal import Goal
+
+    if tokens_per_second is None and p95_ms is None:
+        return None
+    return Goal(tokens_per_second, p95_ms)
+
+
+def check_goal(
+    goal: "Goal | None", vary: str | None, most: int | None, page: object, autoscale: bool
+) -> None:
+    """Refuse options that do not go together."""
+    if vary is not None:
+        one_of("--goal-vary", vary, VARIED)
+    if goal is None and (vary is not None or most is not None):
+        name = "--goal-vary" if vary is not None else "--goal-most"
+        raise RequestError(f"{name} needs a goal: give --goal-tokens-per-second or --goal-p95-ms")
+    if goal is not None and page is not None:
+        raise RequestError("--page shows one fleet, and a goal searches for one: leave one of them out")
+    if goal is not None and autoscale:
+        raise RequestError(
+            "--autoscale changes the number of nodes that a goal searches for: leave one of them out"
+        )
+
+
+def search_goal(scenario: "Scenario", goal: "Goal", vary: str | None, most: int | None) -> dict[str, Any]:
+    """Search, print what was tried and the answers, and return both for --json."""
+    from foreword.simulate.goal import Vary, find_fleets
+
+    with stage_bar() as on_stage:
+        trials, answers = find_fleets(scenario, goal, Vary(vary or "targets"), most or 128, on_stage)
+    stdout.print(_table(trials))
+    for line in answer_lines(answers):
+        stdout.print(line, markup=False, soft_wrap=True)
+    return {"goal": asdict(goal), "trials": list(map(asdict, trials)), "answers": list(map(asdict, answers))}
+
+
+def answer_lines(answers: "Sequence[Answer]") -> list[str]:
+    """One line for every way of drafting; the cheapest says so."""
+    costs = [one.fleet.cost_per_hour for one in answers if one.fleet is not None]
+    lines = []
+    for one in answers:
+        if one.fleet is None:
+            lines.append(f"{one.who}: not reached: {one.why_not}")
+            continue
+        nodes = f" and {_counted(one.fleet.nodes, 'draft node')}" if one.fleet.nodes else ""
+        cheapest = ", the cheapest" if len(answers) > 1 and one.fleet.cost_per_hour == min(costs) else ""
+        cost = f"{one.fleet.cost_per_hour:g} an hour{cheapest}"
+        lines.append(f"{one.who}: {_counted(one.fleet.targets, 'target')}{nodes}, {cost}")
+    return lines
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count} {name}{'' if count == 1 else 's'}"
+
+
+def _table(trials: "Sequence[Trial]") -> Table:
+    from foreword.simulate.outcome import figure
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table.add_column("who drafts", no_wrap=True)
+    for name in ("targets", "nodes", "tok/s", "ms/tok\np95", "cost per\nhour", "goal"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in trials:
+        table.add_row(
+            one.who,
+            str(one.targets),
+            str(one.nodes),
+            f"{one.tokens_per_second:.0f}",
+            figure(one.token_ms_p95, ".2f"),
+            f"{one.cost_per_hour:g}",
+            "missed" if one.missed else "reached",
+        )
+    return table
