@@ -23,6 +23,7 @@ from foreword.speculation.requests import as_drafter_sees
 from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 from helpers.cpu import cpu_decoder, needs_cpu_kernels
 from helpers.exits import write_exit
+from helpers.passes import torch_decoder
 from helpers.tiny_heads import HEAD_DIM, HIDDEN, KV_HEADS
 from helpers.tiny_models import make_hf_model
 
@@ -119,6 +120,37 @@ def test_a_tree_of_an_exit_stays_within_the_rows_that_it_is_lent(folder: Path, r
     (draft,) = drafter.propose([Ask(as_drafter_sees(request), 32, 8, pages)])
     assert len(draft) > room
     assert max(seen) == request.kv.reserved == len(request.tokens) + room
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("cpu", marks=needs_cpu_kernels)])
+def test_an_exit_that_joined_late_does_not_read_the_rows_before(folder: Path, backend: str):
+    """Rows that it never filled may hold anything, such as NaN of a sequence before."""
+    path, start = folder / "target", 2
+    decoder: Any = torch_decoder(path) if backend == "torch" else cpu_decoder(path, "float32", threads=1)
+    adapter = open_adapter(str(folder / "exit"), open_checkpoint(path))
+    exit_rows = RowSpec("exit", 1, KV_HEADS, HEAD_DIM)
+    runner, cache = ModelRunner.allocate(decoder, 4, PAGE_SIZE, [exit_rows]), PagedCache(4)
+    kv = cache.open()
+    cache.reserve(kv, 8)
+    runner.forward(BatchBuffers().lay_out(cache, [SequenceRows(kv, [5, 6, 7], 3, Draft())], ()))
+    first_exit = decoder.exit(adapter, EXIT, "exit")
+
+    def call(first: int, states: torch.Tensor | None, seen_from: int) -> torch.Tensor:
+        tokens = [5, 6, 7]
+        part = SequenceRows(kv, tokens, 3 - first, Draft(), run_logits=states is None, first=first)
+        features = torch.empty(3 - first, 0) if states is None else states
+        arrays, starts = BatchBuffers().lay_out(cache, [part], ()).arrays, np.array([seen_from], np.int32)
+        found = first_exit.forward(HeadInput(arrays, starts, features, are_own=states is None), runner.store)
+        return torch.as_tensor(found.logits).clone()
+
+    generator = torch.Generator().manual_seed(0)
+    kept = torch.randn(3, HIDDEN, generator=generator)
+    call(0, kept, 0)
+    whole, late = call(2, None, 0), call(2, None, start)
+    assert not torch.equal(whole, late), "the past counts where it is there"
+    call(0, torch.full((3, HIDDEN), float("nan")), 0)
+    call(2, kept[2:], 0)
+    assert torch.equal(call(2, None, start), late)
 
 
 @needs_cpu_kernels

@@ -151,6 +151,21 @@ def test_a_prompt_is_given_up_before_anyone_is_preempted():
     assert ends(requests) == ends(run_apart(2, 1))
 
 
+@pytest.mark.parametrize("reason", ["abort", "error", "deadline"])
+def test_a_prompt_is_not_kept_of_an_answer_that_did_not_end_by_itself(reason: str):
+    """Its rows may be what was wrong with it."""
+    core = engine(enable_prefix_caching=False, max_num_seqs=1)
+    leader, follower = core.add(NewRequest("n", PROMPT, replace(PARAMS, n=2, max_tokens=4)))
+    core.step()
+    assert leader.finish_reason is None
+    leader.finish_reason = reason
+    core.scheduler.remove(leader)
+    assert len(core.scheduler.kept_prompts) == 0
+    run(core)
+    assert follower.ledger.cached_tokens == 0
+    assert ends([follower]) == ends(run_apart(2, 4)[1:])
+
+
 def test_a_prompt_is_not_kept_for_those_who_are_gone():
     core = engine(enable_prefix_caching=False, max_num_seqs=1)
     core.add(NewRequest("n", PROMPT, replace(PARAMS, n=3, max_tokens=1)))

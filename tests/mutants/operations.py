@@ -3,11 +3,96 @@
 from catalogue import UNIT, Mutant
 
 GRAPHS = f"{UNIT}/backends/cuda/test_graph_cache.py"
+EXTRA = f"{UNIT}/kv/test_extra_rows.py"
+FAIRNESS = f"{UNIT}/control/test_fairness.py"
+READING = f"{FAIRNESS}::test_a_step_that_reads_prompts_has_its_own_share_within_the_limit_of_its_requests"
 GOAL = f"{UNIT}/simulate/test_goal.py"
 BODIES = f"{UNIT}/server/test_offline_bodies.py"
 RULES = f"{UNIT}/control/policy_file/test_unreachable.py"
 
 OPERATION_MUTANTS = (
+    Mutant(
+        120,
+        "drafts of a step that reads prompts exceed the limit of its requests",
+        "control/fair_share.py",
+        "within=min(share, room))",
+        "within=share)",
+        (READING,),
+    ),
+    Mutant(
+        120,
+        "a step that reads prompts spends what others have saved",
+        "control/fair_share.py",
+        "self._reads = rows > len(entries)",
+        "self._reads = False",
+        (READING,),
+    ),
+    Mutant(
+        120,
+        "the target's own token of a pass is left out of the least time of an answer",
+        "engine/service/deadlines.py",
+        "1 + plan.max_depth",
+        "plan.max_depth",
+        (f"{UNIT}/engine/service/test_deadlines.py",),
+    ),
+    Mutant(
+        120,
+        "the prompt of an aborted answer is kept for its siblings",
+        "engine/stepping/kept_prompts.py",
+        "leader.finish_reason in _ENDED_WELL\n            and ",
+        "",
+        (
+            "tests/integration/test_many_answers.py::test_a_prompt_is_not_kept_of_an_answer_that_did_not_end_by_itself",
+        ),
+    ),
+    Mutant(
+        120,
+        "rows that are clipped before a late begin keep it",
+        "kv/extra_rows.py",
+        "        self.begin = min(self.begin, self.end)\n",
+        "",
+        (EXTRA,),
+    ),
+    Mutant(
+        120,
+        "rows of pages that end where late rows begin do not join them",
+        "kv/extra_rows.py",
+        "if found >= self.begin:",
+        "if found > self.begin:",
+        (EXTRA,),
+    ),
+    Mutant(
+        120,
+        "rows of pages join late rows although some between them are missing",
+        "kv/extra_rows.py",
+        "if found >= self.begin:",
+        "if found:",
+        (EXTRA,),
+    ),
+    Mutant(
+        120,
+        "late rows after those of pages are lost",
+        "kv/extra_rows.py",
+        "0, max(self.end, found)",
+        "0, found",
+        (EXTRA,),
+    ),
+    Mutant(
+        120,
+        "levels that a node leaves out do not change what is expected of it",
+        "cluster/remote/estimates.py",
+        "        self._survival = []\n        for level in range(min(wanted",
+        "        for level in range(min(wanted",
+        (f"{UNIT}/cluster/test_estimates.py",),
+    ),
+    Mutant(
+        120,
+        "an exit that joined late reads rows that it never filled",
+        "backends/torch/decoder.py",
+        "own_keys[0], own_values[0], slots, seen_from(wanted, staged, seen, store.empty_slot)",
+        "own_keys[0], own_values[0], slots, seen",
+        ("tests/integration/test_exit_rows.py::test_an_exit_that_joined_late_does_not_read_the_rows_before",),
+    ),
     Mutant(
         120,
         "policy explain does not check a body against the server's limits",

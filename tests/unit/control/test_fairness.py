@@ -288,6 +288,22 @@ def test_steps_that_took_longer_than_expected_are_paid_for():
     assert 3 <= waits <= 4  # the step was 5 ms longer: four shares, besides its own, and the next brings one
 
 
+@pytest.mark.parametrize(
+    ("share", "limit", "allowed"), [(0.5, None, 20), (0.5, 52.5e-3, 4), (0.5, 47e-3, 0), (0.05, None, 2)]
+)
+def test_a_step_that_reads_prompts_has_its_own_share_within_the_limit_of_its_requests(
+    share: float, limit: float | None, allowed: int
+):
+    """Rows cost 1 ms and a step 5 ms, so 43 rows take 48 ms."""
+    situation = Situation()
+    situation.costs.begin_with(0, [(rows, (5 + rows) * 1e-3) for rows in (1, 2, 8, 16, 32, 64, 128)])
+    reading, plain, decoding = lone_request([1] * 41), lone_request([1]), lone_request([1])
+    plain.step_limit = limit
+    entries = [PassEntry.of(reading, 41), PassEntry.of(plain, 1), PassEntry.of(decoding, 1)]
+    plans = FairShare(GivenPlan([0, 0, 20]), share).plan(entries, situation)
+    assert guesses_of(plans) == [0, 0, allowed]
+
+
 def test_a_step_in_which_everyone_speculates_is_not_cut():
     situation = Situation()
     measured(situation, 1, 0.01)

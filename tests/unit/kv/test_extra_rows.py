@@ -5,6 +5,7 @@ import torch
 
 from foreword.kv.extra_rows import KEPT_STATES, ExtraRows
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
+from foreword.kv.prefix_cache import PrefixNode
 from foreword.kv.sequence import KvSequence
 
 KIND = "head"
@@ -161,6 +162,51 @@ def test_late_rows_join_a_past_that_is_found():
     rows.fill(31, len(TOKENS))
     cache.publish(mine, TOKENS)
     assert (rows.begin, rows.end) == (0, len(TOKENS))
+
+
+def chain_of(*has_rows: bool) -> list[PrefixNode]:
+    """Published pages, with rows of the kind or without."""
+    nodes: list[PrefixNode] = []
+    for place, has in enumerate(has_rows):
+        tokens = tuple(range(place * PAGE_SIZE, (place + 1) * PAGE_SIZE))
+        kept = {KIND: states(tokens[-1], tokens[-1] + 1)} if has else {}
+        nodes.append(PrefixNode(nodes[-1] if nodes else "", tokens, place, kept))
+    return nodes
+
+
+def joined_late(begin: int, end: int) -> ExtraRows:
+    rows = rows_with(begin - LAG, end)
+    rows.fill(begin, end)
+    assert (rows.begin, rows.end) == (begin, end)
+    return rows
+
+
+def test_rows_that_are_clipped_before_a_late_begin_start_anew():
+    rows = joined_late(20, 30)
+    rows.clip(25)
+    assert (rows.begin, rows.end) == (20, 25)
+    rows.clip(18)
+    assert (rows.begin, rows.end) == (18, 18), "none is left"
+    rows.fill(18, 22)
+    assert (rows.begin, rows.end) == (18, 22), "what is filled then counts"
+
+
+@pytest.mark.parametrize(
+    ("begin", "pages", "expected"),
+    [
+        (PAGE_SIZE, (True,), (0, 40)),  # they meet the rows of the pages just so
+        (PAGE_SIZE + 1, (True,), (PAGE_SIZE + 1, 40)),  # a row is missing between
+        (20, (True, True), (0, 40)),
+        (35, (True, True, True), (0, 3 * PAGE_SIZE)),  # the pages have more
+        (20, (True, False), (0, PAGE_SIZE)),  # the second page took theirs away
+        (20, (False, False), (PAGE_SIZE, PAGE_SIZE)),  # and nothing is before it
+        (20, (False, True), (20, 40)),
+    ],
+)
+def test_a_late_joiner_adopts_pages(begin: int, pages: tuple[bool, ...], expected: tuple[int, int]):
+    rows = joined_late(begin, 40)
+    rows.adopt(chain_of(*pages))
+    assert (rows.begin, rows.end) == expected
 
 
 def test_a_fork_has_the_rows_and_states_that_it_starts_with():

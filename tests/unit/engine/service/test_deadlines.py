@@ -1,8 +1,12 @@
 """Answers end at their deadline, or before it where they could only be late."""
 
+from typing import Any
+
 import pytest
 
+from foreword.engine.service.deadlines import least_seconds
 from foreword.errors import RequestError
+from foreword.speculation.requests import DraftPlan
 from helpers.service_world import ServiceWorld
 
 
@@ -127,3 +131,17 @@ def test_one_of_several_answers_is_not_refused_for_a_prompt_that_the_first_reads
     world.core.step()
     _, taken = answer(2)
     assert answer(2, deadline_ms=1.05 * taken, on_deadline="refuse") == ("length", pytest.approx(taken))
+
+
+@pytest.mark.parametrize(("depth", "passes"), [(None, 12), (1, 6), (3, 3), (4, 3), (11, 1), (64, 1)])
+def test_the_least_time_has_every_draft_accepted_and_one_token_more_a_pass(depth: int | None, passes: int):
+    world = ServiceWorld()
+    world.ask(tokens=12)
+    while world.core.has_requests:
+        world.core.step()
+    drafter: Any = None  # it is never called
+    plan = None if depth is None else DraftPlan("any", drafter, depth, depth)
+    costs, request = world.core.situation.costs, world.ask(prompt=1, tokens=12, plan=plan)
+    step = costs.step_seconds(1)
+    assert step is not None
+    assert least_seconds(request, costs, running=1) == pytest.approx(passes * step)
