@@ -31,12 +31,26 @@ class ChaosProxy:
         self.done: dict[str, int] = dict.fromkeys(faults, 0)
         self.frames = 0
         self.is_partitioned = False  # nothing gets through, and nobody is told
+        self.spoil: Callable[[bytes], bytes] | None = (
+            None  # makes the bytes that targets get of a node's frame
+        )
+        self._may_pass = threading.Event()
+        self._may_pass.set()
         self._listening = NodeAddress("127.0.0.1", 0).listen()
         self.address = NodeAddress("127.0.0.1", 0).bound(self._listening)
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
+    def hold(self) -> None:
+        """Pass nothing on until `release`, as if the node had stopped; connections stay open and no byte is lost."""
+        self._may_pass.clear()
+
+    def release(self) -> None:
+        """Pass on what was held, and everything after it."""
+        self._may_pass.set()
+
     def close(self) -> None:
+        self.release()
         for one in (self._listening, *self._sockets):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -67,9 +81,12 @@ class ChaosProxy:
             self._connections += 1
             for number, (source, sink) in enumerate(((target, node), (node, target))):
                 rng = random.Random(f"{self._seed}/{self._connections}/{number}")
-                threading.Thread(target=self._pass_on, args=(source, sink, rng), daemon=True).start()
+                given = (source, sink, rng, source is node)
+                threading.Thread(target=self._pass_on, args=given, daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket, rng: random.Random) -> None:
+    def _pass_on(
+        self, source: socket.socket, sink: socket.socket, rng: random.Random, is_nodes: bool
+    ) -> None:
         splitter, passed = FrameSplitter(), 0
         held: list[bytes] = []
         try:
@@ -77,10 +94,13 @@ class ChaosProxy:
                 for frame in splitter.feed(data):
                     passed += 1
                     self.frames += 1
+                    self._may_pass.wait()
                     if self.is_partitioned:
                         continue
                     if passed <= HANDSHAKE + 1:
                         sink.sendall(framed(frame))
+                    elif is_nodes and self.spoil is not None:
+                        sink.sendall(self.spoil(frame))
                     else:
                         self._mistreat(frame, held, sink.sendall, rng)
         except (OSError, _Cut):

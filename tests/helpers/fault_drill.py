@@ -2,11 +2,12 @@
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from typing import Any
 from foreword import LLM
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.node.serving import DraftNode
+from foreword.cluster.reports import NodeReport
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.loader import LoadedModel
 from foreword.wire.draft_node import NodeSettings, make_node
 from helpers.chaos_proxy import ChaosProxy
 from helpers.draft_nodes import remote_of, until
 from helpers.drafted_answers import PROMPTS, answers, mixed_params
+from helpers.hostile_node import Turncoat
 
 FORM = {"method": "draft_model", "model": "the one that is loaded"}
 
@@ -62,6 +65,15 @@ class NodeProcess:
         )
         assert self._process.stdout is not None
         assert "drafts on" in self._process.stdout.readline()
+
+    def hang(self) -> None:
+        """Stop it where it is; the kernel keeps its connections open."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         if self._process is not None:
@@ -123,7 +135,8 @@ class Drill:
         self._proxies = [ChaosProxy(node.address, {"delay": 0.02, "double": 0.02}, seed) for node in nodes]
         drafters = ",".join(str(proxy.address) for proxy in self._proxies)
         self.targets = [self._target(model, drafters) for _ in range(3)]
-        self.faults: dict[str, int] = {"kill": 0, "partition": 0, "cut": 0}
+        self.faults = dict.fromkeys(("kill", "partition", "cut", "hang", "turn"), 0)
+        self._turncoat = Turncoat(self.targets[0].llm.loaded.vocab_size, seed)
 
     def _target(self, model: Path, drafters: str) -> Target:
         llm = LLM(str(model), dtype="float32", device="cpu", speculation="off")
@@ -133,31 +146,82 @@ class Drill:
         return Target(llm, plain)
 
     def run(self, pause: float, faults: int = 1 << 30, seconds: float = float("inf")) -> None:
-        """So many faults, or for so long, one after the other, while all targets answer."""
+        """Inject so many faults, or for so long, one after the other, while all targets answer."""
         is_over, until_when = threading.Event(), time.monotonic() + seconds
         for target in self.targets:
             target.run(is_over)
-        for _ in range(faults):
-            if time.monotonic() > until_when:
-                break
-            time.sleep(pause * self._rng.random())
-            place = self._rng.randrange(len(self._nodes))
-            fault = self._rng.choice(list(self.faults))
-            self.faults[fault] += 1
-            if fault == "kill":
-                self._nodes[place].kill()
+        try:
+            for number in range(faults):
+                if time.monotonic() > until_when:
+                    break
                 time.sleep(pause * self._rng.random())
-                self._nodes[place].start()
-            elif fault == "partition":
-                self._proxies[place].is_partitioned = True
-                time.sleep(pause * self._rng.random())
-                self._proxies[place].is_partitioned = False
-                self._proxies[place].cut()  # bytes that were lost do not come back: such connections end
-            else:
-                self._proxies[place].cut()
-        is_over.set()
-        for target in self.targets:
-            target.join()
+                if number % len(self.faults) == 0:  # each kind once, in another order every time
+                    order = self._rng.sample(list(self.faults), len(self.faults))
+                fault, place = order[number % len(order)], self._rng.randrange(len(self._nodes))
+                self.faults[fault] += 1
+                getattr(self, f"_{fault}")(place, pause * self._rng.random())
+        finally:
+            is_over.set()
+            for target in self.targets:
+                target.join()
+
+    def _kill(self, place: int, pause: float) -> None:
+        self._nodes[place].kill()
+        time.sleep(pause)
+        self._nodes[place].start()
+
+    def _partition(self, place: int, pause: float) -> None:
+        self._proxies[place].is_partitioned = True
+        time.sleep(pause)
+        self._proxies[place].is_partitioned = False
+        self._proxies[place].cut()  # bytes that were lost do not come back: such connections end
+
+    def _cut(self, place: int, _pause: float) -> None:
+        self._proxies[place].cut()
+
+    def _hang(self, place: int, _pause: float) -> None:
+        """A node in use stops answering, with its connections open: the breaker opens, and targets go on."""
+        node, proxy = self._nodes[place], self._proxies[place]
+        trips = self._in_use(place)
+        hang, wake = (node.hang, node.wake) if isinstance(node, NodeProcess) else (proxy.hold, proxy.release)
+        hang()
+        try:
+            self._until_opened(place, trips)
+        finally:
+            wake()
+
+    def _turn(self, place: int, _pause: float) -> None:
+        """A node that was honest throughout its shadow phase becomes hostile."""
+        trips = self._in_use(place)
+        self._proxies[place].spoil = self._turncoat
+        try:
+            self._until_opened(place, trips)
+        finally:
+            self._proxies[place].spoil = None
+        self._proxies[place].cut()  # what sessions have heard stays with their connection
+        assert self._turncoat.spoiled
+
+    def _in_use(self, place: int) -> int:
+        """Wait until a target verifies what the node drafts; return how often its breakers have opened."""
+        self._until(lambda: any(node.state == "up" and node.homes for node in self._reports(place)))
+        return sum(node.trips for node in self._reports(place))
+
+    def _until_opened(self, place: int, trips: int) -> None:
+        """Wait until a breaker has opened and, after that, every target has answered everything once more."""
+        self._until(lambda: sum(node.trips for node in self._reports(place)) > trips)
+        rounds = [target.rounds for target in self.targets]
+        self._until(
+            lambda: all(now.rounds > before + 1 for now, before in zip(self.targets, rounds, strict=True))
+        )
+
+    def _until(self, is_so: Callable[[], bool]) -> None:
+        """Wait for something that the targets do, or fail as they do."""
+        until(lambda: any(target.error for target in self.targets) or is_so(), 120)
+
+    def _reports(self, place: int) -> list[NodeReport]:
+        name = str(self._proxies[place].address)
+        nodes = (node for target in self.targets for node in remote_of(target.llm).nodes())
+        return [node for node in nodes if node.address == name]
 
     def recover(self) -> None:
         """Everything is well again: all nodes are used by all targets, without anybody's doing."""

@@ -5,9 +5,9 @@ import socket
 import threading
 
 from foreword.cluster.address import NodeAddress
-from foreword.cluster.framing import FrameSplitter
+from foreword.cluster.framing import FrameSplitter, framed
 from foreword.cluster.handshake import Identity, NodeFacts, greet_target
-from foreword.cluster.messages import Commits, Guess, Guesses, Open, ToNode, encode, to_node
+from foreword.cluster.messages import Commits, Guess, Guesses, Open, ToNode, encode, from_node, to_node
 
 
 class HostileNode:
@@ -55,11 +55,41 @@ class HostileNode:
             connected.sendall(encode(Guesses(guesses)))
 
     def _guess(self, session: int) -> Guess:
-        rng = self._rng
         self._number += 1
-        nodes = rng.choice((0, 1, 4, 128))
-        tokens = [rng.randrange(self._size + rng.choice((0, 0, 50))) for _ in range(nodes)]
-        parents = [rng.randrange(-1, node) for node in range(nodes)] if rng.random() < 0.5 else []
-        length = max(self._lengths[session] + rng.choice((0, 0, 0, -1, -3, 5)), 0)
-        number = self._number if rng.random() < 0.9 else 1 << 60  # nothing newer is ever heard then
-        return Guess(session + rng.choice((0, 0, 0, 1)), number, length, rng.random() < 0.5, tokens, parents)
+        return hostile_guess(self._rng, self._size, session, self._number, self._lengths[session])
+
+
+def hostile_guess(rng: random.Random, vocab_size: int, session: int, number: int, length: int) -> Guess:
+    """Wrong draft tokens, perhaps for another text, of another session, too many or outside the vocabulary."""
+    nodes = rng.choice((0, 1, 4, 128))
+    tokens = [rng.randrange(vocab_size + rng.choice((0, 0, 50))) for _ in range(nodes)]
+    parents = [rng.randrange(-1, node) for node in range(nodes)] if rng.random() < 0.5 else []
+    length = max(length + rng.choice((0, 0, 0, -1, -3, 5)), 0)
+    number = number if rng.random() < 0.9 else 1 << 60  # nothing newer is ever heard then
+    return Guess(session + rng.choice((0, 0, 0, 1)), number, length, rng.random() < 0.5, tokens, parents)
+
+
+class Turncoat:
+    """Makes the drafts of an honest node hostile, and now and then its whole frame garbage."""
+
+    def __init__(self, vocab_size: int, seed: int = 0) -> None:
+        self._rng = random.Random(seed)
+        self._size = vocab_size
+        self.spoiled = 0  # drafts
+
+    def __call__(self, frame: bytes) -> bytes:
+        """The bytes that the target gets in place of a frame."""
+        message = from_node(frame)
+        if not isinstance(message, Guesses):
+            return framed(frame)
+        self.spoiled += len(message.guesses)
+        if self._rng.random() < 0.05:
+            return framed(self._rng.randbytes(len(frame)))
+        return encode(
+            Guesses(
+                [
+                    hostile_guess(self._rng, self._size, one.session, one.number, one.length)
+                    for one in message.guesses
+                ]
+            )
+        )

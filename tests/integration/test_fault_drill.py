@@ -1,4 +1,4 @@
-"""The fault drill: targets and draft nodes under traffic, with kills, restarts and partitions."""
+"""The fault drill: targets and draft nodes under traffic, with kills, partitions, hangs and nodes that turn hostile."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def test_no_answer_is_lost_or_changed_and_all_recover(
     nodes = [NodeHere(loaded, NodeAddress(path=str(tmp_path / f"node{number}"))) for number in range(3)]
     drill = Drill(tiny_model, nodes)
     try:
-        drill.run(faults=8, pause=0.3)
+        drill.run(faults=10, pause=0.3)
         assert all(drill.faults.values())
         assert all(target.rounds for target in drill.targets)
         drill.recover()
