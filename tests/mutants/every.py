@@ -4,6 +4,7 @@ from catalogue import MUTANTS, Mutant
 from chains import CHAIN_MUTANTS
 from cluster import CLUSTER_MUTANTS
 from control import CONTROL_MUTANTS
+from cpu_backend import CPU_BACKEND_MUTANTS
 from early import EARLY_MUTANTS
 from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
@@ -39,6 +40,7 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *WINDOW_MUTANTS,
     *HEAD_MUTANTS,
     *PARALLEL_HEAD_MUTANTS,
+    *CPU_BACKEND_MUTANTS,
     *GPU_KERNEL_MUTANTS,
     *PREPARING_MUTANTS,
     *ROLLOUT_MUTANTS,

@@ -1,0 +1,40 @@
+"""Defects of the CPU backend: how weights are packed, batches read and models chosen for it."""
+
+from catalogue import UNIT, Mutant
+
+PACKING = f"{UNIT}/backends/test_packing.py"
+
+CPU_BACKEND_MUTANTS = (
+    Mutant(
+        106,
+        "a minimum of NaN in a block is not seen",
+        "backends/cpu/packing.py",
+        'halves = 2 if stored.kind == "Q4_1" else 1',
+        "halves = 1",
+        (PACKING,),
+    ),
+    Mutant(
+        106,
+        "blocks are kept only where all matrices of an input have them",
+        "backends/cpu/packing.py",
+        "keep = self._form.keeps_blocks and any(",
+        "keep = self._form.keeps_blocks and all(",
+        (PACKING,),
+    ),
+    Mutant(
+        106,
+        "a matrix beside kept blocks reads a rotated input",
+        "backends/cpu/packing.py",
+        "rotated = self._form.rotated and not keep",
+        "rotated = self._form.rotated",
+        (PACKING,),
+    ),
+    Mutant(
+        106,
+        "a rotated matrix has more scales than it needs",
+        "backends/cpu/packing.py",
+        "-(-columns // group) * group, -group)",
+        "-(-columns // group) * group, group)",
+        (PACKING,),
+    ),
+)

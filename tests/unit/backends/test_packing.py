@@ -1,0 +1,66 @@
+"""How the matrices of a checkpoint are packed for the CPU kernels."""
+
+from dataclasses import replace
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from foreword.backends.cpu.packing import FORMS, MatrixPacker, has_finite_scales, rotated_group
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec
+from foreword.models.formats.checkpoint import QuantizedTensor
+from helpers.cpu import INSTRUCTION_SETS, needs_cpu_kernels
+from helpers.random_checkpoint import SMOLLM2_SHAPE, RandomCheckpoint
+
+TINY = replace(
+    SMOLLM2_SHAPE,
+    vocab_size=64,
+    hidden_size=128,
+    layers=(LayerSpec(AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=64), MlpSpec(96)),),
+)
+QUERY, KEY, VALUE = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkv")
+
+
+def blocks(kind: str, rows: int = 128, columns: int = 128) -> QuantizedTensor:
+    values = np.random.default_rng(0).normal(size=(rows, columns)).astype(np.float32)
+    data = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
+    return QuantizedTensor(kind, data, (rows, columns))
+
+
+def packer(form: str, stored: dict[str, QuantizedTensor]) -> MatrixPacker:
+    """Of a file that keeps some matrices in blocks and others in floats."""
+    return MatrixPacker(RandomCheckpoint(TINY, stored), FORMS[form], INSTRUCTION_SETS[0], 1, None)
+
+
+@needs_cpu_kernels
+def test_matrices_of_one_input_are_grouped_alike_where_a_file_stores_them_differently():
+    """The input is rounded once, by the groups of the first."""
+    packed = packer("q4", {QUERY: blocks("Q4_0"), VALUE: blocks("Q8_0")}).matrices([QUERY, KEY, VALUE], False)
+    assert [(matrix.form, matrix.group) for matrix in packed] == [("q4_0", 32), ("int8", 32), ("int8", 32)]
+
+
+@needs_cpu_kernels
+def test_blocks_that_are_not_kept_are_rotated_as_floats_are():
+    packed = packer("int8", {QUERY: blocks("Q4_0")}).matrices([QUERY, KEY], False)
+    assert [(matrix.form, matrix.group) for matrix in packed] == [("int8-rotated", 128)] * 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "group"), [(64, 64), (128, 128), (192, 192), (576, 192), (640, 128), (1536, 192)]
+)
+def test_a_rotated_matrix_has_the_fewest_scales_without_more_padding(columns: int, group: int):
+    assert rotated_group(columns) == group
+
+
+@pytest.mark.parametrize(("kind", "halves"), [("Q8_0", 1), ("Q4_0", 1), ("Q4_1", 2)])
+def test_a_block_is_damaged_by_each_of_its_numbers(kind: str, halves: int):
+    sound = blocks(kind, 4, 64)
+    assert has_finite_scales(sound)
+    size = sound.data.shape[1] // 2
+    for half in range(halves):
+        data = sound.data.copy()
+        data[3, size + 2 * half : size + 2 * half + 2] = (
+            torch.tensor([torch.inf]).half().numpy().view(np.uint8)
+        )
+        assert not has_finite_scales(replace(sound, data=data))
