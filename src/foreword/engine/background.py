@@ -38,8 +38,8 @@ class BackgroundWork:
             if self._cancelled.is_set():
                 return
             thread = Thread(target=run, name=name, daemon=True)  # daemon: the exit cancels before it joins
-            self._threads = [*(one for one in self._threads if one.is_alive()), thread]
             thread.start()
+            self._threads = [*(one for one in self._threads if one.is_alive()), thread]
 
     def close(self) -> None:
         """Cancel the work and wait for its threads, at most `CLOSE_SECONDS`; safe to repeat."""
