@@ -31,6 +31,14 @@ CPU_BACKEND_MUTANTS = (
     ),
     Mutant(
         106,
+        "blocks of any shape are read",
+        "backends/cpu/packing.py",
+        "        self._loader.check_shape(name, stored.shape)\n",
+        "",
+        (PACKING,),
+    ),
+    Mutant(
+        106,
         "a rotated matrix has more scales than it needs",
         "backends/cpu/packing.py",
         "-(-columns // group) * group, -group)",

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from foreword.backends.cpu.packing import FORMS, MatrixPacker, has_finite_scales, rotated_group
+from foreword.errors import CheckpointError
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec
 from foreword.models.formats.checkpoint import QuantizedTensor
 from helpers.cpu import INSTRUCTION_SETS, needs_cpu_kernels
@@ -44,6 +45,12 @@ def test_matrices_of_one_input_are_grouped_alike_where_a_file_stores_them_differ
 def test_blocks_that_are_not_kept_are_rotated_as_floats_are():
     packed = packer("int8", {QUERY: blocks("Q4_0")}).matrices([QUERY, KEY], False)
     assert [(matrix.form, matrix.group) for matrix in packed] == [("int8-rotated", 128)] * 2
+
+
+@needs_cpu_kernels
+def test_blocks_of_another_shape_are_refused_by_name():
+    with pytest.raises(CheckpointError, match=rf"tensor {KEY} has shape \(64, 128\)"):
+        packer("int8", {KEY: blocks("Q8_0", rows=64)}).matrices([QUERY, KEY], False)
 
 
 @pytest.mark.parametrize(
