@@ -3,6 +3,7 @@
 from catalogue import UNIT, Mutant
 
 PACKING = f"{UNIT}/backends/test_packing.py"
+RUNNER = f"{UNIT}/backends/test_model_runner.py"
 
 CPU_BACKEND_MUTANTS = (
     Mutant(
@@ -44,5 +45,29 @@ CPU_BACKEND_MUTANTS = (
         "-(-columns // group) * group, -group)",
         "-(-columns // group) * group, group)",
         (PACKING,),
+    ),
+    Mutant(
+        107,
+        "a pass on the host does not look up what the pass before has drawn",
+        "backends/runner.py",
+        'batch.drawn_before.device.type != "cpu"',
+        'batch.drawn_before.device.type == "cpu"',
+        (RUNNER,),
+    ),
+    Mutant(
+        107,
+        "a token that could not be drawn is looked up in the embedding",
+        "backends/batch.py",
+        "drawn[(-1 - token_ids).clamp(min=0).long()].clamp(min=0)",
+        "drawn[(-1 - token_ids).clamp(min=0).long()]",
+        (RUNNER,),
+    ),
+    Mutant(
+        107,
+        "what the pass before has drawn is read one place late",
+        "backends/batch.py",
+        "drawn[(-1 - token_ids)",
+        "drawn[(-token_ids)",
+        (RUNNER,),
     ),
 )

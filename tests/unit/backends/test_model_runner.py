@@ -12,13 +12,16 @@ from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 TOKENS = [1, 2, 3]
 
 
-def logits_of(tokens: list[int], embedding_rows: int, vocab_size: int | None) -> torch.Tensor:
+def logits_of(
+    tokens: list[int], embedding_rows: int, vocab_size: int | None, drawn: torch.Tensor | None = None
+) -> torch.Tensor:
     cache = PagedCache(1)
     kv = cache.open()
     cache.reserve(kv, len(tokens))
     rows = SequenceRows(kv, tokens, len(tokens), Draft(), run_logits=len(tokens))
     runner = ModelRunner.allocate(tiny_decoder(embedding_rows, 3), 1, 16, vocab_size=vocab_size)
-    return runner.forward(BatchBuffers(entries=0).lay_out(cache, [rows], [])).logits
+    batch = BatchBuffers(entries=0).lay_out(cache, [rows], [])
+    return runner.forward(batch if drawn is None else batch.behind(drawn)).logits
 
 
 @pytest.mark.parametrize("vocab_size", [11, None])
@@ -34,3 +37,9 @@ def test_what_a_smaller_model_does_not_have_is_impossible_and_read_as_something_
     logits = logits_of([1, 2, 15], 11, 16)
     assert torch.equal(logits[:, :11], logits_of([1, 2, 10], 11, None))
     assert (logits[:, 11:] == -torch.inf).all()
+
+
+def test_tokens_that_the_pass_before_has_drawn_are_read_in_their_places():
+    drawn = torch.tensor([7, 9, -1])  # of the last one none could be drawn: any token stands for it
+    assert torch.equal(logits_of([4, -2, -1], 11, None, drawn), logits_of([4, 9, 7], 11, None))
+    assert torch.equal(logits_of([4, -3, 5], 11, None, drawn), logits_of([4, 0, 5], 11, None))
