@@ -34,6 +34,14 @@ def test_our_own_server_is_not_refuted(server):
     tried = {verdict["check"] for verdict in found["verdicts"] if verdict["verdict"] != "not tried"}
     assert tried >= {check.name for check in CHECKS} - {"penalties"}
     assert found["requests_made"] <= found["requests_told"]
+    assert found["fails_under_concurrency"] == []
+    compared = {verdict["check"]: verdict for verdict in found["verdicts"]}[
+        "greedy with and without speculation"
+    ]
+    assert (compared["verdict"], compared["prompts"], compared["tokens"]) == ("held", 3, 128)
+    assert "prompts × tokens" in run.stderr
+    assert "held in 3" in run.stderr
+    assert "proven" not in run.stdout + run.stderr
 
 
 def test_the_cost_is_told_without_asking_for_it(server):

@@ -70,7 +70,7 @@ def prove(
     By enumeration where the world is small enough, by statistics of a stated power where it isn't.
 
     With --url, examine any server that speaks OpenAI's HTTP instead: seeds, streams, stops, counts, log probabilities
-    and the law of its draws. Exit code 1 if a claim is refuted.
+    and the distribution of its draws. Exit code 1 if a claim is refuted or requests fail under concurrency.
 
     With --pair, how far the laws of a draft model are from its target's, by kind of text and temperature, what each
     rule accepts of its guesses, and the speed-up to expect on this machine.

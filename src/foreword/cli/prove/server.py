@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from foreword.cli.console import print_json, stage_bar, stdout
 from foreword.errors import RequestError
@@ -114,13 +114,13 @@ def _print_cost(ground: "Ground", cost: "Cost") -> None:
 
 
 def _print(ground: "Ground", verdicts: "list[Verdict]") -> None:
-    columns = ("claim", "verdict", "prompts × tokens", "tried", "would have seen", "")
-    table = Table(*columns, title="examination", show_lines=False)
+    extents = Column("prompts × tokens", no_wrap=True)
+    table = Table("claim", "verdict", extents, "would have seen", "", title="examination", show_lines=False)
     for verdict in verdicts:
         colour = _COLOURS.get(verdict.outcome.value, "red")
         words = f"[{colour}]{verdict.words}[/{colour}]"
-        extent, detail = str(verdict.extent), verdict.detail.replace("[", "\\[")
-        table.add_row(verdict.check, words, extent, f"{verdict.tried:,}", verdict.visible, detail)
+        detail = verdict.detail.replace("[", "\\[")
+        table.add_row(verdict.check, words, str(verdict.extent), verdict.visible, detail)
     stdout.print(table)
     for verdict in verdicts:
         if verdict.reproduction is not None:

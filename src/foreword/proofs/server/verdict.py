@@ -45,8 +45,9 @@ class Verdict:
 
     @property
     def words(self) -> str:
-        """The verdict as people read it: "held" with its number of cases."""
-        return f"held in {self.tried:,}" if self.outcome is Outcome.HELD else self.outcome.value
+        """The verdict as people read it, with its number of cases."""
+        has_cases = self.outcome in (Outcome.HELD, Outcome.NOT_REFUTED)
+        return f"{self.outcome.value} in {self.tried:,}" if has_cases else self.outcome.value
 
 
 def held(check: str, tried: int, detail: str = "") -> Verdict:
