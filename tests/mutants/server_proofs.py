@@ -32,6 +32,14 @@ SERVER_PROOF_MUTANTS = (
     ),
     Mutant(
         BUG,
+        "texts that differ at near-ties are said to hold",
+        "proofs/server/comparing.py",
+        "    if not ties:\n",
+        "    if True:\n",
+        (f"{EXAMINATION}::test_texts_that_part_at_near_ties_are_not_said_to_hold",),
+    ),
+    Mutant(
+        BUG,
         "a stream that was cut for another request passes for an answer",
         "proofs/server/concurrency.py",
         '"the answer was cut off: it has no finish_reason" if result.is_cut else ""',

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from foreword.proofs.server.plan import Plan
     from foreword.proofs.server.verdict import Reproduction, Verdict
 
-_COLOURS = {"held": "green", "not refuted": "green", "not tried": "yellow"}  # failures are red
+_COLOURS = {
+    "held": "green",
+    "not refuted": "green",
+    "differs at near-ties": "yellow",
+    "not tried": "yellow",
+    "refuted": "red",
+    "fails under concurrency": "red",
+}
 _FAILURES = ("refuted", "fails under concurrency")
 MOST_SHOWN = 4
 """Requests of a reproduction that the report prints."""
@@ -117,7 +124,7 @@ def _print(ground: "Ground", verdicts: "list[Verdict]") -> None:
     extents = Column("prompts × tokens", no_wrap=True)
     table = Table("claim", "verdict", extents, "would have seen", "", title="examination", show_lines=False)
     for verdict in verdicts:
-        colour = _COLOURS.get(verdict.outcome.value, "red")
+        colour = _COLOURS[verdict.outcome.value]
         words = f"[{colour}]{verdict.words}[/{colour}]"
         detail = verdict.detail.replace("[", "\\[")
         table.add_row(verdict.check, words, str(verdict.extent), verdict.visible, detail)

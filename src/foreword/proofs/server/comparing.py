@@ -1,13 +1,13 @@
 """Two ways to the same text."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import pairwise
+from math import inf
 
 from foreword.proofs.server.answer import Answer, Choice
 from foreword.proofs.server.client import Body
 from foreword.proofs.server.ground import Ground
 from foreword.proofs.server.shrink import smallest
-from foreword.proofs.server.verdict import Reproduction, Verdict, held, refuted
+from foreword.proofs.server.verdict import Outcome, Reproduction, Verdict, held, refuted
 
 Ask = Callable[[Body], Awaitable[Answer]]
 
@@ -20,14 +20,14 @@ async def must_agree(
 ) -> Verdict:
     """Return the verdict of a claim that two ways to send a request lead to one text; `words` name the ways."""
     one, other = ways
-    ties = 0
+    ties: list[tuple[Answer, Answer]] = []
     for tried, body in enumerate(bodies, 1):
         left, right = await one(body), await other(body)
         ground.judged(body["prompt"], left, right)
         if left.said == right.said:
             continue
         if body["temperature"] == 0 and is_near_tie(left.first, right.first, ground.tolerance):
-            ties += 1
+            ties.append((left, right))
             continue
 
         async def shows(smaller: Body) -> bool:
@@ -39,8 +39,12 @@ async def must_agree(
         if left.said == right.said:  # it does not happen every time: show the request with which it did
             small, left, right = body, await one(body), await other(body)
         return refuted(check, tried, f"{words[0]} and {words[1]} differ {place}", shown(left, right, words))
-    detail = f"{ties} differ at a tie that rounding may break" if ties else ""
-    return held(check, len(bodies), detail)
+    if not ties:
+        return held(check, len(bodies))
+    place = _first_difference(*ties[0])
+    detail = f"{len(ties)} of {len(bodies)} differ at ties within {ground.tolerance} nats, the first {place}"
+    example = shown(*ties[0], words)
+    return Verdict(check, Outcome.DIFFERS_AT_TIES, len(bodies), detail, reproduction=example)
 
 
 def shown(left: Answer, right: Answer, words: tuple[str, str]) -> Reproduction:
@@ -73,9 +77,8 @@ def _common(left: str, right: str) -> int:
 
 
 def is_near_tie(left: Choice, right: Choice, tolerance: float) -> bool:
-    """Whether two greedy texts part at a place where the two likeliest tokens are equal up to rounding."""
+    """Return whether two greedy texts part at two tokens that are equally likely up to rounding."""
     for a, b in zip(left.tokens, right.tokens, strict=False):
         if a.text != b.text:
-            gaps = [first[1] - second[1] for first, second in list(pairwise(a.top))[:1]]
-            return bool(gaps) and gaps[0] <= tolerance
+            return a.logprob - dict(a.top).get(b.text, -inf) <= tolerance
     return False

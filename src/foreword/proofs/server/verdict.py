@@ -15,6 +15,7 @@ class Outcome(StrEnum):
     """How a claim stands after its check."""
 
     HELD = "held"  # in every case that was tried; says nothing of other prompts or longer texts
+    DIFFERS_AT_TIES = "differs at near-ties"  # greedy texts part, but only where rounding may decide
     NOT_REFUTED = "not refuted"  # a statistical test with a stated power
     REFUTED = "refuted"
     FAILS_TOGETHER = "fails under concurrency"  # requests fail beside others that succeed alone

@@ -22,14 +22,18 @@ MANY = Plan("test", prompts=2, tokens=8, at_once=4, draws=6_400, depth=3)
 
 
 def examined(
-    transport: httpx2.AsyncBaseTransport, plan: Plan = PLAN, seed: int = 0, only: str | None = None
+    transport: httpx2.AsyncBaseTransport,
+    plan: Plan = PLAN,
+    seed: int = 0,
+    only: str | None = None,
+    tolerance: float = 1e-6,
 ) -> tuple[Sequence[Verdict], int, int]:
     """(verdicts, requests told beforehand, requests made)."""
 
     async def run() -> tuple[Sequence[Verdict], int, int]:
         async with open_client("http://known", None, transport) as client:
             server, plain = Server(client, "known"), Server(client, "known", extra={"speculation": False})
-            ground = await prepare(server, plan, plain, tolerance=1e-6, seed=seed)
+            ground = await prepare(server, plan, plain, tolerance, seed)
             checks = CHECKS if only is None else chosen([only])
             verdicts = [verdict async for verdict in examine(ground, checks=checks)]
             return verdicts, cost(ground, checks).whole, server.requests + plain.requests
@@ -159,6 +163,15 @@ def test_every_form_compares_texts_beyond_a_late_change(plan):
         "without: "
     )
     assert plan.tokens >= 128
+
+
+@pytest.mark.parametrize(("tolerance", "outcome"), [(5.0, Outcome.DIFFERS_AT_TIES), (0.0, Outcome.REFUTED)])
+def test_texts_that_part_at_near_ties_are_not_said_to_hold(tolerance, outcome):
+    claim = "greedy with and without speculation"
+    server = httpx2.MockTransport(ChangesTexts(sharpness=0.8))
+    verdicts, _, _ = examined(server, replace(SMALL, prompts=2), only=claim, tolerance=tolerance)
+    assert verdicts[-1].outcome is outcome
+    assert verdicts[-1].reproduction is not None
 
 
 def test_every_verdict_has_the_prompts_and_tokens_that_it_judged():
