@@ -22,8 +22,10 @@ class Call:
 class FailsTogether(Exception):  # noqa: N818 - says what the server did
     """A request fails beside others and succeeds alone."""
 
-    def __init__(self, failure: str, bodies: Sequence[Body]) -> None:
+    def __init__(self, failure: str, prompt: str, alone: Answer, bodies: Sequence[Body]) -> None:
         super().__init__(failure)
+        self.prompt = prompt
+        self.alone = alone  # the answer to the same request alone
         self.bodies = bodies  # sent at once, they show it
 
 
@@ -39,7 +41,8 @@ async def send_together(server: Server, calls: Sequence[Call]) -> list[Answer]:
         alone = await server.send(calls[place].body, streamed=calls[place].streamed)
         if isinstance(result, Answer) and alone.is_cut:
             continue  # it never has a finish_reason: concurrency has no part in it
-        raise FailsTogether(failure, await _smallest_group(server, calls, place))
+        group = await _smallest_group(server, calls, place)
+        raise FailsTogether(failure, calls[place].body["prompt"], alone, group)
     return [result for result in found if isinstance(result, Answer)]
 
 

@@ -132,6 +132,7 @@ async def _examined(check: Check, ground: Ground) -> Verdict:
         shown = Reproduction([fault.body], str(fault), "an answer")
         return refuted(check.name, 1, f"the server fails: {fault}", shown)
     except FailsTogether as fault:
+        ground.judged(fault.prompt, fault.alone)
         count = len(fault.bodies)
         shown = Reproduction(fault.bodies, str(fault), "an answer to each, as alone", at_once=True)
         detail = f"{fault}, beside {count - 1} other(s); the same request alone is answered"

@@ -196,6 +196,8 @@ def test_streams_cut_by_another_request_fail_under_concurrency_with_the_requests
     assert shown.at_once
     assert [bool(body.get("stream")) for body in shown.bodies] == [True, False]
     assert "finish_reason" in shown.got
+    assert len(failing.extent.prompts) == 1
+    assert failing.extent.tokens > 1
 
 
 def test_draws_are_made_one_at_a_time_where_requests_fail_under_concurrency():
