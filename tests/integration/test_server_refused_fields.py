@@ -1,10 +1,12 @@
-"""What the official client may not ask for is refused by the field's name."""
+"""Fields that are not implemented: refused by name where they would change the answer, else ignored."""
 
 import httpx
 import openai
 import pytest
 
 from foreword.drafters.config import SpeculationConfig
+from foreword.server.api.types.openai_types import CompletionRequest
+from foreword.server.api.unknown_fields import LOGGED_FIELDS, IgnoredFieldLog, UnknownFields
 from foreword.server.settings import ServerSettings
 from helpers.fake_engine import FakeEngine
 from helpers.local_server import local_server
@@ -19,6 +21,12 @@ def server(tiny_model):
         yield running
 
 
+@pytest.fixture(scope="module")
+def strict_server(tiny_model):
+    with local_server(tiny_model, ServerSettings("tiny", strict_fields=True), FakeEngine()) as running:
+        yield running
+
+
 @pytest.fixture
 def client(server):
     return server.openai()
@@ -28,21 +36,149 @@ UNSUPPORTED = {
     "functions": [{"name": "f"}],
     "modalities": ["text", "audio"],
     "audio": {"voice": "alloy", "format": "wav"},
+    "web_search_options": {},
+    "use_beam_search": True,
+    "best_of": 4,
+    "logits_processors": ["f"],
+    "typical_p": 0.9,
+    "options": {"num_predict": 5},
+    "chat_template": "{{ x }}",
+}
+"""An answer that ignores one of these would not be what was requested."""
+
+IGNORED = {
     "reasoning_effort": "high",
     "store": True,
     "service_tier": "priority",
-    "web_search_options": {},
+    "verbosity": "low",
+    "cache_salt": "x",
+    "previous_response_id": "resp-1",  # on this route there are none
+    "not_a_field": {"a": [1]},
 }
 
 
 @pytest.mark.parametrize("field", UNSUPPORTED)
-def test_what_is_not_supported_is_refused_by_name(server, client, field):
+def test_what_would_change_the_answer_is_refused_by_name(server, client, field):
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(
             model="tiny", messages=MESSAGES, extra_body={field: UNSUPPORTED[field]}
         )
     assert caught.value.param == field
     assert "not supported" in caught.value.message
+
+
+def test_other_fields_are_ignored_and_named_in_a_header(server):
+    with server.http() as http:
+        body = {"messages": MESSAGES, "max_tokens": 1} | IGNORED
+        for stream in (True, False):
+            answer = http.post("/v1/chat/completions", json=body | {"stream": stream})
+            assert answer.status_code == 200
+            assert answer.headers["x-foreword-ignored-fields"] == ", ".join(IGNORED)
+        refused = http.post("/v1/chat/completions", json=body | {"messages": []})
+        assert "not_a_field" in refused.headers["x-foreword-ignored-fields"]
+        plain = http.post("/v1/chat/completions", json={"messages": MESSAGES, "store": False, "zz": None})
+        assert plain.status_code == 200
+        assert "x-foreword-ignored-fields" not in plain.headers
+
+
+def test_fields_inside_messages_and_tools_are_ignored_too(server):
+    text = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
+    tool = {"type": "function", "function": {"name": "f", "zz": 1}, "cache_control": {}}
+    messages = [{"role": "user", "content": [text], "id": "1"}, {"role": "user", "content": "y", "id": "2"}]
+    body = {"messages": messages, "tools": [tool], "stream_options": {"zz": 1}, "max_tokens": 1}
+    with server.http() as http:
+        answer = http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200
+        assert set(answer.headers["x-foreword-ignored-fields"].split(", ")) == {
+            "messages.id",
+            "messages.content.cache_control",
+            "tools.cache_control",
+            "tools.function.zz",
+            "stream_options.zz",
+        }
+        for message, param in (
+            ({"role": "user", "content": "x", "images": ["x"]}, "messages.0.images"),
+            ({"role": "assistant", "content": "x", "prefix": True}, "messages.0.prefix"),
+        ):
+            refused = http.post("/v1/chat/completions", json={"messages": [message]})
+            assert refused.json()["error"]["param"] == param
+        tool["function"] = {"name": "f", "input_schema": {}}
+        refused = http.post("/v1/chat/completions", json=body)
+        assert refused.json()["error"]["param"] == "tools.0.function.input_schema"
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/generate", "/tokenize"])
+def test_a_mistyped_field_is_named_with_the_right_one(server, route, caplog):
+    with server.http() as http, caplog.at_level("WARNING", logger="foreword.server"):
+        for _ in range(2):
+            answer = http.post(route, json={"prompt": "x", "add_special_token": True})
+            assert answer.status_code == 200
+            hint = "add_special_token (did you mean add_special_tokens?)"
+            assert answer.headers["x-foreword-ignored-fields"] == hint
+    assert sum(hint in record.getMessage() for record in caplog.records) <= 1  # of all routes
+
+
+def test_a_field_is_logged_once_and_not_more_than_so_many(caplog):
+    fields = IgnoredFieldLog()
+    with caplog.at_level("WARNING", logger="foreword.server"):
+        for number in range(2 * LOGGED_FIELDS):
+            unknown = UnknownFields(is_strict=False)
+            body = {f"field-{number}-{other}\r\n: x": 1 for other in range(50)} | {"x" * 5000: 1}
+            assert unknown.without(body, CompletionRequest) == {}
+            header = fields.header(unknown)
+            assert header.isprintable()
+            assert header.endswith(", 43 more")
+            assert len(header) < 1000
+    assert len(caplog.records) == LOGGED_FIELDS
+
+
+def test_fields_that_are_known_under_another_name_are_refused_with_it(server):
+    with server.http() as http:
+        for route, field, meant in (
+            ("/v1/completions", "max_new_tokens", "max_tokens"),
+            ("/v1/completions", "choice", "guided_choice"),
+            ("/v1/chat/completions", "prompt", "messages"),
+            ("/v1/responses", "max_tokens", "max_output_tokens"),
+        ):
+            own = (
+                {"messages": MESSAGES}
+                if "chat" in route
+                else {"input": "x"}
+                if "resp" in route
+                else {"prompt": "x"}
+            )
+            error = http.post(route, json=own | {field: 5}).json()["error"]
+            assert error["message"] == f"unknown field {field!r}; did you mean {meant}?"
+
+
+def test_tools_and_messages_belong_to_the_chat_route(server):
+    with server.http() as http:
+        for route in ("/v1/completions", "/generate"):
+            for field in ("tools", "messages"):
+                error = http.post(route, json={"prompt": "x", field: [{}]}).json()["error"]
+                assert error["param"] == field
+                assert "/v1/chat/completions" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [*IGNORED.items(), ("temprature", 1), ("messages", [MESSAGES[0] | {"id": "1"}])],
+)
+def test_strict_fields_refuse_all_of_them(tiny_model, strict_server, field, value):
+    with strict_server.http() as http:
+        body = {"messages": MESSAGES, "max_tokens": 1}
+        answer = http.post("/v1/chat/completions", json=body | {field: value})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == ("messages.0.id" if field == "messages" else field)
+        assert http.post("/v1/chat/completions", json=body | {"store": False}).status_code == 200
+
+
+def test_bodies_for_operators_are_always_strict(tiny_model):
+    settings = ServerSettings("tiny", allow_switch=True)
+    with local_server(tiny_model, settings, FakeEngine()) as server, server.http() as http:
+        answer = http.post("/speculation", json={"enabled": False, "cohorts": ["code"]})
+        assert answer.json()["error"]["message"] == "unknown field 'cohorts'; did you mean cohort?"
+        assert server.client.speculating
 
 
 @pytest.mark.parametrize(
@@ -97,7 +233,6 @@ def test_values_that_ask_for_nothing_are_accepted(server, client):
         ({"speculation": {"method": "ngram", "draft_timeout": 5}}, "speculation"),
         ({"speculation": {"method": "suffix", "prompt_lookup_max": 5}}, "speculation"),
         ({"speculation": {"num_speculative_tokens": 0}}, "speculation"),
-        ({"not_a_field": 1}, "not_a_field"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "judge", "content": "x"}]}, "messages.0.role"),
     ],

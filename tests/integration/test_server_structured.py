@@ -325,10 +325,19 @@ def test_a_response_that_cannot_be_had_is_refused_in_one_line(client, fields, co
     assert refused.value.param == param
 
 
-@pytest.mark.parametrize("field", [{"store": True}, {"previous_response_id": "resp-1"}, {"reasoning": {}}])
+@pytest.mark.parametrize(
+    "field",
+    [{"previous_response_id": "resp-1"}, {"background": True}, {"include": ["message.output_text.logprobs"]}],
+)
 def test_what_a_response_would_have_to_keep_is_refused(client, field):
     with pytest.raises(openai.BadRequestError, match="not supported"):
         client.responses.create(model="tiny", input="x", **field)
+
+
+def test_what_changes_no_response_is_ignored(client):
+    ignored = {"store": True, "reasoning": {"effort": "low"}, "truncation": "auto", "service_tier": "flex"}
+    answer = client.responses.create(model="tiny", input="x", max_output_tokens=1, **ignored)
+    assert not answer.store
 
 
 def test_the_prompt_is_echoed_with_what_is_known_of_it(client):

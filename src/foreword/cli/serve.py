@@ -115,6 +115,12 @@ def serve(
             help="Let POST /speculation switch speculation; with API keys it needs an --admin-key.",
         ),
     ] = False,
+    strict_fields: Annotated[
+        bool,
+        typer.Option(
+            "--strict-fields", help="Refuse requests with unknown fields instead of ignoring those."
+        ),
+    ] = False,
     max_model_len: Annotated[
         int | None, typer.Option(min=2, help="Most tokens of prompt and answer.")
     ] = None,
@@ -180,6 +186,7 @@ def serve(
         allowed_hosts=address.allowed_hosts(listed(allowed_hosts)),
         cors_origins=origins(cors_origins),
         limits=Limits(running=max_num_seqs, queued=max_queued),
+        strict_fields=strict_fields,
         show_speculation=not hide_speculation,
         stream_pacing=one_of("--stream-pacing", stream_pacing, STREAM_PACINGS),
         access_log=access_log,

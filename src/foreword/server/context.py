@@ -10,6 +10,7 @@ from foreword.errors import EngineUnavailable
 from foreword.server.api.prompts import PromptEncoder
 from foreword.server.api.speculation_override import check_speculation
 from foreword.server.api.streams.pacing import PaceMemory
+from foreword.server.api.unknown_fields import IgnoredFieldLog
 from foreword.server.errors import ApiError
 from foreword.server.ops.admission import Admission
 from foreword.server.ops.metrics import Metrics
@@ -29,6 +30,7 @@ class ServerContext:
     started: float = field(default_factory=monotonic)  # for how long it has been up
     started_at: int = field(default_factory=lambda: int(time()))  # in seconds since 1970
     pace: PaceMemory = field(default_factory=PaceMemory)  # of paced streams so far
+    ignored_fields: IgnoredFieldLog = field(default_factory=IgnoredFieldLog)
     adapters: set[str] = field(init=False)  # names of the LoRA adapters that the engine has
 
     def __post_init__(self) -> None:

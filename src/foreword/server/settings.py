@@ -58,6 +58,7 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] | None = None
     cors_origins: tuple[str, ...] = ()  # web pages that may ask, besides the server's own; "*": all
     limits: Limits = field(default_factory=Limits)
+    strict_fields: bool = False  # refuse requests with unknown fields instead of ignoring those
     methods: frozenset[str] = FREE_METHODS  # drafters that a request may ask for
     speculation: "SpeculationConfig | None" = None  # of requests that don't ask; None: plain decoding
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)  # of requests that don't say

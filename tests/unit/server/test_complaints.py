@@ -13,6 +13,7 @@ from foreword.server.api.types.openai_types import (
     TokenizeRequest,
 )
 from foreword.server.api.types.responses_types import ResponsesRequest
+from foreword.server.api.unknown_fields import UnknownFields
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
 
@@ -34,9 +35,9 @@ VALUES = (
 )  # fmt: skip
 
 
-def complaint(model: type, body: dict) -> ApiError | None:
+def complaint(model: type, body: dict, is_strict: bool = True) -> ApiError | None:
     try:
-        parse_json_body(json.dumps(body).encode(), model, Limits())
+        parse_json_body(json.dumps(body).encode(), model, Limits(), UnknownFields(is_strict))
     except ApiError as error:
         return error
     return None
@@ -92,6 +93,10 @@ def test_complaints(model: type, body: dict, told: str):
         (DetokenizeRequest, "ids", "did you mean tokens?"),
         (TokenizeRequest, "n_predict", "leave it out"),
         (ChatRequest, "x" * 1000, "leave it out"),
+        (ChatRequest, "choice", "did you mean guided_choice?"),
+        (ResponsesRequest, "max_tokens", "did you mean max_output_tokens?"),
+        (ResponsesRequest, "response_format", "did you mean text?"),
+        (ChatRequest, "prompt", "did you mean messages?"),
     ],
 )
 def test_an_unknown_field_has_a_hint(model: type, field: str, told: str):

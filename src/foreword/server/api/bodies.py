@@ -3,34 +3,18 @@
 import asyncio
 import json
 import re
-from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from foreword.errors import in_plain_words
+from foreword.server.api.types.sampling_types import StrictBody
+from foreword.server.api.unknown_fields import UnknownFields
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
 
-Body = TypeVar("Body", bound=BaseModel)
-
-_ELSEWHERE = {
-    "speculative_config": "speculation",
-    "n_predict": "max_tokens",
-    "num_predict": "max_tokens",
-    "max_new_tokens": "max_tokens",
-    "max_output_tokens": "max_tokens",
-    "repeat_penalty": "repetition_penalty",
-    "stop_sequences": "stop",
-    "stop_strings": "stop",
-    "input": "prompt",
-    "text": "prompt",
-    "content": "prompt",
-    "ids": "tokens",
-    "token_ids": "tokens",
-}
-"""What vLLM, llama.cpp, Ollama, TGI and others call fields of ours."""
+Body = TypeVar("Body", bound=StrictBody)
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONG_NUMBER = re.compile(r"[0-9]{19}")
@@ -74,25 +58,24 @@ def _is_json(content_type: str) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
-async def parse_body(data: bytes, model: type[Body], limits: Limits) -> Body:
+async def parse_body(data: bytes, model: type[Body], limits: Limits, unknown: UnknownFields) -> Body:
     """The body as `model`; 400 with the field's name for anything that does not fit."""
     if len(data) <= _INLINE_BYTES:
-        return parse_json_body(data, model, limits)
-    return await asyncio.to_thread(parse_json_body, data, model, limits)
+        return parse_json_body(data, model, limits, unknown)
+    return await asyncio.to_thread(parse_json_body, data, model, limits, unknown)
 
 
-def parse_json_body(data: bytes, model: type[Body], limits: Limits) -> Body:
+def parse_json_body(data: bytes, model: type[Body], limits: Limits, unknown: UnknownFields) -> Body:
     """Parse and check a body; raise 400 with the name of the first field that does not fit."""
     value = load_json(data, limits)
     if not isinstance(value, dict):
         raise ApiError(400, "the body must be a JSON object")
-    for key in value:
-        if key not in model.model_fields:
-            raise _unknown_field(_short(key), model)
     try:
-        return model.model_validate(value)
+        body = model.model_validate(unknown.without(value, model))
     except ValidationError as error:
         raise _first_complaint(error) from None
+    unknown.check_parts(body)
+    return body
 
 
 def load_json(data: bytes, limits: Limits) -> object:
@@ -167,14 +150,6 @@ def _first_complaint(error: ValidationError) -> ApiError:
     place = ".".join(_short(str(part)) for part in first["loc"])
     message = in_plain_words(first["msg"])
     return ApiError(400, f"{place}: {message}" if place else message, param=place or None)
-
-
-def _unknown_field(name: str, model: type[BaseModel]) -> ApiError:
-    """The field that was meant, if that can be guessed: by another server's name of it, or by a similar name here."""
-    meant = [_ELSEWHERE[name]] if name in _ELSEWHERE else get_close_matches(name, model.model_fields, n=1)
-    known = [field for field in meant if field in model.model_fields]
-    advice = f"did you mean {known[0]}?" if known else "leave it out"
-    return ApiError(400, f"unknown field {name!r}; {advice}", param=name)
 
 
 def _short(text: str) -> str:

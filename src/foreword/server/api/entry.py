@@ -16,12 +16,13 @@ from foreword.server.api.answering import Job, respond
 from foreword.server.api.blame import blamed
 from foreword.server.api.bodies import parse_body, read_body
 from foreword.server.api.identity import Caller, caller_of
-from foreword.server.api.types.sampling_types import SamplingFields
+from foreword.server.api.types.sampling_types import SamplingFields, StrictBody
+from foreword.server.api.unknown_fields import UnknownFields
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
 from foreword.wire.client import EngineState
 
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body", bound=StrictBody)
 Asked = TypeVar("Asked", bound=SamplingFields)
 
 
@@ -33,11 +34,9 @@ async def answer_request(
     prepare: Callable[[ServerContext, Asked, Caller], Awaitable[Job]],
 ) -> Response:
     """What is refused is refused at the first step that finds a fault."""
-    limits = context.settings.limits
-    data = await read_body(request, limits)
+    data = await read_body(request, context.settings.limits)
     context.admission.check(1)
-    body = await parse_body(data, model, limits)
-    context.check_model(getattr(body, "model", None))
+    body = await _read(context, request, data, model)
     answers = check(body, context.settings)
     if context.engine.state in (EngineState.STARTING, EngineState.RESTARTING, EngineState.STOPPED):
         raise EngineUnavailable(f"the engine is {context.engine.state}; try again")
@@ -52,10 +51,23 @@ async def answer_request(
         raise blamed(error, body) from None
 
 
-async def body_of(context: ServerContext, request: Request, model: type[Body]) -> Body:
-    """The body of a request that needs no engine."""
-    limits = context.settings.limits
-    body = await parse_body(await read_body(request, limits), model, limits)
+async def body_of(
+    context: ServerContext, request: Request, model: type[Body], *, is_strict: bool = False
+) -> Body:
+    """The body of a request that needs no engine. Unknown fields of `is_strict` ones are always refused."""
+    data = await read_body(request, context.settings.limits)
+    return await _read(context, request, data, model, is_strict)
+
+
+async def _read(
+    context: ServerContext, request: Request, data: bytes, model: type[Body], is_strict: bool = False
+) -> Body:
+    """Parse a body; fields that are ignored are named in the answer's headers, also if it is an error."""
+    unknown = UnknownFields(is_strict or context.settings.strict_fields)
+    try:
+        body = await parse_body(data, model, context.settings.limits, unknown)
+    finally:
+        request.state.ignored_fields = context.ignored_fields.header(unknown)
     context.check_model(getattr(body, "model", None))
     return body
 

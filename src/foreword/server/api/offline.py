@@ -23,6 +23,7 @@ from foreword.server.api.types.message_types import Message
 from foreword.server.api.types.openai_types import ChatRequest, CompletionRequest, GenerateRequest
 from foreword.server.api.types.responses_types import ResponsesRequest
 from foreword.server.api.types.sampling_types import SamplingFields
+from foreword.server.api.unknown_fields import UnknownFields
 from foreword.server.settings import Limits, ServerSettings
 
 CHARACTERS_PER_TOKEN = 4
@@ -72,14 +73,15 @@ def read_offline(
     if len(data) > settings.limits.body_bytes:
         raise too_long(settings.limits)
     chosen = ROUTES[route or _route_of(load_json(data, settings.limits))]
-    body = parse_json_body(data, chosen.model, settings.limits)
+    unknown = UnknownFields(settings.strict_fields)
+    body = parse_json_body(data, chosen.model, settings.limits, unknown)
     try:
         chosen.check(body, settings)
         speculation = check_speculation(_speculation(body), settings)
         params = _params(body)
     except RequestError as error:
         raise blamed(error, body) from None
-    notes: list[str] = []
+    notes = [f"the server ignores {place}" for place in unknown.ignored()]
     counted = _prompt_tokens(body, settings.limits, notes) if prompt_tokens is None else prompt_tokens
     if body.temperature is None:
         notes.append("temperature taken as 1: the model's generation config may recommend another")

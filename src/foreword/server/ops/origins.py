@@ -106,7 +106,7 @@ def _with_cors(send: Send, granted: str) -> Send:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             headers["Access-Control-Allow-Origin"] = granted
-            headers["Access-Control-Expose-Headers"] = "Retry-After, X-Request-Id"
+            headers["Access-Control-Expose-Headers"] = "Retry-After, X-Request-Id, X-Foreword-Ignored-Fields"
             headers.add_vary_header("Origin")
         await send(message)
 

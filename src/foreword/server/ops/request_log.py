@@ -14,6 +14,7 @@ from foreword.server.settings import ServerSettings
 log = logging.getLogger("foreword.access")
 
 REQUEST_ID = "X-Request-Id"
+IGNORED_FIELDS = "X-Foreword-Ignored-Fields"
 BROKEN, ABORTED = "broken", "aborted"
 """Logged and counted in place of a status that was sent before the answer was whole: the source of the answer broke
 off, or the client left."""
@@ -27,7 +28,10 @@ def mark_broken(scope: Scope) -> None:
 
 
 class RequestLogMiddleware:
-    """ASGI middleware: `X-Request-Id` as given or fresh, in the request's state, the answer and the access log."""
+    """ASGI middleware: `X-Request-Id` as given or fresh, in the request's state, the answer and the access log.
+
+    It also adds the header that names the fields of the body that were ignored.
+    """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
@@ -47,7 +51,10 @@ class RequestLogMiddleware:
             nonlocal status, size, is_whole
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = request_id
+                if ignored := scope["state"].get("ignored_fields"):
+                    headers[IGNORED_FIELDS] = ignored
             else:
                 size += len(message.get("body", b""))
                 is_whole = not message.get("more_body", False)

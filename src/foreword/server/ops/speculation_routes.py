@@ -64,7 +64,7 @@ def _add_switch(router: APIRouter, context: ServerContext) -> None:
     async def switch(request: Request) -> Response:
         """Turn guessing on or off for everybody, or move one drafter in one cohort; no text changes."""
         _check_admin(context, request)
-        body = await body_of(context, request, SwitchRequest)
+        body = await body_of(context, request, SwitchRequest, is_strict=True)
         if body.enabled is not None and body.state is None:
             context.engine.speculate(body.enabled)
             return json_answer({"enabled": body.enabled})

@@ -32,7 +32,7 @@ def add_adapter_routes(router: APIRouter, context: ServerContext) -> None:
     async def load(request: Request) -> Response:
         """Load a LoRA adapter; requests ask for it as their model."""
         _check_allowed(context)
-        body = await body_of(context, request, LoadAdapter)
+        body = await body_of(context, request, LoadAdapter, is_strict=True)
         if body.lora_name in (context.settings.model_name, *context.adapters):
             raise ApiError(400, f"there is a model {body.lora_name!r} already", param="lora_name")
         await context.engine.set_adapter(body.lora_name, body.lora_path)
@@ -43,7 +43,7 @@ def add_adapter_routes(router: APIRouter, context: ServerContext) -> None:
     async def unload(request: Request) -> Response:
         """No new request gets it; those that have it end with it."""
         _check_allowed(context)
-        body = await body_of(context, request, UnloadAdapter)
+        body = await body_of(context, request, UnloadAdapter, is_strict=True)
         if body.lora_name not in context.adapters:
             raise ApiError(404, f"there is no adapter {body.lora_name!r}", param="lora_name")
         await context.engine.set_adapter(body.lora_name, None)

@@ -1,14 +1,15 @@
 """The messages of a conversation."""
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from foreword.server.api.types.sampling_types import StrictBody
+from foreword.server.api.types.foreign_fields import MESSAGE, Fields
+from foreword.server.api.types.sampling_types import OpenPart
 
 
-class TextPart(StrictBody):
+class TextPart(OpenPart):
     """A piece of a message. Only text: this server fetches no URL and sees no image."""
 
     type: Literal["text"]
@@ -30,8 +31,6 @@ def _text_parts(value: object) -> object:
             )
         if not isinstance(part.get("text"), str):
             raise ValueError(f"part {place} has no text")
-        if other := part.keys() - {"type", "text"}:
-            raise ValueError(f"part {place} has {min(other)[:32]!r} besides type and text; leave it out")
     return value
 
 
@@ -44,7 +43,7 @@ def joined(content: str | list[TextPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class CalledFunction(StrictBody):
+class CalledFunction(OpenPart):
     """What was called, and with what."""
 
     name: str = Field(min_length=1, max_length=256)
@@ -62,7 +61,7 @@ class CalledFunction(StrictBody):
         return value
 
 
-class MessageToolCall(StrictBody):
+class MessageToolCall(OpenPart):
     """A call in an earlier answer."""
 
     id: str = Field(max_length=256)
@@ -70,15 +69,16 @@ class MessageToolCall(StrictBody):
     function: CalledFunction
 
 
-class Message(StrictBody):
+class Message(OpenPart):
     """One message of a conversation."""
+
+    foreign: ClassVar[Fields] = MESSAGE
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: TextContent | None = None
     name: str | None = Field(None, max_length=256)  # of a tool; accepted elsewhere, not shown to the model
     tool_call_id: str | None = Field(None, max_length=256)  # which call a tool's message answers
     refusal: None = None  # what OpenAI's client puts into an answer that is sent back
-    annotations: Annotated[list[None], Field(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
     tool_calls: Annotated[list[MessageToolCall], Field(fail_fast=True, max_length=128)] | None = None

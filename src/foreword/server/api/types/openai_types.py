@@ -1,11 +1,13 @@
 """The bodies of OpenAI's routes, with vLLM's additions and ours."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator
 
+from foreword.server.api.types.foreign_fields import CHAT, COMPLETION, GENERATE, TOKENIZE, Fields
 from foreword.server.api.types.message_types import Message, TextContent
 from foreword.server.api.types.sampling_types import (
+    OpenPart,
     SamplingFields,
     SpeculationOverride,
     StrictBody,
@@ -15,40 +17,6 @@ from foreword.server.api.types.sampling_types import (
 from foreword.server.api.types.structured_types import FormattedFields
 from foreword.server.api.types.tool_types import Tool, ToolChoice
 
-NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "audio": (),
-    "modalities": (["text"],),
-    "reasoning_effort": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "verbosity": (),
-    "web_search_options": (),
-}
-"""OpenAI's fields that this server does not implement, with the values that ask for nothing (null always does)."""
-
-
-_REASONS = {
-    "functions": ": use tools",
-    "function_call": ": use tool_choice",
-}
-
-
-def _refuse_unless_neutral(name: str) -> BeforeValidator:
-    def check(value: object) -> object:
-        # True == 1 in Python, but not in JSON.
-        if value is None or any(type(value) is type(v) and value == v for v in NEUTRAL_VALUES[name]):
-            return None
-        raise ValueError(f"is not supported by this server{_REASONS.get(name, '')}; leave it out")
-
-    return BeforeValidator(check)
-
-
-def _unsupported(name: str) -> Any:  # noqa: ANN401 - a type for pydantic
-    values: list[object] = [None, *NEUTRAL_VALUES[name]]
-    return Annotated[None, _refuse_unless_neutral(name), WithJsonSchema({"enum": values})]
-
 
 class RawText(StrictBody):
     """How a text becomes tokens where it does not go through a chat template; vLLM's and llama.cpp's names."""
@@ -57,7 +25,7 @@ class RawText(StrictBody):
     parse_special: bool = True  # names of control tokens in it become those tokens
 
 
-class StreamOptions(StrictBody):
+class StreamOptions(OpenPart):
     """What a stream tells besides text."""
 
     include_usage: bool | None = None  # one more chunk at the end, with the number of tokens
@@ -109,6 +77,8 @@ _PROMPT_SCHEMA = {
 class CompletionRequest(OpenAIFields, RawText):
     """`POST /v1/completions`."""
 
+    foreign: ClassVar[Fields] = COMPLETION
+
     prompt: Annotated[Any, BeforeValidator(_checked_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
     max_tokens: int | None = Field(None, ge=0)  # 0 with echo: nothing but the prompt and what is known of it
     logprobs: int | None = Field(None, ge=0)
@@ -136,7 +106,7 @@ def _prompt_or_tokens(value: object) -> object:
     return _text_or_tokens(value)
 
 
-class PredictedContent(StrictBody):
+class PredictedContent(OpenPart):
     """The answer that the user expects, in OpenAI's form."""
 
     type: Literal["content"]
@@ -145,6 +115,8 @@ class PredictedContent(StrictBody):
 
 class ChatRequest(OpenAIFields):
     """`POST /v1/chat/completions`."""
+
+    foreign: ClassVar[Fields] = CHAT
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
     max_tokens: int | None = Field(None, ge=1)
@@ -160,15 +132,6 @@ class ChatRequest(OpenAIFields):
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None  # false: at most one call
-    functions: _unsupported("functions") = None  # type: ignore[valid-type]
-    function_call: _unsupported("function_call") = None  # type: ignore[valid-type]
-    audio: _unsupported("audio") = None  # type: ignore[valid-type]
-    modalities: _unsupported("modalities") = None  # type: ignore[valid-type]
-    reasoning_effort: _unsupported("reasoning_effort") = None  # type: ignore[valid-type]
-    service_tier: _unsupported("service_tier") = None  # type: ignore[valid-type]
-    store: _unsupported("store") = None  # type: ignore[valid-type]
-    verbosity: _unsupported("verbosity") = None  # type: ignore[valid-type]
-    web_search_options: _unsupported("web_search_options") = None  # type: ignore[valid-type]
 
     @field_validator("continue_final_message")
     @classmethod
@@ -187,6 +150,8 @@ class ChatRequest(OpenAIFields):
 
 class GenerateRequest(SamplingFields, RawText):
     """`POST /generate`: our own route, in the library's words."""
+
+    foreign: ClassVar[Fields] = GENERATE
 
     model: str | None = Field(None, max_length=512)
     prompt: Annotated[
@@ -207,6 +172,8 @@ class GenerateRequest(SamplingFields, RawText):
 
 class TokenizeRequest(RawText):
     """`POST /tokenize`: a text or a conversation."""
+
+    foreign: ClassVar[Fields] = TOKENIZE
 
     prompt: str | None = None
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None

@@ -1,11 +1,12 @@
 """The body of `POST /v1/responses`: OpenAI's newest form, text in and out, without anything kept."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
 
 from foreword.errors import RequestError, in_plain_words
+from foreword.server.api.types.foreign_fields import RESPONSES, Fields
 from foreword.server.api.types.message_types import Message
 from foreword.server.api.types.sampling_types import SamplingFields
 from foreword.server.api.types.tool_types import Tool, ToolChoice, ToolFunction
@@ -14,16 +15,6 @@ from foreword.structured.params import StructuredOutputs
 Part = TypeVar("Part", bound=BaseModel)
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
-
-
-def _nothing(*values: object) -> BeforeValidator:
-    """A field of which nothing but these values is understood."""
-
-    def check(value: object) -> None:
-        if value is not None and not any(type(value) is type(one) and value == one for one in values):
-            raise ValueError("is not supported by this server; leave it out")
-
-    return BeforeValidator(check)
 
 
 def _messages(value: object) -> list[Message]:
@@ -130,7 +121,9 @@ _OBJECT = WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]})
 
 
 class ResponsesRequest(SamplingFields):
-    """What is not here, or means that something is kept, is refused by name."""
+    """`POST /v1/responses`."""
+
+    foreign: ClassVar[Fields] = RESPONSES
 
     model: str | None = Field(None, max_length=512)
     input: Annotated[Any, BeforeValidator(_messages), _ANY]
@@ -144,16 +137,6 @@ class ResponsesRequest(SamplingFields):
     user: str | None = Field(None, max_length=4096)  # accepted, not used
     safety_identifier: str | None = Field(None, max_length=4096)  # accepted, not used
     prompt_cache_key: str | None = Field(None, max_length=4096)  # accepted; the API key decides
-    truncation: Literal["disabled"] | None = None
-    store: Annotated[None, _nothing(False), _ANY] = None
-    background: Annotated[None, _nothing(False), _ANY] = None
-    service_tier: Annotated[None, _nothing("auto", "default"), _ANY] = None
-    include: Annotated[None, _nothing([]), _ANY] = None
-    previous_response_id: Annotated[None, _nothing(), _ANY] = None
-    conversation: Annotated[None, _nothing(), _ANY] = None
-    reasoning: Annotated[None, _nothing(), _ANY] = None
-    prompt: Annotated[None, _nothing(), _ANY] = None
-    top_logprobs: Annotated[None, _nothing(0), _ANY] = None
 
     def messages(self) -> list[Message]:
         """The conversation."""

@@ -1,6 +1,6 @@
 """Sampling parameters as they come over HTTP, and their way into the engine's."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
@@ -8,6 +8,7 @@ from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.names import named_methods
 from foreword.engine.messages import RequestLabels
+from foreword.server.api.types.foreign_fields import GENERATING, Fields
 from foreword.server.api.types.structured_types import StructuredFields
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
@@ -48,13 +49,25 @@ def _as_list(value: object) -> object:
 
 
 class StrictBody(BaseModel):
-    """No unknown fields, no NaN, no text where a number belongs."""
+    """No unknown fields, no NaN, no text where a number belongs.
+
+    `UnknownFields` takes unknown fields out of a body before it gets here, by what `foreign` says of them.
+    """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True, frozen=True)
+    foreign: ClassVar[Fields] = {}
+
+
+class OpenPart(StrictBody):
+    """An object inside a body; `UnknownFields` checks its unknown fields when the whole body is read."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 class SamplingFields(StructuredFields, StrictBody):
     """What both of OpenAI's routes and ours understand; vLLM's additions included."""
+
+    foreign: ClassVar[Fields] = GENERATING
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)

@@ -1,11 +1,12 @@
 """Tools as OpenAI's routes describe them."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, WithJsonSchema
 
-from foreword.server.api.types.sampling_types import StrictBody
+from foreword.server.api.types.foreign_fields import TOOL_FUNCTION, Fields
+from foreword.server.api.types.sampling_types import OpenPart
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -23,8 +24,10 @@ def _checked_parameters(value: object) -> object:
     return value
 
 
-class ToolFunction(StrictBody):
+class ToolFunction(OpenPart):
     """What a model may call."""
+
+    foreign: ClassVar[Fields] = TOOL_FUNCTION
 
     name: Annotated[str, BeforeValidator(_checked_name)]
     description: str | None = None
@@ -43,7 +46,7 @@ class ToolFunction(StrictBody):
         return {key: value for key, value in shown.items() if value is not None}
 
 
-class Tool(StrictBody):
+class Tool(OpenPart):
     """One of a request's tools."""
 
     type: Literal["function"]

@@ -1,0 +1,188 @@
+"""Fields of other servers that this one does not implement: which are refused, and which are ignored.
+
+A field is refused where an answer without it would mean something else: another distribution, another prompt, another
+form of the answer. All others, and fields that nobody knows, are ignored unless the server runs with `--strict-fields`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A field that is not implemented."""
+
+    reason: str = ""  # why requests with it are refused; empty: it is ignored
+    neutral: tuple[object, ...] = ()  # values that request nothing, besides null
+
+    def is_neutral(self, value: object) -> bool:
+        """Whether the value requests nothing. True == 1 in Python, but not in JSON."""
+        same_kind = [one for one in self.neutral if isinstance(one, bool) == isinstance(value, bool)]
+        return value is None or value in same_kind
+
+
+Fields = Mapping[str, Foreign]
+
+
+def _refused(reason: str, *neutral: object) -> Foreign:
+    return Foreign(reason, neutral)
+
+
+def _ignored(*neutral: object) -> Foreign:
+    return Foreign("", neutral)
+
+
+_NO_SAMPLER: Final = "it has no such sampler"
+_NO_CODE: Final = "it runs no code of clients"
+_ON_TOP: Final = "put its entries beside the other fields"
+_CHAT: Final = "use /v1/chat/completions"
+_TEXT: Final = "it takes and generates text only"
+_TEMPLATE: Final = "the template comes from the model"
+_NO_STATE: Final = "it keeps no state between requests; send the whole conversation"
+
+GENERATING: Final[Fields] = {
+    # Sampling that would draw from another distribution.
+    "use_beam_search": _refused("it has no beam search", False),
+    "num_beams": _refused("it has no beam search", 1),
+    "do_sample": _refused("use temperature", True),
+    "samplers": _refused("the order of its samplers is fixed"),
+    "logits_processors": _refused(_NO_CODE, []),
+    "logit_processors": _refused(_NO_CODE, []),
+    "typical_p": _refused(_NO_SAMPLER, 1),
+    "tfs_z": _refused(_NO_SAMPLER, 1),
+    "top_a": _refused(_NO_SAMPLER, 0),
+    "top_n_sigma": _refused(_NO_SAMPLER, -1, 0),
+    "mirostat": _refused(_NO_SAMPLER, 0),
+    "mirostat_mode": _refused(_NO_SAMPLER, 0),
+    "xtc_probability": _refused(_NO_SAMPLER, 0),
+    "dry_multiplier": _refused(_NO_SAMPLER, 0),
+    "dynatemp_range": _refused(_NO_SAMPLER, 0),
+    "smoothing_factor": _refused(_NO_SAMPLER, 0),
+    "epsilon_cutoff": _refused(_NO_SAMPLER, 0),
+    "eta_cutoff": _refused(_NO_SAMPLER, 0),
+    "no_repeat_ngram_size": _refused(_NO_SAMPLER, 0),
+    "guidance_scale": _refused(_NO_SAMPLER, 1),
+    "watermark": _refused("it marks no texts", False),
+    "lora": _refused("name the adapter as the model", []),
+    # Another prompt, or another text of the answer.
+    "options": _refused(_ON_TOP, {}),
+    "parameters": _refused(_ON_TOP, {}),
+    "extra_body": _refused(_ON_TOP, {}),
+    "system": _refused("send it as a message"),
+    "context": _refused(_NO_STATE, []),
+    "template": _refused(_TEMPLATE, ""),
+    "chat_template": _refused(_TEMPLATE),
+    "documents": _refused("put them into the prompt", []),
+    "images": _refused(_TEXT, []),
+    "prompt_embeds": _refused("it takes text and token ids"),
+    "truncate_prompt_tokens": _refused("it cuts no prompts"),
+    "skip_special_tokens": _refused("texts have no special tokens; use return_token_ids", True),
+    "return_tokens_as_token_ids": _refused("use return_token_ids", False),
+    "audio": _refused(_TEXT),
+    "modalities": _refused(_TEXT, ["text"]),
+    "web_search_options": _refused("it searches nothing"),
+    "functions": _refused("use tools", []),
+    "function_call": _refused("use tool_choice", "none", "auto"),
+    # Ignored, with the values that say nothing new.
+    "reasoning_effort": _ignored(),
+    "verbosity": _ignored(),
+    "service_tier": _ignored("auto", "default"),
+    "store": _ignored(False),
+}
+"""Of all routes that generate."""
+
+_NO_TOOLS: Final[Fields] = {
+    "messages": _refused(_CHAT),
+    "tools": _refused(_CHAT, []),
+    "tool_choice": _refused(_CHAT, "none", "auto"),
+}
+
+COMPLETION: Final[Fields] = {
+    **GENERATING,
+    **_NO_TOOLS,
+}
+
+CHAT: Final[Fields] = {
+    **GENERATING,
+    "best_of": _refused("ask for n answers with logprobs and choose", 1),
+    "echo": _refused("use /v1/completions", False),
+    "suffix": _refused("use /v1/completions", ""),
+    "add_special_tokens": _refused("the chat template decides", False),
+}
+
+_NO_TEMPLATE_OPTIONS: Final[Fields] = {
+    "chat_template_kwargs": _refused(_CHAT, {}),
+    "add_generation_prompt": _refused(_CHAT, True),
+    "continue_final_message": _refused(_CHAT, False),
+    "echo": _refused("use /v1/completions", False),
+    "suffix": _refused("use /v1/completions", ""),
+    "best_of": _refused("ask for n answers with logprobs and choose", 1),
+}
+
+GENERATE: Final[Fields] = {**GENERATING, **_NO_TOOLS, **_NO_TEMPLATE_OPTIONS}
+
+RESPONSES: Final[Fields] = {
+    **GENERATING,
+    **_NO_TEMPLATE_OPTIONS,
+    "previous_response_id": _refused(_NO_STATE),
+    "conversation": _refused(_NO_STATE),
+    "background": _refused("it answers while the client waits", False),
+    "prompt": _refused("it keeps no prompts; use input and instructions"),
+    "include": _refused("it has nothing to include", [], ["reasoning.encrypted_content"]),
+    "logprobs": _refused(_CHAT, False),
+    "top_logprobs": _refused(_CHAT, 0),
+    "reasoning": _ignored(),
+    "truncation": _ignored("disabled"),
+}
+
+TOKENIZE: Final[Fields] = {
+    "tools": _refused("it shows no tools to the template", []),
+    "chat_template": _refused(_TEMPLATE),
+    "chat_template_kwargs": _refused("it passes no variables to the template", {}),
+    "continue_final_message": _refused("it ends every message", False),
+}
+
+MESSAGE: Final[Fields] = {
+    "images": _refused(_TEXT, []),
+    "prefix": _refused("use continue_final_message", False),
+    "partial": _refused("use continue_final_message", False),
+    "annotations": _ignored([]),
+}
+
+TOOL_FUNCTION: Final[Fields] = {
+    "input_schema": _refused("use parameters"),
+}
+
+RENAMED: Final[Mapping[str, tuple[str, ...]]] = {
+    "n_predict": ("max_tokens", "max_output_tokens"),
+    "num_predict": ("max_tokens", "max_output_tokens"),
+    "max_new_tokens": ("max_tokens", "max_output_tokens"),
+    "max_length": ("max_tokens", "max_output_tokens"),
+    "max_output_tokens": ("max_tokens",),
+    "max_completion_tokens": ("max_tokens", "max_output_tokens"),
+    "max_tokens": ("max_output_tokens",),
+    "repeat_penalty": ("repetition_penalty",),
+    "stop_sequences": ("stop",),
+    "stop_strings": ("stop",),
+    "eos_token_id": ("stop_token_ids",),
+    "bad_words_ids": ("bad_words",),
+    "n_probs": ("logprobs",),
+    "choice": ("guided_choice",),
+    "regex": ("guided_regex",),
+    "json": ("guided_json",),
+    "format": ("response_format", "text"),
+    "response_schema": ("json_schema",),
+    "response_format": ("text", "structured_outputs"),
+    "guided_decoding": ("structured_outputs",),
+    "structural_tag": ("structured_outputs",),
+    "input": ("prompt", "messages"),
+    "inputs": ("prompt", "messages", "input"),
+    "prompt": ("messages", "input"),
+    "messages": ("input",),
+    "text": ("prompt",),
+    "content": ("prompt",),
+    "ids": ("tokens",),
+    "token_ids": ("tokens",),
+}
+"""What vLLM, llama.cpp, Ollama, TGI and others call fields of ours; a body is refused with the first that it knows."""
