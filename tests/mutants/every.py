@@ -21,6 +21,7 @@ from preparing import PREPARING_MUTANTS
 from rollouts import ROLLOUT_MUTANTS
 from server_proofs import SERVER_PROOF_MUTANTS
 from service import SERVICE_MUTANTS
+from serving import SERVING_MUTANTS
 from simulator import SIMULATOR_MUTANTS
 from training import TRAINING_MUTANTS
 from traversal import TRAVERSAL_MUTANTS
@@ -47,6 +48,7 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *CONTROL_MUTANTS,
     *SERVER_PROOF_MUTANTS,
     *SERVICE_MUTANTS,
+    *SERVING_MUTANTS,
     *GRAMMAR_MUTANTS,
     *FAMILY_MUTANTS,
     *CLUSTER_MUTANTS,

@@ -1,0 +1,60 @@
+"""Defects of the HTTP side: keys, ambiguous requests, fields that are not implemented, answers that break off."""
+
+from catalogue import UNIT, Mutant
+
+CONNECTIONS = f"{UNIT}/server/test_connections.py"
+FIELDS = "tests/integration/test_server_refused_fields.py"
+ROUTER = f"{UNIT}/server/test_router.py"
+ROUTES = "tests/integration/test_server_routes.py"
+STEERING = f"{UNIT}/engine/policy/test_steering.py"
+
+SERVING_MUTANTS = (
+    Mutant(
+        99,
+        "any tenant switches speculation for all of them",
+        "server/ops/speculation_routes.py",
+        "    if context.settings.has_keys and not caller_of(request).is_admin:",
+        "    if context.settings.has_keys and not caller_of(request).trusted:",
+        (f"{ROUTES}::test_without_an_admin_key_no_tenant_switches_for_all",),
+    ),
+    Mutant(
+        99,
+        "a request with two lengths is read by one of them",
+        "server/connections.py",
+        '            if {b"content-length", b"transfer-encoding"} <= names:',
+        '            if {b"content-length", b"transfer-encoding", b"te"} <= names:',
+        (f"{CONNECTIONS}::test_a_body_with_two_lengths_is_refused_and_its_connection_closed",),
+    ),
+    Mutant(
+        99,
+        "a field that changes the answer is ignored",
+        "server/api/unknown_fields.py",
+        "            if foreign.reason or self._is_strict:",
+        "            if self._is_strict:",
+        (f"{FIELDS}::test_what_would_change_the_answer_is_refused_by_name",),
+    ),
+    Mutant(
+        99,
+        "tenants of a router are not told apart by X-API-Key",
+        "server/router/relay.py",
+        '    return "\\0".join(given_keys(request.headers)).encode("utf-8", "surrogateescape")',
+        '    return request.headers.get("authorization", "").encode("latin-1", "replace")',
+        (f"{ROUTER}::test_tenants_are_told_apart_by_either_header",),
+    ),
+    Mutant(
+        99,
+        "a router counts an answer that broke off by the status it began with",
+        "server/router/relay.py",
+        "                code = str(answer.status_code) if is_whole else BROKEN",
+        "                code = str(answer.status_code)",
+        (f"{ROUTER}::test_an_answer_that_breaks_off_is_not_counted_as_its_status",),
+    ),
+    Mutant(
+        99,
+        "an idle engine does not see that its policy file has changed",
+        "engine/engine.py",
+        "self._mail.get(may_wait, self._core.idle_seconds)",
+        "self._mail.get(may_wait)",
+        (f"{STEERING}::test_an_idle_engine_reads_a_changed_file",),
+    ),
+)
