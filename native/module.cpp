@@ -58,14 +58,30 @@ Matrix keep_blocks(Arena& arena, const std::string& kind, const Array<const uint
     return PackedMatrix::keep_blocks(arena, form, blocks.data(), static_cast<int64_t>(blocks.shape(0)), cols);
 }
 
+Matrix rounded(Arena& arena, int64_t rows, int64_t cols, int64_t group, bool rotated) {
+    if (rows < 1 || cols < 1) throw std::invalid_argument("a matrix has at least one row and one column");
+    return PackedMatrix::rounded(arena, rows, cols, checked(group, rotated));
+}
+
+// Rows from `first` on; the whole matrix need not be there at once.
+void round_rows(PackedMatrix& matrix, int64_t first, const Array<const float, 2>& values, const std::string& isa, int threads) {
+    const int64_t count = static_cast<int64_t>(values.shape(0)), cols = matrix.view().cols;
+    const bool fits = first >= 0 && first % kPanelRows == 0 && count <= matrix.view().rows - first && static_cast<int64_t>(values.shape(1)) == cols;
+    if (!fits || matrix.view().form != Form::Q8) {
+        throw std::invalid_argument("the rows do not fit the matrix, or do not begin at a multiple of 8");
+    }
+    const auto fill = [&](int64_t row, float* out) { std::copy_n(values.data() + (row - first) * cols, cols, out); };
+    const KernelTable& kernels = kernels_named(isa);
+    const int workers = checked_threads(threads);
+    nb::gil_scoped_release free;
+    matrix.round_rows(fill, first, count, kernels, workers);
+}
+
 Matrix round_floats(Arena& arena, const Array<const float, 2>& values, int64_t group, bool rotated,
                     const std::string& isa, int threads) {
-    const int64_t cols = static_cast<int64_t>(values.shape(1));
-    const auto fill = [&](int64_t row, float* out) { std::copy_n(values.data() + row * cols, cols, out); };
-    const KernelTable& kernels = kernels_named(isa);
-    nb::gil_scoped_release free;
-    return PackedMatrix::round_rows(arena, fill, static_cast<int64_t>(values.shape(0)), cols, checked(group, rotated), kernels,
-                                    checked_threads(threads));
+    const Matrix matrix = rounded(arena, static_cast<int64_t>(values.shape(0)), static_cast<int64_t>(values.shape(1)), group, rotated);
+    round_rows(*matrix, 0, values, isa, threads);
+    return matrix;
 }
 
 Matrix round_blocks(Arena& arena, const std::string& kind, const Array<const uint8_t, 2>& blocks, int64_t group,
@@ -74,9 +90,13 @@ Matrix round_blocks(Arena& arena, const std::string& kind, const Array<const uin
     const int64_t cols = block_columns(form, blocks), row_bytes = static_cast<int64_t>(blocks.shape(1));
     const auto fill = [&](int64_t row, float* out) { expand_blocks(form, blocks.data() + row * row_bytes, cols, out); };
     const KernelTable& kernels = kernels_named(isa);
+    const int workers = checked_threads(threads);
+    const int64_t rows = static_cast<int64_t>(blocks.shape(0));
+    const Grouping grouping = checked(group, rotated);
     nb::gil_scoped_release free;
-    return PackedMatrix::round_rows(arena, fill, static_cast<int64_t>(blocks.shape(0)), cols, checked(group, rotated), kernels,
-                                    checked_threads(threads));
+    const Matrix matrix = PackedMatrix::rounded(arena, rows, cols, grouping);
+    matrix->round_rows(fill, 0, rows, kernels, workers);
+    return matrix;
 }
 
 // out = x W^T + bias, the input quantised as a pass would do it. For tests.
@@ -142,6 +162,8 @@ void bind_matrix(nb::module_& m) {
             return PackedMatrix::round_factor(arena, values.data(), static_cast<int64_t>(values.shape(0)), static_cast<int64_t>(values.shape(1)));
         }, nb::arg("arena"), nb::arg("values"))
         .def_static("keep_blocks", &keep_blocks, nb::arg("arena"), nb::arg("kind"), nb::arg("blocks"))
+        .def_static("rounded", &rounded, nb::arg("arena"), nb::arg("rows"), nb::arg("cols"), nb::arg("group"), nb::arg("rotated"))
+        .def("round_rows", &round_rows, nb::arg("first"), nb::arg("values"), nb::arg("isa"), nb::arg("threads"))
         .def_static("round_floats", &round_floats, nb::arg("arena"), nb::arg("values"), nb::arg("group"), nb::arg("rotated"), nb::arg("isa"),
                     nb::arg("threads"))
         .def_static("round_blocks", &round_blocks, nb::arg("arena"), nb::arg("kind"), nb::arg("blocks"), nb::arg("group"), nb::arg("rotated"),

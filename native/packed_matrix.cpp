@@ -131,11 +131,11 @@ std::shared_ptr<PackedMatrix> PackedMatrix::round_factor(Arena& arena, const flo
     return matrix;
 }
 
-void PackedMatrix::round_panels(const FillRow& fill, const KernelTable& kernels, int64_t begin, int64_t end) {
+void PackedMatrix::round_stretch(const FillRow& fill, const KernelTable& kernels, int64_t begin, int64_t end) {
     const int64_t groups = view_.groups, group = view_.grouping.group;
     std::vector<float> values(static_cast<size_t>(view_.cols)), scale(static_cast<size_t>(groups)), sum(scale.size());
     std::vector<int8_t> q(static_cast<size_t>(groups * group));
-    for (int64_t row = begin * kPanelRows; row < end * kPanelRows && row < view_.rows; ++row) {
+    for (int64_t row = begin; row < end; ++row) {
         fill(row, values.data());
         kernels.quantize(values.data(), view_.cols, view_.grouping, q.data(), scale.data(), sum.data());
         for (int64_t g = 0; g < groups; ++g) {
@@ -146,14 +146,17 @@ void PackedMatrix::round_panels(const FillRow& fill, const KernelTable& kernels,
     }
 }
 
-std::shared_ptr<PackedMatrix> PackedMatrix::round_rows(Arena& arena, const FillRow& fill, int64_t rows, int64_t cols,
-                                                       Grouping grouping, const KernelTable& kernels, int threads) {
-    std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(arena, Form::Q8, rows, cols, grouping));
-    const int64_t panels = matrix->panels();
+std::shared_ptr<PackedMatrix> PackedMatrix::rounded(Arena& arena, int64_t rows, int64_t cols, Grouping grouping) {
+    return std::shared_ptr<PackedMatrix>(new PackedMatrix(arena, Form::Q8, rows, cols, grouping));
+}
+
+// Threads take whole panels, so that no two write to the same block.
+void PackedMatrix::round_rows(const FillRow& fill, int64_t first, int64_t count, const KernelTable& kernels, int threads) {
+    const int64_t panels = (count + kPanelRows - 1) / kPanelRows;
     ThreadPool(threads).run([&](int thread) {
-        matrix->round_panels(fill, kernels, panels * thread / threads, panels * (thread + 1) / threads);
+        const int64_t begin = panels * thread / threads * kPanelRows, end = panels * (thread + 1) / threads * kPanelRows;
+        round_stretch(fill, kernels, first + begin, first + std::min(end, count));
     });
-    return matrix;
 }
 
 void expand_blocks(Form form, const uint8_t* blocks, int64_t cols, float* out) {

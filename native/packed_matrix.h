@@ -57,10 +57,11 @@ public:
     // Blocks of GGUF's Q8_0, Q4_0 or Q4_1 kept as they are; cols is a multiple of 32.
     static std::shared_ptr<PackedMatrix> keep_blocks(Arena& arena, Form form, const uint8_t* blocks, int64_t rows,
                                                      int64_t cols);
-    // Rows rounded to 8 bits. `fill` writes a row of `cols` floats; several threads call it.
+    // A matrix of 8-bit weights, all zero until its rows are rounded.
+    static std::shared_ptr<PackedMatrix> rounded(Arena& arena, int64_t rows, int64_t cols, Grouping grouping);
+    // Round `count` rows from `first` on, a multiple of kPanelRows. `fill` writes a row of `cols` floats; several threads call it.
     using FillRow = std::function<void(int64_t row, float* out)>;
-    static std::shared_ptr<PackedMatrix> round_rows(Arena& arena, const FillRow& fill, int64_t rows, int64_t cols,
-                                                    Grouping grouping, const KernelTable& kernels, int threads);
+    void round_rows(const FillRow& fill, int64_t first, int64_t count, const KernelTable& kernels, int threads);
 
     const MatrixView& view() const { return view_; }
     int64_t panels() const { return (view_.rows + kPanelRows - 1) / kPanelRows; }
@@ -72,7 +73,7 @@ private:
     PackedMatrix(Arena& arena, Form form, int64_t rows, int64_t cols, Grouping grouping);
     uint8_t* block(int64_t row, int64_t group) const;
     void interleave(int64_t row, int64_t group, const uint8_t* header, const uint8_t* weights);
-    void round_panels(const FillRow& fill, const KernelTable& kernels, int64_t begin, int64_t end);
+    void round_stretch(const FillRow& fill, const KernelTable& kernels, int64_t begin, int64_t end);
 
     MatrixView view_;
     int64_t block_bytes_;

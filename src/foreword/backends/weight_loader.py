@@ -1,5 +1,7 @@
 """A checkpoint's tensors, checked one by one while they are loaded; all backends read them through this."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -8,6 +10,11 @@ from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.layer_shapes import expected_shapes
 from foreword.progress import Progress
+
+_PIECE_ELEMENTS = 2**22
+"""Numbers of a matrix that are held in float32 while it is packed: 16 MB."""
+PANEL_ROWS = 8
+"""Rows that the CPU kernels interleave; a stretch of rows begins with a multiple of them."""
 
 
 def check_names(checkpoint: Checkpoint) -> None:
@@ -60,6 +67,25 @@ class WeightLoader:
         """A tensor in float32, whatever the others are in."""
         return self._load(name, torch.float32)
 
+    def pieces(self, name: str) -> Iterator[Tensor]:
+        """A matrix in float32, in stretches of whole panels of rows that take little memory."""
+        expected = self._shapes[name]
+        step = max(1, _PIECE_ELEMENTS // expected[-1] // PANEL_ROWS) * PANEL_ROWS
+        pieces, done = self._checkpoint.pieces(name, torch.float32, step), 0
+        for piece in pieces:
+            done += len(piece)
+            if done > expected[0] or piece.shape[1:] != expected[1:]:
+                self.check_shape(name, (done + sum(map(len, pieces)), *piece.shape[1:]))
+            self.check_finite(name, bool(piece.sum(dtype=torch.float32).isfinite()))
+            yield piece
+            self._checkpoint.release()
+        self.check_shape(name, (done, *expected[1:]))
+        self.count()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape that the config gives a tensor."""
+        return self._shapes[name]
+
     def _load(self, name: str, dtype: torch.dtype) -> Tensor:
         loaded = self._checkpoint.load(name, dtype)
         self.check_shape(name, tuple(loaded.shape))
@@ -83,8 +109,9 @@ class WeightLoader:
             )
 
     def count(self) -> None:
-        """Count one more tensor; ends loading, by an exception, if it was cancelled."""
+        """Count one more tensor and release the pages of its file; raises if loading was cancelled."""
         check_cancelled()
+        self._checkpoint.release()
         self._done += 1
         if self._progress is not None:
             self._progress(self._done, len(self._shapes))

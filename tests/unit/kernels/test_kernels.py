@@ -80,6 +80,29 @@ def test_8_bit_products_equal_the_reference(rows: int, columns: int, group: int,
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("step", [8, 16, 40])
+def test_a_matrix_rounded_in_stretches_is_the_one_rounded_at_once(step: int, isa: str):
+    weights = random(37, 200)
+    matrix = native.PackedMatrix.rounded(arena, 37, 200, 64, True)
+    for first in range(0, 37, step):
+        matrix.round_rows(first, weights[first : first + step], isa, 3)
+    at_once = native.PackedMatrix.round_floats(arena, weights, 64, True, isa, 1)
+    assert torch.equal(expanded(matrix, isa), expanded(at_once, isa))
+    x = random(5, 200, seed=1)
+    assert torch.equal(product(matrix, x, isa), product(at_once, x, isa))
+
+
+def test_rows_that_do_not_fit_a_matrix_are_refused():
+    matrix, isa = native.PackedMatrix.rounded(arena, 16, 64, 64, True), INSTRUCTION_SETS[0]
+    for first, rows, columns in ((4, 8, 64), (8, 9, 64), (-8, 8, 64), (0, 8, 63)):
+        with pytest.raises(ValueError, match="do not fit the matrix"):
+            matrix.round_rows(first, torch.zeros(rows, columns), isa, 1)
+    floats = native.PackedMatrix.keep_floats(arena, torch.zeros(8, 64))
+    with pytest.raises(ValueError, match="do not fit the matrix"):
+        floats.round_rows(0, torch.zeros(8, 64), isa, 1)
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 32), (9, 96), (64, 576), (23, 1536)])
 def test_products_with_gguf_blocks_equal_the_reference(rows: int, columns: int, kind: str, isa: str):

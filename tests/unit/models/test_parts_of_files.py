@@ -23,6 +23,9 @@ def check(file: ModelFile) -> None:
             own = file.load_part(name, torch.float32, part)
             assert torch.equal(own, part.of(whole)), name
             assert own.untyped_storage().nbytes() == own.nbytes, name  # nothing of the rest stays
+        pieces = list(file.pieces(name, torch.float32, 8))
+        assert all(len(piece) <= 8 for piece in pieces), name
+        assert torch.equal(torch.cat(pieces), whole), name
 
 
 @pytest.mark.parametrize("family", ["phi3", "deepseek_v2", "gemma2", "mixtral"])

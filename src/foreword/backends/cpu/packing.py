@@ -111,15 +111,20 @@ class MatrixPacker:
         if self._form.floats:
             return PackedMatrix.keep_floats(self._arena, self._loader.tensor(name))
         if keep and stored is not None:
+            kept = PackedMatrix.keep_blocks(self._arena, stored.kind, stored.data)
             self._loader.count()
-            return PackedMatrix.keep_blocks(self._arena, stored.kind, stored.data)
+            return kept
         rotated = self._form.rotated and not keep
+        rows, columns = self._loader.shape(name)
+        group = rotated_group(columns) if rotated else BLOCK_COLUMNS
         if stored is not None:
-            self._loader.count()
-            group = rotated_group(stored.shape[1]) if rotated else BLOCK_COLUMNS
-            return PackedMatrix.round_blocks(
+            packed = PackedMatrix.round_blocks(
                 self._arena, stored.kind, stored.data, group, rotated, self._isa, self._threads
             )
-        values = self._loader.tensor(name)
-        group = rotated_group(values.shape[1]) if rotated else BLOCK_COLUMNS
-        return PackedMatrix.round_floats(self._arena, values, group, rotated, self._isa, self._threads)
+            self._loader.count()
+            return packed
+        packed, done = PackedMatrix.rounded(self._arena, rows, columns, group, rotated), 0
+        for piece in self._loader.pieces(name):
+            packed.round_rows(done, piece, self._isa, self._threads)
+            done += len(piece)
+        return packed

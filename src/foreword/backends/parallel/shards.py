@@ -129,6 +129,10 @@ class ShardCheckpoint:
         part = self._shard.part(whole, own)
         return self._whole.load(name, dtype) if part == WHOLE else self._whole.load_part(name, dtype, part)
 
+    def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
+        """This rank's share in stretches of rows; it is read as a whole."""
+        yield from self.load(name, dtype).split(rows)
+
     def quantized(self, name: str) -> QuantizedTensor | None:
         """None: shares are computed with as floats."""
         return None

@@ -1,6 +1,6 @@
 """Random models of any shape, in memory: what a pass costs does not depend on what the weights say."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +34,9 @@ class RandomCheckpoint:
         shape = self._shapes[name]
         values = torch.randn(shape, generator=torch.Generator().manual_seed(self._seeds[name]))
         return (1 + 0.1 * values if len(shape) == 1 else values * shape[1] ** -0.5).to(dtype)
+
+    def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
+        yield from self.load(name, dtype).split(rows)
 
     def quantized(self, name: str) -> QuantizedTensor | None:
         return self._blocks.get(name)

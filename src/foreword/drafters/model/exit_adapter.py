@@ -1,5 +1,6 @@
 """A trained exit: layers and a norm that follow some of the target's own."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,9 @@ class AdapterCheckpoint:
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
         return self._holder(name).load(name, dtype)
+
+    def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
+        return self._holder(name).pieces(name, dtype, rows)
 
     def quantized(self, name: str) -> QuantizedTensor | None:
         return self._holder(name).quantized(name)

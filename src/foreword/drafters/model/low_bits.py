@@ -1,5 +1,6 @@
 """A checkpoint seen through fewer bits."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +59,14 @@ class LowBitCheckpoint:
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
         """A tensor as its rounded blocks stand for it."""
-        weights = self.original.load(name, torch.float32)
+        return self._restored(name, self.original.load(name, torch.float32), dtype)
+
+    def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
+        """The same in stretches; groups lie within rows."""
+        for piece in self.original.pieces(name, torch.float32, rows):
+            yield self._restored(name, piece, dtype)
+
+    def _restored(self, name: str, weights: Tensor, dtype: torch.dtype) -> Tensor:
         if not is_projection(name) or weights.shape[1] % GROUP:
             return weights.to(dtype)
         levels, scale, minimum = round_groups(weights.numpy(), self.bits)

@@ -1,5 +1,6 @@
 """What every model file offers, whatever its format: a config, tensors by name, a tokenizer."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -58,6 +59,10 @@ class Checkpoint(Protocol):
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
         """A tensor of its own (not a view of the file) in `dtype`, on the CPU."""
+        ...
+
+    def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
+        """The tensor in stretches of at most so many rows, in their order; a file is read stretch by stretch."""
         ...
 
     def quantized(self, name: str) -> QuantizedTensor | None:

@@ -55,7 +55,7 @@ def fill_tokens(
     ends = {token for name in _END_NAMES if (token := backend.token_to_id(name)) is not None}
     fill = FillTokens(*found, frozenset({*found, *ends, *stated_ends}))
     added = backend.get_added_tokens_decoder()
-    plain = [token.content for number in fill.ends if (token := added.get(number)) and not token.special]
+    plain = [added[number].content for number in fill.ends if number in added and not added[number].special]
     backend.add_special_tokens(
         [tokenizers.AddedToken(name, normalized=False, special=True) for name in plain]
     )

@@ -1,5 +1,6 @@
 """A GGUF file as a checkpoint: its names and its row order turned into Hugging Face's."""
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -70,6 +71,17 @@ class GgufCheckpoint:
         first, last = begin // numbers, -(-end // numbers)
         loaded = self._floats(tensor, rows[:, first * size : last * size], dtype)
         return loaded[:, begin - first * numbers : end - first * numbers].clone()
+
+    def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
+        """Stretches of a matrix, each dequantised when it is taken."""
+        place = self._place(name)
+        tensor = self._file.tensors[place.stored]
+        if place.values is not None or (len(tensor.shape) != 2 and place.rows is None):
+            yield from self.load(name, dtype).split(rows)
+            return
+        stored = self._rows(name)
+        for start in range(0, len(stored), rows):
+            yield self._floats(tensor, stored[start : start + rows], dtype)
 
     def _floats(self, tensor: GgufTensor, rows: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
         """[rows, columns] of what is stored, from the bytes of all or some of its blocks."""

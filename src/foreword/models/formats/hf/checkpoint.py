@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -71,6 +72,17 @@ class HfCheckpoint:
             place = place.narrowed(part.rows)
         cut = self._read(place.stored, Part(place.rows, part.columns))
         return replace(place, rows=None).read(cut).to(dtype, copy=True)
+
+    def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
+        """Stretches of a tensor, each read when it is taken; one that is not stored as it is used is read whole."""
+        place = self._place(name)
+        if not place.is_plain or self._parts[place.stored] != {"": place.stored}:
+            yield from self.load(name, dtype).split(rows)
+            return
+        with opened_safetensors(self._files[place.stored]) as file:
+            count = file.get_slice(place.stored).get_shape()[0]
+        for start in range(0, count, rows):
+            yield self.load_part(name, dtype, Part(rows=(start, min(start + rows, count))))
 
     def stored(self, name: str) -> Tensor:
         """The tensor in the numbers that its file has, in memory of its own; for a file that is used as it is."""
