@@ -11,6 +11,7 @@ DRAFTS = f"{UNIT}/speculation/test_within_grammar.py"
 PREEMPTED = "tests/integration/test_structured_engine.py"
 TOOLS = f"{UNIT}/server/test_tool_reading.py"
 UNTAGGED = f"{UNIT}/server/test_untagged_calls.py"
+LOADING = f"{UNIT}/backends/test_loading_memory.py"
 FILL = "tests/integration/test_fill_in_the_middle.py"
 SERVED = "tests/integration/test_server_structured.py"
 STATE_FILE = "structured/state.py"
@@ -174,8 +175,8 @@ GRAMMAR_MUTANTS = (
         93,
         "a text that spells a fill-in-the-middle token forges it",
         "models/tokenization/fill_tokens.py",
-        "AddedToken(name, normalized=False, special=True)",
-        "AddedToken(name, normalized=False, special=False)",
+        "for number in fill.ends if number in added and not added[number].special",
+        "for number in ()",
         (f"{UNIT}/models/test_fill_tokens.py",),
     ),
     Mutant(
@@ -185,5 +186,21 @@ GRAMMAR_MUTANTS = (
         "if not suffix or tokenizer.fill is None or params.ignore_eos:",
         "if True:",
         (FILL,),
+    ),
+    Mutant(
+        94,
+        "the pages of a file stay in memory while a matrix is packed",
+        "backends/weight_loader.py",
+        "            yield piece\n            self._checkpoint.release()\n",
+        "            yield piece\n",
+        (LOADING,),
+    ),
+    Mutant(
+        94,
+        "a matrix is in float32 as a whole before it is packed",
+        "backends/weight_loader.py",
+        "step = max(1, _PIECE_ELEMENTS // expected[-1] // PANEL_ROWS) * PANEL_ROWS",
+        "step = expected[0]",
+        (LOADING,),
     ),
 )

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from foreword.errors import RequestError
 from foreword.models.adapters.lora import Factors, Lora
 from foreword.models.config import LayerSpec, ModelConfig
-from foreword.models.formats.checkpoint import WHOLE, ModelFile, Part, QuantizedTensor
+from foreword.models.formats.checkpoint import WHOLE, ModelFile, Part, QuantizedTensor, stretches
 from foreword.models.layer_shapes import expected_shapes
 from foreword.models.tokenization.tokenizer import Tokenizer
 
@@ -131,7 +131,7 @@ class ShardCheckpoint:
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
         """This rank's share in stretches of rows; it is read as a whole."""
-        yield from self.load(name, dtype).split(rows)
+        yield from stretches(self.load(name, dtype), rows)
 
     def quantized(self, name: str) -> QuantizedTensor | None:
         """None: shares are computed with as floats."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foreword.errors import RequestError
 from foreword.models.config import ExpertsSpec, LayerSpec, MlpSpec, ModelConfig
-from foreword.models.formats.checkpoint import QuantizedTensor
+from foreword.models.formats.checkpoint import QuantizedTensor, stretches
 from foreword.models.layer_shapes import expected_shapes
 from foreword.models.tokenization.tokenizer import Tokenizer
 
@@ -36,7 +36,7 @@ class RandomCheckpoint:
         return (1 + 0.1 * values if len(shape) == 1 else values * shape[1] ** -0.5).to(dtype)
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
-        yield from self.load(name, dtype).split(rows)
+        yield from stretches(self.load(name, dtype), rows)
 
     def quantized(self, name: str) -> QuantizedTensor | None:
         return self._blocks.get(name)

@@ -90,6 +90,12 @@ class ModelFile(Checkpoint, Protocol):
         ...
 
 
+def stretches(whole: Tensor, rows: int) -> Iterator[Tensor]:
+    """Views of a loaded tensor, of at most so many rows each."""
+    for start in range(0, len(whole), rows):
+        yield whole[start : start + rows]
+
+
 def missing_tensor(name: str, path: Path) -> CheckpointError:
     """The error for a tensor that a checkpoint does not hold."""
     return CheckpointError(f"{path}: tensor {name} is missing; the model is incomplete, get it again")

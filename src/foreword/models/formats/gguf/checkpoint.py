@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foreword.errors import CheckpointError
-from foreword.models.formats.checkpoint import Part, QuantizedTensor, missing_tensor
+from foreword.models.formats.checkpoint import Part, QuantizedTensor, missing_tensor, stretches
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.generation import GGUF_KEYS, sampling_values
 from foreword.models.formats.gguf.config import ROPE_FACTORS, gguf_config, gguf_family
@@ -77,7 +77,7 @@ class GgufCheckpoint:
         place = self._place(name)
         tensor = self._file.tensors[place.stored]
         if place.values is not None or (len(tensor.shape) != 2 and place.rows is None):
-            yield from self.load(name, dtype).split(rows)
+            yield from stretches(self.load(name, dtype), rows)
             return
         stored = self._rows(name)
         for start in range(0, len(stored), rows):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foreword.errors import CheckpointError
-from foreword.models.formats.checkpoint import WHOLE, Part, QuantizedTensor, missing_tensor
+from foreword.models.formats.checkpoint import WHOLE, Part, QuantizedTensor, missing_tensor, stretches
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.generation import HF_KEYS, sampling_values
 from foreword.models.formats.hf.config import hf_config, hf_family
@@ -77,7 +77,7 @@ class HfCheckpoint:
         """Stretches of a tensor, each read when it is taken; one that is not stored as it is used is read whole."""
         place = self._place(name)
         if not place.is_plain or self._parts[place.stored] != {"": place.stored}:
-            yield from self.load(name, dtype).split(rows)
+            yield from stretches(self.load(name, dtype), rows)
             return
         with opened_safetensors(self._files[place.stored]) as file:
             count = file.get_slice(place.stored).get_shape()[0]
