@@ -89,6 +89,14 @@ CONTROL_MUTANTS = (
         (f"{SITUATION}::test_catching_up_is_not_what_a_level_costs",),
     ),
     Mutant(
+        82,
+        "costs that a busy machine has saved are believed",
+        "speculation/measured/costs.py",
+        "        return not factors or max(factors) < OTHER_SHAPE * min(factors)",
+        "        return True",
+        ("tests/unit/engine/guessing/test_cost_profile.py::test_costs_saved_on_a_busy_machine_are_measured_again",),
+    ),
+    Mutant(
         61,
         "at a long context nothing is known of what rows add",
         "speculation/measured/costs.py",

@@ -2,6 +2,8 @@
 
 import json
 import logging
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ from foreword.control.learning.estimates import MAX_PAIRS, Estimates
 from foreword.control.learning.saving import estimates_as_json, restore_estimates
 from foreword.control.measured import MeasuredPolicy
 from foreword.engine.guessing.kept_estimates import MOST_FILES, KeptEstimates
-from helpers.traffic import CPU, H200, Traffic, head, lookup
+from foreword.speculation.measured.costs import StepCosts
+from helpers.traffic import CPU, H200, TWO_CORES, Traffic, head, lookup
 
 
 def taught(tokens: int = 3000) -> tuple[MeasuredPolicy, Traffic]:
@@ -61,6 +64,55 @@ def test_a_restart_is_as_fast_from_its_first_request_on(tmp_path: Path):
     assert {control.reason for control in fresh.controls.values() if control.is_on} == {
         "gains"
     }  # none was just tried
+
+
+class Depths:
+    """A policy that notes how deep each step was drafted."""
+
+    def __init__(self, policy: MeasuredPolicy) -> None:
+        self._policy, self.planned = policy, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def plan(self, entries: Any, situation: Any) -> Any:
+        plans = self._policy.plan(entries, situation)
+        self.planned.append(max(0 if one is None or not one.max_nodes else one.max_depth for one in plans))
+        return plans
+
+
+def busy_traffic(slower: Callable[[float], float]) -> Traffic:
+    """One request at a time on two cores; every pass and every call of the head takes so much longer."""
+    drafter = replace(head(), call=slower(0.0), level=slower(0.5e-3) - slower(0.0))
+    return Traffic(lambda rows: slower(TWO_CORES(rows)), [drafter], 1, cohorts=("chat",), noise=0.0)
+
+
+@pytest.mark.parametrize(
+    "slower",
+    [lambda seconds: 3 * seconds, lambda seconds: seconds + 0.02, lambda seconds: seconds / 3],
+    ids=["3 times as slow", "20 ms per call", "3 times as fast"],
+)
+def test_costs_that_were_saved_on_a_busy_machine_do_not_decide_the_depth(
+    tmp_path: Path, slower: Callable[[float], float]
+):
+    policy, idle = MeasuredPolicy(), busy_traffic(lambda seconds: seconds)
+    idle.run(policy, 3000)
+    measured = [(float(rows), TWO_CORES(rows)) for rows in (1, 2, 4, 8, 16)]
+    planned = []
+    for traffic in (idle, busy_traffic(slower)):
+        if traffic is not idle:
+            traffic.run(MeasuredPolicy(), 3000)
+        KeptEstimates(tmp_path / "key.json", policy, traffic.situation.costs).save()
+        policy.steps += 1  # there is something to save
+        restarted, fresh = busy_traffic(lambda seconds: seconds), MeasuredPolicy()
+        restarted.situation.costs = costs = StepCosts()
+        if not KeptEstimates(tmp_path / "key.json", fresh, costs).load(lambda one: one.resembles(measured)):
+            costs.restore(idle.situation.costs.as_json())  # measured when the engine starts
+        depths = Depths(fresh)
+        restarted.run(depths, 100)  # type: ignore[arg-type]
+        planned.append(depths.planned)
+    true, found = planned
+    assert found[3:] == true[3:]
 
 
 def test_nobody_can_read_whose_cohorts_they_were(tmp_path: Path):

@@ -469,6 +469,18 @@ def test_a_machine_that_has_become_faster_makes_drafters_faster_that_nobody_asks
     assert costs.draft_seconds("head", 2) == pytest.approx(usual, rel=0.1)
 
 
+def test_saved_calls_follow_the_pace_of_the_process_that_restores_them():
+    busy, costs = Situation().costs, Situation().costs
+    decoding(busy, 60, 3.0, asks=True)
+    costs.restore(busy.as_json())
+    decoding(costs, 3, 1.0, asks=False)
+    usual = busy.draft_seconds("head", 2) / 3
+    assert costs.draft_seconds("head", 2) == pytest.approx(usual, rel=0.05)
+    again = Situation().costs
+    again.restore(costs.as_json())
+    assert again.draft_seconds("head", 2) == pytest.approx(usual, rel=0.05), "saved as they are believed to be"
+
+
 @pytest.mark.parametrize(("pace", "believed"), [(50.0, MOST_PACE), (1 / 50, 1 / MOST_PACE)])
 def test_nobody_is_taken_to_have_become_far_slower_or_faster_unasked(pace: float, believed: float):
     costs = Situation().costs

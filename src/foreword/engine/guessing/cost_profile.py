@@ -4,6 +4,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 
@@ -18,7 +19,7 @@ from foreword.kernels.native import choose_threads
 from foreword.kv.paged_cache import PAGE_SIZE
 from foreword.models.sources.builtin import cache_directory
 from foreword.speculation.draft import Draft
-from foreword.speculation.measured.costs import MOST_ROWS, SLOWEST
+from foreword.speculation.measured.costs import MOST_ROWS, SLOWEST, StepCosts
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 
@@ -26,6 +27,8 @@ ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MOST_OF_ONE = 64  # rows of one request
 BUDGET_SECONDS = 1.0
 REPEATS = 3
+CHECKED_ROWS = (1, 2, 4, 8, 16)
+CHECK_SECONDS = 0.15  # after which no further round of these begins
 MOST_PAGES = 2 * ROWS[-1] // PAGE_SIZE  # with so many, all of them are measured
 MOST_COLD = 4  # passes of one size in which something is compiled or captured
 
@@ -38,31 +41,53 @@ def begin_with_profile(
     offered: Sequence[SpeculationConfig] = (),
     clock: Callable[[], float] = perf_counter,
 ) -> None:
-    """Tell a new engine what its passes will cost, and the calls of its drafters: the default one and these."""
+    """Give a new engine the cost of its passes, and of the calls of its drafters: the default one and these."""
+    _begin_with_profile(core, offered, clock, lambda costs: costs.resembles(check_profile(core, clock)))
 
+
+def _begin_with_profile(
+    core: EngineCore,
+    offered: Sequence[SpeculationConfig],
+    clock: Callable[[], float],
+    are_current: Callable[[StepCosts], bool],
+) -> None:
     def kept_at(drafter: str = "") -> Path:
         return cache_directory() / "profiles" / f"{engine_key(core, drafter)}.json"
 
-    points = _read(kept_at())
-    if points is None:
-        points = measure_profile(core, clock)
+    saved, trial = _read(kept_at()), StepCosts()
+    trial.begin_with(0, saved or [])
+    is_current = saved is not None and are_current(trial)
+    points = saved if saved is not None and is_current else measure_profile(core, clock)
+    if not is_current:
         write_atomically(kept_at(), json.dumps({"points": points}))
     core.situation.costs.begin_with(0, points)
     default = core.drafters.default_config
     known = [*([] if default is None else [default]), *offered]
-    begin_with_calls(core, [one for one in known if not one.fixed], kept_at, write_atomically, clock)
+    changing = [one for one in known if not one.fixed]
+    begin_with_calls(core, changing, kept_at, write_atomically, clock, use_saved=is_current)
 
 
 def begin_with_kept(
-    core: EngineCore, policy: MeasuredPolicy, offered: Sequence[SpeculationConfig] = ()
+    core: EngineCore,
+    policy: MeasuredPolicy,
+    offered: Sequence[SpeculationConfig] = (),
+    clock: Callable[[], float] = perf_counter,
 ) -> KeptEstimates:
-    """Tell a new engine what the last one has learned, or else what its passes and drafters will cost."""
+    """Give a new engine what the last one has learned, or else a profile of its passes and drafters.
+
+    Saved costs are used if a few passes of this process confirm them: the machine may have been busy then.
+    """
     config = core.drafters.default_config
     drafter = "" if config is None else json.dumps(config.as_mapping(), sort_keys=True)
     path = cache_directory() / "estimates" / f"{engine_key(core, drafter)}.json"
     kept = KeptEstimates(path, policy, core.situation.costs)
-    if not kept.load():
-        begin_with_profile(core, offered)
+    measured = cache(lambda: check_profile(core, clock))  # at most once, and only if something was saved
+
+    def are_current(costs: StepCosts) -> bool:
+        return costs.resembles(measured())
+
+    if not kept.load(are_current):
+        _begin_with_profile(core, offered, clock, are_current)
     return kept
 
 
@@ -87,6 +112,22 @@ def measure_profile(core: EngineCore, clock: Callable[[], float] = perf_counter)
         if clock() - began > BUDGET_SECONDS:
             break
     return points
+
+
+def check_profile(core: EngineCore, clock: Callable[[], float] = perf_counter) -> Points:
+    """Measure a few passes of different sizes, the fastest of each, in turn: a pause then spoils one round alone."""
+    most = min(core.max_model_len - 1, core.cache.free_pages * PAGE_SIZE // 2)
+    sizes = [rows for rows in CHECKED_ROWS if rows <= most]
+    fastest: dict[int, float] = {}
+    began = clock()
+    for _ in range(REPEATS + 1):  # the first round fills caches
+        for rows in sizes:
+            cold, seconds = cold_runs(), _pass_seconds(core, rows, clock)
+            if cold_runs() == cold:
+                fastest[rows] = min(seconds, fastest.get(rows, seconds))
+        if clock() - began > CHECK_SECONDS:
+            break
+    return [(float(rows), seconds) for rows, seconds in fastest.items()]
 
 
 def _pass_seconds(core: EngineCore, rows: int, clock: Callable[[], float]) -> float:

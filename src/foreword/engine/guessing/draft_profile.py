@@ -41,15 +41,14 @@ def begin_with_calls(
     kept_at: Callable[[str], Path],
     write: Callable[[Path, str], None],
     clock: Callable[[], float] = perf_counter,
+    *,
+    use_saved: bool = True,
 ) -> None:
-    """Tell a new engine what these drafters will cost; `kept_at` is where that is kept, by their settings."""
+    """Give a new engine the cost of these drafters' calls; `kept_at` is the file of a drafter's settings."""
     for config in configs:
         path = kept_at(json.dumps(config.as_mapping(), sort_keys=True))
-        try:
-            core.situation.costs.begin_with_calls(json.loads(path.read_text(encoding="utf-8"))["calls"])
+        if use_saved and _read_calls(path, core.situation.costs):
             continue
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
-            pass
         plan = core.drafters.resolve(config.as_mapping())
         if plan is None:
             continue
@@ -60,6 +59,15 @@ def begin_with_calls(
             _log.info("what %s costs was not measured at the start", plan.method, exc_info=True)
             continue
         write(path, json.dumps({"calls": calls}))
+
+
+def _read_calls(path: Path, costs: StepCosts) -> bool:
+    """Use the saved cost of calls; return whether there was a sound one."""
+    try:
+        costs.begin_with_calls(json.loads(path.read_text(encoding="utf-8"))["calls"], are_saved=True)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        return False
+    return True
 
 
 def measure_calls(core: EngineCore, plan: DraftPlan, clock: Callable[[], float] = perf_counter) -> Calls:

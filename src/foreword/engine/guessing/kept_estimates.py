@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from foreword.control.learning.saving import estimates_as_json, restore_estimates
@@ -34,8 +35,8 @@ class KeptEstimates:
         self._saved_at = 0.0  # seconds of steps
         self._steps = 0  # of which something was saved
 
-    def load(self) -> bool:
-        """Begin with what was kept; False if there is nothing that could be used."""
+    def load(self, are_current: Callable[[StepCosts], bool] = lambda _: True) -> bool:
+        """Restore the estimates, and the costs if they are current; return whether costs were restored."""
         try:
             if self._path.stat().st_size > MOST_BYTES:
                 raise ValueError("it is too large")
@@ -48,6 +49,9 @@ class KeptEstimates:
             restored = StepCosts()
             restored.restore(saved["costs"])  # so that nothing is used of a file that is only half right
             restore_estimates(self._policy.estimates, saved["estimates"])
+            if not are_current(restored):
+                _log.info("saved costs of %s are measured again: passes of this process differ", self._path)
+                return False
             self._costs.restore(saved["costs"])
         except FileNotFoundError:
             return False

@@ -182,16 +182,19 @@ class CallCost:
             return max(usual - self.per_token_behind * tokens, 0.0)
         return seconds if self._caught_up >= FEW_CALLS else None
 
-    def as_json(self) -> list[float]:
-        """Plain numbers that `from_json` reads."""
+    def as_json(self, slower: float = 1.0) -> list[float]:
+        """Return plain numbers that `from_json` reads, as of a machine that is so many times as slow."""
+        levels, asks, seconds = self._late
+        mean_levels, mean_asks, mean_seconds = self._means
+        ll, la, ls, aa, as_ = self._products
         return [
             min(self._seen, MOST_SAVED),
-            *self._late,
-            *self._means,
-            *self._products,
+            *(levels, asks, slower * seconds),
+            *(mean_levels, mean_asks, slower * mean_seconds),
+            *(ll, la, slower * ls, aa, slower * as_),
             *self._seen_at,
             min(self._caught_up, MOST_SAVED),
-            self.per_token_behind,
+            slower * self.per_token_behind,
         ]
 
     @staticmethod

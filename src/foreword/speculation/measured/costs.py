@@ -21,8 +21,15 @@ SLOWEST = 3600.0
 MOST_PACE = 4.0
 """Times as slow, or as fast, as a drafter is taken to have become while it was not asked."""
 
+OTHER_SHAPE = 1.5
+"""Ratio between the slow-downs of two row counts from which on a curve has another shape; less may be noise."""
+
 MOST_METHODS = 256
 """Drafters whose calls are kept for another start."""
+
+
+SAVED_PACE = 1.0
+"""Pace at which saved calls count as measured: that of a process that has measured no step yet."""
 
 
 class StepCosts:
@@ -68,10 +75,23 @@ class StepCosts:
         """Take the (rows, seconds) of passes at this context that were measured before."""
         self._band(context).begin_with(points)
 
-    def begin_with_calls(self, calls: Mapping[str, Sequence[float]]) -> None:
-        """Take what calls of drafters cost, as `as_json` writes it, of those that nothing is known of."""
+    def begin_with_calls(self, calls: Mapping[str, Sequence[float]], *, are_saved: bool = False) -> None:
+        """Take the cost of drafters' calls, as `as_json` writes it, for drafters without measured calls.
+
+        Saved ones were measured by another process: they change with the pace of this one.
+        """
         for method, cost in {name: CallCost.from_json(saved) for name, saved in calls.items()}.items():
             self._calls.setdefault(method, cost)
+            if are_saved:
+                self._paces.setdefault(method, SAVED_PACE)
+
+    def resembles(self, measured: Iterable[tuple[float, float]]) -> bool:
+        """Return whether passes take the same time as `measured`, (rows, seconds), but for one factor for all of them.
+
+        Steps soon correct one factor for all row counts, but not what more rows add.
+        """
+        factors = [seconds / known for rows, seconds in measured if (known := self.step_seconds(round(rows)))]
+        return not factors or max(factors) < OTHER_SHAPE * min(factors)
 
     def points(self) -> list[tuple[int, list[tuple[float, float]]]]:
         """What is known of decoding: the least context of each band, and its (rows, seconds)."""
@@ -81,7 +101,8 @@ class StepCosts:
     def as_json(self) -> dict[str, Any]:
         """Plain values that `restore` reads."""
         newest = list(self._calls.items())[-MOST_METHODS:]
-        return {"steps": self.points(), "calls": {method: cost.as_json() for method, cost in newest}}
+        calls = {method: cost.as_json(self._slower_since(method)) for method, cost in newest}
+        return {"steps": self.points(), "calls": calls}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Begin with what `as_json` has written; raises `ValueError` and changes nothing for anything else."""
@@ -99,6 +120,7 @@ class StepCosts:
         for context, points in bands:
             self.begin_with(context, points)
         self._calls.update(list(calls.items())[-MOST_METHODS:])
+        self._paces |= dict.fromkeys(calls, SAVED_PACE)
 
     def step_seconds(self, rows: int, context: int = 0) -> float | None:
         """Expected time of a step that decodes this many rows; None before anything was measured."""
@@ -148,8 +170,12 @@ class StepCosts:
         cost = self._calls.get(method)
         if cost is None:
             return 0.0
+        return cost.seconds(levels, asks) * self._slower_since(method)
+
+    def _slower_since(self, method: str) -> float:
+        """Return how many times as slow as in its last calls a drafter is believed to be."""
         slower = self._pace / self._paces.get(method, self._pace)
-        return cost.seconds(levels, asks) * min(max(slower, 1 / MOST_PACE), MOST_PACE)
+        return min(max(slower, 1 / MOST_PACE), MOST_PACE)
 
     def behind_seconds(self, method: str) -> float:
         """What a drafter's call takes longer for every token that it has to catch up with."""
