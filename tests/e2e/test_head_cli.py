@@ -64,7 +64,7 @@ def test_heads_are_measured_beside_other_drafters(tmp_path: Path):
 def test_mistakes_are_one_line(tmp_path: Path, tiny_model: Path):
     head = str(TinyHead(360, draft_vocab=200).eagle3().save(tmp_path / "head", draft_vocab_size=200))
     out = str(tmp_path / "out")
-    assert_one_line_error(foreword("head", "show", str(tiny_model)), "no draft head")
+    assert_one_line_error(foreword("head", "quantize", str(tiny_model), out), "no draft head")
     assert_one_line_error(foreword("head", "convert", head, str(tmp_path)), "exists")
     assert_one_line_error(
         foreword("head", "quantize", head, out, "--target", str(tiny_model)), "behind layer -1 and it has 2"

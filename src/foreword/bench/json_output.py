@@ -13,7 +13,7 @@ _Found = TypeVar("_Found")
 def read_output(option: str, path: Path, command: str, understand: Callable[[Any], _Found]) -> _Found:
     """What a file says, with or without the table before it; a `ValueError` of `understand` is told in one line."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{option} {path} cannot be read: {error}") from None
     try:

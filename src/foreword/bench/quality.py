@@ -34,7 +34,7 @@ class Quality:
 def read_text(path: Path) -> str:
     """A text file, or a .jsonl file of which every string is taken."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}; give a text file") from error
     if path.suffix != ".jsonl":

@@ -1,5 +1,6 @@
 """`foreword head`: what a draft head is, and other forms of it."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -17,17 +18,17 @@ OutArgument = Annotated[Path, typer.Argument(help="A new directory.")]
 
 @app.command()
 def show(head: HeadArgument, as_json: JsonOption = False) -> None:
-    """Tell what a head is: its method, its sizes, what it reads of its target and what it borrows."""
-    from foreword.models.heads.describe import describe_head
-    from foreword.models.heads.opening import open_head
+    """Show what a draft head, a trained exit or a draft model is: its method, its sizes, what it reads and borrows."""
+    from foreword.models.heads.trained import describe_trained
     from foreword.models.sources.resolve import resolve_model
 
-    found = describe_head(open_head(resolve_model(head)))
+    found = describe_trained(resolve_model(head))
     if as_json:
         print_json(found)
         return
     for key, value in found.items():
         shown = ", ".join(map(str, value)) or "none" if isinstance(value, list) else value
+        shown = json.dumps(shown) if isinstance(shown, dict) else shown
         stdout.print(f"{key.replace('_', ' ')}: {shown}", markup=False, soft_wrap=True)
 
 

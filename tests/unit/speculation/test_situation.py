@@ -478,7 +478,9 @@ def test_saved_calls_follow_the_pace_of_the_process_that_restores_them():
     assert costs.draft_seconds("head", 2) == pytest.approx(usual, rel=0.05)
     again = Situation().costs
     again.restore(costs.as_json())
-    assert again.draft_seconds("head", 2) == pytest.approx(usual, rel=0.05), "saved as they are believed to be"
+    assert again.draft_seconds("head", 2) == pytest.approx(usual, rel=0.05), (
+        "saved as they are believed to be"
+    )
 
 
 @pytest.mark.parametrize(("pace", "believed"), [(50.0, MOST_PACE), (1 / 50, 1 / MOST_PACE)])

@@ -59,7 +59,7 @@ def prompts_digest(prompts: Sequence[BenchPrompt]) -> str:
 def read_prompts(path: Path) -> list[BenchPrompt]:
     """Prompts from a file of JSON lines, one of the formats that `parse_prompts` knows on every line."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise RequestError(f"dataset {path} cannot be read as text: {reason}") from None

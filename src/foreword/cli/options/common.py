@@ -133,7 +133,8 @@ def read_bytes(path: Path) -> bytes:
 def read_text(path: Path) -> str:
     """A file's text; `-` is standard input."""
     try:
-        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        return text.removeprefix("\ufeff")  # a byte order mark is no text
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise RequestError(f"{path} cannot be read: {reason}") from None

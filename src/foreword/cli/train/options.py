@@ -32,7 +32,10 @@ class CommonOptions:
     ] = None
     prompts: PromptsOption = None
     minutes: Annotated[
-        float | None, typer.Option(min=0.01, help="Train this long; with --resume, this much longer.")
+        float | None,
+        typer.Option(
+            min=0.01, help="End after this long, with loading, writing texts, training and measuring."
+        ),
     ] = None
     steps: Annotated[
         int | None, typer.Option(min=1, help="Train this many steps; with --resume, this many more.")

@@ -3,6 +3,7 @@
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -112,18 +113,23 @@ class ConsoleWatcher:
         self._show(line, int(1000 * min(share, 1.0)), 1000)
 
 
-def run_training(options: CommonOptions, recipe: "Recipe", rates: "Rates") -> None:
-    """One stretch of training, and what is left of it."""
+def run_training(
+    options: CommonOptions, recipe: "Recipe", rates: "Rates", clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Train, measure and write the outcome; `--minutes` count from here on."""
     from dataclasses import replace
 
     from foreword.train.loop.output import write_pieces
-    from foreword.train.loop.places import TEXTS, require_own, require_pieces_alone
+    from foreword.train.loop.places import TEXTS, require_own, require_pieces_alone, require_same_kind
     from foreword.train.loop.run import TrainRun, train
     from foreword.train.loop.texts import gather_texts
     from foreword.train.loop.trainer import TrainSettings
     from foreword.train.texts.documents import require_written_by
 
+    began = clock()
     require_own(options.out, resume=options.resume)
+    if options.begin is not None:
+        require_same_kind(options.begin, recipe.method)
     if options.export is not None:
         require_pieces_alone(options.export, options.out)
     evaluation = read_prompts(options.evaluate)
@@ -145,7 +151,8 @@ def run_training(options: CommonOptions, recipe: "Recipe", rates: "Rates") -> No
     with stop_signals() as stopped, memory_in_one_line(hint), stage_bar() as show:
         watcher = ConsoleWatcher(show)
         if options.data is None:
-            _write_first(options, place, data, watcher, stopped)
+            spent = clock() - began
+            _write_first(options, place, data, watcher, stopped, spent)
         if stopped():
             say("stopped before training; the same command goes on with the texts that are there")
             raise typer.Exit(STOPPED)
@@ -161,6 +168,8 @@ def run_training(options: CommonOptions, recipe: "Recipe", rates: "Rates") -> No
             batch_rows=options.batch_tokens or (_GPU_BATCH if place.on_gpu else _CPU_BATCH),
             tail_multiple=4096 if place.on_gpu else 64,
             seconds=None if options.minutes is None else 60 * options.minutes,
+            began=began,
+            clock=clock,
             steps=options.steps,
             final=options.final,
             decay_share=options.decay_share,
@@ -193,15 +202,20 @@ def run_training(options: CommonOptions, recipe: "Recipe", rates: "Rates") -> No
 
 
 def _write_first(
-    options: CommonOptions, place: Workplace, data: Path, watcher: ConsoleWatcher, stopped: Callable[[], bool]
+    options: CommonOptions,
+    place: Workplace,
+    data: Path,
+    watcher: ConsoleWatcher,
+    stopped: Callable[[], bool],
+    spent: float,
 ) -> None:
-    """Texts to train on, unless there are some: a third of the minutes, or what the steps read once."""
+    """Write training texts unless there are some: for a third of the minutes left, or what the steps read once."""
     from foreword.train.texts.data import WritingSettings
     from foreword.train.texts.documents import count_shards
 
     if count_shards(data):
         return
-    seconds = None if options.minutes is None else 20 * options.minutes
+    seconds = None if options.minutes is None else max((60 * options.minutes - spent) / 3, 0.0)
     size = options.batch_tokens or (_GPU_BATCH if place.on_gpu else _CPU_BATCH)
     tokens = None if options.steps is None else max(options.steps * size // 4, 4096)
     settings = WritingSettings(seconds=seconds, answer_tokens=tokens, seed=options.seed, stop=stopped)

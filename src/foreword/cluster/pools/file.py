@@ -105,7 +105,7 @@ def _check_addresses(members: Sequence[Member]) -> None:
 
 def _read(path: Path) -> object:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"cluster file {path} cannot be read: {error}") from None
     try:

@@ -37,7 +37,7 @@ _Rule = TypeVar("_Rule")
 def read_policy(path: Path) -> PolicyFile:
     """The file's content."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise refuse(str(path), f"cannot be read: {reason}") from None

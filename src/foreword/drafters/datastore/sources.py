@@ -61,7 +61,7 @@ def _stored_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
 
 def _text_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
     """Of a text file; it is cut at ends of lines where there are any, so that few words are torn."""
-    decoder, rest = codecs.getincrementaldecoder("utf-8")(), ""
+    decoder, rest = codecs.getincrementaldecoder("utf-8-sig")(), ""
     try:
         with path.open("rb") as file:
             while chunk := file.read(_TEXT_BYTES):

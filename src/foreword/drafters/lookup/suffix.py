@@ -127,7 +127,7 @@ def build_suffix_drafter(config: SuffixConfig, resources: DrafterResources) -> "
     if not config.warm_file:
         return SuffixDrafter(config)
     try:
-        text = Path(config.warm_file).read_text(encoding="utf-8")
+        text = Path(config.warm_file).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"warm_file {config.warm_file} cannot be read as text: {error}") from None
     return SuffixDrafter(config, resources.encode(text))

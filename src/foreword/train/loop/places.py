@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from foreword.errors import RequestError
+from foreword.models.heads.trained import trained_kind
 from foreword.train.files import require_directory
 
 WEIGHTS = "model.safetensors"
@@ -46,6 +47,16 @@ def require_new(out: Path) -> None:
     require_directory(out)
     if _names(out):
         raise RequestError(f"{out} is not empty; give a new directory")
+
+
+def require_same_kind(begin: Path, method: str) -> None:
+    """Refuse to begin with weights of another kind of drafter."""
+    kind = trained_kind(begin)
+    if kind != method:
+        found = "no trained weights" if kind is None else f"weights of kind {kind}"
+        raise RequestError(
+            f"--begin {begin} holds {found}; train {method} needs a directory of kind {method}"
+        )
 
 
 def _is_piece(name: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.train.files import require_space
 from foreword.train.heads.learner import Learner, Recipe
@@ -25,6 +26,9 @@ from foreword.train.passes.target import Target
 from foreword.train.passes.vocabulary import choose_vocabulary, stored_vocabulary, whole_vocabulary
 
 _SAVE_SECONDS = 50.0
+
+FIRST_MEASURED = 0.25
+"""Share of a run that is limited by time after which it is measured for the first time."""
 
 
 class Watcher(Protocol):
@@ -48,7 +52,8 @@ class TrainRun:
     model: str | None = None  # the target's identity, which a state to resume must have
     batch_rows: int = 61440
     tail_multiple: int = 4096
-    seconds: float | None = None
+    seconds: float | None = None  # of the whole run, with the last measurement
+    began: float | None = None  # time of `clock` from which they count; None: from the first step
     steps: int | None = None
     final: bool = False  # end with a decay
     decay_share: float = 0.4
@@ -112,8 +117,9 @@ class _Session:
     def __init__(self, trainer: Trainer, run: TrainRun, texts: RunTexts, watcher: Watcher) -> None:
         self._trainer, self._run, self._texts, self._watcher = trainer, run, texts, watcher
         first = trainer.step
+        self._seconds = _seconds_left(run)
         self._stretch = Stretch(
-            seconds=run.seconds,
+            seconds=self._seconds,
             last_step=None if run.steps is None else first + run.steps,
             final=run.final,
             decay_share=run.decay_share,
@@ -122,6 +128,7 @@ class _Session:
             stop=run.stop,
         )
         self._saved_at = self._measured_at = run.clock()
+        self._measuring: float | None = None  # seconds of the longest measurement; None: there was none yet
         self._decaying = False
         self._standing = ""  # the newest loss
         self._tau = ""
@@ -135,6 +142,21 @@ class _Session:
         )
 
     def measure(self) -> dict[str, TauReport]:
+        """Measure, and keep as much time for the last measurement."""
+        began = self._run.clock()
+        reports = self._measure()
+        self._measuring = max(self._run.clock() - began, self._measuring or 0.0)
+        if self._seconds is not None:
+            self._stretch.seconds = max(self._seconds - self._measuring, 0.0)
+        return reports
+
+    def _is_due(self, step: int, now: float) -> bool:
+        """Return whether to measure now. Where time is limited, the first time is early: the last takes as long."""
+        is_unknown = self._seconds is not None and self._measuring is None
+        is_early = is_unknown and self._stretch.done(step) > FIRST_MEASURED
+        return is_early or now - self._measured_at > self._run.evaluate_every
+
+    def _measure(self) -> dict[str, TauReport]:
         reports = {}
         for name, documents in self._texts.measured.items():
             report = reports[name] = self._trainer.evaluate(documents)
@@ -163,7 +185,7 @@ class _Session:
         if now - self._saved_at > _SAVE_SECONDS:
             save_training(run.state, self._trainer, run.recipe, run.model)
             self._saved_at = run.clock()
-        if now - self._measured_at > run.evaluate_every:
+        if self._is_due(step, now):
             self.measure()
             self._measured_at = run.clock()
 
@@ -171,6 +193,19 @@ class _Session:
         self._run.log.parent.mkdir(parents=True, exist_ok=True)
         with self._run.log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
+
+
+def _seconds_left(run: TrainRun) -> float | None:
+    """Return the seconds from now to the end of the run; None: it is not limited by time."""
+    if run.seconds is None or run.began is None:
+        return run.seconds
+    left = run.began + run.seconds - run.clock()
+    if left <= 0:
+        raise RequestError(
+            f"{run.seconds - left:.0f} s went by before the first step, and the run may take {run.seconds:.0f}; "
+            "give more --minutes, or --steps instead"
+        )
+    return left
 
 
 def _trainer(target: Target, texts: RunTexts, run: TrainRun, watcher: Watcher) -> Trainer:

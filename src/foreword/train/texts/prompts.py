@@ -24,7 +24,7 @@ class FilePrompt:
 def read_prompt_file(path: Path) -> list[FilePrompt]:
     """One prompt for every line that is not blank; a line that is none is refused by its number."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise RequestError(f"prompts file {path} cannot be read as text: {reason}") from None

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +13,19 @@ from safetensors.torch import save_file
 
 from foreword.errors import RequestError
 from foreword.models.formats.opening import open_checkpoint
+from foreword.models.heads.trained import describe_trained
 from foreword.train import files
 from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.output import _in_8_bits, digest_of, read_weights
-from foreword.train.loop.places import require_own
+from foreword.train.loop.places import require_own, require_same_kind
 from foreword.train.loop.run import TrainRun, train
+from foreword.train.loop.schedule import Stretch
 from foreword.train.loop.texts import FILES, HELD_OUT, gather_texts
+from foreword.train.loop.trainer import Trainer
 from foreword.train.passes.target import Target
 from foreword.train.texts.documents import Document, make_document, write_shard
 from foreword.train.texts.prompts import FilePrompt
+from helpers.tiny_heads import TinyHead
 from helpers.tiny_training import SETTINGS
 
 RECIPE = MedusaRecipe(heads=2, draft_vocab=64)
@@ -201,3 +206,58 @@ def test_prompts_that_are_measured_on_are_never_trained_on(tmp_path: Path):
     write_shard(tmp_path / "few", [replace(documents[0], held_out=True)])
     with pytest.raises(RequestError, match=r"all 1 texts .* are held out for evaluation; write more"):
         gather_texts(tmp_path / "few", [], answer, 256, "tiny")
+
+
+class _Slow:
+    """Time goes by with steps and measurements, and only so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_seconds_of_a_run_include_loading_and_the_last_measurement(
+    target: Target, texts, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    clock, evaluate, step = _Slow(), Trainer.evaluate, Stretch.rate
+    clock.now = 10.0  # to load and to write texts
+
+    def measured(trainer: Trainer, documents: list[Document]) -> object:
+        clock.now += 4.0
+        return evaluate(trainer, documents)
+
+    def stepped(stretch: Stretch, number: int) -> float:
+        clock.now += 0.25
+        return step(stretch, number)
+
+    monkeypatch.setattr(Trainer, "evaluate", measured)
+    monkeypatch.setattr(Stretch, "rate", stepped)
+    run = _run(tmp_path / "out", steps=None, seconds=30.0, began=0.0, clock=clock)
+    assert train(open_checkpoint(tiny_model), target, run, texts, _Silent()) is not None
+    assert 25.0 < clock.now <= 30.0
+    late = replace(run, out=tmp_path / "late", began=clock.now - 30.0)
+    with pytest.raises(RequestError, match=r"30 s went by before the first step.*--minutes"):
+        train(open_checkpoint(tiny_model), target, late, texts, _Silent())
+
+
+def test_weights_of_another_kind_are_refused_by_their_files(tmp_path: Path, tiny_model: Path):
+    head = TinyHead(360, draft_vocab=200).eagle3().save(tmp_path / "head", draft_vocab_size=200)
+    require_same_kind(head, "eagle3")
+    with pytest.raises(RequestError, match="holds weights of kind eagle3; train medusa needs"):
+        require_same_kind(head, "medusa")
+    with pytest.raises(RequestError, match="holds weights of kind draft; train eagle3 needs"):
+        require_same_kind(tiny_model, "eagle3")
+
+
+def test_a_trained_draft_and_exit_are_described(tmp_path: Path, tiny_model: Path):
+    found = describe_trained(tiny_model)
+    assert (found["method"], found["speculation"]["method"]) == ("draft_model", "draft_model")
+    exit_ = shutil.copytree(tiny_model, tmp_path / "exit")
+    config = json.loads((exit_ / "config.json").read_text())
+    (exit_ / "config.json").write_text(json.dumps({**config, "exit_layer": 3, "exit_of": "big"}))
+    found = describe_trained(exit_)
+    assert (found["exit_layer"], found["exit_of"]) == (3, "big")
+    assert found["speculation"] == {"method": "layer_skip", "adapter": str(exit_)}
+    require_same_kind(exit_, "exit")
