@@ -1,6 +1,8 @@
 """The live page in a real browser, against a real server with an engine whose answers are known."""
 
+import json
 from dataclasses import replace
+from importlib.resources import files
 
 import pytest
 
@@ -9,7 +11,7 @@ from foreword.server.api.streams import passes
 from helpers import fake_engine
 from helpers.fake_engine import FIRST_VISIBLE, FakeEngine, expected_tokens, token_text
 from helpers.local_server import local_server
-from helpers.playground import GUESSED, PLAIN, SETTINGS, finish, ready, run, spelled, texts
+from helpers.playground import GUESSED, PLAIN, SETTINGS, finish, load, ready, run, spelled, texts
 
 HOSTILE = '<img/src=x/onerror="window.hit=1"><script>window.hit=1</script>&lt;b>'
 
@@ -41,6 +43,36 @@ def test_tokens_show_where_they_came_from(page, server):
     assert float(page.text("#rate")) > 0
     assert "ms" in page.text("#verify-time")
     assert page.complaints() == []
+
+
+def test_before_anything_runs_the_page_says_what_it_does_and_shows_a_recorded_race(page, server):
+    load(page, server)
+    assert page.text("#what").startswith("Speculative decoding: ")
+    page.wait(lambda: page.find("#recorded").is_displayed())
+    record = json.loads((files("foreword.server.page") / "static" / "recorded.json").read_text("utf-8"))
+    about = page.text("#recorded .about")
+    for part in ("Recorded on", record["date"], record["model"], record["machine"], "times as fast"):
+        assert part in about
+    bars = len(page.all("#recorded svg line"))
+    assert bars == sum(len(one["passes"]) for one in record["runs"])
+    assert texts(page, "#recorded .label") == [one["name"] for one in record["runs"]]
+    page.find("#recorded button").click()
+    page.wait(lambda: 0 < len(page.all("#recorded svg line")) < bars)
+    page.wait(lambda: len(page.all("#recorded svg line")) == bars)
+    ready(page, server)
+    run(page)
+    assert not page.find("#recorded").is_displayed(), "a run of one's own replaces it"
+    assert page.complaints() == []
+
+
+def test_the_recorded_race_is_of_one_text():
+    """`scripts/record_race.py` writes it again."""
+    record = json.loads((files("foreword.server.page") / "static" / "recorded.json").read_text("utf-8"))
+    drafted, plain = record["runs"]
+    assert drafted["text"] == plain["text"]
+    assert sum(gained for *_, gained in drafted["passes"]) == sum(gained for *_, gained in plain["passes"])
+    assert all(accepted <= gained for _, accepted, gained in drafted["passes"])
+    assert not any(accepted for _, accepted, _ in plain["passes"])
 
 
 def test_the_controllers_choice_is_shown(page, server):

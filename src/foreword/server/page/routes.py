@@ -16,6 +16,7 @@ _MEDIA_TYPES: Final = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".json": "application/json",
 }
 _HEADERS: Final = {
     "Content-Security-Policy": (

@@ -8,6 +8,7 @@ import { clearFigures, showRun } from "./figures.js";
 import { clearOutlook, showOutlook } from "./outlook.js";
 import { Overview } from "./overview.js";
 import { Race } from "./race.js";
+import { RecordedRace } from "./recorded.js";
 import { Replay } from "./replay.js";
 import { Run } from "./run.js";
 import { applyPreset, methodName, offerMethods, question, readAddress, writeAddress } from "./settings.js";
@@ -17,7 +18,8 @@ const at = (id) => document.getElementById(id);
 const guessed = new AnswerView(at("guessed"), (index) => select(index));
 const plain = new AnswerView(at("plain"), (index) => plain.select(index));
 const overview = new Overview(at("overview"), (index) => select(index));
-const race = new Race();
+const race = new Race(at("race"));
+const recorded = new RecordedRace(at("recorded"));
 const replay = new Replay(showTime);
 let running = null; // the AbortController of what runs now
 let runs = []; // what is on the page: the first, and plain decoding where it was compared
@@ -109,6 +111,7 @@ async function ask() {
 
 function clear(body, compares) {
   runs = [];
+  recorded.end();
   depth = body.speculation ? body.speculation.num_speculative_tokens : 1;
   for (const part of [guessed, plain, overview, race, replay]) part.clear();
   showDraft(null);
@@ -232,3 +235,4 @@ at("key-form").addEventListener("submit", (event) => {
   start();
 });
 start();
+recorded.show().catch(report);

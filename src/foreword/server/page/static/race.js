@@ -3,13 +3,15 @@
 import { shape } from "./svg.js";
 import { element } from "./text.js";
 
-const at = (id) => document.getElementById(id);
 const TICKS = 5;
 const LAST_TICK = 0.93; // of the axis: what a tick says needs room
 
 export class Race {
-  constructor() {
-    this.lanes = [...at("race").querySelectorAll(".lane")].map((lane) => ({
+  // `section` has two lanes, an axis below them and a cursor over them.
+  constructor(section) {
+    this.ticks = section.querySelector(".axis");
+    this.cursor = section.querySelector(".cursor");
+    this.lanes = [...section.querySelectorAll(".lane")].map((lane) => ({
       picture: lane.querySelector("svg"), label: lane.querySelector(".label"), result: lane.querySelector(".result"),
     }));
     this.clear();
@@ -23,7 +25,7 @@ export class Race {
       picture.replaceChildren();
       label.textContent = result.textContent = "";
     }
-    at("race-axis").replaceChildren();
+    this.ticks.replaceChildren();
     this.showTime(null);
   }
 
@@ -63,13 +65,12 @@ export class Race {
       tick.style.left = `${(100 * time) / this.length}%`;
       ticks.push(tick);
     }
-    at("race-axis").replaceChildren(...ticks);
+    this.ticks.replaceChildren(...ticks);
   }
 
   showTime(time) {
-    const cursor = at("race-cursor");
-    cursor.hidden = time === null;
-    if (time !== null) cursor.style.left = `${(100 * Math.min(time, this.length)) / this.length}%`;
+    this.cursor.hidden = time === null;
+    if (time !== null) this.cursor.style.left = `${(100 * Math.min(time, this.length)) / this.length}%`;
   }
 }
 
