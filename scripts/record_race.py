@@ -50,14 +50,16 @@ def race(llm: LLM, drafter: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def machine() -> str:
-    """Return the kind of processor and the number of cores."""
+    """Return the kind of processor, the number of cores, and whether other work ran beside the race."""
     shown = subprocess.run(
         ["lscpu"], capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}
     )
     names = [
         line.split(":", 1)[1].strip() for line in shown.stdout.splitlines() if line.startswith("Model name:")
     ]
-    return f"{os.cpu_count()} cores of {names[0] if names else 'a CPU'} ({platform.machine()})"
+    cores, load = os.cpu_count() or 1, os.getloadavg()[0]
+    busy = ", busy with other work" if load > cores + 1 else ""
+    return f"{cores} cores of {names[0] if names else 'a CPU'} ({platform.machine()}){busy}"
 
 
 def main() -> None:

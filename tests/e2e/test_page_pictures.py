@@ -136,16 +136,17 @@ def test_both_runs_race_on_one_time_axis(page, server):
     page.find("#compare").click()
     run(page)
     boxes = page.script(
-        "return [...document.querySelectorAll('.lane svg')].map((l) => l.getAttribute('viewBox'))"
+        "return [...document.querySelectorAll('#race .lane svg')].map((l) => l.getAttribute('viewBox'))"
     )
     assert boxes[0] == boxes[1]
     bars = [
-        page.script(f"return document.querySelectorAll('.lane:nth-child({n}) .own').length") for n in (1, 2)
+        page.script(f"return document.querySelectorAll('#race .lane:nth-child({n}) .own').length")
+        for n in (1, 2)
     ]
     assert bars == [len(page.all(f"{GUESSED} .pass")), 24]
-    assert all(text.startswith("24 tokens · ") for text in texts(page, ".lane .result"))
-    assert texts(page, ".lane .label") == ["ngram", "plain"]
-    assert page.all(".tick")
+    assert all(text.startswith("24 tokens · ") for text in texts(page, "#race .lane .result"))
+    assert texts(page, "#race .lane .label") == ["ngram", "plain"]
+    assert page.all("#race .tick")
     choose(page, "replay-time", "0")
     page.script("document.getElementById('replay-time').dispatchEvent(new Event('input'))")
     assert page.find("#race-cursor").is_displayed()
