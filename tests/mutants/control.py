@@ -94,7 +94,9 @@ CONTROL_MUTANTS = (
         "speculation/measured/costs.py",
         "        return not factors or max(factors) < OTHER_SHAPE * min(factors)",
         "        return True",
-        ("tests/unit/engine/guessing/test_cost_profile.py::test_costs_saved_on_a_busy_machine_are_measured_again",),
+        (
+            "tests/unit/engine/guessing/test_cost_profile.py::test_costs_saved_on_a_busy_machine_are_measured_again",
+        ),
     ),
     Mutant(
         61,
