@@ -48,14 +48,6 @@ CPU_BACKEND_MUTANTS = (
     ),
     Mutant(
         107,
-        "a pass on the host does not look up what the pass before has drawn",
-        "backends/runner.py",
-        'batch.drawn_before.device.type != "cpu"',
-        'batch.drawn_before.device.type == "cpu"',
-        (RUNNER,),
-    ),
-    Mutant(
-        107,
         "a token that could not be drawn is looked up in the embedding",
         "backends/batch.py",
         "drawn[(-1 - token_ids).clamp(min=0).long()].clamp(min=0)",
