@@ -28,7 +28,8 @@ PATIENCE = 3_600
 
 pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(PATIENCE)]
 
-PLAN = Plan("test", prompts=3, tokens=LEAST_TOKENS, at_once=4, draws=48, depth=4)
+# A stream is cut unless it is the last request to arrive: three of eight are streamed.
+PLAN = Plan("test", prompts=3, tokens=LEAST_TOKENS, at_once=8, draws=48, depth=4)
 GREEDY = "greedy with and without speculation"
 PROMPT_LOOKUP = ("--draft_model", "prompt-lookup-decoding", "--draft_model_num_pred_tokens", "10")
 
