@@ -5,6 +5,7 @@ import torch
 
 from foreword.acceptance.batch import RowStatus
 from foreword.acceptance.draw import best_of_all
+from foreword.acceptance.noise import GAMMA, MIX_A, MIX_B, signed64
 from foreword.acceptance.pipeline.distribution import Distributions, RowShape, shape_rows
 from foreword.acceptance.rules.trees import NO_TOKEN
 from helpers.cuda import KERNEL_DEVICE, needs_triton
@@ -78,6 +79,25 @@ def test_names_decide_the_noise_and_the_tokens(samples: bool):
     narrow, among, there, noise, ids = on_device(logits, wide, temperature, keys, names)
     found = draw_rows(narrow, there, noise, None, samples=samples, names=ids)
     assert found.tolist() == draw_rows(among, there, noise, None, samples=samples).tolist()
+
+
+def key_for(word: int, token: int) -> int:
+    """Return the key whose noise for `token` comes from this 64-bit word: the mix of `acceptance.noise` undone."""
+    z = word
+    for shift, factor in ((31, MIX_B), (27, MIX_A), (30, 1)):
+        z ^= z >> shift ^ z >> 2 * shift
+        z = z * pow(factor, -1, 1 << 64) % (1 << 64)
+    return signed64((z - (token + 1) * GAMMA) % (1 << 64))
+
+
+def test_the_upper_tail_of_the_noise_is_large_but_finite():
+    """The largest noise is 54 log 2 = 37.4: it loses against a logit that is 60 higher and wins against one of 30."""
+    from foreword.kernels.triton_draw import draw_rows
+
+    logits = torch.tensor([[0.0, -torch.inf, 60.0], [0.0, -torch.inf, 30.0]])
+    keys = torch.tensor([key_for(2**64 - 1, 0)] * 2)
+    on = on_device(logits, torch.ones(2, dtype=torch.float64), keys)
+    assert draw_rows(*on, None)[0].tolist() == [2, 0]
 
 
 def test_rows_that_stand_apart_in_memory():

@@ -66,7 +66,7 @@ def expected_row(
         *((case, None, False, 4) for case in ("chains", "trees", "prompts")),
         ("trees", None, True, 1),
         *(("plain", (0, 140, 1), split, 4) for split in (True, False)),
-        ("trees", (140, 1, 0), True, 4),
+        ("trees", (270, 1, 0), True, 4),
     ],
 )
 def test_every_row_sees_its_prefix_and_its_ancestors(
