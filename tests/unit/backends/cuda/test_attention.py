@@ -39,7 +39,7 @@ CASES = {
     "plain": [tree_rows(0, 1, []), tree_rows(1, 300, []), tree_rows(2, 256, [])],
     "chains": [tree_rows(0, 255, [-1, 0, 1]), tree_rows(1, 37, [-1, 0, 1, 2, 3])],
     "trees": [
-        tree_rows(0, 290, [-1, 0, -1, 2]),
+        [*prompt_rows(0, 288, 2), *tree_rows(0, 290, [-1, 0, -1, 2])[1:]],
         tree_rows(1, 254, [-1, -1, 0, 1, 3]),
         tree_rows(2, 9, []),
     ],
@@ -93,6 +93,7 @@ def test_every_row_sees_its_prefix_and_its_ancestors(
         ]
         first += len(group)
     tiles.append((0, 0, 0))  # as padding has it
+    tiles.reverse()  # a tile that wrote rows of the next one would do so after it
     row_tiles = RowTiles(*(ints(list(column)) for column in zip(*tiles, strict=True)), tile_rows)
     prefixes, block_tables = (
         ints([row.prefix for row in rows]),
