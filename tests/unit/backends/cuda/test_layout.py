@@ -1,10 +1,12 @@
 """How passes are cut into tiles and rounded; on the host alone."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from foreword.backends.batch import Tap
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
@@ -15,13 +17,17 @@ from helpers.trees import random_tokens, random_tree
 pytestmark = needs_triton
 
 
-def laid_out(runs: list[int], drafts: list[Draft], group: int, kv_heads: int = 1):
+def laid_out(runs: list[int], drafts: list[Draft], group: int, kv_heads: int = 1, known: int = 0):
+    """Each request has `known` tokens in KV memory before the rows of this pass."""
     from foreword.backends.cuda.layout import Layout
     from foreword.kv.paged_cache import PagedCache
 
     cache = PagedCache(200)
     rng = random.Random(0)
-    requests = [make_request(cache, random_tokens(rng, run)) for run in runs]
+    requests = [make_request(cache, random_tokens(rng, known + run)) for run in runs]
+    for request in requests:
+        cache.reserve(request.kv, known)
+        cache.commit(request.kv, known, [])
     entries = [PassEntry.of(request, run) for request, run in zip(requests, runs, strict=True)]
     with Transaction(cache, entries) as transaction:
         batch = transaction.batch(drafts)
@@ -56,6 +62,7 @@ def test_every_row_is_in_one_tile_of_its_request(group: int):
             assert (owners[first : first + count] == -1).all()
             owners[first : first + count] = request
     assert owners.tolist() == layout.requests.tolist()
+    assert layout.shape.narrow_rows * group <= max(64, group), "lines that a program has registers for"
     assert not {0, 3} & set(layout.wide.requests.tolist()), (
         "guesses may branch, which wide tiles do not follow"
     )
@@ -69,6 +76,27 @@ def test_passes_of_like_size_have_one_shape():
     shape = shapes.pop()
     assert shape.is_decode and (shape.rows, shape.narrow_rows, shape.wide_tiles) == (16, 4, 0)
     assert not shape.has_trees
+
+
+@pytest.mark.parametrize(("known", "parts"), [(0, 1), (100, 1), (140, 2), (300, 4), (390, 4)])
+def test_the_shape_follows_from_the_longest_text_in_powers_of_two(known: int, parts: int):
+    _, layout = laid_out([1] * 3, [Draft.chain([1, 2], 1 + known)] * 3, 4, known=known)
+    assert (layout.shape.parts, layout.shape.pages) == (parts, 8 * parts)
+
+
+def test_a_pass_with_a_prompt_is_not_captured_and_its_short_texts_keep_their_parts():
+    _, layout = laid_out([200, 1], [Draft(), Draft.chain([1, 2], 1)], 4)
+    assert layout.shape.wide_tiles and layout.shape.rows <= 256 and not layout.shape.is_decode
+    assert layout.shape.parts == 1, "the prompt's tiles go through all of their positions themselves"
+
+
+def test_every_tap_is_kept_once():
+    from foreword.backends.cuda.layout import Layout
+
+    taps = Tap(3), Tap(0), Tap(3), Tap(3, normed=True), Tap(1)
+    batch, _ = laid_out([1], [Draft()], 4)
+    found = Layout.of(replace(batch, taps=taps), 16, 4, 1).shape.taps
+    assert found == (Tap(3), Tap(0), Tap(3, normed=True), Tap(1))
 
 
 @pytest.mark.parametrize("rows", [1, 6])
