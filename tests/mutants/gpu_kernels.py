@@ -8,6 +8,7 @@ LAYOUT = f"{UNIT}/backends/cuda/test_layout.py"
 UPLOAD = f"{UNIT}/backends/cuda/test_upload.py"
 ADAPTERS = f"{UNIT}/backends/cuda/test_adapters.py"
 DRAW = f"{UNIT}/kernels/test_triton_draw.py"
+CHAINS = "tests/integration/test_cuda_head_chains.py"
 
 GPU_KERNEL_MUTANTS = (
     Mutant(
@@ -148,5 +149,13 @@ GPU_KERNEL_MUTANTS = (
         "_gumbel(key + tl.zeros_like(token), name)",
         "_gumbel(key + tl.zeros_like(token), token)",
         (f"{DRAW}::test_names_decide_the_noise_and_the_tokens",),
+    ),
+    Mutant(
+        98,
+        "the second level of a chain reads rows that the head never wrote",
+        "backends/cuda/heads.py",
+        "positions, seen[level], tables, told.tiles.requests, store.page_size, False, told.starts\n",
+        "positions, seen[level], tables, told.tiles.requests, store.page_size, False, None\n",
+        (f"{CHAINS}::test_a_chain_has_the_guesses_of_one_call_per_level",),
     ),
 )
