@@ -161,6 +161,16 @@ class RequestSampler:
         """Whether the next draw but one can be handed to a device before the next is known on the host."""
         return self._draws_alone and self.grammar is None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether all that its next draw needs is there: the mask of a slow grammar is computed between passes."""
+        return self.grammar is None or self.grammar.is_ready
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether draft tokens can be verified without holding up the pass."""
+        return self.grammar is None or self.grammar.can_draft
+
     def restrictions(self) -> list[str]:
         """The parameters that rule out tokens, as users call them."""
         has = {

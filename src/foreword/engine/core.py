@@ -35,6 +35,9 @@ from foreword.speculation.report import StageSeconds, StepReport
 from foreword.speculation.step import Stepper
 from foreword.structured.compiler import Grammars
 
+MASK_WAIT = 0.005
+"""Wall-clock seconds between two looks at new requests while all others wait for masks."""
+
 
 class EngineCore:
     """Owns target, KV, scheduler and drafters; every `step` is one target pass for all requests that run.
@@ -81,6 +84,7 @@ class EngineCore:
         )
         self.adapters = Adapters(target)
         self.background = BackgroundWork()  # prepares requests whose drafter or grammar has to be made
+        self._grammars = Grammars(vocabulary.grammar_tokens)
         self._intake = Intake(
             vocabulary,
             self.max_model_len,
@@ -89,7 +93,7 @@ class EngineCore:
             self.scheduler.check,
             self.adapters,
             itertools.count(),
-            Grammars(vocabulary.grammar_tokens),
+            self._grammars,
             parts.steering,
         )
         self.guessing = GuessingDesk(self.cache, parts.policy, parts.steering, self.drafters, rule)
@@ -190,7 +194,15 @@ class EngineCore:
         """One target pass; returns what the answers have gained."""
         late = self.end_late()
         under_way = self.launch()
-        return late if under_way is None else [*late, *self.resolve(under_way)]
+        if under_way is None:
+            self.wait_for_masks()
+            return late
+        return [*late, *self.resolve(under_way)]
+
+    def wait_for_masks(self) -> None:
+        """Wait a moment for masks that are computed between passes, where the requests of the next pass need them."""
+        if any(not request.sampler.is_ready for request in self.scheduler.running):
+            self._grammars.wait_for_masks(MASK_WAIT)
 
     def end_late(self) -> list[AnswerDelta]:
         """End the answers whose deadline is over, or cannot be met where that was asked for; their ends."""
@@ -271,12 +283,13 @@ class EngineCore:
         return None
 
     def close(self) -> None:
-        """Cancel what is being prepared and give back what drafters hold; nothing is answered any more."""
+        """Cancel what is being prepared and release what drafters and grammars hold; nothing is answered any more."""
         self.background.close()
         self.guessing.close()
         if self.kept is not None:
             self.kept.save()
         self.drafters.close()
+        self._grammars.close()
 
     def _deltas(self, report: StepReport) -> list[AnswerDelta]:
         """What the answers have gained, each with its own books."""

@@ -103,8 +103,8 @@ def fit_to_room(
 
 
 def _sensible(entry: PassEntry, plan: DraftPlan | None) -> DraftPlan | None:
-    """The plan as far as its guesses could be committed: the target adds a token after the deepest of them."""
-    if plan is None or not entry.draws:
+    """Return the plan as far as its draft tokens could be committed: the target adds a token after the deepest."""
+    if plan is None or not entry.draws or not entry.request.sampler.can_draft:
         return None
     nodes, depth = min(plan.max_nodes, MAX_DRAFT_NODES), min(plan.max_depth, entry.request.room - 1)
     if 0 < nodes == plan.max_nodes and 0 < depth == plan.max_depth:

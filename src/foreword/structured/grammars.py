@@ -1,4 +1,4 @@
-"""From what a user asks for to the text that llguidance compiles."""
+"""Turns structured outputs into the text that llguidance compiles."""
 
 import json
 import re
@@ -6,14 +6,25 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from foreword.errors import RequestError
+from foreword.structured.ecma import EcmaPattern
+from foreword.structured.lark import Kind, Part, parts
 from foreword.structured.params import StructuredOutputs
+from foreword.structured.regexes import with_ascii_classes
+from foreword.structured.schemas import DATA, NAMED
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 
 def grammar_text(wanted: StructuredOutputs, control_names: Collection[str] = ()) -> str:
-    """llguidance's form of it; `control_names` are tokens of the model that no text can spell."""
+    """Return llguidance's form of it; `control_names` are tokens of the model that no text can spell."""
+    try:
+        return _grammar_text(wanted, control_names)
+    except RecursionError:
+        raise RequestError(f"structured outputs: {wanted.form} nests too deep") from None
+
+
+def _grammar_text(wanted: StructuredOutputs, control_names: Collection[str]) -> str:
     from llguidance import LLMatcher
 
     if wanted.json_object:
@@ -21,7 +32,7 @@ def grammar_text(wanted: StructuredOutputs, control_names: Collection[str] = ())
     if wanted.json is not None:
         return _from_schema(json.loads(str(wanted.json)), wanted)
     if wanted.regex is not None:
-        return str(LLMatcher.grammar_from_regex(wanted.regex))
+        return str(LLMatcher.grammar_from_regex(with_ascii_classes(wanted.regex)))
     if wanted.choice is not None:
         # One expression, not a rule for each: a parser has room for a few thousand rules at a time.
         return str(LLMatcher.grammar_from_regex("|".join(map(re.escape, wanted.choice))))
@@ -31,19 +42,20 @@ def grammar_text(wanted: StructuredOutputs, control_names: Collection[str] = ())
 
 
 def schema_options(wanted: StructuredOutputs) -> "JsonCompileOptions":
-    """How JSON is laid out.
+    """Return the layout of JSON: that of Python's `json.dumps` unless the request has another.
 
-    Unless asked otherwise in the one way that Python's `json.dumps` has: where any whitespace is allowed, small models
-    write nothing else until the answer is full, and no token between two keys is certain.
+    Where any whitespace is allowed, small models write nothing else until the answer is full, and no token between
+    two keys is certain.
     """
+    pattern = wanted.whitespace_pattern
     space = "" if wanted.disable_any_whitespace else " "
     return {
         "lenient": False,
         "coerce_one_of": False,
-        "whitespace_flexible": wanted.whitespace_pattern is not None,
-        "whitespace_pattern": wanted.whitespace_pattern,
-        "item_separator": "," if wanted.whitespace_pattern is not None else f",{space}",
-        "key_separator": ":" if wanted.whitespace_pattern is not None else f":{space}",
+        "whitespace_flexible": pattern is not None,
+        "whitespace_pattern": None if pattern is None else with_ascii_classes(pattern),
+        "item_separator": "," if pattern is not None else f",{space}",
+        "key_separator": ":" if pattern is not None else f":{space}",
     }
 
 
@@ -52,12 +64,12 @@ def _from_schema(schema: Any, wanted: StructuredOutputs) -> str:  # noqa: ANN401
 
     if wanted.disable_additional_properties:
         schema = _closed(schema)
-    written = json.dumps(schema, ensure_ascii=False)
+    written = json.dumps(with_parser_patterns(schema), ensure_ascii=False)
     return str(LLMatcher.grammar_from_json_schema(written, overrides=schema_options(wanted)))
 
 
 def _closed(schema: Any) -> Any:  # noqa: ANN401 - any JSON
-    """The schema with `additionalProperties: false` for every object that does not say."""
+    """Return the schema with `additionalProperties: false` for every object that does not say."""
     if isinstance(schema, list):
         return [_closed(entry) for entry in schema]
     if not isinstance(schema, dict):
@@ -68,6 +80,34 @@ def _closed(schema: Any) -> Any:  # noqa: ANN401 - any JSON
     return closed
 
 
+def with_parser_patterns(schema: Any) -> Any:  # noqa: ANN401 - any JSON
+    """Return the schema with its patterns, which are ECMA-262's, as the parser reads them."""
+    if isinstance(schema, list):
+        return [with_parser_patterns(entry) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {keyword: _with_parser_patterns(keyword, value) for keyword, value in schema.items()}
+
+
+def _with_parser_patterns(keyword: str, value: Any) -> Any:  # noqa: ANN401 - any JSON
+    if keyword in DATA:
+        return value
+    if keyword == "pattern" and isinstance(value, str):
+        return EcmaPattern(value).translated()
+    if keyword in NAMED and isinstance(value, dict):
+        is_pattern = keyword == "patternProperties"
+        named = {
+            EcmaPattern(name).translated() if is_pattern else name: with_parser_patterns(entry)
+            for name, entry in value.items()
+        }
+        if len(named) < len(value):
+            raise RequestError(
+                "structured outputs: patternProperties has two patterns that mean the same; join them"
+            )
+        return named
+    return with_parser_patterns(value)
+
+
 def _from_ebnf(text: str) -> str:
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
@@ -75,11 +115,20 @@ def _from_ebnf(text: str) -> str:
     try:
         lark = any_to_lark(text)
     except RecursionError:
-        raise RequestError("structured outputs: grammar nests too deep") from None
+        raise
     except Exception as error:  # the converter's own, and whatever else a wrong grammar makes it raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise RequestError(f"structured outputs: grammar cannot be read: {reason[:300]}") from None
-    return str(LLMatcher.grammar_from_lark(lark))
+    return str(LLMatcher.grammar_from_lark("".join(map(_rewritten, parts(lark)))))
+
+
+def _rewritten(part: Part) -> str:
+    """Return a part of a Lark grammar with expressions and patterns as the parser reads them."""
+    if part.kind is Kind.REGEX:
+        return f"/{with_ascii_classes(part.text[1:-1])}/"
+    if part.kind is Kind.SCHEMA:
+        return json.dumps(with_parser_patterns(part.value), ensure_ascii=False)
+    return part.text
 
 
 def _from_tags(given: Mapping[str, Any], control_names: Collection[str]) -> str:
@@ -116,7 +165,7 @@ def _tag(place: int, entry: Any, triggers: list[str]) -> Any:  # noqa: ANN401 - 
     trigger = next((text for text in triggers if entry["begin"].startswith(text)), None)
     if trigger is None:
         raise RequestError(f"{name}: its begin starts with none of the triggers")
-    return StructTag(trigger=trigger, begin=entry["begin"], grammar=schema, end=end)
+    return StructTag(trigger=trigger, begin=entry["begin"], grammar=with_parser_patterns(schema), end=end)
 
 
 def _are_texts(value: object) -> TypeGuard[list[str]]:

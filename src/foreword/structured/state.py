@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from threading import Lock
-from time import thread_time
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from foreword.structured.budget import MaskBudget, TenantBudgets
+
 if TYPE_CHECKING:
-    from foreword.structured.compiler import CompiledGrammar
+    from foreword.structured.compiling import CompiledGrammar
+    from foreword.structured.mask_worker import MaskWorker
 
 Bits = npt.NDArray[np.int32]
 """[..., words], a bit for every token of the vocabulary, 32 in a word."""
@@ -17,15 +19,8 @@ Bits = npt.NDArray[np.int32]
 Path = tuple[int, ...]
 """Tokens after the committed ones."""
 
-
-MASK_SECONDS = 0.1
-"""Of a processor's time: an answer whose form takes longer to look up at some token is given up, as others wait."""
-
 FORESEEN = 64
 """Tokens without a choice that are looked up at once: a draft has no more."""
-
-TOO_SLOW = f"what may come next takes longer than {MASK_SECONDS:g} s to work out"
-
 
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
 """The parser's words for that nothing can follow, and the answer is not complete."""
@@ -36,45 +31,87 @@ class GrammarError(ValueError):
 
 
 class GrammarState:
-    """What a grammar allows after the committed tokens of an answer, and after any guesses behind them.
+    """What a grammar allows after the committed tokens of an answer, and after draft tokens that follow them.
 
-    Only `commit` moves it. To look ahead, the parser reads guesses and takes them back before anybody else is served.
-    An end token is allowed where the answer is complete; behind one, nothing but another.
+    Only `commit` moves it. To look ahead, the parser reads draft tokens and takes them back.
+    An end token is allowed where the answer is complete; after one, nothing but another.
+
+    While masks are fast they are computed when they are needed, in the pass. Once one was slow, the answer drafts
+    nothing and `worker` computes the next mask after every commit; until then the answer is not ready for a pass.
     """
 
-    def __init__(self, grammar: "CompiledGrammar") -> None:
+    def __init__(
+        self,
+        grammar: "CompiledGrammar",
+        budget: MaskBudget | None = None,
+        worker: "MaskWorker | None" = None,
+    ) -> None:
+        """Without a worker all masks are computed when they are needed."""
+        self._matcher = grammar.new_matcher()  # freed before the grammar, which returns the memory of both
         self._grammar = grammar
-        self._matcher = grammar.new_matcher()
+        self._budget = budget or MaskBudget(TenantBudgets())
+        self._worker = worker
         self._committed: list[int] = []
+        self._unread: list[int] = []  # the last of them, which the parser has not read yet
         self._has_ended = False
         self._ahead: Path = ()  # what the parser has read and takes back
-        self._known: dict[Path, Bits] = {}  # masks, by what stands before them behind the committed tokens
-        self._lock = Lock()  # a drafter that was left behind may still ask
+        # Masks, by the tokens before them that follow the committed ones.
+        self._known: dict[Path, Bits] = {} if grammar.first_mask is None else {(): grammar.first_mask}
+        self._lock = Lock()  # a drafter that has run out of time may still use it
+        self._is_slow = grammar.is_slow and worker is not None
+        self._fast_masks = 0  # in a row
+        self._calm_masks = self._budget.limits.calm_masks  # fast ones after which it is not slow any more
+        self.is_ready = True  # whether a pass may include it
         self.error: str | None = None  # why it could not go on somewhere
 
     @property
     def vocab_size(self) -> int:
         return self._grammar.tokens.size
 
+    @property
+    def can_draft(self) -> bool:
+        """Whether masks are fast enough to compute several in a pass."""
+        return not self._is_slow
+
+    @property
+    def used(self) -> float:
+        """Seconds of a processor that its masks have taken."""
+        return self._budget.used
+
     def commit(self, tokens: Sequence[int]) -> None:
-        """These came next. Raises `GrammarError`, and nothing has changed, if they could not have."""
+        """Add committed tokens. Raises `GrammarError`, and nothing has changed, if the grammar does not allow them."""
         with self._lock:
             own = self._before_end(tokens)
-            if (self._has_ended and own) or not self._read((), own):
+            if self._is_slow and self._are_allowed(own):
+                self._unread += own
+            elif (self._has_ended and own) or not self._catch_up() or not self._read((), own):
                 why = self._complaint()
                 self._start_again()
                 raise GrammarError(why)
             self._ahead = ()
             self._committed += own
             self._has_ended |= len(own) < len(tokens)
+            self._budget.earn(len(tokens))
             came = tuple(tokens)
             known = self._known.items()
             self._known = {path[len(came) :]: mask for path, mask in known if path[: len(came)] == came}
+            if self._is_slow and () not in self._known and self._worker is not None:
+                self.is_ready = False
+                self._worker.put(self)
+
+    def prepare(self) -> None:
+        """Compute the next mask, in the worker's thread."""
+        with self._lock:
+            try:
+                self._mask(())
+            finally:
+                self._take_back()
+                self.is_ready = True
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Bits:
         """[1 + nodes, words], what may follow the text, then each node of a draft (-1 is the text's parent).
 
-        After a node that cannot come itself everything is allowed: nobody gets there. Where the parser gave up,
+        After a node that is not allowed itself everything is: no path leads there. Where the parser gave up,
         nothing is.
         """
         rows = np.empty((1 + len(tokens), self._grammar.words), np.int32)
@@ -88,17 +125,20 @@ class GrammarState:
         return rows
 
     def follows(self, tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
-        """[nodes], whether a node of a draft and all above it are allowed."""
+        """[nodes], whether a node of a draft and all above it are allowed; once masks are slow, as far as is known."""
         with self._lock:
             try:
-                return [self._is_allowed(path) for path in paths(tokens, parents)]
+                return [
+                    (not self._is_slow or path[:-1] in self._known) and self._is_allowed(path)
+                    for path in paths(tokens, parents)
+                ]
             finally:
                 self._take_back()
 
     def forced(self, most: int) -> list[int]:
         """The next tokens, as far as there is no choice; at most so many."""
         with self._lock:
-            if self._has_ended or most < 1:
+            if self._has_ended or most < 1 or not self._catch_up():
                 return []
             found = self._foresee(())[:most]
             try:
@@ -128,21 +168,32 @@ class GrammarState:
             return grammar.everything
         if self._has_ended or (path and path[-1] in grammar.ends):
             return grammar.only_ends
-        if not self._read(self._ahead, path):
-            self._give_up()
-            return grammar.nothing
-        mask, began = np.empty(grammar.words, np.int32), thread_time()
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        is_slow = thread_time() - began > MASK_SECONDS
-        if self._matcher.is_error() or is_slow:
-            self._give_up(TOO_SLOW if is_slow else None)
+        mask, began = np.empty(grammar.words, np.int32), self._budget.clock()
+        is_read = self._catch_up() and self._read(self._ahead, path)
+        if is_read:
+            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        why = self._spent(self._budget.clock() - began)
+        if why is not None or not is_read or self._matcher.is_error():
+            self._give_up(why)
             return grammar.nothing
         if grammar.allows_one(mask):
             self._foresee(path)
         return grammar.with_all_ends(mask)
 
+    def _spent(self, seconds: float) -> str | None:
+        """Account for a mask; return why the answer cannot go on, None if it can."""
+        if seconds > self._budget.limits.slow_mask:
+            if not self._is_slow and self._fast_masks:
+                self._calm_masks *= 2  # it has been fast for a while before
+            self._fast_masks, self._grammar.is_slow = 0, True
+            self._is_slow = self._worker is not None
+        else:
+            self._fast_masks += 1
+            self._is_slow = self._is_slow and self._fast_masks < self._calm_masks
+        return self._budget.spend(seconds)
+
     def _foresee(self, path: Path) -> Path:
-        """The tokens that must come behind what the parser has read: where there is no choice, masks need no work."""
+        """Return the tokens that must follow what the parser has read: where there is no choice, masks need no work."""
         forced = tuple(
             map(int, self._matcher.compute_ff_tokens()[:FORESEEN])
         )  # a grammar may force tokens for ever
@@ -151,13 +202,28 @@ class GrammarState:
         return forced
 
     def _is_allowed(self, path: Path) -> bool:
-        """Whether the last of these may come behind the others, and they behind the text."""
+        """Whether the last of these may follow the others, and they the text."""
         before, token = self._mask(path[:-1]), path[-1]
         is_reached = before is not self._grammar.everything
         return is_reached and 0 <= token < self.vocab_size and bool(before[token >> 5] >> (token & 31) & 1)
 
+    def _are_allowed(self, tokens: Sequence[int]) -> bool:
+        """Whether masks that are known allow these to come next."""
+        ahead = [tuple(tokens[: place + 1]) for place in range(len(tokens))]
+        return not self._has_ended and all(
+            path[:-1] in self._known and self._is_allowed(path) for path in ahead
+        )
+
+    def _catch_up(self) -> bool:
+        """Have the parser read the committed tokens that it has not read yet."""
+        unread, self._unread = self._unread, []
+        if not unread:
+            return True
+        self._take_back()
+        return bool(self._matcher.try_consume_tokens(unread) == len(unread) and not self._matcher.is_error())
+
     def _read(self, ahead: Path, path: Sequence[int]) -> bool:
-        """Have the parser read this behind the committed tokens; what it had read ahead otherwise it forgets."""
+        """Have the parser read this after the committed tokens; it takes back what else it had read ahead."""
         common = 0
         while common < min(len(ahead), len(path)) and ahead[common] == path[common]:
             common += 1
@@ -172,7 +238,7 @@ class GrammarState:
         self._read(self._ahead, ())
 
     def _give_up(self, why: str | None = None) -> None:
-        """What lies behind this cannot be told; the text itself is as it was."""
+        """Note why the parser cannot go on from here; the text itself is as it was."""
         self.error = why or self._complaint()
         self._start_again()
 
@@ -183,10 +249,9 @@ class GrammarState:
         return lines[0] if lines else "the grammar does not allow these tokens here"
 
     def _start_again(self) -> None:
-        """A parser that has failed never recovers: a new one reads the text."""
+        """A parser that has failed never recovers: a new one reads the text, when it is needed."""
         self._matcher = self._grammar.new_matcher()
-        self._ahead = ()
-        self._matcher.try_consume_tokens(self._committed)
+        self._ahead, self._unread = (), list(self._committed)
 
     def _before_end(self, tokens: Sequence[int]) -> list[int]:
         """The tokens before the first that ends the answer."""

@@ -1,12 +1,10 @@
 """Grammars are compiled once, within limits, and what is wrong with them is said in one line."""
 
-from threading import Event
-
 import pytest
 
 from foreword.errors import RequestError
 from foreword.structured.alternatives import at_fault
-from foreword.structured.compiler import AT_ONCE, Grammars
+from foreword.structured.compiler import Grammars
 from foreword.structured.params import StructuredOutputs
 from helpers.tiny_grammars import allowed, grammars, token_table
 
@@ -132,24 +130,6 @@ def test_tags_prescribe_a_part_of_a_text():
     assert follows("then <x a>1</x> and more <x a>1</x>")
     assert not follows("then <x b")
     assert not follows("then <x a>2")
-
-
-def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_waits_for_nobody_for_ever():
-    going_on = Event()
-
-    class Hanging(Grammars):
-        def _compiled(self, wanted):
-            going_on.wait()
-            return super()._compiled(wanted)
-
-    kept = Hanging(token_table, seconds=0.05)
-    for _ in range(AT_ONCE):
-        with pytest.raises(RequestError, match=r"longer than 0\.05 s to compile"):
-            kept.begin(StructuredOutputs(choice=["a"]))
-    with pytest.raises(RequestError, match="try again"):
-        kept.begin(StructuredOutputs(choice=["a"]))
-    going_on.set()
-    assert allowed(kept.begin(StructuredOutputs(choice=["a"]))) == [b"a"]
 
 
 def test_a_model_without_an_end_has_no_forms():

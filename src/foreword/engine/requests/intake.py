@@ -61,7 +61,7 @@ class Intake:
         assigned = assigned or self._assign(new)
         adapter = self.adapters.find(new.adapter)
         forms = [
-            None if params.structured is None else self.grammars.begin(params.structured)
+            None if params.structured is None else self.grammars.begin(params.structured, new.tenant)
             for _ in range(params.n)
         ]
         requests = [

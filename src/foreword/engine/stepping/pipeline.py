@@ -27,6 +27,7 @@ class StepPipeline:
         core, late = self._core, self._core.end_late()
         self._fill()
         if not self._under_way:
+            core.wait_for_masks()
             return late
         report = core.commit(self._under_way.popleft())
         if core.steps_ahead > 1:

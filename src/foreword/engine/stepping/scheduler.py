@@ -98,13 +98,14 @@ class Scheduler:
     def schedule(self, follows: bool = False) -> list[PassEntry]:
         """The requests of the next pass, each with the number of tokens that it computes.
 
-        Those that have to wait for a pass under way are left out. `follows`: the others of that pass may be in this
-        one, if nobody has to wait.
+        Requests whose next mask is still being computed sit out, and so do those that depend on a pass in flight.
+        `follows`: the others of that pass may be in this one, if none depends on it.
         """
         self._admit()
         self.kept_prompts.forget_unwanted(self.waiting)
-        free = [request for request in self.running if self._is_free(request)]
-        if len(free) < len(self.running) or not follows:
+        ready = [request for request in self.running if request.sampler.is_ready]
+        free = [request for request in ready if self._is_free(request)]
+        if len(free) < len(ready) or not follows:
             free = [request for request in free if not request.kv.passes]
         runs = self._runs(free)
         self._make_room(runs)

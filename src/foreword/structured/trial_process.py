@@ -1,0 +1,177 @@
+"""The process in which grammars are compiled first: `python -m foreword.structured.trial_process`.
+
+It holds the vocabulary and forks for every grammar. The fork limits itself: the system ends it when its memory or its
+processor time is used up, inside native code too, and takes back all that it had. Nothing is compiled in this process
+itself, so that it stays small. It ends when its standard input does, that is with its parent.
+"""
+
+import json
+import os
+import pickle
+import resource
+import select
+import signal
+import struct
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from foreword.errors import RequestError
+from foreword.structured.compiling import compiled, try_first_tokens
+from foreword.structured.limits import CompileLimits
+from foreword.structured.params import StructuredOutputs
+from foreword.structured.tokens import GrammarTokens
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+LENGTH = struct.Struct("<I")
+"""Before every message, its length in bytes."""
+
+REQUESTS, ANSWERS = 0, 1
+"""File descriptors."""
+
+_MESSAGE_CHARACTERS = 400
+"""Of an error: an answer fits into one atomic write to a pipe."""
+
+_SMALL = StructuredOutputs(json_object=True)
+
+_NICENESS = 5
+"""Compiling yields to the engine's passes."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A grammar to compile."""
+
+    number: int
+    wanted: StructuredOutputs
+    limits: CompileLimits
+
+
+def serve() -> None:
+    """Answer trials until the input ends."""
+    os.nice(_NICENESS)
+    vocabulary = _message()
+    if vocabulary is None:
+        return
+    tokens = spelled(*vocabulary)
+    tokenizer = tokens.for_llguidance()
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    running: dict[int, int] = {}  # trials by their processes
+    while True:
+        ready, _, _ = select.select([REQUESTS, woken], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+            _report_ended(running)
+        if REQUESTS in ready:
+            trial = _message()
+            if trial is None:
+                break
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                _run(trial, tokens, tokenizer)
+            running[pid] = trial.number
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+
+
+def spelled(
+    pieces: list[bytes], end_ids: tuple[int, ...], control_ids: list[int], control_names: frozenset[str]
+) -> GrammarTokens:
+    """Return a vocabulary whose texts are split into their longest pieces: what a trial costs does not depend on it."""
+    special = {*end_ids, *control_ids}
+    ids = {piece: token for token, piece in enumerate(pieces) if piece and token not in special}
+    longest = max(map(len, ids), default=1)
+
+    def encode(text: str) -> list[int]:
+        found, rest = [], text.encode()
+        while rest:
+            piece = next((rest[:n] for n in range(longest, 0, -1) if rest[:n] in ids), b"")
+            found += [ids[piece]] if piece else []
+            rest = rest[max(len(piece), 1) :]
+        return found
+
+    return GrammarTokens(pieces, end_ids, encode, control_ids, control_names)
+
+
+def _run(trial: Trial, tokens: GrammarTokens, tokenizer: "LLTokenizer") -> NoReturn:
+    """Compile a grammar in a process of its own, within limits, answer, and end."""
+    answer: dict[str, Any] = {"number": trial.number}
+    try:
+        _limit(trial.limits)
+        try_first_tokens(
+            compiled(_SMALL, tokens, tokenizer), _SMALL.form
+        )  # what every grammar takes is not counted
+        before = _peak_bytes()
+        grammar = compiled(trial.wanted, tokens, tokenizer)
+        try_first_tokens(grammar, trial.wanted.form)
+        answer["bytes"] = _peak_bytes() - before
+    except RequestError as error:
+        answer["refusal"] = str(error)[:_MESSAGE_CHARACTERS]
+    except MemoryError:
+        os._exit(1)
+    except BaseException as error:
+        answer["refusal"] = f"structured outputs: {trial.wanted.form}: {error!r}"[:_MESSAGE_CHARACTERS]
+    _answer(answer)
+    os._exit(0)
+
+
+def _limit(limits: CompileLimits) -> None:
+    """Have the system end this process when it has used up its processor time, its time, or its memory."""
+    for ended_by in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(ended_by, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
+    signal.setitimer(signal.ITIMER_REAL, limits.patience * limits.cpu_seconds)
+    with suppress(OSError, ValueError):  # a system without such a limit, or without /proc: macOS
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        most = used + limits.memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _peak_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _report_ended(running: dict[int, int]) -> None:
+    """Answer for the processes that ended without an answer of their own."""
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        number = running.pop(pid)
+        if status != 0:
+            _answer({"number": number, "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0})
+
+
+def _answer(answer: dict[str, Any]) -> None:
+    written = json.dumps(answer).encode()
+    os.write(ANSWERS, LENGTH.pack(len(written)) + written)
+
+
+def _message() -> Any:  # noqa: ANN401 - whatever the parent sends
+    """Return the next message of the parent; None at the end of the input."""
+    header = _exactly(LENGTH.size)
+    body = header and _exactly(LENGTH.unpack(header)[0])
+    return pickle.loads(body) if body else None
+
+
+def _exactly(size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size:
+        more = os.read(REQUESTS, size - len(found))
+        if not more:
+            return b""
+        found += more
+    return bytes(found)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,166 @@
+"""Compiles grammars in another process first, which shows what they cost."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import weakref
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from itertools import count
+from threading import Lock, Thread
+from typing import IO, Any
+
+from foreword.errors import RequestError
+from foreword.structured.limits import CompileLimits
+from foreword.structured.params import StructuredOutputs
+from foreword.structured.tokens import GrammarTokens
+from foreword.structured.trial_process import LENGTH, Trial
+
+START_SECONDS = 60.0
+"""Wall-clock seconds that the process may take to start, beside those of a trial."""
+
+END_SECONDS = 5.0
+"""Wall-clock seconds that the process may take to end."""
+
+_OUT_OF_TIME = (signal.SIGPROF, signal.SIGALRM)
+
+
+class CompileTrials:
+    """Owns the process that tries grammars, which starts with the first trial and again if it was killed."""
+
+    def __init__(self, tokens: GrammarTokens, limits: CompileLimits) -> None:
+        self._tokens = tokens
+        self._limits = limits
+        self._numbers = count()
+        self._lock = Lock()
+        self._is_closed = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._waiting: dict[int, Future[dict[str, Any]]] = {}
+
+    def run(self, wanted: StructuredOutputs) -> int:
+        """Return the bytes that compiling a grammar takes; raises `RequestError` for what is wrong or too much."""
+        answer = self._answer(wanted) or self._answer(
+            wanted
+        )  # once more where the process was killed meanwhile
+        return self._result(answer, wanted)
+
+    def close(self) -> None:
+        """End the process for good; trials in it are refused."""
+        with self._lock:
+            self._is_closed = True
+            self._stop()
+
+    @property
+    def pid(self) -> int | None:
+        """The process that tries grammars; None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    def _answer(self, wanted: StructuredOutputs) -> dict[str, Any]:
+        """Return the answer of the process, empty if it has ended without one."""
+        limits, answered = self._limits, Future[dict[str, Any]]()
+        with self._lock:
+            if self._is_closed:
+                return {}
+            if self._process is not None and self._process.poll() is not None:
+                self._stop()
+            number, waiting = next(self._numbers), self._waiting
+            waiting[number] = answered
+            with suppress(OSError):  # it has ended, which its listener notices
+                self._send(Trial(number, wanted, limits))
+        try:
+            return answered.result(START_SECONDS + limits.patience * limits.cpu_seconds)
+        except FutureTimeoutError:
+            with self._lock:
+                self._stop()
+            raise RequestError(
+                "structured outputs: the process that compiles grammars hangs; try again"
+            ) from None
+        finally:
+            del waiting[number]
+
+    def _result(self, answer: dict[str, Any], wanted: StructuredOutputs) -> int:
+        limits, takes = self._limits, f"structured outputs: {wanted.form} takes"
+        if "refusal" in answer:
+            raise RequestError(answer["refusal"])
+        if "bytes" in answer:
+            return int(answer["bytes"])
+        if answer.get("signal") in _OUT_OF_TIME:
+            raise RequestError(f"{takes} longer than {limits.cpu_seconds:g} s to compile; make it smaller")
+        if "signal" in answer:
+            memory = limits.memory_bytes >> 20
+            raise RequestError(f"{takes} more than {memory} MiB to compile; make it smaller")
+        raise RequestError("structured outputs: the process that compiles grammars has ended; try again")
+
+    def _send(self, message: object) -> None:
+        if self._process is None:
+            self._start()
+        process = self._process
+        assert process is not None and process.stdin is not None
+        _write(process.stdin.fileno(), message)
+
+    def _start(self) -> None:
+        # One thread: a fork of a process with others could hang.
+        alone = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "foreword.structured.trial_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **alone},
+        )
+        self._process = process
+        assert process.stdin is not None
+        tokens = self._tokens
+        own = list(tokens.pieces), tokens.end_ids, list(tokens.control_ids), tokens.control_names
+        _write(process.stdin.fileno(), own)
+        weakref.finalize(self, _end, process)
+        Thread(
+            target=_listen, args=(process.stdout, self._waiting), name="foreword-grammar-trials", daemon=True
+        ).start()
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            _end(process)
+        for answered in list(self._waiting.values()):
+            _settle(answered, {})
+        self._waiting = {}
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Close the input of the process, with which it ends; one that does not is killed."""
+    assert process.stdin is not None
+    with suppress(OSError):
+        process.stdin.close()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _listen(answers: IO[bytes], waiting: "dict[int, Future[dict[str, Any]]]") -> None:
+    """Pass on the answers of one process until it ends."""
+    with answers:
+        while len(header := answers.read(LENGTH.size)) == LENGTH.size:
+            answer = json.loads(answers.read(LENGTH.unpack(header)[0]))
+            if (answered := waiting.get(answer["number"])) is not None:
+                _settle(answered, answer)
+    for answered in list(waiting.values()):
+        _settle(answered, {})
+
+
+def _settle(answered: "Future[dict[str, Any]]", answer: dict[str, Any]) -> None:
+    with suppress(Exception):  # it was settled before
+        answered.set_result(answer)
+
+
+def _write(descriptor: int, message: object) -> None:
+    body = pickle.dumps(message)
+    rest = memoryview(LENGTH.pack(len(body)) + body)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

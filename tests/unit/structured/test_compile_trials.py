@@ -1,0 +1,138 @@
+"""Grammars are tried in a process of its own, which is ended when one takes too much."""
+
+import gc
+import os
+import signal
+import sys
+from threading import Event, Thread
+
+import pytest
+
+from foreword.errors import RequestError
+from foreword.structured.compiler import KEPT_BYTES, Grammars, Turns
+from foreword.structured.limits import CompileLimits
+from foreword.structured.params import StructuredOutputs
+from foreword.structured.trials import CompileTrials
+from helpers.tiny_grammars import allowed, token_table
+from helpers.waiting import wait_until
+
+MANY_ITEMS = StructuredOutputs(json={"type": "array", "items": {"type": "integer"}, "maxItems": 10**9})
+LONG = StructuredOutputs(json={"type": "integer", "multipleOf": 1_000_003})
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the system has no limit on memory")
+SMALL = StructuredOutputs(choice=["abc", "ab"])
+
+
+@pytest.fixture(scope="module")
+def trials():
+    made = CompileTrials(token_table(), CompileLimits(cpu_seconds=60, memory_bytes=64 << 20))
+    yield made
+    made.close()
+
+
+@LINUX
+def test_a_grammar_that_takes_too_much_memory_is_ended_and_the_next_one_is_tried(trials: CompileTrials):
+    with pytest.raises(RequestError, match="json takes more than 64 MiB to compile; make it smaller"):
+        trials.run(MANY_ITEMS)
+    pid = trials.pid
+    assert trials.run(SMALL) >= 0
+    assert trials.pid == pid
+
+
+def test_a_grammar_that_takes_too_long_is_ended():
+    trials = CompileTrials(token_table(), CompileLimits(cpu_seconds=0.3, patience=1000, memory_bytes=4 << 30))
+    with pytest.raises(RequestError, match=r"json takes longer than 0\.3 s to compile; make it smaller"):
+        trials.run(LONG)
+    trials.close()
+
+
+@LINUX
+def test_what_a_trial_refuses_is_never_compiled_here(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("foreword.structured.compiler.compiled", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr("foreword.structured.compiler.check_counts", lambda _: None)
+    kept = Grammars(token_table, CompileLimits(cpu_seconds=60, memory_bytes=64 << 20))
+    with pytest.raises(RequestError, match="MiB to compile"):
+        kept.begin(MANY_ITEMS)
+    kept.close()
+
+
+def test_a_process_that_was_killed_is_started_again(trials: CompileTrials):
+    trials.run(SMALL)
+    assert trials.pid is not None
+    first = trials._process
+    assert first is not None
+    os.kill(trials.pid, signal.SIGKILL)
+    first.wait()
+    assert trials.run(SMALL) >= 0
+    assert trials._process is not first
+
+
+def test_a_trial_in_a_process_that_is_closed_is_refused():
+    trials = CompileTrials(token_table(), CompileLimits(cpu_seconds=60, memory_bytes=4 << 30))
+    refused: list[str] = []
+
+    def try_it() -> None:
+        with pytest.raises(RequestError) as error:
+            trials.run(LONG)
+        refused.append(str(error.value))
+
+    trials.run(SMALL)
+    thread = Thread(target=try_it)
+    thread.start()
+    wait_until(lambda: bool(trials._waiting))
+    trials.close()
+    thread.join()
+    assert refused == ["structured outputs: the process that compiles grammars has ended; try again"]
+
+
+def test_the_process_ends_with_its_owner():
+    trials = CompileTrials(token_table(), CompileLimits())
+    trials.run(SMALL)
+    process = trials._process
+    assert process is not None
+    del trials
+    gc.collect()
+    assert process.wait() == 0
+
+
+def test_grammars_that_take_much_memory_are_kept_in_small_numbers(monkeypatch: pytest.MonkeyPatch):
+    sizes = iter([KEPT_BYTES // 2] * 5 + [KEPT_BYTES + 1])
+    returned: list[None] = []
+    monkeypatch.setattr(CompileTrials, "run", lambda self, wanted: next(sizes))
+    monkeypatch.setattr("foreword.structured.compiling.return_free_memory", lambda: returned.append(None))
+    kept = Grammars(token_table)
+    forms = [StructuredOutputs(choice=["a" * count]) for count in range(1, 7)]
+    for form in forms:
+        kept.begin(form)
+    gc.collect()
+    assert [kept.is_ready(form) for form in forms] == [False, False, False, True, True, False]
+    assert len(returned) == 4
+
+
+def test_no_tenant_takes_all_turns():
+    turns = Turns(CompileLimits(cpu_seconds=0.001, patience=1, at_once=3, at_once_per_tenant=2))
+    going_on, inside = Event(), []
+
+    def compile_long(tenant: str) -> None:
+        with turns.taken(tenant):
+            inside.append(tenant)
+            going_on.wait()
+
+    threads = [Thread(target=compile_long, args=("many",)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(inside) == 2)
+    with pytest.raises(RequestError, match="try again"), turns.taken("many"):
+        pass
+    with turns.taken("other"):
+        inside.append("other")
+    going_on.set()
+    for thread in threads:
+        thread.join()
+    with turns.taken("many"):
+        assert inside[-1] == "other"
+
+
+def test_an_answer_of_a_grammar_that_was_tried_begins_as_ever():
+    kept = Grammars(token_table)
+    assert allowed(kept.begin(SMALL)) == [b"a", b"ab", b"abc"]
+    kept.close()
