@@ -1,12 +1,15 @@
 """A form's state belongs to its answer: forks have their own, and neither preemption nor failures move it."""
 
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from foreword import LLM, SamplingParams, StructuredOutputs
 from foreword.backends.runner import ModelRunner
 from foreword.engine.messages import NewRequest
+from foreword.structured.state import GrammarState
+from helpers.clocks import ScriptedClock
 from helpers.engines import ask, run
 
 LETTERS = StructuredOutputs(regex="(ab|cd){2,6}!")
@@ -107,3 +110,53 @@ def test_the_drafter_of_forms_is_used_by_itself(llm: LLM):
     assert off.outputs[0].text == output.outputs[0].text
     assert off.outputs[0].stats is not None
     assert off.outputs[0].stats.drafted == 0
+
+
+def test_others_go_on_while_a_slow_mask_is_computed_and_its_text_is_the_same(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+):
+    expected = ask(llm.engine, [5, 6, 7], PARAMS)
+    run(llm.engine)
+    right, going_on = GrammarState.prepare, Event()
+
+    def held_up(self: GrammarState) -> None:
+        going_on.wait()
+        right(self)
+
+    monkeypatch.setattr(GrammarState, "prepare", held_up)
+    monkeypatch.setattr(llm.engine._grammars, "clock", ScriptedClock(tick=0.02))
+    slow = ask(llm.engine, [5, 6, 7], PARAMS)
+    other = ask(llm.engine, [5, 6, 8], SamplingParams(max_tokens=30, ignore_eos=True))
+    while other.finish_reason is None:
+        llm.engine.step()
+    assert slow.finish_reason is None
+    assert slow in llm.engine.scheduler.running
+    assert not slow.sampler.is_ready
+    llm.engine.step()  # nothing can be done, and nothing fails
+    going_on.set()
+    run(llm.engine)
+    assert slow.output_ids == expected.output_ids
+    assert slow.finish_reason == "stop"
+
+
+def test_an_answer_whose_masks_take_too_much_in_all_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(llm.engine._grammars, "clock", ScriptedClock(tick=0.09))
+    form = StructuredOutputs(grammar='root ::= s\ns ::= s s s | s s | "a" | "b" | ""')
+    slow = ask(llm.engine, [5, 6, 7], SamplingParams(structured=form, max_tokens=60, min_tokens=50, seed=1))
+    other = ask(llm.engine, [5, 6, 8], SamplingParams(max_tokens=60, ignore_eos=True))
+    run(llm.engine)
+    assert slow.finish_reason == "error"
+    assert "its masks have taken 1 s more than its tokens may" in str(slow.error)
+    assert "\n" not in str(slow.error)
+    assert other.finish_reason == "length"
+
+
+def test_a_closed_engine_leaves_no_process(tiny_model: Path):
+    mine = LLM(str(tiny_model), dtype="float32", device="cpu", speculation="off")
+    mine.generate({"prompt_token_ids": [5, 6, 7]}, SamplingParams(structured=LETTERS, max_tokens=4))
+    ready = mine.engine._grammars._ready
+    assert ready is not None
+    process = ready[2]._process
+    assert process is not None
+    mine.engine.close()
+    assert process.poll() is not None

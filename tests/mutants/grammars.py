@@ -14,6 +14,11 @@ UNTAGGED = f"{UNIT}/server/test_untagged_calls.py"
 LOADING = f"{UNIT}/backends/test_loading_memory.py"
 FILL = "tests/integration/test_fill_in_the_middle.py"
 SERVED = "tests/integration/test_server_structured.py"
+COUNTS = f"{UNIT}/structured/test_counts.py"
+TRIALS = f"{UNIT}/structured/test_compile_trials.py"
+SLOW = f"{UNIT}/structured/test_slow_masks.py"
+BUDGET = f"{UNIT}/structured/test_mask_budget.py"
+DIALECTS = f"{UNIT}/structured/test_regex_dialects.py"
 STATE_FILE = "structured/state.py"
 
 GRAMMAR_MUTANTS = (
@@ -36,7 +41,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         90,
         "answers to one prompt share a parser",
-        "structured/compiler.py",
+        "structured/compiling.py",
         "            return self._matcher.deep_copy()",
         "            return self._matcher",
         (f"{STATE}::test_answers_to_one_prompt_do_not_share_their_place",),
@@ -142,7 +147,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         93,
         "an answer ends before its form is complete",
-        "structured/compiler.py",
+        "structured/compiling.py",
         "        if len(self.ends) > 1 and mask[first >> 5] >> (first & 31) & 1:",
         "        if len(self.ends) > 1:",
         (STATE,),
@@ -202,5 +207,61 @@ GRAMMAR_MUTANTS = (
         "step = max(1, _PIECE_ELEMENTS // expected[-1] // PANEL_ROWS) * PANEL_ROWS",
         "step = expected[0]",
         (LOADING,),
+    ),
+    Mutant(
+        94,
+        "counts of a schema reach the parser",
+        "structured/compiler.py",
+        "            check_counts(wanted)\n",
+        "",
+        (COUNTS,),
+    ),
+    Mutant(
+        94,
+        "a grammar is compiled in the engine without a trial",
+        "structured/compiler.py",
+        "        size = trials.run(wanted)\n",
+        "        size = 0\n",
+        (f"{TRIALS}::test_what_a_trial_refuses_is_never_compiled_here",),
+    ),
+    Mutant(
+        94,
+        "a trial has no limit on its processor time",
+        "structured/trial_process.py",
+        "    signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)\n",
+        "",
+        (f"{TRIALS}::test_a_grammar_that_takes_too_long_is_ended",),
+    ),
+    Mutant(
+        94,
+        "a slow mask is computed in the pass",
+        STATE_FILE,
+        "            self._is_slow = self._worker is not None\n",
+        "            self._is_slow = False\n",
+        (SLOW,),
+    ),
+    Mutant(
+        94,
+        "a request takes part in a pass before its mask is there",
+        "engine/stepping/scheduler.py",
+        " if request.sampler.is_ready]",
+        "]",
+        (f"{PREEMPTED}::test_others_go_on_while_a_slow_mask_is_computed_and_its_text_is_the_same",),
+    ),
+    Mutant(
+        94,
+        "the masks of a request cost its tenant nothing",
+        "structured/budget.py",
+        "        if not self._tenants.spend(self._tenant, more):",
+        "        if False:",
+        (BUDGET,),
+    ),
+    Mutant(
+        94,
+        "digits of all scripts are digits of a guided expression",
+        "structured/grammars.py",
+        "grammar_from_regex(with_ascii_classes(wanted.regex))",
+        "grammar_from_regex(wanted.regex)",
+        (DIALECTS,),
     ),
 )

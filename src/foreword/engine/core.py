@@ -284,12 +284,12 @@ class EngineCore:
 
     def close(self) -> None:
         """Cancel what is being prepared and release what drafters and grammars hold; nothing is answered any more."""
+        self._grammars.close()
         self.background.close()
         self.guessing.close()
         if self.kept is not None:
             self.kept.save()
         self.drafters.close()
-        self._grammars.close()
 
     def _deltas(self, report: StepReport) -> list[AnswerDelta]:
         """What the answers have gained, each with its own books."""
