@@ -15,7 +15,10 @@ JsonSchemaOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="The answer is JSON that fits the schema in this file.")
 ]
 RegexOption = Annotated[
-    str | None, typer.Option(help="The answer as a whole matches this regular expression.")
+    str | None,
+    typer.Option(
+        help=r"The answer as a whole matches this regular expression; \d, \w, \s are ASCII unless it starts with (?u)."
+    ),
 ]
 ChoiceOption = Annotated[
     list[str] | None, typer.Option(help="The answer is one of these; given several times.")
