@@ -88,6 +88,10 @@ class Grammars:
 
     def begin(self, wanted: StructuredOutputs, tenant: str = "") -> GrammarState:
         """Return the state of a new answer; raises `RequestError` for a grammar that is wrong or too large."""
+        return self.begin_all(wanted, 1, tenant)[0]
+
+    def begin_all(self, wanted: StructuredOutputs, count: int, tenant: str = "") -> list[GrammarState]:
+        """Return the states of several answers to one request, whose grammar is compiled once."""
         with self._lock:
             grammar = self._kept.get(wanted)
             if grammar is not None:
@@ -97,7 +101,10 @@ class Grammars:
             with self._turns.taken(tenant):
                 grammar = self._compiled(wanted)
             self._keep(wanted, grammar)
-        return GrammarState(grammar, MaskBudget(self._tenants, tenant, self.clock), self._worker)
+        return [
+            GrammarState(grammar, MaskBudget(self._tenants, tenant, self.clock), self._worker)
+            for _ in range(count)
+        ]
 
     def wait_for_masks(self, seconds: float) -> None:
         """Wait until a mask was computed between passes, at most so long."""

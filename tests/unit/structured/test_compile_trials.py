@@ -108,6 +108,15 @@ def test_grammars_that_take_much_memory_are_kept_in_small_numbers(monkeypatch: p
     assert len(returned) == 4
 
 
+def test_a_grammar_too_large_to_keep_is_compiled_once_for_all_answers_to_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    sizes = iter([KEPT_BYTES + 1])
+    monkeypatch.setattr(CompileTrials, "run", lambda self, wanted: next(sizes))
+    states = Grammars(token_table).begin_all(SMALL, 5)
+    assert len({id(state._grammar) for state in states}) == 1
+
+
 def test_no_tenant_takes_all_turns():
     turns = Turns(CompileLimits(cpu_seconds=0.001, patience=1, at_once=3, at_once_per_tenant=2))
     going_on, inside = Event(), []

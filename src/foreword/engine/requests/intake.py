@@ -20,6 +20,7 @@ from foreword.engine.service.deadlines import ON_DEADLINE
 from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
 from foreword.structured.compiler import Grammars
+from foreword.structured.state import GrammarState
 
 MOST_DEADLINE_MS = 1e12
 """Some thirty years."""
@@ -60,10 +61,9 @@ class Intake:
         prediction = new.prediction[: self.context_length]  # no answer is longer
         assigned = assigned or self._assign(new)
         adapter = self.adapters.find(new.adapter)
-        forms = [
-            None if params.structured is None else self.grammars.begin(params.structured, new.tenant)
-            for _ in range(params.n)
-        ]
+        forms: list[GrammarState | None] = [None] * params.n
+        if params.structured is not None:
+            forms = [*self.grammars.begin_all(params.structured, params.n, new.tenant)]
         requests = [
             Request(
                 next(self._numbers),
