@@ -14,7 +14,9 @@ def imports() -> dict[str, set[str]]:
     """Return the packages of foreword that each package imports directly."""
     graph = grimp.build_graph("foreword")
     names = sorted(
-        child.split(".")[1] for child in graph.find_children("foreword") if child.split(".")[1] not in LEFT_OUT
+        child.split(".")[1]
+        for child in graph.find_children("foreword")
+        if child.split(".")[1] not in LEFT_OUT
     )
 
     def does_import(one: str, other: str) -> bool:
