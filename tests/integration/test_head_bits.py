@@ -117,7 +117,7 @@ def test_what_a_head_cannot_do_is_refused(folder: Path):
     arrays, starts = BatchBuffers().lay_out(cache, [rows], ()).arrays, np.zeros(1, np.int32)
     own, theirs = (HeadInput(arrays, starts, torch.zeros(3, n), n == 0) for n in (0, 3 * HIDDEN))
     record = np.zeros(1, RECORD)
-    record["top_k"] = 201  # all tokens
+    record["top_k"], record["top_p"] = 201, 1.0  # all tokens
     plan = ChainPlan(np.array([3], np.int32), np.array([1], np.int32), record, None, 201)
     with pytest.raises(ValueError, match="has no blocks"):
         heads["eagle3"].block(None, replace(own, features=torch.zeros(3, HIDDEN)), plan, runner.store)

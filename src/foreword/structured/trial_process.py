@@ -7,12 +7,12 @@ itself, so that it stays small. It ends when its standard input does, that is wi
 
 import json
 import os
-import pickle
 import resource
 import select
 import signal
 import struct
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ REQUESTS, ANSWERS = 0, 1
 _MESSAGE_CHARACTERS = 400
 """Of an error: an answer fits into one atomic write to a pipe."""
 
-_SMALL = StructuredOutputs(json_object=True)
+_SMALL = StructuredOutputs(regex=".*")
 
 _NICENESS = 5
 """Compiling yields to the engine's passes."""
@@ -50,6 +50,32 @@ class Trial:
     wanted: StructuredOutputs
     limits: CompileLimits
 
+    @staticmethod
+    def from_json(message: Mapping[str, Any]) -> "Trial":
+        """Return the trial that `asdict` has made a message of."""
+        wanted, limits = StructuredOutputs(**message["wanted"]), CompileLimits(**message["limits"])
+        return Trial(message["number"], wanted, limits)
+
+
+def vocabulary_as_json(tokens: GrammarTokens) -> dict[str, Any]:
+    """Return a vocabulary as a message; the bytes of a piece are the characters of its text."""
+    return {
+        "pieces": [piece.decode("latin-1") for piece in tokens.pieces],
+        "end_ids": list(tokens.end_ids),
+        "control_ids": list(tokens.control_ids),
+        "control_names": sorted(tokens.control_names),
+    }
+
+
+def vocabulary_from(message: Mapping[str, Any]) -> GrammarTokens:
+    """Return the vocabulary of a message."""
+    return spelled(
+        [piece.encode("latin-1") for piece in message["pieces"]],
+        tuple(message["end_ids"]),
+        message["control_ids"],
+        frozenset(message["control_names"]),
+    )
+
 
 def serve() -> None:
     """Answer trials until the input ends."""
@@ -57,7 +83,7 @@ def serve() -> None:
     vocabulary = _message()
     if vocabulary is None:
         return
-    tokens = spelled(*vocabulary)
+    tokens = vocabulary_from(vocabulary)
     tokenizer = tokens.for_llguidance()
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
@@ -70,9 +96,10 @@ def serve() -> None:
             os.read(woken, 4096)
             _report_ended(running)
         if REQUESTS in ready:
-            trial = _message()
-            if trial is None:
+            message = _message()
+            if message is None:
                 break
+            trial = Trial.from_json(message)
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
@@ -106,9 +133,8 @@ def _run(trial: Trial, tokens: GrammarTokens, tokenizer: "LLTokenizer") -> NoRet
     answer: dict[str, Any] = {"number": trial.number}
     try:
         _limit(trial.limits)
-        try_first_tokens(
-            compiled(_SMALL, tokens, tokenizer), _SMALL.form
-        )  # what every grammar takes is not counted
+        with suppress(RequestError):  # what every grammar takes is not counted
+            try_first_tokens(compiled(_SMALL, tokens, tokenizer), _SMALL.form)
         before = _peak_bytes()
         grammar = compiled(trial.wanted, tokens, tokenizer)
         try_first_tokens(grammar, trial.wanted.form)
@@ -156,11 +182,11 @@ def _answer(answer: dict[str, Any]) -> None:
     os.write(ANSWERS, LENGTH.pack(len(written)) + written)
 
 
-def _message() -> Any:  # noqa: ANN401 - whatever the parent sends
+def _message() -> Any:  # noqa: ANN401 - any JSON
     """Return the next message of the parent; None at the end of the input."""
     header = _exactly(LENGTH.size)
     body = header and _exactly(LENGTH.unpack(header)[0])
-    return pickle.loads(body) if body else None
+    return json.loads(body) if body else None
 
 
 def _exactly(size: int) -> bytes:

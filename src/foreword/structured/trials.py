@@ -2,14 +2,15 @@
 
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import weakref
+from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
+from dataclasses import asdict
 from itertools import count
 from threading import Lock, Thread
 from typing import IO, Any
@@ -18,7 +19,7 @@ from foreword.errors import RequestError
 from foreword.structured.limits import CompileLimits
 from foreword.structured.params import StructuredOutputs
 from foreword.structured.tokens import GrammarTokens
-from foreword.structured.trial_process import LENGTH, Trial
+from foreword.structured.trial_process import LENGTH, Trial, vocabulary_as_json
 
 START_SECONDS = 60.0
 """Wall-clock seconds that the process may take to start, beside those of a trial."""
@@ -70,7 +71,7 @@ class CompileTrials:
             number, waiting = next(self._numbers), self._waiting
             waiting[number] = answered
             with suppress(OSError):  # it has ended, which its listener notices
-                self._send(Trial(number, wanted, limits))
+                self._send(asdict(Trial(number, wanted, limits)))
         try:
             return answered.result(START_SECONDS + limits.patience * limits.cpu_seconds)
         except FutureTimeoutError:
@@ -95,7 +96,7 @@ class CompileTrials:
             raise RequestError(f"{takes} more than {memory} MiB to compile; make it smaller")
         raise RequestError("structured outputs: the process that compiles grammars has ended; try again")
 
-    def _send(self, message: object) -> None:
+    def _send(self, message: Mapping[str, Any]) -> None:
         if self._process is None:
             self._start()
         process = self._process
@@ -114,9 +115,7 @@ class CompileTrials:
         )
         self._process = process
         assert process.stdin is not None
-        tokens = self._tokens
-        own = list(tokens.pieces), tokens.end_ids, list(tokens.control_ids), tokens.control_names
-        _write(process.stdin.fileno(), own)
+        _write(process.stdin.fileno(), vocabulary_as_json(self._tokens))
         weakref.finalize(self, _end, process)
         Thread(
             target=_listen, args=(process.stdout, self._waiting), name="foreword-grammar-trials", daemon=True
@@ -159,8 +158,8 @@ def _settle(answered: "Future[dict[str, Any]]", answer: dict[str, Any]) -> None:
         answered.set_result(answer)
 
 
-def _write(descriptor: int, message: object) -> None:
-    body = pickle.dumps(message)
+def _write(descriptor: int, message: Mapping[str, Any]) -> None:
+    body = json.dumps(message).encode()
     rest = memoryview(LENGTH.pack(len(body)) + body)
     while rest:
         rest = rest[os.write(descriptor, rest) :]

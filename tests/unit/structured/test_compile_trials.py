@@ -1,6 +1,7 @@
 """Grammars are tried in a process of its own, which is ended when one takes too much."""
 
 import gc
+import json
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from foreword.errors import RequestError
 from foreword.structured.compiler import KEPT_BYTES, Grammars, Turns
 from foreword.structured.limits import CompileLimits
 from foreword.structured.params import StructuredOutputs
+from foreword.structured.trial_process import spelled, vocabulary_as_json, vocabulary_from
 from foreword.structured.trials import CompileTrials
 from helpers.tiny_grammars import allowed, token_table
 from helpers.waiting import wait_until
@@ -139,6 +141,15 @@ def test_no_tenant_takes_all_turns():
         thread.join()
     with turns.taken("many"):
         assert inside[-1] == "other"
+
+
+def test_a_vocabulary_of_any_bytes_reaches_the_process():
+    pieces = [bytes([byte]) for byte in range(256)] + [b"<end>", b"\xff\xfe"]
+    tokens = spelled(pieces, (256,), [256], frozenset({"<end>"}))
+    received = vocabulary_from(json.loads(json.dumps(vocabulary_as_json(tokens))))
+    assert (received.pieces, received.end_ids) == (pieces, (256,))
+    assert (list(received.control_ids), received.control_names) == ([256], {"<end>"})
+    assert received.encode("ab") == [ord("a"), ord("b")]
 
 
 def test_an_answer_of_a_grammar_that_was_tried_begins_as_ever():
