@@ -89,3 +89,14 @@ def test_links_into_the_source_become_text(hooks):
     assert (
         hooks.on_page_markdown("see [step.py](../src/step.py) and [a](b.md)") == "see step.py and [a](b.md)"
     )
+
+
+def test_the_diagram_of_packages_is_that_of_the_imports():
+    pytest.importorskip("grimp")
+    spec = importlib.util.spec_from_file_location("package_diagram", ROOT / "scripts" / "package_diagram.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (DOCS / "design.md").read_text(encoding="utf-8")
+    assert module.diagram() in page, "put what scripts/package_diagram.py prints into docs/design.md"
