@@ -47,7 +47,7 @@ def markdown_lines(text: str) -> Iterator[tuple[int, str]]:
     is_code = False
     for number, line in enumerate(text.splitlines(), 1):
         is_code ^= line.lstrip().startswith("```")
-        if not is_code:
+        if not is_code and not line.startswith("    "):
             yield number, re.sub(r"`[^`]*`|\]\([^)]*\)", "", line)
 
 
