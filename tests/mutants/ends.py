@@ -14,22 +14,25 @@ END_MUTANTS = (
         14,
         "every chunk's prompt scores are taken for those of the prompt's first tokens",
         "speculation/accept.py",
-        "request.tokens[request.scored + 1 : request.scored + 1 + entry.scored]",
-        "request.tokens[1 : 1 + entry.scored]",
+        "_scores",
+        "request.tokens[request.scored + 1:request.scored + 1 + entry.scored]",
+        "request.tokens[1:1 + entry.scored]",
         (f"{SCORES}::test_of_prompts",),
     ),
     Mutant(
         14,
         "prompt tokens are scored again when their rows are computed again",
         "speculation/requests.py",
-        "- max(first, request.scored))",
-        "- first)",
+        "PassEntry.of",
+        "max(first, request.scored)",
+        "first",
         (f"{SCORES}::test_of_prompts",),
     ),
     Mutant(
         15,
         "guesses behind the end of the answer leave log probabilities",
         "speculation/accept.py",
+        "_verdict",
         "request_logprobs(judged, found, place)[:kept]",
         "request_logprobs(judged, found, place)",
         (EVERY_END,),
@@ -38,38 +41,57 @@ END_MUTANTS = (
         15,
         "log probabilities are read from rows of guesses that were not accepted",
         "acceptance/logprobs.py",
-        "*(root + 1 + node for node in verdicts.path(request))]",
-        "*(root + 1 + place for place in range(len(verdicts.path(request))))]",
+        "request_logprobs",
+        "(root + 1 + node for node in verdicts.path(request))",
+        "(root + 1 + place for place in range(len(verdicts.path(request))))",
         (f"{SCORES}::test_of_accepted_corrected_and_own_tokens",),
     ),
     Mutant(
         19,
         "a chunk that does not reach the prompt's end draws a token",
         "speculation/requests.py",
-        "first + run == length + pending, pending",
-        "True, pending",
+        "PassEntry.of",
+        "first + run == length + pending",
+        "True",
         (f"{SCORES}::test_of_accepted_corrected_and_own_tokens",),
     ),
     Mutant(
         20,
         "penalties count the committed tokens and not the draft's: the shapes differ",
         "acceptance/pipeline/corrections.py",
-        "times = np.concatenate([generated, np.ones(len(path_rows))])",
-        "times = generated",
+        "touched_pairs",
+        "np.concatenate([generated, np.ones(len(path_rows))])",
+        "generated",
         (EVERY_END,),
     ),
     Mutant(
         20,
         "an error in a pass ends the engine",
         "speculation/recovery.py",
-        "            return self.stepper.resolve(under_way.launched)\n        except Exception as error:\n",
-        "            return self.stepper.resolve(under_way.launched)\n        except ZeroDivisionError as error:\n",
+        "Recovery.resolve",
+        "try:\n"
+        "    if isinstance(under_way.launched, Exception):\n"
+        "        for entry in mine:\n"
+        "            entry.kv.end_pass()\n"
+        "        raise under_way.launched\n"
+        "    return self.stepper.resolve(under_way.launched)\n"
+        "except Exception as error:\n"
+        "    self._note('step', error)",
+        "try:\n"
+        "    if isinstance(under_way.launched, Exception):\n"
+        "        for entry in mine:\n"
+        "            entry.kv.end_pass()\n"
+        "        raise under_way.launched\n"
+        "    return self.stepper.resolve(under_way.launched)\n"
+        "except ZeroDivisionError as error:\n"
+        "    self._note('step', error)",
         (f"{ASYNC}::test_a_failing_pass_costs_the_request_and_not_the_engine",),
     ),
     Mutant(
         21,
         "of two stop texts in a block the one that begins first is taken",
         "engine/answers/text.py",
+        "_first",
         "(begin + len(stop), begin) < best[:2]",
         "begin < best[1]",
         (TEXT, EVERY_END),
@@ -78,7 +100,8 @@ END_MUTANTS = (
         21,
         "of two stop texts in a block the one that is listed first is taken",
         "engine/answers/text.py",
-        "(best is None or (begin + len(stop), begin) < best[:2])",
+        "_first",
+        "best is None or (begin + len(stop), begin) < best[:2]",
         "best is None",
         (TEXT, EVERY_END),
     ),
@@ -86,57 +109,68 @@ END_MUTANTS = (
         25,
         "max_tokens beats an end at the same token",
         "engine/requests/request.py",
-        "            if token in self.limits.stop_ids:\n",
-        '            if count == self.room:\n                return _End(count, "length")\n'
-        "            if token in self.limits.stop_ids:\n",
+        "Request._end",
+        "if token in self.limits.stop_ids:\n"
+        "    return _End(count, 'stop', None if token in self.limits.own_end_ids else token)",
+        "if count == self.room:\n"
+        "    return _End(count, 'length')\n"
+        "if token in self.limits.stop_ids:\n"
+        "    return _End(count, 'stop', None if token in self.limits.own_end_ids else token)",
         (f"{UNIT}/engine/requests/test_request.py", f"{BLOCKS}::test_ends_that_meet"),
     ),
     Mutant(
         26,
         "a stop text is looked for at the end of a block's text only",
         "engine/answers/text.py",
+        "_first",
         "window.find(stop, max(known - len(stop) + 1, 0))",
-        "(len(window) - len(stop)) if window.endswith(stop) else -1",
+        "len(window) - len(stop) if window.endswith(stop) else -1",
         (TEXT, EVERY_END),
     ),
     Mutant(
         26,
         "a stop text that began in an earlier token is not found",
         "engine/answers/text.py",
-        "window.find(stop, max(known - len(stop) + 1, 0))",
-        "window.find(stop, known)",
+        "_first",
+        "max(known - len(stop) + 1, 0)",
+        "known",
         (TEXT, EVERY_END),
     ),
     Mutant(
         26,
         "too little text is held back",
         "engine/answers/text.py",
-        "longest = max(len(stop) for stop in stops) - 1",
-        "longest = max(len(stop) for stop in stops) - 2",
+        "_possible_beginning",
+        "max((len(stop) for stop in stops)) - 1",
+        "max((len(stop) for stop in stops)) - 2",
         (TEXT, EVERY_END),
     ),
     Mutant(
         34,
         "an answer of one token never ends",
         "engine/requests/request.py",
-        "            if count == self.room:\n",
-        "            if 1 < count == self.room:\n",
+        "Request._end",
+        "count == self.room",
+        "1 < count == self.room",
         (f"{MANY}::test_one_token_takes_one_pass_and_no_more",),
     ),
     Mutant(
         34,
         "further answers wait for the rows of a first one that has ended with its first token",
         "engine/stepping/scheduler.py",
-        "leader is not None and leader.finish_reason is None and",
-        "leader is not None and",
+        "_waits_for_leader",
+        "leader is not None and leader.finish_reason is None and (leader.kv.computed < "
+        "request.prompt_len - 1)",
+        "leader is not None and leader.kv.computed < request.prompt_len - 1",
         (f"{MANY}::test_one_token_takes_one_pass_and_no_more",),
     ),
     Mutant(
         36,
         "an end inside an accepted block is ignored",
         "engine/requests/request.py",
-        "            if token in self.limits.stop_ids:\n",
-        "            if token in self.limits.stop_ids and count == len(tokens):\n",
+        "Request._end",
+        "token in self.limits.stop_ids",
+        "token in self.limits.stop_ids and count == len(tokens)",
         (f"{UNIT}/engine/requests/test_request.py", EVERY_END),
     ),
 )

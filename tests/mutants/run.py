@@ -16,6 +16,7 @@ from queue import SimpleQueue
 
 from catalogue import Mutant
 from every import EVERY_MUTANT
+from mutation import NoSuchNode, mutated
 from rich.console import Console
 from rich.table import Table
 
@@ -72,9 +73,10 @@ def try_mutant(mutant: Mutant, source: Path) -> Outcome:
     """Apply, test, undo."""
     file = source / "foreword" / mutant.file
     text = file.read_text(encoding="utf-8")
-    if text.count(mutant.old) != 1:
-        return Outcome(mutant.bug, mutant.what, False, f"the text to change is not once in {mutant.file}")
-    file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        file.write_text(mutated(text, mutant.function, mutant.old, mutant.new), encoding="utf-8")
+    except NoSuchNode as error:
+        return Outcome(mutant.bug, mutant.what, False, f"{mutant.file}: {error}")
     try:
         result = run_tests(source, mutant.tests)
     finally:
