@@ -17,6 +17,7 @@ from foreword.structured.params import StructuredOutputs
 from foreword.structured.state import GrammarState
 from foreword.structured.tokens import GrammarTokens
 from foreword.structured.trials import CompileTrials
+from foreword.structured.yielding import in_yielding_thread
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -25,7 +26,10 @@ KEPT = 128
 """Compiled grammars that are kept; the one that was used longest ago goes for another."""
 
 KEPT_BYTES = 32 << 20
-"""Memory of all of them; a larger one is kept only by the requests that use it."""
+"""Memory of all of them."""
+
+LARGEST_KEPT = KEPT_BYTES // 8
+"""Memory of one: a larger grammar would drop many others, and is kept only by the requests that use it."""
 
 
 class Turns:
@@ -121,16 +125,21 @@ class Grammars:
         """Compile here what another process has shown to be affordable: a compiled grammar cannot be sent."""
         tokens, tokenizer, trials = self._tokenizer()
         size = trials.run(wanted)
-        grammar = compiled(wanted, tokens, tokenizer)
+
+        def compile_it() -> CompiledGrammar:
+            grammar = compiled(wanted, tokens, tokenizer)
+            try_first_tokens(grammar, wanted.form)
+            return grammar
+
+        grammar = in_yielding_thread(compile_it)
         grammar.bytes = size
-        try_first_tokens(grammar, wanted.form)
         return grammar
 
     def _keep(self, wanted: StructuredOutputs, grammar: CompiledGrammar) -> None:
         """Keep a grammar for the next requests, and drop others for it."""
         dropped: list[CompiledGrammar] = []  # freed without the lock
         with self._lock:
-            if grammar.bytes <= KEPT_BYTES:
+            if grammar.bytes <= LARGEST_KEPT:
                 self._kept[wanted] = grammar
             while len(self._kept) > KEPT or sum(kept.bytes for kept in self._kept.values()) > KEPT_BYTES:
                 dropped.append(self._kept.popitem(last=False)[1])

@@ -3,6 +3,8 @@
 from threading import Condition, Event, Thread
 from typing import Protocol
 
+from foreword.structured.yielding import yield_to_passes
+
 
 class Preparing(Protocol):
     """An answer whose next mask is to be computed."""
@@ -48,6 +50,7 @@ class MaskWorker:
             self._changed.notify()
 
     def _run(self) -> None:
+        yield_to_passes()
         while True:
             with self._changed:
                 while not self._waiting and not self._is_closed:

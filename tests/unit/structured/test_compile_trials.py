@@ -5,16 +5,18 @@ import json
 import os
 import signal
 import sys
-from threading import Event, Thread
+from threading import Event, Thread, get_native_id
 
 import pytest
 
 from foreword.errors import RequestError
-from foreword.structured.compiler import KEPT_BYTES, Grammars, Turns
+from foreword.structured.compiler import KEPT_BYTES, LARGEST_KEPT, Grammars, Turns
+from foreword.structured.compiling import LARGE_BYTES
 from foreword.structured.limits import CompileLimits
 from foreword.structured.params import StructuredOutputs
 from foreword.structured.trial_process import spelled, vocabulary_as_json, vocabulary_from
 from foreword.structured.trials import CompileTrials
+from foreword.structured.yielding import NICENESS, in_yielding_thread
 from helpers.tiny_grammars import allowed, token_table
 from helpers.waiting import wait_until
 
@@ -97,17 +99,18 @@ def test_the_process_ends_with_its_owner():
 
 
 def test_grammars_that_take_much_memory_are_kept_in_small_numbers(monkeypatch: pytest.MonkeyPatch):
-    sizes = iter([KEPT_BYTES // 2] * 5 + [KEPT_BYTES + 1])
+    fit = KEPT_BYTES // LARGEST_KEPT
+    sizes = iter([LARGEST_KEPT] * (fit + 1) + [LARGE_BYTES])
     returned: list[None] = []
     monkeypatch.setattr(CompileTrials, "run", lambda self, wanted: next(sizes))
     monkeypatch.setattr("foreword.structured.compiling.return_free_memory", lambda: returned.append(None))
     kept = Grammars(token_table)
-    forms = [StructuredOutputs(choice=["a" * count]) for count in range(1, 7)]
+    forms = [StructuredOutputs(choice=["a" * count]) for count in range(1, fit + 3)]
     for form in forms:
         kept.begin(form)
     gc.collect()
-    assert [kept.is_ready(form) for form in forms] == [False, False, False, True, True, False]
-    assert len(returned) == 4
+    assert [kept.is_ready(form) for form in forms] == [False, *[True] * fit, False]
+    assert len(returned) == 1
 
 
 def test_a_grammar_too_large_to_keep_is_compiled_once_for_all_answers_to_a_request(
@@ -117,6 +120,15 @@ def test_a_grammar_too_large_to_keep_is_compiled_once_for_all_answers_to_a_reque
     monkeypatch.setattr(CompileTrials, "run", lambda self, wanted: next(sizes))
     states = Grammars(token_table).begin_all(SMALL, 5)
     assert len({id(state._grammar) for state in states}) == 1
+
+
+@LINUX
+def test_grammars_are_compiled_at_a_low_priority_and_errors_come_out():
+    own = os.getpriority(os.PRIO_PROCESS, get_native_id())
+    assert in_yielding_thread(lambda: os.getpriority(os.PRIO_PROCESS, get_native_id())) == max(own, NICENESS)
+    assert os.getpriority(os.PRIO_PROCESS, get_native_id()) == own
+    with pytest.raises(KeyError):
+        in_yielding_thread(lambda: {}["missing"])
 
 
 def test_no_tenant_takes_all_turns():
