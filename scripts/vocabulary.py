@@ -33,7 +33,7 @@ ALLOWED = re.compile(r"behind (a|the) (reverse )?proxy|all but (its|the) last", 
 
 PENDING = (
     *(f"docs/{name}.md" for name in ("bench-drafters", "chat", "control", "page", "policy", "proof")),
-    *("docs/simulate.md", "docs/structured.md", "docs/training.md"),
+    *("docs/simulate.md", "docs/training.md"),
     "src",
 )
 """Files and folders that are not checked yet. Remove an entry when its text is rewritten; never add one."""
