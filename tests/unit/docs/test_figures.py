@@ -19,10 +19,10 @@ MACHINE = re.compile(r"Neoverse|H200|x86")
 # Times that are settings or definitions, not measurements.
 SETTINGS = (
     "sampled every 50 ms",
-    "No more than 5 ms are saved",
+    "5 ms, or the cost of one probe",
     "0.2% of them 20 ms longer",
-    "0.4 ms of the host for a pass in which somebody is tried and 0.1 ms for each request",
-    "0.3 ms for each step in which a head is told",
+    "0.4 ms per pass with a probe, 0.1 ms per request",
+    "only to be tried | 0.3 ms",
 )
 
 ASSUMED = "illustrative"
