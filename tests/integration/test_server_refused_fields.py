@@ -133,6 +133,12 @@ def test_a_field_is_logged_once_and_not_more_than_so_many(caplog):
     assert len(caplog.records) == LOGGED_FIELDS
 
 
+def test_a_field_with_a_number_for_a_name_is_named():
+    unknown = UnknownFields(is_strict=False)
+    unknown.without({"5": 1, "1.2": 1, "": 1}, CompletionRequest)
+    assert IgnoredFieldLog().header(unknown) == "5, 1.2, ?"
+
+
 def test_fields_that_are_known_under_another_name_are_refused_with_it(server):
     with server.http() as http:
         for route, field, meant in (

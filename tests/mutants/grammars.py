@@ -24,6 +24,33 @@ STATE_FILE = "structured/state.py"
 GRAMMAR_MUTANTS = (
     Mutant(
         90,
+        "draft tokens that are rejected use up an answer's budget",
+        STATE_FILE,
+        "GrammarState.can_draft",
+        "self._budget.has_excess",
+        "False",
+        (f"{SLOW}::test_draft_tokens_that_are_rejected_do_not_use_up_what_an_answer_may_cost",),
+    ),
+    Mutant(
+        90,
+        "a mask that raises ends the worker",
+        "structured/mask_worker.py",
+        "MaskWorker._run",
+        "BaseException",
+        "KeyError",
+        (f"{SLOW}::test_the_worker_goes_on_after_a_mask_that_raised",),
+    ),
+    Mutant(
+        90,
+        "the trial process imports from the working directory",
+        "structured/trials.py",
+        "CompileTrials._start",
+        '"-P"',
+        '"-B"',
+        (f"{TRIALS}::test_the_process_imports_nothing_from_the_working_directory",),
+    ),
+    Mutant(
+        90,
         "the parser keeps what it has read ahead",
         STATE_FILE,
         "GrammarState._take_back",

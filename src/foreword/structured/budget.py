@@ -44,6 +44,11 @@ class MaskBudget:
         self._free = self.limits.free_per_token  # for the first token
         self._excess = 0.0  # the most that was used beyond it
 
+    @property
+    def has_excess(self) -> bool:
+        """Whether masks have taken more than the tokens so far may cost."""
+        return self.used > self._free
+
     def earn(self, tokens: int) -> None:
         """Allow for the masks of more tokens."""
         self._free += tokens * self.limits.free_per_token

@@ -74,7 +74,7 @@ class Counts:
 
     def _check_keyword(self, keyword: str, value: Any) -> None:  # noqa: ANN401 - any JSON
         limits = self._limits
-        number = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+        number = max(value, 0) if isinstance(value, int | float) and not isinstance(value, bool) else 0
         if keyword in ("minItems", "maxItems"):
             self._bound(keyword, number, limits.items)
             self._check("items_in_all", "minItems and maxItems of all arrays", number)
@@ -100,7 +100,9 @@ class Counts:
 
     def _bound(self, keyword: str, number: float, most: int) -> None:
         if number > most:
-            shown = int(number) if number < _SHOWN else f"{number:.3g}"
+            shown = (
+                int(number) if number < _SHOWN else f"{Decimal(number).normalize():.3g}"
+            )  # also beyond floats
             raise RequestError(
                 f"structured outputs: {self._form}: {keyword} is {shown}, the limit is {most}; lower it"
             )

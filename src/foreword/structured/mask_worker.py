@@ -1,9 +1,12 @@
 """Computes the masks of slow grammars between passes, so that no pass waits for them."""
 
+import logging
 from threading import Condition, Event, Thread
 from typing import Protocol
 
 from foreword.structured.yielding import yield_to_passes
+
+log = logging.getLogger("foreword.structured")
 
 
 class Preparing(Protocol):
@@ -59,6 +62,9 @@ class MaskWorker:
                     return
                 answer = min(self._waiting, key=lambda waiting: waiting.used)
                 self._waiting.remove(answer)
-            answer.prepare()
+            try:
+                answer.prepare()
+            except BaseException:  # the parser's panics too: the thread must go on for the others
+                log.exception("a mask could not be computed; the next pass tries again")
             del answer  # an answer that has ended is not kept until the next one comes
             self._done.set()

@@ -70,8 +70,11 @@ class GrammarState:
 
     @property
     def can_draft(self) -> bool:
-        """Whether masks are fast enough to compute several in a pass."""
-        return not self._is_slow
+        """Whether masks are fast enough to compute several in a pass.
+
+        Draft tokens that are rejected earn nothing: their masks must not use up the budget that the answer needs.
+        """
+        return not self._is_slow and not self._budget.has_excess
 
     @property
     def used(self) -> float:
@@ -104,8 +107,8 @@ class GrammarState:
         with self._lock:
             try:
                 self._mask(())
-            finally:
                 self._take_back()
+            finally:
                 self.is_ready = True
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Bits:

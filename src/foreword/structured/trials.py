@@ -70,8 +70,10 @@ class CompileTrials:
                 self._stop()
             number, waiting = next(self._numbers), self._waiting
             waiting[number] = answered
-            with suppress(OSError):  # it has ended, which its listener notices
+            try:
                 self._send(asdict(Trial(number, wanted, limits)))
+            except OSError:  # it has ended, or could not be started
+                self._stop()
         try:
             return answered.result(START_SECONDS + limits.patience * limits.cpu_seconds)
         except FutureTimeoutError:
@@ -104,22 +106,22 @@ class CompileTrials:
         _write(process.stdin.fileno(), message)
 
     def _start(self) -> None:
-        # One thread: a fork of a process with others could hang.
+        # One thread: a fork of a process with others could hang. -P: nothing is imported from the working directory.
         alone = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "foreword.structured.trial_process"],
+            [sys.executable, "-P", "-m", "foreword.structured.trial_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, **alone},
         )
         self._process = process
-        assert process.stdin is not None
-        _write(process.stdin.fileno(), vocabulary_as_json(self._tokens))
         weakref.finalize(self, _end, process)
         Thread(
             target=_listen, args=(process.stdout, self._waiting), name="foreword-grammar-trials", daemon=True
         ).start()
+        assert process.stdin is not None
+        _write(process.stdin.fileno(), vocabulary_as_json(self._tokens))
 
     def _stop(self) -> None:
         process, self._process = self._process, None

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from threading import Event, Thread, get_native_id
 
 import pytest
@@ -68,6 +69,27 @@ def test_a_process_that_was_killed_is_started_again(trials: CompileTrials):
     first.wait()
     assert trials.run(SMALL) >= 0
     assert trials._process is not first
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/nowhere/python"])
+def test_a_process_that_cannot_start_is_not_waited_for(program: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("foreword.structured.trials.START_SECONDS", 1e6)
+    many = spelled([b"x" * 100 for _ in range(10_000)], (0,), [0], frozenset())  # more than a pipe holds
+    trials = CompileTrials(many, CompileLimits())
+    monkeypatch.setattr(sys, "executable", program)
+    with pytest.raises(RequestError, match="the process that compiles grammars has ended; try again"):
+        trials.run(SMALL)
+    trials.close()
+
+
+def test_the_process_imports_nothing_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "json.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    trials = CompileTrials(token_table(), CompileLimits(cpu_seconds=60))
+    assert trials.run(SMALL) >= 0
+    trials.close()
 
 
 def test_a_trial_in_a_process_that_is_closed_is_refused():

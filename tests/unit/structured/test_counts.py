@@ -21,6 +21,7 @@ TAG = {"structures": [{"begin": "<", "schema": ARRAY, "end": ">"}], "triggers": 
         ({"json": {"$ref": "#/$defs/a", "$defs": {"a": {"items": ARRAY}}}}, "minItems"),
         ({"json": {"type": "string", "minLength": 30_000_000}}, "minLength"),
         ({"json": {"type": "string", "maxLength": 10**30}}, "maxLength is 1e+30"),
+        ({"json": {"type": "string", "maxLength": 10**400}}, "maxLength is 1e+400"),  # no float is as large
         ({"json": {"type": "object", "maxProperties": 1e9}}, "maxProperties"),
         ({"json": {"type": "object", "minProperties": 1e9}}, "minProperties"),
         ({"json": {"type": "integer", "multipleOf": 1_000_003}}, "multipleOf without its decimal point"),
@@ -29,6 +30,7 @@ TAG = {"structures": [{"begin": "<", "schema": ARRAY, "end": ">"}], "triggers": 
         ({"json": {"patternProperties": {"a{9000000}": {}}}}, "patternProperties: symbols"),
         ({"json": {"enum": list(range(20_000))}}, "enum values: 20000"),
         ({"json": {"items": {"minItems": 9_000}, "minItems": 9_000, "maxItems": 9_000}}, "of all arrays"),
+        ({"json": {"allOf": [{"minItems": 9_000}] * 3 + [{"maxItems": -(10**9)}]}}, "of all arrays: 27000"),
         ({"json": {"properties": {f"p{i}": {} for i in range(2_001)}}}, "properties: 2001"),
         ({"json": {"anyOf": [{"const": i} for i in range(2_001)]}}, "cases of anyOf"),
         ({"json_object": True, "whitespace_pattern": " {0,9000000}"}, "whitespace_pattern: symbols"),

@@ -139,6 +139,56 @@ def test_an_answer_over_its_budget_is_allowed_nothing_and_says_why():
     assert clock.now < 20 * SLOW * 3
 
 
+def test_an_answer_is_ready_whatever_its_mask_has_raised(monkeypatch: pytest.MonkeyPatch):
+    state, _ = begin(ScriptedClock(tick=SLOW))
+    allowed(state, encode("a"))
+    state.commit(encode("b"))
+    assert not state.is_ready
+    monkeypatch.setattr(state, "_take_back", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        state.prepare()
+    assert state.is_ready
+
+
+def test_draft_tokens_that_are_rejected_do_not_use_up_what_an_answer_may_cost():
+    """Masks of 4 ms are fast and free for a token each; those of five draft tokens are not."""
+    clock = ScriptedClock(tick=0.004)
+    state, _ = begin(clock, limits=MaskLimits(request_excess=0.1))
+    draft, drafted = encode("bbbbb"), 0
+    for _ in range(100):
+        if state.can_draft:
+            drafted += 1
+            state.masks(draft, range(-1, len(draft) - 1))
+        assert allowed(state), state.error
+        state.commit(encode("a"))
+    assert 10 < drafted < 100
+    assert state.error is None
+
+
+def test_the_worker_goes_on_after_a_mask_that_raised(caplog: pytest.LogCaptureFixture):
+    prepared = Event()
+
+    class Broken:
+        used = 0.0
+
+        def prepare(self) -> None:
+            raise BaseException("the parser panicked")
+
+    class Other:
+        used = 1.0
+
+        def prepare(self) -> None:
+            prepared.set()
+
+    worker = MaskWorker()
+    worker.put(Broken())
+    worker.wait(60)
+    worker.put(Other())
+    assert prepared.wait(60)
+    worker.close()
+    assert "a mask could not be computed" in caplog.text
+
+
 def test_the_worker_takes_who_has_used_least_first_and_wakes_who_waits():
     going_on, order = Event(), []
 

@@ -70,8 +70,8 @@ class UnknownFields:
             advice = "leave it out" if meant is None else f"did you mean {meant}?"
             raise ApiError(400, f"unknown field {_short(path)!r}; {advice}", param=_short(path))
         if value is not None:
-            place = ".".join(part for part in _short(path).split(".") if not part.isdecimal())
-            self._ignored.setdefault(place, (name, model))
+            above = [part for part in path.removesuffix(name).split(".") if part and not part.isdecimal()]
+            self._ignored.setdefault(_short(".".join([*above, name or "?"])), (name, model))
 
 
 class IgnoredFieldLog:
