@@ -38,6 +38,7 @@ TAG = {"structures": [{"begin": "<", "schema": ARRAY, "end": ">"}], "triggers": 
         ({"regex": "a{99999999999999999999}"}, "too many, the limit is 300000"),
         ({"grammar": 'root ::= ("a" | "b"){30000000}'}, "grammar: symbols"),
         ({"grammar": 'root ::= (("a"{1000} "b"){1,1000})'}, "grammar: symbols"),
+        ({"grammar": 'root ::= "a"{1000}{1000}'}, "grammar: symbols"),
         ({"grammar": "start: A\nA: /a{3000000}/"}, "grammar: symbols"),
         ({"grammar": 'start: "a"~1..9000000'}, "grammar: symbols"),
         ({"grammar": 'start: "a" %json {"type": "array", "maxItems": 30000000}'}, "grammar: maxItems"),

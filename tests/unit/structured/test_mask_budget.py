@@ -47,3 +47,22 @@ def test_the_excess_of_a_tenant_is_that_of_all_its_requests_and_comes_back():
     now.pass_by(100.0)
     assert excess("b") is None
     assert list(tenants._used) == ["b"]  # nothing is kept of a tenant that owes nothing
+
+
+def test_a_tenant_that_has_waited_long_has_no_credit():
+    now = ScriptedClock()
+    tenants = TenantBudgets(LIMITS, now)
+    assert tenants.spend("a", 0.1)
+    now.pass_by(100.0)
+    assert not tenants.spend("a", 1.6)
+
+
+def test_an_excess_that_tokens_have_earned_back_is_neither_refunded_nor_charged_twice():
+    tenants = TenantBudgets(LIMITS, ScriptedClock())
+    budget = MaskBudget(tenants, "a")
+    budget.spend(0.5)
+    for _ in range(10):
+        budget.earn(1)
+        budget.spend(0.125)
+        assert tenants._used["a"][0] == 0.25
+    assert not budget.has_excess

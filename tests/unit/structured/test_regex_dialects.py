@@ -58,6 +58,7 @@ def test_classes_of_a_guided_expression_are_ascii_unless_it_says_otherwise(regex
     [
         (r"^\d$", ["3"], [THREE]),
         (r"^[\w-.]+$", ["a-b.c"], ["é"]),
+        (r"^[\s-z]$", [" ", "-", "z"], ["y", "~"]),
         (r"^\s$", [" ", "\u00a0", "\ufeff", "\u2028"], ["\u0085"]),
         (r"^[\s]$", ["\ufeff"], ["\u0085", "a"]),
         (r"^\S$", ["\u0085", "a"], ["\ufeff"]),
