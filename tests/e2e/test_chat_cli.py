@@ -49,7 +49,7 @@ def test_lines_through_a_pipe_are_answered_in_turn(tiny_model: Path):
     notes = run.stderr.decode()
     for word in ("plain decoding", "tokens per pass", "session (2)"):
         assert word in notes
-    assert "the target's own tokens" not in notes, "a pipe has no colours to explain"
+    assert "tokens sampled by the target" not in notes, "a pipe has no colours to explain"
     assert b"\x1b" not in run.stderr
 
 
@@ -80,7 +80,7 @@ def test_the_default_model_is_talked_to_with_its_own_head(tmp_path: Path):
             command, input=lines, capture_output=True, check=False, timeout=300, env=environment
         )
         assert run.returncode == 0, run.stderr
-        assert re.search(rb"[1-9]\d* of \d+ guesses accepted", run.stderr), run.stderr
+        assert re.search(rb"[1-9]\d* of \d+ draft tokens accepted", run.stderr), run.stderr
         texts.append(run.stdout)
     assert texts[0] == texts[1] != b""
 
@@ -121,7 +121,7 @@ def prompt_tokens(screen: str) -> int:
 def test_ctrl_c_stops_the_answer_and_not_the_program(long_model: Path):
     options = ["--model", str(long_model), "--max-tokens", "60000", *OPTIONS]
     with Terminal("chat", *options) as terminal:
-        terminal.wait_for("the target's own tokens")
+        terminal.wait_for("tokens sampled by the target")
         terminal.wait_for(PROMPT)
         terminal.send("the sky\r")
         terminal.wait_for(OWN)  # the answer has begun

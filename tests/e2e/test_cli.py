@@ -41,7 +41,7 @@ def test_the_footer_tells_passes_acceptance_and_what_was_drawn_with(tiny_model: 
     run = foreword("generate", *options, *config)
     cost, drawn = run.stderr.splitlines()
     assert re.fullmatch(
-        r"40 tokens, \d+\.\d\d per pass \(39 in \d+ after the prompt's\), \d+ of \d+ guesses accepted, \S+ tokens/s, "
+        r"40 tokens, \d+\.\d\d per pass \(39 in \d+ after the prompt's\), \d+ of \d+ draft tokens accepted, \S+ tokens/s, "
         r"0 of \d+ prompt tokens cached",
         cost,
     )
@@ -101,7 +101,7 @@ def test_help_completion_and_paths_as_people_expect_them(tmp_path: Path):
 
 def test_help_is_readable_on_80_columns_and_shown_where_nothing_is_asked():
     told = foreword("generate", "--help", env={"COLUMNS": "80"}).stdout
-    assert "  --repetition-penalty <float>    Above 1: tokens that were there before are\n" in told
+    assert "  --repetition-penalty <float>    Penalty on repeated tokens, such as 1.1; 1:\n" in told
     assert max(map(len, told.splitlines())) <= 80
     for arguments in ([], ["bench"]):
         run = foreword(*arguments)

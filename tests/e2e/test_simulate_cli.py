@@ -19,8 +19,8 @@ def test_table_object_and_page(tmp_path: Path):
     assert found["ways"]["plain"]["tokens_per_pass"] == 1
     assert found["measured"] == {"steps": str(step)}
     assert len(found["sweep"]) == (3 + 4 * 5) * 4  # two targets have three ratios
-    assert "illustrative, nobody has measured it: acceptance" in run.stderr
-    assert "passes of up to 12 rows are drawn on from those measured, up to 8" in run.stderr
+    assert "illustrative, not measured: acceptance" in run.stderr
+    assert "passes of up to 12 tokens are extrapolated from those measured, up to 8" in run.stderr
     assert page.read_text(encoding="utf-8").count("<svg") == 2 + 5 * 3
 
 

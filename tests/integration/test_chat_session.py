@@ -145,14 +145,14 @@ def test_commands_change_what_they_name(session: ChatSession):
     assert "plain" in commands.run("/plain").line
     assert session.speculation is None
     assert "plain now" in commands.run("/depth 7").line
-    assert commands.run("/method suffix").line == "suffix, up to 7 guesses per pass"
-    assert commands.run("/method suffix+ngram").line == "suffix+ngram, up to 7 guesses per pass"
-    assert commands.run("/depth 3").line == "suffix+ngram, up to 3 guesses per pass"
+    assert commands.run("/method suffix").line == "suffix, up to 7 draft tokens per pass"
+    assert commands.run("/method suffix+ngram").line == "suffix+ngram, up to 7 draft tokens per pass"
+    assert commands.run("/depth 3").line == "suffix+ngram, up to 3 draft tokens per pass"
     commands.run('/method {"method": "ngram", "prompt_lookup_min": 2, "num_speculative_tokens": 6}')
     assert session.speculation is not None
     assert session.speculation["prompt_lookup_min"] == 2
     assert session.speculation["num_speculative_tokens"] == 6
-    assert commands.run("/method auto").line == "ngram, up to 4 guesses per pass"
+    assert commands.run("/method auto").line == "ngram, up to 4 draft tokens per pass"
     assert session.speculation["prompt_lookup_min"] == 1  # as at the start
     commands.run("/temperature 0.5")
     commands.run("/top-p 0.8")
@@ -256,7 +256,7 @@ def test_a_bad_command_is_one_line_and_changes_nothing(session: ChatSession, lin
     assert "\n" not in reply.line
     assert not reply.leave
     assert (session.params, session.speculation, session.system, session.turns) == before
-    assert commands.run("/method ngram").line == "ngram, up to 4 guesses per pass"
+    assert commands.run("/method ngram").line == "ngram, up to 4 draft tokens per pass"
 
 
 def test_a_template_that_takes_no_system_message_says_so_at_once(tmp_path: Path):
@@ -280,7 +280,7 @@ def test_guesses_are_shown_as_a_line_or_as_a_tree(llm: LLM):
     def shown(form: dict[str, object]) -> str:
         session = ChatSession(llm, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), form)
         commands = Commands(session)
-        assert "nothing was guessed" in commands.run("/guesses").line
+        assert "no draft" in commands.run("/guesses").line
         say(session, "the sky the sky")
         console = Console(file=io.StringIO(), width=100)
         for table in commands.run("/guesses 40").tables:

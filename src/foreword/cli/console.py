@@ -37,27 +37,27 @@ def leave_stdout_to_json(wanted: bool) -> bool:
     return wanted
 
 
-_MODEL_HELP = "Built-in name, .gguf file, Hugging Face directory or hub id."
+_MODEL_HELP = "Model: built-in name, .gguf file, Hugging Face directory or hub id such as org/name."
 ModelOption = Annotated[str, typer.Option("--model", "-m", callback=check_model, help=_MODEL_HELP)]
 ModelArgument = Annotated[str, typer.Argument(callback=check_model, help=_MODEL_HELP)]
 DtypeOption = Annotated[
     str,
     typer.Option(
         callback=lambda name: one_of("--dtype", name, DTYPES),
-        help="auto, float32, bfloat16, float16; on the CPU kernels int8 (auto), q4, q8_0, float32.",
+        help="Data type: auto, float32, bfloat16, float16; on the CPU kernels int8 (auto), q4, q8_0, float32.",
     ),
 ]
 BackendOption = Annotated[
     str,
     typer.Option(
         callback=lambda name: one_of("--backend", name, BACKENDS),
-        help="auto, cpu (compiled kernels), cuda or torch.",
+        help="Backend: auto, cpu (compiled kernels), cuda or torch.",
     ),
 ]
-DeviceOption = Annotated[str, typer.Option(callback=check_device, help="auto, cpu or cuda.")]
+DeviceOption = Annotated[str, typer.Option(callback=check_device, help="Device: auto, cpu, cuda or cuda:1.")]
 TensorParallelOption = Annotated[
     int,
-    typer.Option(min=1, help="Processes with a share of the model each: one per GPU, or all on the CPU."),
+    typer.Option(min=1, help="Number of processes that split the model: one per GPU, or all on the CPU."),
 ]
 JsonOption = Annotated[
     bool,
@@ -68,7 +68,7 @@ JsonOption = Annotated[
     ),
 ]
 PlotOption = Annotated[
-    Path | None, typer.Option(callback=check_plot, help="Draw the curves into this picture (PNG).")
+    Path | None, typer.Option(callback=check_plot, help="Draw the curves into this PNG file.")
 ]
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -159,7 +159,7 @@ def load_llm(
     config: "EngineConfig | None" = None,
     answers: int | None = None,
 ) -> "LLM":
-    """Fetch if need be, then load, showing both. Nothing is guessed or recommended unless it is asked for.
+    """Fetch the model if needed and load it, with progress bars. Speculation and model defaults are off unless given.
 
     `answers` is how many will be worked on at once, where that is known: a GPU is prepared for no more.
     """

@@ -1,4 +1,4 @@
-"""`foreword datastore`: texts for the drafter `rest` to look continuations up in."""
+"""`foreword datastore`: datastores of the drafter `rest`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ from foreword.cli.console import (
 
 app = typer.Typer(
     no_args_is_help=True,
-    help='Texts to look continuations up in, for --speculative-config \'{"method": "rest", "datastore": FILE}\'.',
+    help='Build datastores for --speculation \'{"method": "rest", "datastore": FILE}\'.',
 )
 
 
@@ -29,11 +29,11 @@ def build(
             help="UTF-8 texts; token ids as .npy, or as .bin (little-endian, 2 bytes each, or 4)."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The datastore, a new file.")],
+    out: Annotated[Path, typer.Option(help="Datastore to write, a new file.")],
     model: ModelOption = DEFAULT_MODEL,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a datastore of texts or token ids, for models with this model's tokenizer.
+    """Build a datastore from texts or token ids, for models with this model's tokenizer.
 
     Example: foreword datastore build docs/*.md --out docs.store
     """
@@ -57,10 +57,10 @@ def build(
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="A datastore.")],
+    file: Annotated[Path, typer.Argument(help="Datastore.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a datastore holds, and check every byte of it."""
+    """Show the contents of a datastore, and verify its checksum."""
     from foreword.drafters.datastore.format import read_header, verify
 
     header = read_header(file)

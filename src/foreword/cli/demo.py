@@ -24,10 +24,10 @@ PROMPTS = {
 }
 
 
-def demo(max_tokens: Annotated[int, typer.Option(help="Most tokens of every answer.")] = 96) -> None:
-    """Answer three prompts with the embedded default model, plainly and with the guesses that it makes by default.
+def demo(max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 96) -> None:
+    """Answer three prompts with the default model, with plain decoding and with the default drafter.
 
-    Ends with exit code 1 if guessing changed a text.
+    Exit code 1 if a text differs.
     """
     from foreword.acceptance.params import SamplingParams
     from foreword.bench.costs.memory import peak_resident_bytes
@@ -36,14 +36,14 @@ def demo(max_tokens: Annotated[int, typer.Option(help="Most tokens of every answ
     began = perf_counter()
     llm = load_llm(
         DEFAULT_MODEL, "auto", "cpu", speculation="auto"
-    )  # kernels whose texts guessing cannot change
+    )  # kernels on which speculation cannot change a text
     resident = peak_resident_bytes() / 1e6
     stdout.print(
         f"[dim]{DEFAULT_MODEL} ready in {perf_counter() - began:.1f} s, {resident:.0f} MB resident[/dim]"
     )
     guesser = llm.engine.drafters.default_config
     if guesser is None:
-        stdout.print("[yellow]Nobody guesses on this machine: see `foreword doctor`.[/yellow]")
+        stdout.print("[yellow]Speculation is off on this machine: see `foreword doctor`.[/yellow]")
         raise typer.Exit(1)
     name = "+".join(guesser.method)
     records = [_answer_twice(llm, kind, prompt, params, name) for kind, prompt in PROMPTS.items()]
@@ -53,11 +53,11 @@ def demo(max_tokens: Annotated[int, typer.Option(help="Most tokens of every answ
     if different:
         stdout.print(f"[red]The texts differ: {', '.join(different)}.[/red]")
         raise typer.Exit(1)
-    stdout.print("[green]The texts are identical: guessing saved passes and changed no token.[/green]")
+    stdout.print("[green]The texts are identical: speculation saved passes and changed no token.[/green]")
 
 
 def _answer_twice(llm: "LLM", kind: str, prompt: str, params: "SamplingParams", guesser: str) -> "Record":
-    """Stream the speculative answer, then compute the plain one without a word."""
+    """Stream the speculative answer, then compute the plain one silently."""
     from foreword.bench.drafters.decode import decode
     from foreword.bench.drafters.records import Record
     from foreword.models.tokenization.detokenizer import IncrementalDetokenizer

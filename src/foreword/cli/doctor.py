@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def doctor(model: ModelOption = DEFAULT_MODEL, as_json: JsonOption = False) -> None:
-    """Tell which backend, instruction set and number of threads are in use here, and where models are kept."""
+    """Show the backend, data type, default drafter, instruction set and threads of this machine, and the cache."""
     findings = _findings(model)
     table = Table(show_header=False, title="foreword doctor")
     for name, value in findings.items():

@@ -49,50 +49,52 @@ def generate(
     prompt: Annotated[
         str | None,
         typer.Argument(
-            help="What to ask, sent through the model's chat template; - or nothing: standard input. "
-            "With a prompt, what is piped in is put before it."
+            help="Prompt, sent through the model's chat template; - or nothing: standard input. "
+            "Piped text is put before a given prompt."
         ),
     ] = None,
     file: Annotated[Path | None, typer.Option(help="Read the prompt from this file.")] = None,
     system: SystemOption = None,
     model: ModelOption = DEFAULT_MODEL,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Most likely tokens that reach this probability.")
+        float | None, typer.Option(help="Nucleus sampling: probability mass of the tokens kept, such as 0.9.")
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="The k most likely tokens; 0: all.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens; 0: all.")] = None,
     min_p: Annotated[
-        float | None, typer.Option(help="Least likelihood relative to the most likely token.")
+        float | None, typer.Option(help="Least probability relative to the most likely token, such as 0.05.")
     ] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1: tokens that were there before are less likely.")
+        float | None, typer.Option(help="Penalty on repeated tokens, such as 1.1; 1: none.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
     stop: Annotated[
-        list[str] | None, typer.Option(help="End the answer before this text; may be given several times.")
+        list[str] | None, typer.Option(help="End the answer before this text; repeatable.")
     ] = None,
-    n: Annotated[int, typer.Option("-n", help="Answers to the same prompt.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same text. Default: fresh entropy.")] = None,
+    n: Annotated[int, typer.Option("-n", help="Number of answers to the prompt.")] = 1,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed; the same seed gives the same text. Default: a fresh one.")
+    ] = None,
     speculation: SpeculationOption = None,
     speculative_config: SpeculativeConfigOption = None,
     generation_config: GenerationConfigOption = "auto",
     prediction: Annotated[
         Path | None,
-        typer.Option(help="File with the answer that you expect: where it is right, few passes do."),
+        typer.Option(
+            help="File with the expected answer, used as a draft: where it matches, few passes are needed."
+        ),
     ] = None,
     lora: LoraOption = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it is: no chat template.")
-    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt without a chat template.")] = False,
     parse_special: Annotated[
         bool,
-        typer.Option(help="With --raw: names of control tokens in the prompt become those tokens."),
+        typer.Option(help="With --raw: parse names of control tokens in the prompt as those tokens."),
     ] = True,
     suffix: Annotated[
         str | None,
         typer.Option(
-            help="Fill the gap between the prompt and this text, both taken as they are: no chat template. "
-            "For models with fill-in-the-middle tokens."
+            help="Fill in the middle: write the text between the prompt and this suffix, without a chat template. "
+            "Needs a model with fill-in-the-middle tokens."
         ),
     ] = None,
     json_schema: JsonSchemaOption = None,

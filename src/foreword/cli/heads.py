@@ -1,4 +1,4 @@
-"""`foreword head`: what a draft head is, and other forms of it."""
+"""`foreword head`: inspect, convert and quantise draft heads."""
 
 import json
 from pathlib import Path
@@ -8,17 +8,17 @@ import typer
 
 from foreword.cli.console import JsonOption, print_json, stdout
 
-app = typer.Typer(no_args_is_help=True, help="Look at trained draft heads, convert them, make them smaller.")
+app = typer.Typer(no_args_is_help=True, help="Inspect, convert and quantise draft heads.")
 
 HeadArgument = Annotated[
-    str, typer.Argument(metavar="HEAD", help="A directory, a .safetensors file or a hub id.")
+    str, typer.Argument(metavar="HEAD", help="Draft head: a directory, a .safetensors file or a hub id.")
 ]
-OutArgument = Annotated[Path, typer.Argument(help="A new directory.")]
+OutArgument = Annotated[Path, typer.Argument(help="New directory.")]
 
 
 @app.command()
 def show(head: HeadArgument, as_json: JsonOption = False) -> None:
-    """Show what a draft head, a trained exit or a draft model is: its method, its sizes, what it reads and borrows."""
+    """Show method, sizes, tapped layers and shared weights of a draft head, a trained exit or a draft model."""
     from foreword.models.heads.trained import describe_trained
     from foreword.models.sources.resolve import resolve_model
 
@@ -34,7 +34,9 @@ def show(head: HeadArgument, as_json: JsonOption = False) -> None:
 
 @app.command()
 def convert(
-    head: Annotated[str, typer.Argument(metavar="HEAD", help="Any published layout, pickled ones too.")],
+    head: Annotated[
+        str, typer.Argument(metavar="HEAD", help="Draft head in any published layout, pickled ones included.")
+    ],
     out: OutArgument,
     as_json: JsonOption = False,
 ) -> None:
@@ -54,7 +56,7 @@ def quantize(
     out: OutArgument,
     target: Annotated[
         str | None,
-        typer.Option(help="The head's target: copies of its embedding and output matrix are left out."),
+        typer.Option(help="Target of the head: copies of its embedding and output matrix are omitted."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -72,7 +72,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; an error that the user can mend is one line and exit code 2."""
+    """Run the command line; an error that the user can fix is one line and exit code 2."""
     # What is loaded stays. To walk through all of it takes the collector a tenth of a second, between two tokens.
     console.after_loading = gc.freeze
     try:
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def _plainly(message: str) -> str:
-    """A bad value is told as everywhere else: the option's name, then what it must be."""
+    """Return the message in the form of all other errors: the option's name, then what it must be."""
     found = re.fullmatch(r"Invalid value for '?(.*?)'?: (.*)", message, re.DOTALL)
     return (f"{found[1]} {in_plain_words(found[2])}" if found else message).rstrip(".")
 

@@ -1,4 +1,4 @@
-"""`foreword pull` and `foreword models`: get models and see what is there."""
+"""`foreword pull` and `foreword models`: fetch and list models."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -10,9 +10,9 @@ from foreword.cli.console import DEFAULT_MODEL, JsonOption, print_json, stage_ba
 
 
 def pull(
-    name: Annotated[str, typer.Argument(help="Built-in name.")] = DEFAULT_MODEL,
+    name: Annotated[str, typer.Argument(help="Name of a built-in model.")] = DEFAULT_MODEL,
 ) -> None:
-    """Fetch a built-in model into the cache, or check the copy that is there."""
+    """Fetch a built-in model into the cache, or verify the cached copy."""
     from foreword.models.sources import builtin
 
     with stage_bar() as on_stage:
@@ -22,11 +22,11 @@ def pull(
 
 def list_models(
     supported: Annotated[
-        bool, typer.Option("--supported", help="List the families that can be run, and on what.")
+        bool, typer.Option("--supported", help="List supported model families and their backends.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the built-in models, whether they have been fetched, and the hub's models that are cached here."""
+    """List built-in models and whether they are fetched, and cached hub models."""
     if supported:
         _list_supported(as_json)
         return

@@ -11,12 +11,12 @@ from foreword.errors import RequestError
 
 def prune(
     model: ModelArgument,
-    out: Annotated[Path, typer.Argument(help="A new .gguf file for a GGUF model, else a new directory.")],
+    out: Annotated[Path, typer.Argument(help="New .gguf file for a GGUF model, else a new directory.")],
     layers: Annotated[
-        str | None, typer.Option(help="Layers to keep, both ends of a range included: 0-9,20-29.")
+        str | None, typer.Option(help="Layers to keep, such as 0-9,20-29 (ends included).")
     ] = None,
     keep: Annotated[
-        int | None, typer.Option(help="Keep this many layers at even distances, the first and the last too.")
+        int | None, typer.Option(help="Number of layers to keep, evenly spaced, with the first and the last.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -83,14 +83,14 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME=PATH",
-            help="LoRA adapters (PEFT folders) and their names: a=x b=y; may be repeated.",
+            help="LoRA adapters (PEFT folders) and their names: a=x b=y; repeatable.",
         ),
     ] = None,
     allow_lora_loading: Annotated[
         bool,
-        typer.Option("--allow-lora-loading", help="Clients may load and unload adapters by path."),
+        typer.Option("--allow-lora-loading", help="Let clients load and unload adapters by path."),
     ] = False,
-    served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="Name of the model in the API.")] = None,
     speculation: SpeculationOption = None,
     speculative_config: SpeculativeConfigOption = None,
     drafters: DraftersOption = None,
@@ -102,11 +102,11 @@ def serve(
     speculation_policy: PolicyOption = None,
     generation_config: GenerationConfigOption = "auto",
     hide_speculation: Annotated[
-        bool, typer.Option("--hide-speculation", help="Leave acceptance out of answers and /health.")
+        bool, typer.Option("--hide-speculation", help="Omit acceptance from answers and /health.")
     ] = False,
     stream_pacing: Annotated[
         str,
-        typer.Option(help="How streams send tokens: burst (as they come) or even (even cadence, padded)."),
+        typer.Option(help="Stream tokens as burst (immediately) or even (even cadence, padded)."),
     ] = "burst",
     speculation_switch: Annotated[
         bool,
@@ -125,38 +125,38 @@ def serve(
         int | None, typer.Option(min=2, help="Most tokens of prompt and answer.")
     ] = None,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most rows of one target pass; longer prompts take several.")
+        int | None, typer.Option(min=1, help="Most tokens of one target pass; longer prompts take several.")
     ] = None,
     kv_cache_memory_bytes: Annotated[
         str | None,
         typer.Option(
-            help="Upper bound of KV memory: 2G, 512M, ... Default: 1G; on a GPU what --gpu-memory-utilization leaves."
+            help="Size of the KV cache, such as 2G or 512M. Default: 1G; on a GPU what --gpu-memory-utilization leaves."
         ),
     ] = None,
     gpu_memory_utilization: Annotated[
-        float, typer.Option(help="Share of a GPU's memory that weights, passes and KV may take together.")
+        float, typer.Option(help="Fraction of GPU memory for weights, passes and KV together.")
     ] = 0.9,
     enforce_eager: Annotated[
         bool,
-        typer.Option("--enforce-eager", help="On a GPU, capture no passes: a quicker start, slower steps."),
+        typer.Option("--enforce-eager", help="Capture no CUDA graphs: quicker start, slower steps."),
     ] = False,
     enable_prefix_caching: Annotated[
-        bool, typer.Option(help="Reuse the KV of equal beginnings, within an API key.")
+        bool, typer.Option(help="Reuse the KV of equal prefixes, within an API key.")
     ] = True,
     acceptance_rule: Annotated[
-        str, typer.Option(help="How guesses are judged: coupled, token, block or traversal.")
+        str, typer.Option(help="Acceptance rule: coupled, token, block or traversal.")
     ] = "coupled",
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Answers that are worked on at once.")] = 64,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most concurrent answers.")] = 64,
     max_queued: Annotated[
-        int, typer.Option(min=0, help="Answers that may wait; more are refused with 429.")
+        int, typer.Option(min=0, help="Most queued answers; more are refused with 429.")
     ] = 64,
     access_log: AccessLogOption = False,
     drain_seconds: DrainSecondsOption = 30.0,
     hang_seconds: Annotated[
-        float, typer.Option(min=1, help="An engine that does not move for so long is killed and restarted.")
+        float, typer.Option(min=1, help="Restart an engine that makes no progress for this many seconds.")
     ] = 60.0,
     tool_call_parser: Annotated[
-        str, typer.Option(metavar="NAME", help="How the model writes calls of tools; auto: see its template.")
+        str, typer.Option(metavar="NAME", help="Format of tool calls; auto: from the chat template.")
     ] = "auto",
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
@@ -164,9 +164,9 @@ def serve(
     tensor_parallel_size: TensorParallelOption = 1,
     engine_factory: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Serve a model over HTTP with OpenAI's API, on this machine only unless told otherwise.
+    """Serve a model over HTTP with OpenAI's API, by default on 127.0.0.1 only.
 
-    Example: foreword serve --speculative-config '{"method": "ngram"}'
+    Example: foreword serve --speculation '{"method": "ngram", "num_speculative_tokens": 8}'
     """
     from foreword.acceptance.rules.rule import Rule
     from foreword.server.address import Address

@@ -1,4 +1,4 @@
-"""`foreword theory`: what speculation should bring, before anything is built or measured."""
+"""`foreword theory`: expected speed-up of speculation from acceptance and costs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -22,19 +22,20 @@ CLOSED_FORM, MEASURED = "closed form", "measured steps"
 
 
 def theory(
-    alpha: Annotated[float, typer.Option(help="Probability that a guess is accepted, 0 to 1.")] = 0.8,
+    alpha: Annotated[float, typer.Option(help="Acceptance rate per draft token, 0 to 1.")] = 0.8,
     draft_cost: Annotated[
-        float, typer.Option(help="Time of one guess, or of one level of a tree, in plain target passes.")
+        float,
+        typer.Option(help="Time of one draft token, or of one level of a tree, in plain target passes."),
     ] = 0.05,
     k: Annotated[
-        str, typer.Option(help="Guesses per pass, one behind the other: 1..15, or numbers with commas.")
+        str, typer.Option(help="Draft tokens per pass (depth of the draft): 1..15, or 1,2,4.")
     ] = "1..15",
     network_cost: Annotated[
         float,
-        typer.Option(help="Time of a round trip to a drafter elsewhere, in plain passes; once per draft."),
+        typer.Option(help="Round trip to a remote drafter, in plain target passes; once per draft."),
     ] = 0.0,
     tree_width: Annotated[
-        int, typer.Option(help="Alternatives at every level; all are verified, one is guessed on from.")
+        int, typer.Option(help="Alternatives at every level; all are verified, one is continued.")
     ] = 1,
     step_costs: Annotated[
         Path | None, typer.Option(help="Output of `foreword bench step --json`: also use these pass times.")
@@ -42,9 +43,9 @@ def theory(
     plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Expected tokens per pass, speed-up, best number of guesses and break-even acceptance.
+    """Print expected tokens per pass, speed-up, best number of draft tokens and break-even acceptance.
 
-    Assumes that every guess is accepted with the same probability, whatever happened before (docs/theory.md).
+    Assumes that every draft token is accepted with the same probability, independently of the others (docs/theory.md).
     """
     from foreword.bench.theory import FLAT, Drafting, predict, read_step_costs
 
@@ -54,9 +55,9 @@ def theory(
         curves[MEASURED] = read_step_costs(step_costs)
     drafting = Drafting(draft_cost, network_cost, tree_width)
     found = {name: predict(alpha, drafting, depths, curve) for name, curve in curves.items()}
-    title = f"acceptance {alpha:g}, one guess costs {draft_cost:g} passes"
+    title = f"acceptance {alpha:g}, one draft token costs {draft_cost:g} passes"
     if tree_width > 1:
-        title = f"acceptance {alpha:g}, one level of {tree_width} guesses costs {draft_cost:g} passes"
+        title = f"acceptance {alpha:g}, one level of {tree_width} draft tokens costs {draft_cost:g} passes"
     if network_cost:
         title += f", a round trip {network_cost:g}"
     stdout.print(title)
@@ -82,7 +83,7 @@ def parse_depths(text: str) -> list[int]:
     else:
         raise RequestError(f"--k takes a range such as 1..15 or numbers separated by commas, not {text!r}")
     if not depths or depths[0] < 1 or depths[-1] > MOST_GUESSES:
-        raise RequestError(f"--k must name numbers of guesses in 1 .. {MOST_GUESSES}, not {text!r}")
+        raise RequestError(f"--k must name numbers of draft tokens in 1 .. {MOST_GUESSES}, not {text!r}")
     return depths
 
 
@@ -113,7 +114,7 @@ def _verdict(name: str, predictions: "Sequence[Prediction]") -> str:
     if top.speedup > 1:
         gain = f"best k is {top.k}, {top.speedup:.2f}× plain decoding"
     else:
-        gain = f"no k pays; the best, {top.k}, reaches {top.speedup:.2f}× plain decoding"
+        gain = f"no k is faster; the best, {top.k}, reaches {top.speedup:.2f}× plain decoding"
     if least is None:
         return f"{name}: {gain}; no acceptance breaks even"
     return f"{name}: {gain}; breaks even from acceptance {least.break_even:.3f} on, with k = {least.k}"
@@ -144,8 +145,8 @@ def _plot(found: "Mapping[str, Sequence[Prediction]]", path: Path, title: str) -
     }
     tops = [(top.k, top.speedup) for top in map(best, found.values())]
     charts = [
-        Chart("guesses per pass (k)", "expected tokens per pass", tokens),
-        Chart("guesses per pass (k)", "speed-up", speedups, (1.0, "plain decoding"), tops),
-        Chart("guesses per pass (k)", "break-even acceptance", limits),
+        Chart("draft tokens per pass (k)", "expected tokens per pass", tokens),
+        Chart("draft tokens per pass (k)", "speed-up", speedups, (1.0, "plain decoding"), tops),
+        Chart("draft tokens per pass (k)", "break-even acceptance", limits),
     ]
     save_charts(charts, path, title)

@@ -1,4 +1,4 @@
-"""`foreword tune`: measure this machine, and write the policy file that it speaks for."""
+"""`foreword tune`: measure this machine, and write the recommended policy file."""
 
 import json
 from pathlib import Path
@@ -29,22 +29,24 @@ def tune(
     model: ModelOption = DEFAULT_MODEL,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="JSON lines with your own prompts: turns and category. Default: our own set."),
+        typer.Option(help="JSON lines with your prompts: turns and category. Default: the shipped prompts."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The policy file to write.")] = Path("speculation-policy.json"),
+    out: Annotated[Path, typer.Option(help="Policy file to write.")] = Path("speculation-policy.json"),
     methods: Annotated[
         str | None,
-        typer.Option(help="Drafters as `bench drafters` takes them. Default: all that need no settings."),
+        typer.Option(
+            help="Drafters: names or JSON objects separated by commas. Default: all that need no settings."
+        ),
     ] = None,
-    limit_per_category: Annotated[int, typer.Option(help="First this many prompts of every category.")] = 2,
+    limit_per_category: Annotated[int, typer.Option(help="Use the first N prompts of each category.")] = 2,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Measure model and drafters on your prompts, and write the policy file that is recommended.
+    """Measure model and drafters on your prompts, and write the recommended policy file.
 
     Every prompt is answered plainly and with every drafter. `foreword serve --speculation-policy FILE` uses the file.
     """
@@ -117,7 +119,7 @@ def _available(llm: "LLM") -> "list[Method]":
 
 
 def _made_with(llm: "LLM", model: str) -> dict[str, Any]:
-    """For whoever reads the file later."""
+    """Return notes for readers of the file."""
     from foreword import __version__
 
     target = llm.engine.target

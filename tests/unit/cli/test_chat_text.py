@@ -123,7 +123,7 @@ def test_tallies_add_up_and_leave_the_prompts_pass_out_of_tokens_per_pass():
     assert both.tokens_per_pass == 2.0
     assert Tally() + first == first
     assert summary_line(first, 3.0) == (
-        "7 tokens, 3.00 per pass (6 in 2 after the prompt's), 4 of 6 guesses accepted, 3.0 tokens/s, "
+        "7 tokens, 3.00 per pass (6 in 2 after the prompt's), 4 of 6 draft tokens accepted, 3.0 tokens/s, "
         "0 of 10 prompt tokens cached"
     )
     alone = Tally.of(RequestStats(prompt_tokens=5, output_tokens=1, first_tokens=1, passes=1, first_passes=1))

@@ -1,4 +1,4 @@
-"""`foreword bench accept`: what judging drafts costs."""
+"""`foreword bench accept`: the cost of the acceptance rule."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -31,18 +31,22 @@ SAMPLE_TEXT = (
 
 def accept(
     model: ModelOption = DEFAULT_MODEL,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
-    top_p: Annotated[float, typer.Option(help="Nucleus.")] = 0.9,
-    rule: Annotated[str, typer.Option(help="coupled, token, block or traversal.")] = "coupled",
-    chain: Annotated[int, typer.Option(help="Guessed tokens of each request.")] = 5,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.7,
+    top_p: Annotated[
+        float, typer.Option(help="Nucleus sampling: probability mass of the tokens kept, such as 0.9.")
+    ] = 0.9,
+    rule: Annotated[
+        str, typer.Option(help="Acceptance rule: coupled, token, block or traversal.")
+    ] = "coupled",
+    chain: Annotated[int, typer.Option(help="Draft tokens of each request.")] = 5,
     requests: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,4,16",
-    repeats: Annotated[int, typer.Option(help="Timed rounds; the median counts.")] = 15,
+    repeats: Annotated[int, typer.Option(help="Timed rounds; the median is reported.")] = 15,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Milliseconds of judging drafts, and the ratio to the target pass that verified them."""
+    """Measure the time of accepting or rejecting drafts, and its ratio to the target pass that verifies them."""
     from foreword.acceptance.params import SamplingParams
     from foreword.acceptance.rules.rule import Rule
 
@@ -62,7 +66,9 @@ def accept(
             repeats=repeats,
             progress=on_progress,
         )
-    title = f"judging chains of {chain}; one pass over {chain + 1} rows takes {costs.verify_ms:.2f} ms"
+    title = (
+        f"acceptance of chains of {chain}; one pass over {chain + 1} tokens takes {costs.verify_ms:.2f} ms"
+    )
     table = Table("requests", "ms", "ms per request", "ratio to the pass", title=title)
     for cost in costs.rows:
         table.add_row(str(cost.requests), f"{cost.ms:.2f}", f"{cost.ms_per_request:.2f}", f"{cost.ratio:.3f}")

@@ -1,4 +1,4 @@
-"""`foreword bench adapters`: what LoRA adapters add to a pass."""
+"""`foreword bench adapters`: the cost of LoRA adapters in a pass."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -23,14 +23,14 @@ from foreword.cli.console import (
 def adapters(
     model: ModelOption = DEFAULT_MODEL,
     batch: Annotated[int, typer.Option(help="Requests at once, each with an adapter of its own.")] = 8,
-    rank: Annotated[int, typer.Option(help="Of the adapters, which are random.")] = 16,
-    repeats: Annotated[int, typer.Option(help="Timed rounds; the median counts.")] = 25,
+    rank: Annotated[int, typer.Option(help="Rank of the adapters, which have random weights.")] = 16,
+    repeats: Annotated[int, typer.Option(help="Timed rounds; the median is reported.")] = 25,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Milliseconds of one decoding pass with LoRA adapters, and the ratio to the pass without, in turns."""
+    """Measure a decoding pass with LoRA adapters against the same pass without, in turns."""
     from foreword.bench.costs.adapters import measure_adapters
 
     llm = load_llm(model, dtype, device, backend)

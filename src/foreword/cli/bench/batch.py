@@ -31,10 +31,12 @@ if TYPE_CHECKING:
 def batch(
     model: ModelOption = DEFAULT_MODEL,
     batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,2,4,8,16,32",
-    tokens: Annotated[int, typer.Option(help="Tokens that each request gains, on average.")] = 32,
-    repeats: Annotated[int, typer.Option(help="Runs of each kind, in turns; medians count.")] = 3,
+    tokens: Annotated[int, typer.Option(help="Mean number of tokens per request.")] = 32,
+    repeats: Annotated[
+        int, typer.Option(help="Runs, plain and speculative in turns; medians are reported.")
+    ] = 3,
     speculative_config: Annotated[
-        str, typer.Option(help="Who guesses ahead in the speculative runs, as JSON.")
+        str, typer.Option(help="Drafter of the speculative runs, as a JSON object.")
     ] = '{"method": "ngram", "num_speculative_tokens": 4}',
     plot: PlotOption = None,
     dtype: DtypeOption = "auto",
@@ -42,10 +44,10 @@ def batch(
     backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Throughput and latency at several batch sizes, plain and speculative in turns, and host time per step.
+    """Measure throughput, latency and host time per step by batch size, plain and speculative in turns.
 
-    Greedy, on the shipped prompts, measured while the batch is full and all prompts are read. Host time is what a
-    step takes beside drafting, the forward pass and acceptance.
+    Greedy, on the shipped prompts, measured while the batch is full and all prompts are read. Host time is a
+    step without drafting, the forward pass and acceptance.
     """
     sizes = parse_sizes("--batches", batches)
     from foreword.bench.costs.batch import measure_batches

@@ -1,4 +1,4 @@
-"""`foreword bench compare`: ourselves beside other engines."""
+"""`foreword bench compare`: Foreword against other engines."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,34 +26,41 @@ def compare(
     model: ModelOption = DEFAULT_MODEL,
     peers: Annotated[
         str | None,
-        typer.Option(help="llama.cpp, transformers, vllm, with commas. Default: whichever are installed."),
+        typer.Option(
+            help="Engines to compare with: llama.cpp,transformers,vllm. Default: those that are installed."
+        ),
     ] = None,
     python: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PEER=PATH", help="Interpreter that has a peer, if this one has not; repeatable."
+            metavar="PEER=PATH",
+            help="Python interpreter with that engine: llama.cpp=/opt/bin/python; repeatable.",
         ),
     ] = None,
     draft: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A draft model, for those that take one.")
+        str | None, typer.Option(metavar="MODEL", help="Draft model for the engines that support one.")
     ] = None,
     dataset: Annotated[
         Path | None, typer.Option(help="JSON lines as for `bench drafters`. Default: our own.")
     ] = None,
-    category: Annotated[str | None, typer.Option(help="Only prompts of this kind. Default: all.")] = None,
-    limit_per_category: Annotated[int, typer.Option(min=1, help="First so many prompts of every kind.")] = 2,
-    max_tokens: Annotated[int, typer.Option(min=8, help="Length of every answer.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="Times that every prompt is asked.")] = 3,
+    category: Annotated[
+        str | None, typer.Option(help="Use only prompts of this category, such as chat. Default: all.")
+    ] = None,
+    limit_per_category: Annotated[
+        int, typer.Option(min=1, help="Use the first N prompts of each category.")
+    ] = 2,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Tokens of every answer.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of every prompt.")] = 3,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of every engine. Default: all cores.")
     ] = None,
     plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Speed, time to the first token and memory beside other engines, each plain and with its own speculation.
+    """Compare speed, time to first token and memory with other engines, each plain and with its own speculation.
 
     The same file or its equal conversion, the same token ids, greedy, one request at a time, all loaded and warm,
-    taking turns. Ratios are of answers beside each other, to the fastest plain peer, with 95% intervals.
+    taking turns. Ratios are of neighbouring answers, to the fastest plain peer, with 95% intervals.
     """
     from foreword.bench.compare.contestants import contestants
     from foreword.bench.compare.plot import plot_rows

@@ -1,4 +1,4 @@
-"""`foreword bench control`: whether guessing only where it pays keeps its promises."""
+"""`foreword bench control`: whether the controller meets its goals."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,34 +24,37 @@ from foreword.cli.console import (
 def control(
     model: ModelOption = DEFAULT_MODEL,
     dataset: Annotated[
-        Path | None, typer.Option(help="JSON lines: Spec-Bench, HumanEval or GSM8K. Default: our own set.")
+        Path | None,
+        typer.Option(help="JSON lines as in Spec-Bench, HumanEval or GSM8K. Default: the shipped prompts."),
     ] = None,
     kinds: Annotated[
-        str, typer.Option(help="Kinds of prompts, separated by commas; mixed is all. Default: all.")
+        str, typer.Option(help="Prompt categories: chat,code; mixed is all of them at once. Default: all.")
     ] = "",
     batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "",
     fixed: Annotated[
         str,
         typer.Option(
-            help="Settings to compare with, names or JSON objects separated by commas. "
+            help="Fixed settings to compare with: names or JSON objects separated by commas. "
             "Default: the default drafter at several depths, and ngram."
         ),
     ] = "",
     windows: Annotated[
-        int | None, typer.Option(help="Counted windows of every kind, batch and setting.")
+        int | None, typer.Option(help="Measured windows per category, batch and setting.")
     ] = None,
-    changes: Annotated[bool, typer.Option(help="Also measure what happens when things change.")] = True,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer of everything: within 15 minutes.")] = False,
+    changes: Annotated[
+        bool, typer.Option(help="Also measure reactions to changes of load and traffic.")
+    ] = True,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure less: takes up to 15 minutes.")] = False,
     plot: PlotOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """The default under the controller, beside plain decoding and fixed settings, by kind of work and batch.
+    """Compare the controller with plain decoding and fixed settings, by category and batch size.
 
     All take turns in short windows; ratios are of neighbouring windows. Then the traffic changes, a drafter becomes
-    slow, another process takes a core, the batch grows. Exit code 1 if a promise does not hold.
+    slow, another process takes a core, the batch grows. Exit code 1 if a goal is missed.
     """
     from foreword.bench.control.bench import ControlSizes, default_fixed, measure_control
     from foreword.bench.control.goals import goal_table
@@ -73,7 +76,7 @@ def control(
     settings = default_fixed(llm.loaded) if wanted is None else wanted
     with stage_bar() as on_progress:
         report = measure_control(llm.loaded, prompts, settings, sizes, on_progress)
-    stdout.print(cell_table(report.cells, f"{model}: guessing where it pays"))
+    stdout.print(cell_table(report.cells, f"{model}: controller against fixed settings"))
     if report.reactions:
         stdout.print(reaction_table(report.reactions))
     if report.mixed is not None:
@@ -87,7 +90,7 @@ def control(
     if plot is not None:
         from foreword.bench.line_charts import save_charts
 
-        save_charts([ratio_chart(report.cells)], plot, f"{model}: guessing where it pays")
+        save_charts([ratio_chart(report.cells)], plot, f"{model}: controller against fixed settings")
         stdout.print(f"plot: {plot}", markup=False, soft_wrap=True)
     for failure in report.failures:
         stdout.print(f"[red]does not hold[/red]: {failure}", soft_wrap=True)

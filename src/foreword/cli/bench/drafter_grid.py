@@ -1,4 +1,4 @@
-"""The grid of `foreword bench drafters`: kind of work, temperature, requests at once."""
+"""The grid of `foreword bench drafters`: category, temperature, concurrent requests."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GridOptions:
-    """What the command line says."""
+    """Options of the command line."""
 
     model: str
     dataset: Sequence[Path] | None
@@ -39,7 +39,7 @@ class GridOptions:
 
 
 def drafter_grid(given: GridOptions) -> None:
-    """Measure what is missing, then the table, the page and JSON."""
+    """Measure missing cells, then print the table and write the page and JSON."""
     from foreword.bench.drafters.grid import Cell, GridBench, GridRecord, GridSettings
     from foreword.bench.drafters.methods import default_methods, parse_methods
     from foreword.bench.drafters.page import cpu_speedups, grid_page, speedups

@@ -1,4 +1,4 @@
-"""`foreword bench drafters`: what each drafter is worth, by kind of work."""
+"""`foreword bench drafters`: acceptance and speed-up of each drafter, by category."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -35,57 +35,61 @@ def drafters(
     dataset: Annotated[
         list[Path] | None,
         typer.Option(
-            help="JSON lines: Spec-Bench, HumanEval or GSM8K. May be given several times. Default: our own set."
+            help="JSON lines as in Spec-Bench, HumanEval or GSM8K; repeatable. Default: the shipped prompts."
         ),
     ] = None,
     limit_per_category: Annotated[
-        int | None, typer.Option(help="First this many prompts of every category. Default: all.")
+        int | None, typer.Option(help="Use the first N prompts of each category. Default: all.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on to --max-tokens behind an answer's end.")
+        bool, typer.Option("--ignore-eos", help="Continue to --max-tokens after an end token.")
     ] = False,
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Names or JSON objects separated by commas; a+b combines; default is whatever guesses by itself. "
-            "Default: all."
+            help="Drafters: names or JSON objects separated by commas; a+b combines; default is that of --speculation "
+            "auto. Default: all that need no settings."
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Answers for each drafter and prompt; the median counts.")] = 1,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    repeats: Annotated[
+        int, typer.Option(help="Runs of each drafter and prompt; the median is reported.")
+    ] = 1,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of every answer.")] = 0,
     history: Annotated[
         bool, typer.Option("--history", help="Let drafters learn from earlier answers of the run.")
     ] = False,
     resume: Annotated[
-        Path | None, typer.Option(help="Keep finished measurements in this file and skip those in it.")
+        Path | None, typer.Option(help="Store measurements in this file and skip those that it has.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(callback=check_plot, help="Draw τ and speed-up into this picture (PNG).")
+        Path | None, typer.Option(callback=check_plot, help="Draw τ and speed-up into this PNG file.")
     ] = None,
     concurrency: Annotated[
-        str | None, typer.Option(help="Requests at once, numbers with commas: a grid with --temperatures.")
+        str | None, typer.Option(help="Concurrent requests of the grid, such as 1,4,16.")
     ] = None,
-    temperatures: Annotated[str | None, typer.Option(help="Of the grid, numbers with commas.")] = None,
+    temperatures: Annotated[
+        str | None, typer.Option(help="Temperatures of the grid, such as 0,0.7,1.")
+    ] = None,
     cost_per_hour: Annotated[
         float,
-        typer.Option(min=0.0, help="What this machine costs an hour, for the cost of a million tokens."),
+        typer.Option(min=0.0, help="Price of this machine per hour, for the cost of a million tokens."),
     ] = 1.0,
     page: Annotated[
-        Path | None, typer.Option(help="Write the grid into this page (HTML, by itself).")
+        Path | None, typer.Option(help="Write the grid into this self-contained HTML file.")
     ] = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Acceptance, tokens per pass and speed of every drafter, by kind of work, relative to plain decoding.
+    """Measure acceptance, tokens per pass and speed-up of each drafter, by category.
 
     Every prompt is decoded plainly and with every drafter, in turn; the texts are the same.
 
-    With --concurrency, --temperatures or --page: a grid of kind of work, temperature and requests at once, with
-    acceptance by position, latency, where the time went and the cost of a million tokens.
+    With --concurrency, --temperatures or --page: a grid of category, temperature and concurrent requests, with
+    acceptance by position, latency, time split and the cost of a million tokens.
     """
     if concurrency is not None or temperatures is not None or page is not None:
         from foreword.cli.bench.drafter_grid import GridOptions, drafter_grid

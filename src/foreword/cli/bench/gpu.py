@@ -1,4 +1,4 @@
-"""`foreword bench gpu`: what a GPU could do, and how much of it decoding gets."""
+"""`foreword bench gpu`: the rates of a GPU, and the fraction that decoding reaches."""
 
 import gc
 import os
@@ -25,43 +25,48 @@ if TYPE_CHECKING:
 
 def gpu(
     shape: Annotated[
-        str, typer.Option(help="Shape of the model, made with random weights: llama-8b, llama-1b, or a path.")
+        str,
+        typer.Option(help="Shape of the model, which gets random weights: llama-8b, llama-1b, or a path."),
     ] = "llama-8b",
     batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8,32,64,128",
     rows: Annotated[
-        str, typer.Option(help="Rows of one request in a pass, separated by commas.")
+        str, typer.Option(help="Tokens of one request in a pass, separated by commas.")
     ] = "1,2,4,8,16,32,64",
     context: Annotated[int, typer.Option(help="Committed tokens of every request.")] = 512,
     tiles: Annotated[
-        str, typer.Option(help="Instead, time every way of computing the products for these numbers of rows.")
+        str,
+        typer.Option(
+            help="Instead, time all matrix product kernels for these numbers of tokens, such as 8,64."
+        ),
     ] = "",
     speculation: Annotated[
-        str, typer.Option(help="Batch sizes of speculative decoding, separated by commas; empty: none.")
+        str, typer.Option(help="Batch sizes of speculative decoding, separated by commas; empty: skip it.")
     ] = "1,8,32",
     heads: Annotated[
         str,
         typer.Option(
-            help="Instead, draft with every kind of head, captured and in torch, at these batch sizes."
+            help="Instead, time drafting with each kind of head, captured and in torch, at these batch sizes."
         ),
     ] = "",
     start: Annotated[
-        bool, typer.Option("--start", help="Only the time from weights on the device to the first token.")
+        bool,
+        typer.Option("--start", help="Measure only the time from weights on the device to the first token."),
     ] = False,
     control: Annotated[
         str,
         typer.Option(
-            help="Instead, the controller beside plain decoding at these batch sizes, with a head that is often "
-            "right and with one that seldom is."
+            help="Instead, compare the controller with plain decoding at these batch sizes, with a head of high and "
+            "one of low acceptance."
         ),
     ] = "",
-    backend: Annotated[str, typer.Option(help="cuda, or torch for the reference.")] = "cuda",
+    backend: Annotated[str, typer.Option(help="Backend: cuda, or torch (the reference).")] = "cuda",
     as_json: JsonOption = False,
 ) -> None:
-    """The start of an engine, copy and matrix rates, passes by rows, plain and speculative decoding, a long prompt.
+    """Measure engine start, copy and matrix rates, passes by size, plain and speculative decoding, and a long prompt.
 
-    Nothing is downloaded: the model has random weights, which cost what trained ones do. Guesses are known beforehand
-    and spoilt at a rate: 3.0 tokens a pass where they cost nothing, 3.9 where an EAGLE-3 head or a draft model of the
-    shape llama-1b, with random weights, pays.
+    Nothing is downloaded: the model has random weights, which cost what trained ones do. Acceptance is scripted: 3.0
+    tokens per pass with drafts that cost nothing, 3.9 with an EAGLE-3 head or a draft model of the shape llama-1b, both
+    with random weights.
     """
     guessed = parse_sizes("--speculation", speculation) if speculation else []
     sizes, counts = parse_sizes("--batches", batches), parse_sizes("--rows", rows)
@@ -165,7 +170,7 @@ def _fastest(weights: "DecoderWeights", rows: list[int]) -> "list[tuple[str, Til
 
 
 def _print_tiles(ways: "list[tuple[str, TileTime]]") -> None:
-    table = Table("product", "rows", "parts", "way", "µs", "TB/s", "same bits", box=SIMPLE_HEAD)
+    table = Table("product", "tokens", "parts", "kernel", "µs", "TB/s", "same bits", box=SIMPLE_HEAD)
     for name, way in ways:
         shape = "library" if way.tile is None else str(way.tile)
         figures = f"{way.microseconds:.1f}", f"{way.terabytes:.2f}", "yes" if way.same_bits else "no"
@@ -197,7 +202,7 @@ def _print(report: "GpuReport") -> None:
         f"{report.device}: copies {report.copy_terabytes:.2f} TB/s, reads {report.read_terabytes:.2f} TB/s, "
         f"bf16 products {report.matrix_teraflops:.0f} TFLOP/s; all weights once: {report.floor_ms:.2f} ms"
     )
-    passes = Table("rows of one request", "pass, ms", "over one row", "handing over, ms", box=SIMPLE_HEAD)
+    passes = Table("tokens in the pass", "pass, ms", "relative to one", "launch, ms", box=SIMPLE_HEAD)
     for row in report.rows:
         ratio = row.device_ms / report.rows[0].device_ms
         passes.add_row(str(row.rows), f"{row.device_ms:.3f}", f"{ratio:.2f}", f"{row.host_ms:.3f}")
@@ -214,7 +219,7 @@ def _print(report: "GpuReport") -> None:
 
 def _print_speculation(speeds: "list[SpeculativeSpeed]") -> None:
     table = Table(
-        "guesses", "batch", "tokens a pass", "tokens/s", "step, ms", "drafting, ms", box=SIMPLE_HEAD
+        "drafts", "batch", "tokens per pass", "tokens/s", "step, ms", "drafting, ms", box=SIMPLE_HEAD
     )
     for speed in speeds:
         table.add_row(
@@ -232,12 +237,12 @@ def _print_speculation(speeds: "list[SpeculativeSpeed]") -> None:
 def _print_control(speeds: "list[ControlledSpeed]") -> None:
     table = Table(
         "batch",
-        "offered",
+        "head, tokens per pass",
         "plain, tokens/s",
         "controller",
-        "over plain",
+        "relative to plain",
         "lowest",
-        "tokens a pass",
+        "tokens per pass",
         box=SIMPLE_HEAD,
     )
     for speed in speeds:

@@ -1,4 +1,4 @@
-"""`foreword bench link`: what a draft node costs and brings."""
+"""`foreword bench link`: latency and break-even distance of a draft node."""
 
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -24,24 +24,25 @@ from foreword.errors import RequestError
 def link(
     model: ModelOption = DEFAULT_MODEL,
     drafters: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="A draft node; default: one is started here.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Draft node to measure. Default: start one on this machine."),
     ] = None,
-    method: Annotated[str, typer.Option(help="How the node that is started drafts.")] = "draft_model",
-    batch: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,16",
+    method: Annotated[str, typer.Option(help="Drafter of the node that is started here.")] = "draft_model",
+    batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,16",
     passes: Annotated[int, typer.Option(min=10, help="Passes of each batch size.")] = 200,
-    pass_ms: Annotated[float, typer.Option(min=0.1, help="How long a pass of the target takes.")] = 15.0,
-    acceptance: Annotated[float, typer.Option(min=0, max=1, help="Part of guesses that are right.")] = 0.8,
-    levels: Annotated[int, typer.Option(min=1, max=64, help="Levels that are drafted.")] = 5,
+    pass_ms: Annotated[float, typer.Option(min=0.1, help="Milliseconds of a target pass.")] = 15.0,
+    acceptance: Annotated[float, typer.Option(min=0, max=1, help="Acceptance rate per draft token.")] = 0.8,
+    levels: Annotated[int, typer.Option(min=1, max=64, help="Levels of a draft.")] = 5,
     token_file: TokenFileOption = None,
     tls: TlsOption = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Reach a node on another machine without token and TLS.")
+        bool, typer.Option("--insecure", help="Connect to a node on another machine without token and TLS.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Round trip to a draft node, time of its levels, the engine's own time per pass, and the break-even distance.
+    """Measure round trip and level time of a draft node, host time per pass, and the break-even distance.
 
-    The target is made up: it asks as one would, and takes --pass-ms between asks. --model gives the tokenizer.
+    The target is simulated: it sends draft requests --pass-ms apart. --model gives the tokenizer.
     """
     from foreword.cluster.settings import RemoteConfig, need_frames
 
@@ -89,7 +90,7 @@ def link(
         "batch",
         "engine ms/pass",
         "waited ms/pass",
-        "levels at hand",
+        "levels arrived",
         "first level ms",
         "next level ms",
     ):
@@ -103,13 +104,13 @@ def link(
     )
     if farthest is None:
         stdout.print(
-            f"no level of this node was at hand when a pass of {pass_ms:g} ms began: how far it may be away cannot be "
-            "said; try longer passes (--pass-ms), or a faster draft",
+            f"no level of this node arrived before a pass of {pass_ms:g} ms started: there is no break-even distance; "
+            "try longer passes (--pass-ms) or a faster drafter",
             soft_wrap=True,
         )
         return
     stdout.print(
-        f"a node farther than {max(farthest, 0):.1f} ms costs you: {levels} levels at acceptance {acceptance:g}, "
+        f"break-even distance {max(farthest, 0):.1f} ms: {levels} levels at acceptance {acceptance:g}, "
         f"passes of {pass_ms:g} ms, one request",
         soft_wrap=True,
     )

@@ -1,4 +1,4 @@
-"""Where figures come from: no table without it."""
+"""Provenance of measurements."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from foreword import __version__
 
 _FOLDERS = re.compile(r"(^|=)/(?:[^/]+/)*")
-"""Of absolute paths, also behind a name as in `llama.cpp=/opt/bin/python`: they say nothing to others."""
+"""Folders of absolute paths, also after a name as in `llama.cpp=/opt/bin/python`: left out as machine-specific."""
 
 
 def made() -> dict[str, str]:

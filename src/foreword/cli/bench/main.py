@@ -1,4 +1,4 @@
-"""`foreword bench`: measure it."""
+"""`foreword bench`: benchmarks."""
 
 from dataclasses import asdict
 from functools import partial
@@ -74,17 +74,17 @@ app.command("structured")(structured.structured)
 @app.command("step")
 def step(
     model: ModelOption = DEFAULT_MODEL,
-    tokens: Annotated[str, typer.Option(help="Numbers of new tokens, separated by commas.")] = "1,2,4,8,16",
+    tokens: Annotated[
+        str, typer.Option(help="Numbers of new tokens in a pass, separated by commas.")
+    ] = "1,2,4,8,16",
     context: Annotated[int, typer.Option(help="Committed tokens before the new ones.")] = 256,
-    repeats: Annotated[int, typer.Option(help="Timed passes for each number; the median counts.")] = 15,
-    prefill: Annotated[
-        str, typer.Option(help="Also time prompts of this many tokens: 512, or 128,256,512.")
-    ] = "",
-    compare: Annotated[str, typer.Option(help="Measure llama.cpp in the same run: `llama.cpp`.")] = "",
+    repeats: Annotated[int, typer.Option(help="Timed passes for each number; the median is reported.")] = 15,
+    prefill: Annotated[str, typer.Option(help="Also time prompts of these lengths, such as 128,512.")] = "",
+    compare: Annotated[str, typer.Option(help="Engine to measure in the same run: llama.cpp.")] = "",
     experts: Annotated[
         int,
         typer.Option(
-            help="Time random weights of the model's shape with this many experts, two used, against dense ones."
+            help="Time a mixture of this many experts (two active, random weights) against a dense model."
         ),
     ] = 0,
     plot: PlotOption = None,
@@ -93,9 +93,9 @@ def step(
     backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Milliseconds of one target pass over n new tokens, and the ratio to the first n.
+    """Measure one target pass over n new tokens, and the ratio to the first n.
 
-    Verifying a guess of n-1 tokens costs a pass over n: the flatter this curve, the more speculation pays.
+    Verifying n-1 draft tokens costs a pass over n: the flatter this curve, the larger the gain of speculation.
     """
     if compare not in ("", "llama.cpp"):
         raise RequestError(f"--compare knows llama.cpp only, not {compare!r}")
@@ -198,16 +198,17 @@ def _beside(own: float, theirs: list[float]) -> list[str]:
 def quality(
     text: Annotated[
         Path | None,
-        typer.Option(help="Natural text, or .jsonl with texts in it. Default: the shipped prompts."),
+        typer.Option(help="Text file, or .jsonl with texts. Default: the shipped prompts."),
     ] = None,
     model: ModelOption = DEFAULT_MODEL,
     tokens: Annotated[int, typer.Option(help="Tokens of the text to read.")] = 10_240,
     forms: Annotated[
-        str, typer.Option(help="Forms of the CPU kernels; q8_0 is the yardstick.")
+        str,
+        typer.Option(help="Weight formats of the CPU kernels, such as int8,q4; q8_0 is the reference point."),
     ] = "int8,q4,q8_0",
     as_json: JsonOption = False,
 ) -> None:
-    """How far the numbers of the CPU kernels are from float32: mean KL and agreement on the likeliest token."""
+    """Compare the CPU kernels with float32: mean KL divergence and top-1 agreement."""
     from foreword.bench.drafters.prompts import own_prompts
     from foreword.bench.quality import measure_quality, read_text
     from foreword.engine.loader import load_model

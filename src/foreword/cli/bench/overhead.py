@@ -1,4 +1,4 @@
-"""`foreword bench overhead`: what guessing itself costs, and the engine around it."""
+"""`foreword bench overhead`: the cost of drafting and of the engine's host code."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 def overhead(
     model: ModelOption = DEFAULT_MODEL,
     methods: Annotated[
-        str, typer.Option(help="Names or JSON objects separated by commas; a+b combines.")
+        str, typer.Option(help="Drafters: names or JSON objects separated by commas; a+b combines.")
     ] = "ngram,suffix",
     contexts: Annotated[
-        str, typer.Option(help="Lengths of context, separated by commas.")
+        str, typer.Option(help="Context lengths in tokens, separated by commas.")
     ] = "100,1000,4000,7500",
-    repeats: Annotated[int, typer.Option(help="Timed drafts at each length; the median counts.")] = 15,
+    repeats: Annotated[int, typer.Option(help="Timed drafts at each length; the median is reported.")] = 15,
     batches: Annotated[
-        str, typer.Option(help="Batch sizes for the host's time, separated by commas.")
+        str, typer.Option(help="Batch sizes for the host time, separated by commas.")
     ] = "1,8,32,128",
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Milliseconds of one draft, the guard's included, relative to target passes at the same context.
+    """Measure the time of a draft, the guard included, relative to target passes at the same context.
 
-    Then the processor's time for one step of the engine, drafting included, on passes that take no time: to compare two
-    versions of it on any machine, busy or not. Last, of steps with guesses as on a GPU, what of it a device waits for.
+    Then the CPU time of an engine step, drafting included, on passes that take no time: versions can be compared on
+    a busy machine. Last, for steps with drafts as on a GPU, the part of it that a device waits for.
     """
     lengths, sizes = parse_sizes("--contexts", contexts), parse_sizes("--batches", batches)
     from foreword.bench.costs.host_time import measure_host_time
@@ -86,7 +86,7 @@ def _host_table(host: "Sequence[HostTime]", batches: Sequence[int]) -> Table:
 
 
 def _verdict_table(times: "Sequence[VerdictTime]") -> Table:
-    table = Table("host ms per step, guesses of", "batch", box=SIMPLE_HEAD, padding=0)
+    table = Table("host ms per step, drafter", "batch", box=SIMPLE_HEAD, padding=0)
     for name in ("tokens", "verdict", "next pass", "together", "beside it"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in times:

@@ -1,4 +1,4 @@
-"""`foreword bench pacing`: what the rhythm of a stream gives away."""
+"""`foreword bench pacing`: what the timing of a stream leaks."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -29,25 +29,29 @@ Streams = dict[tuple[int, int], list["Chunk"]]
 
 def pacing(
     model: ModelOption = DEFAULT_MODEL,
-    prompts: Annotated[int, typer.Option(min=2, help="How many prompts are to be told apart.")] = 50,
+    prompts: Annotated[int, typer.Option(min=2, help="Number of prompts to distinguish.")] = 50,
     repeats: Annotated[int, typer.Option(min=2, help="Answers to each prompt.")] = 3,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer, at most.")] = 48,
+    tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 48,
     temperature: Annotated[
-        float, typer.Option(min=0, help="0: all answers to a prompt are the same, the watcher's best case.")
+        float,
+        typer.Option(
+            min=0,
+            help="Sampling temperature; 0: all answers to a prompt are the same, the observer's best case.",
+        ),
     ] = 0.0,
     speculative_config: Annotated[
-        str, typer.Option(help="Who guesses ahead, as JSON.")
+        str, typer.Option(help="Drafter of the speculative runs, as a JSON object.")
     ] = '{"method": "ngram", "num_speculative_tokens": 5}',
     plot: Annotated[
         Path | None,
-        typer.Option(callback=check_plot, help="Write a picture of both cadences and the result."),
+        typer.Option(callback=check_plot, help="Draw both cadences and the result into this PNG file."),
     ] = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """How well prompts can be told apart by timing and size of their streams: plain, speculative, evenly paced.
+    """Measure how well an observer identifies prompts by timing and size of their streams: plain, speculative, paced.
 
     Answers come from the real engine, one at a time; the pacing of their arrivals is computed. A nearest-neighbour
     classifier compares each stream with those of the other repeats.
@@ -71,7 +75,7 @@ def pacing(
         "speculative, even": _paced(guessed),
     }
     rows = [row for name, watched in streams.items() for row in guess_prompts(name, watched)]
-    table = Table("stream", "a watcher compares", "right", "accuracy", "chance")
+    table = Table("stream", "the observer compares", "right", "accuracy", "chance")
     for row in rows:
         table.add_row(
             row.stream, row.features, f"{row.right}/{row.trials}", f"{row.accuracy:.0%}", f"{row.chance:.0%}"

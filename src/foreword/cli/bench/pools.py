@@ -32,48 +32,54 @@ if TYPE_CHECKING:
 
 def pools(
     model: ModelOption = DEFAULT_MODEL,
-    draft: Annotated[str | None, typer.Option(help="The model that drafts.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model.")] = None,
     shape: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Instead of both: a pair of this shape with random weights."),
+        typer.Option(
+            metavar="NAME",
+            help="Instead of both, use a pair with random weights of this shape, such as llama-8b.",
+        ),
     ] = None,
     draft_shape: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="The draft's own shape. Default: the first eighth of the target's layers."
+            metavar="NAME", help="Shape of the draft model. Default: the first eighth of the target's layers."
         ),
     ] = None,
     agreement: Annotated[
         float | None,
-        typer.Option(
-            min=0, max=1, help="Part of the guesses of a --draft-shape that are right. Default: 0.8."
-        ),
+        typer.Option(min=0, max=1, help="Acceptance rate of a --draft-shape. Default: 0.8."),
     ] = None,
     nodes: Annotated[
-        str, typer.Option(metavar="DEVICES", help="A draft node is started on each of these: cuda,cpu.")
+        str,
+        typer.Option(
+            metavar="DEVICES", help="Start a draft node on each of these devices, such as cuda,cpu."
+        ),
     ] = "auto",
     run_ahead: Annotated[
         bool | None,
         typer.Option(
-            help="Nodes go on drafting while the target verifies, on whatever they share with it. Default: they do."
+            help="Draft on while the target verifies, on the hardware that both share. Default: on."
         ),
     ] = None,
     both: Annotated[
         bool, typer.Option("--both", help="Two nodes on each device: one that runs ahead, one that does not.")
     ] = False,
     batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8",
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens that each request gains, on average.")] = 48,
-    guesses: Annotated[int, typer.Option(min=1, max=32, help="Guesses for every pass.")] = 4,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each kind, in turns; medians count.")] = 3,
+    tokens: Annotated[int, typer.Option(min=2, help="Mean number of tokens per request.")] = 48,
+    guesses: Annotated[int, typer.Option(min=1, max=32, help="Draft tokens per pass.")] = 4,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Runs of each setting, in turns; medians are reported.")
+    ] = 3,
     gpu_memory_utilization: Annotated[
-        float, typer.Option(help="Share of a GPU's memory for the target; its nodes need room beside it.")
+        float, typer.Option(help="Fraction of GPU memory for the target; draft nodes need the rest.")
     ] = 0.6,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """A target's speed with its draft model beside it and on draft nodes of this machine, in turns with plain decoding.
+    """Compare a draft model in the target's process, on draft nodes of this machine, and plain decoding, in turns.
 
     Nodes are processes of their own that share the machine with the target, and its GPU where they are on it.
 

@@ -1,4 +1,4 @@
-"""`foreword bench serve`: load for any server that speaks the OpenAI API."""
+"""`foreword bench serve`: load generator for servers with OpenAI's API."""
 
 import asyncio
 import math
@@ -26,15 +26,17 @@ DEFAULT_CONCURRENCY = 8
 
 
 def serve(
-    url: Annotated[str, typer.Option(help="The server's address, such as http://127.0.0.1:8000.")],
+    url: Annotated[str, typer.Option(help="Address of the server, such as http://127.0.0.1:8000.")],
     rate: Annotated[
         float | None,
-        typer.Option(help="Open loop: Poisson arrivals, this many requests per second; inf is all at once."),
+        typer.Option(
+            help="Open loop: Poisson arrivals at this many requests per second; inf sends all at once."
+        ),
     ] = None,
     concurrency: Annotated[
         int | None,
         typer.Option(
-            help=f"Closed loop: requests under way. Default, without --rate: {DEFAULT_CONCURRENCY}."
+            help=f"Closed loop: requests in flight. Default, without --rate: {DEFAULT_CONCURRENCY}."
         ),
     ] = None,
     num_requests: Annotated[
@@ -42,38 +44,44 @@ def serve(
         typer.Option(help=f"Requests to send. Default, without --duration: {DEFAULT_REQUESTS}."),
     ] = None,
     duration: Annotated[
-        float | None, typer.Option(help="Seconds in which requests are started; those under way finish.")
+        float | None, typer.Option(help="Seconds during which requests are sent; those in flight finish.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Bound on every answer's length.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
     seed: Annotated[
-        int, typer.Option(help="Of arrivals, the prompts' order and drops; request i asks with seed + i.")
+        int, typer.Option(help="Seed of arrivals, prompt order and drops; request i is sent with seed + i.")
     ] = 0,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="Default: first of /v1/models.")] = None,
-    endpoint: Annotated[str, typer.Option(help="completions or chat.")] = "completions",
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Name of the model. Default: the first of /v1/models.")
+    ] = None,
+    endpoint: Annotated[str, typer.Option(help="API route: completions or chat.")] = "completions",
     dataset: Annotated[
-        Path | None, typer.Option(help="JSON lines: Spec-Bench, HumanEval or GSM8K. Default: our own set.")
+        Path | None,
+        typer.Option(help="JSON lines as in Spec-Bench, HumanEval or GSM8K. Default: the shipped prompts."),
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="FOREWORD_API_KEY", help="Sent as bearer token.")
+        str | None, typer.Option(envvar="FOREWORD_API_KEY", help="API key, sent as bearer token.")
     ] = None,
     speculation: Annotated[
-        str | None, typer.Option(help="off or a JSON object: sent as `speculation`, a field of our server.")
+        str | None,
+        typer.Option(
+            help="Value of the request field `speculation` (Foreword servers): off or a JSON object."
+        ),
     ] = None,
     extra_body: Annotated[
-        str | None, typer.Option(help='More fields of every body, such as {"ignore_eos": true}.')
+        str | None, typer.Option(help='Further fields of every request, such as {"ignore_eos": true}.')
     ] = None,
     goodput: Annotated[
-        str | None, typer.Option(help="Limits in ms that a good request keeps: ttft:500,tpot:50,e2el:5000.")
+        str | None, typer.Option(help="Limits of a good request in ms: ttft:500,tpot:50,e2el:5000.")
     ] = None,
-    disconnect: Annotated[float, typer.Option(help="Share of streams to drop midway, at random.")] = 0.0,
-    timeout: Annotated[float, typer.Option(help="Seconds that one request may take.")] = 600.0,
+    disconnect: Annotated[float, typer.Option(help="Fraction of streams to drop midway, at random.")] = 0.0,
+    timeout: Annotated[float, typer.Option(help="Timeout of a request in seconds.")] = 600.0,
     plot: Annotated[
-        Path | None, typer.Option(callback=check_plot, help="Draw TTFT and ITL into this picture (PNG).")
+        Path | None, typer.Option(callback=check_plot, help="Draw TTFT and ITL into this PNG file.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Latency, throughput and goodput of a server under load; exit code 1 if no request was completed.
+    """Measure latency, throughput and goodput of a server under load; exit code 1 if no request was completed.
 
     Counted from when a request was due (open loop) or sent (closed loop), completed requests alone:
 

@@ -1,4 +1,4 @@
-"""`foreword bench server-overhead`: what the server costs per token."""
+"""`foreword bench server-overhead`: the server's overhead per token."""
 
 import asyncio
 from dataclasses import asdict
@@ -25,18 +25,19 @@ from foreword.cli.console import (
 
 def server_overhead(
     model: ModelOption = DEFAULT_MODEL,
-    streams: Annotated[int, typer.Option(min=1, help="Answers that are streamed at once.")] = 8,
+    streams: Annotated[int, typer.Option(min=1, help="Concurrent streams.")] = 8,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of engine and server, in turns.")] = 5,
     speculative_config: Annotated[
-        str | None, typer.Option(help="Who guesses ahead on both sides, as JSON; default: nobody.")
+        str | None,
+        typer.Option(help="Drafter of engine and server, as a JSON object. Default: plain decoding."),
     ] = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Time per token of the engine in this process and of a server over HTTP: same prompts, same tokens, in turns.
+    """Compare time per token of an engine in this process and of a server over HTTP, in turns, on the same prompts.
 
     Greedy, on the shipped prompts. The server is started on a free port and measured by a client in this process.
     """

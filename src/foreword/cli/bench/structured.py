@@ -1,4 +1,4 @@
-"""`foreword bench structured`: what a prescribed form costs and brings."""
+"""`foreword bench structured`: cost and gain of structured output."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -24,11 +24,12 @@ from foreword.cli.options.common import SpeculationOption, json_object, read_tex
 
 def structured(
     model: ModelOption = DEFAULT_MODEL,
-    batch: Annotated[int, typer.Option(help="Requests at once.")] = 8,
+    batch: Annotated[int, typer.Option(help="Concurrent requests.")] = 8,
     tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 96,
-    repeats: Annotated[int, typer.Option(help="Timed rounds; the median counts.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Timed rounds; the median is reported.")] = 3,
     json_schema: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Another schema than the one with long keys.")
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON schema to use instead of the built-in one with long keys."),
     ] = None,
     speculation: SpeculationOption = None,
     dtype: DtypeOption = "auto",
@@ -36,7 +37,7 @@ def structured(
     backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Tokens per second and per pass with and without a schema, with and without guesses, in turns."""
+    """Compare tokens per second and per pass with and without a schema, with and without speculation, in turns."""
     from foreword.bench.structured import measure_structured
 
     schema = None if json_schema is None else json_object("--json-schema", read_text(json_schema))
@@ -45,7 +46,7 @@ def structured(
         costs = measure_structured(llm.engine, llm.encode, batch, tokens, repeats, on_progress, schema)
     title = f"{batch} requests; the schema adds {costs.mask_share:.1%} to a plain step"
     table = Table(
-        "", "tokens/s", "tokens per pass", "step ms", "beside the pass ms", "ratio to plain", title=title
+        "", "tokens/s", "tokens per pass", "step ms", "outside the pass ms", "ratio to plain", title=title
     )
     for row in costs.rows:
         table.add_row(

@@ -19,17 +19,17 @@ DEFAULT_DEPTH = 5
 SHOWN_PASSES = 5
 
 HELP = """\
-/plain            decode without guesses
-/method NAME      guess with ngram, suffix, layer_skip, self_quantized, a+b, or a JSON object; auto: as at the start
-/depth N          most guesses per pass
+/plain            decode without speculation
+/method NAME      draft with ngram, suffix, layer_skip, self_quantized, a+b, or a JSON object; auto: as at the start
+/depth N          most draft tokens per pass
 /temperature X    0 .. 2; 0 is greedy
-/top-p X          draw from the most likely tokens that reach this probability; 1: all
-/seed N | off     the same seed gives the same answer; off draws a fresh one each time
+/top-p X          nucleus sampling: sample from the most likely tokens with this total probability; 1: all
+/seed N | off     the same seed gives the same answer; off: a fresh one each time
 /retry            answer the last message again, with a fresh seed unless one is set; the new answer replaces the old
 /save FILE        write the conversation as JSON; a file that exists is not overwritten
 /stats            passes, acceptance and time of the last answer and of the session
-/guesses N        what the last N passes of the last answer guessed (5), as trees where they branch
-/system TEXT      tell the model how to behave; without a text, take that back
+/guesses N        drafts of the last N passes (default 5) of the last answer, as lines or trees
+/system TEXT      set the system message; without a text, remove it
 /reset            forget the conversation; settings stay
 /help             this list
 /exit, /quit      leave (also Ctrl-D); Ctrl-C stops an answer
@@ -91,7 +91,7 @@ class Commands:
             raise RequestError("/method needs a name such as ngram, or a JSON object")
         if text == "auto":
             if not self._at_start:
-                raise RequestError("nothing was guessed at the start: name a method")
+                raise RequestError("speculation was off at the start; name a method such as ngram")
             return self._use(self._at_start)
         keys = {"num_speculative_tokens": self._depth, **_method_keys(text)}
         if self._at_start and not text.startswith("{"):  # a name means the drafter as it was at the start
@@ -104,12 +104,12 @@ class Commands:
             return self._use({**self._session.speculation, "num_speculative_tokens": depth})
         SpeculationConfig(("ngram",), num_speculative_tokens=depth)  # refuses what no drafter takes
         self._depth = depth
-        return Reply(f"{depth} guesses per pass once a /method is chosen; decoding is plain now")
+        return Reply(f"{depth} draft tokens per pass once a /method is set; decoding is plain now")
 
     def _use(self, wanted: Mapping[str, Any]) -> Reply:
         config = self._session.use(wanted)
         self._depth = config.num_speculative_tokens
-        return Reply(f"{'+'.join(config.method)}, up to {self._depth} guesses per pass")
+        return Reply(f"{'+'.join(config.method)}, up to {self._depth} draft tokens per pass")
 
     def _temperature(self, text: str) -> Reply:
         temperature = _number("/temperature", text)
@@ -158,7 +158,7 @@ class Commands:
             raise RequestError(f"/guesses takes a number of passes, not {count}")
         first = max(len(drafts) - count, 0)
         shown = shown_passes(drafts[first:], first + 1, self._session.token_text)
-        return Reply(tables=shown) if shown else Reply("nothing was guessed in these passes")
+        return Reply(tables=shown) if shown else Reply("these passes had no draft")
 
     def _system(self, text: str) -> Reply:
         self._session.set_system(text or None)

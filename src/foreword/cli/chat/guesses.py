@@ -1,4 +1,4 @@
-"""What was guessed for an answer, pass by pass: a line where it is a chain, a tree where it branches."""
+"""Drafts of an answer, pass by pass: a line for a chain, a tree where it branches."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ TokenText = Callable[[int], str]
 
 
 def shown_passes(drafts: Sequence[DraftShown], first: int, text_of: TokenText) -> tuple[RenderableType, ...]:
-    """Passes with guesses, numbered from `first` on; accepted guesses are blue, the others struck out."""
+    """Return passes with drafts, numbered from `first` on; accepted tokens are blue, rejected ones struck out."""
     return tuple(
         _shown(f"pass {first + place}: ", draft, text_of)
         for place, draft in enumerate(drafts)

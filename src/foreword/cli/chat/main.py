@@ -1,4 +1,4 @@
-"""`foreword chat`: talk to a model in the terminal and see which tokens were guessed."""
+"""`foreword chat`: chat in the terminal, accepted draft tokens coloured."""
 
 import io
 import signal
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from foreword.cli.chat.session import ChatSession, Outcome, Plan
     from foreword.cli.chat.text import Piece
 
-# Blue and orange: told apart by nearly everyone, readable on dark and on light. The page has the same (docs/page.md).
+# Blue and orange: distinguishable for nearly everyone, readable on dark and on light; as on the page (docs/page.md).
 GUESSED_STYLE = "dodger_blue1"
 OWN_STYLE = "dark_orange"
 
@@ -46,12 +46,18 @@ OWN_STYLE = "dark_orange"
 def chat(
     model: ModelOption = DEFAULT_MODEL,
     system: SystemOption = None,
-    temperature: Annotated[float | None, typer.Option(help="0 .. 2; 0 is greedy.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature, 0 to 2; 0 is greedy.")
+    ] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Most likely tokens that reach this probability; 1: all.")
+        float | None,
+        typer.Option(help="Nucleus sampling: probability mass of the tokens kept, such as 0.9; 1: all."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Same seed, same answers. Default: a fresh one for every answer.")
+        int | None,
+        typer.Option(
+            help="Random seed; the same seed gives the same answers. Default: a fresh one for every answer."
+        ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
     speculation: SpeculationOption = None,
@@ -63,9 +69,9 @@ def chat(
     backend: BackendOption = "auto",
     tensor_parallel_size: TensorParallelOption = 1,
 ) -> None:
-    """Talk to a model; accepted guesses and the target's own tokens have different colours.
+    """Chat with a model; accepted draft tokens and tokens that the target sampled have different colours.
 
-    /help lists the commands. Lines may also come through a pipe: the answers, and nothing else, go to standard output.
+    /help lists the commands. Lines may be piped in; standard output has the answers and nothing else.
     """
     from foreword.acceptance.params import SamplingParams
 
@@ -85,7 +91,7 @@ def chat(
     session.adapter = llm.adapters.ensure(lora_request(lora))
     if _is_interactive():
         legend = Text.assemble(
-            ("accepted guesses", GUESSED_STYLE), ", ", ("the target's own tokens", OWN_STYLE)
+            ("accepted draft tokens", GUESSED_STYLE), ", ", ("tokens sampled by the target", OWN_STYLE)
         )
         stderr.print(legend, Text("(/help lists commands, Ctrl-D leaves)", "dim"), soft_wrap=True)
     _prepare_input()
@@ -95,9 +101,9 @@ def chat(
 
 
 class Interrupts:
-    """Ctrl-C: during an answer it asks for its end; at any other time it is a `KeyboardInterrupt`.
+    """Ctrl-C: during an answer it requests its end; at any other time it is a `KeyboardInterrupt`.
 
-    An exception in the middle of a pass would leave the engine's books half done.
+    An exception in the middle of a pass would leave the engine's state inconsistent.
     """
 
     def __init__(self) -> None:
@@ -105,7 +111,7 @@ class Interrupts:
         self._answering = False
 
     def asked(self) -> bool:
-        """Whether the answer under way should stop."""
+        """Return whether the current answer should stop."""
         return self._asked
 
     @contextmanager
@@ -118,7 +124,7 @@ class Interrupts:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """An answer is under way while inside."""
+        """Mark an answer as running while inside."""
         self._asked, self._answering = False, True
         try:
             yield
@@ -203,7 +209,7 @@ def _say_end(outcome: "Outcome") -> None:
 
 
 def say(line: str) -> None:
-    """A word of the program's own, beside the conversation."""
+    """Print a line of the program, not of the conversation, to standard error."""
     from foreword.cli.chat.text import visible
 
     stderr.print(Text(visible(line), "dim"), soft_wrap=True)

@@ -74,7 +74,7 @@ class ChatSession:
             self.use(speculation)
 
     def use(self, speculation: Mapping[str, Any]) -> SpeculationConfig:
-        """Guess with this from now on; raises `RequestError`, and changes nothing, if that cannot be."""
+        """Draft with this from now on; raise `RequestError` and change nothing if it is not possible."""
         config = SpeculationConfig.parse(speculation)
         try:
             # Makes the drafter now, not with the next question.

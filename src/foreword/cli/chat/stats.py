@@ -1,4 +1,4 @@
-"""What answers cost, added up and as tables."""
+"""Statistics of answers, summed and as tables."""
 
 from dataclasses import dataclass
 
@@ -63,12 +63,12 @@ class Tally:
 
 
 def summary_line(tally: Tally, tokens_per_second: float | None) -> str:
-    """What an answer cost in one line. As everywhere here, the prompt's passes and what they brought are left out."""
+    """Return an answer's statistics in one line, without the prompt's passes and their tokens."""
     passes = ""
     if tally.decode_passes:
         counted = f"{tally.decoded_tokens} in {tally.decode_passes} after the prompt's"
         passes = f", {_number(tally.tokens_per_pass)} per pass ({counted})"
-    accepted = f", {tally.accepted} of {tally.drafted} guesses accepted" if tally.drafted else ""
+    accepted = f", {tally.accepted} of {tally.drafted} draft tokens accepted" if tally.drafted else ""
     return (
         f"{tally.output_tokens} tokens{passes}{accepted}, {_number(tokens_per_second, 1)} tokens/s, "
         f"{tally.cached_tokens} of {tally.prompt_tokens} prompt tokens cached"
@@ -86,7 +86,7 @@ def stats_table(last: Tally, session: Tally) -> Table:
     table.add_row("passes", *(str(tally.decode_passes) for tally in both))
     table.add_row("tokens per pass", *(_number(tally.tokens_per_pass) for tally in both))
     table.add_row("tokens per second", *(_number(tally.tokens_per_second, 1) for tally in both))
-    table.add_row("guesses accepted", *(_share(tally.accepted, tally.drafted) for tally in both))
+    table.add_row("draft tokens accepted", *(_share(tally.accepted, tally.drafted) for tally in both))
     table.add_row("prompt tokens cached", *(_share(t.cached_tokens, t.prompt_tokens) for t in both))
     for stage in ("draft", "verify", "accept"):
         table.add_row(f"{stage} time", *(_stage(tally, stage) for tally in both))
@@ -94,7 +94,7 @@ def stats_table(last: Tally, session: Tally) -> Table:
 
 
 def position_table(last: Tally, session: Tally) -> Table:
-    """Acceptance by position: of the drafts that had a guess there, the share that was accepted there."""
+    """Return acceptance by position: of the drafts that reach a position, the fraction accepted there."""
     table = Table(title="accepted by position", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in ("position", "last answer", f"session ({session.answers})"):
         table.add_column(name, justify="right", no_wrap=True)

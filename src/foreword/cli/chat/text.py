@@ -16,7 +16,7 @@ class Piece:
     """Text that one token completed."""
 
     text: str
-    guessed: bool  # an accepted guess; otherwise the target's own token
+    guessed: bool  # an accepted draft token; otherwise sampled by the target
 
 
 class PieceReader:

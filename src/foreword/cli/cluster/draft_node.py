@@ -23,20 +23,24 @@ from foreword.cli.options.common import json_object
 def draft_node(
     model: ModelOption = DEFAULT_MODEL,
     method: Annotated[
-        str, typer.Option(help="How to draft: draft_model (the model itself drafts), layer_skip, suffix, ...")
+        str,
+        typer.Option(
+            help="Drafter: draft_model (--model itself), layer_skip, suffix, or several as suffix+ngram."
+        ),
     ] = "draft_model",
     options: Annotated[
-        str | None, typer.Option(metavar="JSON", help='Settings of the method: {"tree_width": 3}.')
+        str | None,
+        typer.Option(metavar="JSON", help='Settings of the drafter as a JSON object: {"tree_width": 3}.'),
     ] = None,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where targets find it, or unix:/PATH; port 0: any.")
+        str, typer.Option(metavar="HOST:PORT", help="Address to listen on, or unix:/PATH; port 0: any.")
     ] = "127.0.0.1:8400",
-    capacity: Annotated[int, typer.Option(min=1, help="Requests of all targets at once.")] = 256,
+    capacity: Annotated[int, typer.Option(min=1, help="Most concurrent requests of all targets.")] = 256,
     kv_tokens: Annotated[
-        int, typer.Option(min=16, help="Tokens of all requests that a draft model's KV cache holds.")
+        int, typer.Option(min=16, help="Size of a draft model's KV cache in tokens, over all requests.")
     ] = 32_768,
     run_ahead: Annotated[
-        bool, typer.Option(help="Go on drafting while a target verifies; not worth it for fast, near nodes.")
+        bool, typer.Option(help="Draft on while a target verifies; no gain for fast, near nodes.")
     ] = True,
     labels: LabelsOption = "",
     token_file: TokenFileOption = None,
@@ -45,13 +49,13 @@ def draft_node(
         bool, typer.Option("--insecure", help="Listen beyond this machine without token and TLS.")
     ] = False,
     drain_seconds: Annotated[
-        float, typer.Option(min=0, help="How long SIGTERM waits until targets have gone elsewhere.")
+        float, typer.Option(min=0, help="Seconds that SIGTERM waits until targets use other nodes.")
     ] = 10.0,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
 ) -> None:
-    """Serve a drafter to targets: `foreword serve --drafters HOST:PORT`. Guesses only: it cannot change a text.
+    """Serve drafts to targets, which use `foreword serve --drafters HOST:PORT`. A node cannot change a text.
 
     Example: foreword draft-node --model smollm2-135m --listen 127.0.0.1:8400
     """

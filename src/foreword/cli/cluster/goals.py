@@ -57,7 +57,7 @@ def search_goal(scenario: "Scenario", goal: "Goal", vary: str | None, most: int 
 
 
 def answer_lines(answers: "Sequence[Answer]") -> list[str]:
-    """One line for every way of drafting; the cheapest says so."""
+    """Return one line per way of drafting, with the cheapest marked."""
     costs = [one.fleet.cost_per_hour for one in answers if one.fleet is not None]
     lines = []
     for one in answers:
@@ -79,7 +79,7 @@ def _table(trials: "Sequence[Trial]") -> Table:
     from foreword.simulate.outcome import figure
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    table.add_column("who drafts", no_wrap=True)
+    table.add_column("drafting", no_wrap=True)
     for name in ("targets", "nodes", "tok/s", "ms/tok\np95", "cost per\nhour", "goal"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in trials:

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from foreword.cluster.pools.state import ClusterState
     from foreword.cluster.rayed.fleet import RayFleet
 
-app = typer.Typer(no_args_is_help=True, help="Targets and draft nodes from one file (docs/cluster.md).")
+app = typer.Typer(no_args_is_help=True, help="Run targets and draft nodes from one file (docs/cluster.md).")
 
 FileArgument = Annotated[
-    Path, typer.Argument(metavar="CLUSTER.yaml", help="Which targets and nodes there are.")
+    Path,
+    typer.Argument(metavar="CLUSTER.yaml", help="File with the targets and draft nodes (docs/cluster.md)."),
 ]
-KeyOption = Annotated[str | None, typer.Option(help="Of the targets. Default: FOREWORD_API_KEY.")]
+KeyOption = Annotated[str | None, typer.Option(help="API key of the targets. Default: FOREWORD_API_KEY.")]
 
 MOST_PATIENCE = 120.0
 """Seconds that `down` waits: members may take their time to drain."""
@@ -35,7 +36,7 @@ MOST_PATIENCE = 120.0
 def up(file: FileArgument, api_key: KeyOption = None) -> None:
     """Start all members and keep them running, until `cluster down`, Ctrl-C or SIGTERM.
 
-    A member that cannot use what it was given says so and is not started again.
+    A member with invalid options prints the reason and is not restarted.
     """
     from foreword.cluster.pools.autoscaling import Autoscaler
     from foreword.cluster.pools.file import read_cluster
@@ -74,7 +75,7 @@ def up(file: FileArgument, api_key: KeyOption = None) -> None:
 
 @app.command()
 def down(file: FileArgument) -> None:
-    """End all members: targets finish their answers first, nodes tell their targets."""
+    """Stop all members: targets finish their answers first, nodes notify their targets."""
     from foreword.cluster.pools.file import read_cluster
     from foreword.cluster.pools.state import ClusterState
 
@@ -88,7 +89,7 @@ def down(file: FileArgument) -> None:
     elif cluster.ray is not None and cluster.ray.address:
         from foreword.cluster.rayed.fleet import RayFleet
 
-        fleet = RayFleet(cluster)  # nobody watches over it, but its actors are still there
+        fleet = RayFleet(cluster)  # its supervisor is gone, but its actors are still there
         fleet.find()
         fleet.down()
     else:
@@ -98,7 +99,7 @@ def down(file: FileArgument) -> None:
 
 @app.command()
 def status(file: FileArgument, api_key: KeyOption = None, as_json: JsonOption = False) -> None:
-    """What the targets say of themselves and of their nodes; exit code 1 if any of them is not ready."""
+    """Show the state of targets and of their draft nodes; exit code 1 if a target is not ready."""
     from foreword.cluster.pools.file import read_cluster
     from foreword.cluster.pools.state import ClusterState
     from foreword.cluster.pools.status import cluster_status, fetch_json

@@ -1,4 +1,4 @@
-"""`foreword router`: one address in front of several targets."""
+"""`foreword router`: one address for several targets."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ def router(
         str,
         typer.Option(
             metavar="HOST:PORT,...",
-            help="Targets (foreword serve), or @FILE with one in a line, read again and again.",
+            help="Targets (foreword serve), or @FILE with one per line, reread periodically.",
         ),
     ],
     host: HostOption = "127.0.0.1",
@@ -34,13 +34,11 @@ def router(
     allowed_hosts: AllowedHostsOption = None,
     cors_origins: CorsOriginsOption = None,
     insecure: InsecureOption = False,
-    max_requests: Annotated[
-        int, typer.Option(min=1, help="Requests under way at once; more get 429.")
-    ] = 1024,
+    max_requests: Annotated[int, typer.Option(min=1, help="Most requests in flight; more get 429.")] = 1024,
     access_log: AccessLogOption = False,
     drain_seconds: DrainSecondsOption = 30.0,
 ) -> None:
-    """Pass requests on to the target that knows their beginning, or has the least to do; answers as they come.
+    """Route requests to the target that knows the longest prefix, or has the least load, and stream the answers.
 
     Example: foreword router --targets 127.0.0.1:8000,127.0.0.1:8001 --port 8080
     """

@@ -1,4 +1,4 @@
-"""`foreword simulate`: a fleet of targets and draft nodes, before anything is paid for."""
+"""`foreword simulate`: discrete-event simulation of targets and draft nodes."""
 
 from dataclasses import asdict, replace
 from math import isfinite
@@ -24,81 +24,102 @@ if TYPE_CHECKING:
 
 WAITING = ("worth", "all", "none")
 
-TargetsOption = Annotated[int, typer.Option(min=1, help="Machines that answer.")]
-NodesOption = Annotated[int, typer.Option(min=0, help="Draft nodes.")]
+TargetsOption = Annotated[int, typer.Option(min=1, help="Number of targets.")]
+NodesOption = Annotated[int, typer.Option(min=0, help="Number of draft nodes.")]
 
 
 def simulate(
     targets: TargetsOption = 8,
     nodes: NodesOption = 2,
-    batch: Annotated[int, typer.Option(min=1, help="Requests that a target has at once.")] = 16,
-    k: Annotated[int, typer.Option(min=1, max=60, help="Guesses per pass.")] = 5,
+    batch: Annotated[int, typer.Option(min=1, help="Batch size of a target.")] = 16,
+    k: Annotated[int, typer.Option(min=1, max=60, help="Draft tokens per pass.")] = 5,
     alpha: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Chance that a guess is right. Default: that of --drafters, or 0.8."),
+        typer.Option(min=0, max=1, help="Acceptance rate per draft token. Default: from --drafters, or 0.8."),
     ] = None,
     step: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="`foreword bench step --json`: the target's passes.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Output of `foreword bench step --json`: time of target passes."),
     ] = None,
     drafters: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="`foreword bench drafters --json`: acceptance by kind of work, drafting."
+            metavar="FILE",
+            help="Output of `foreword bench drafters --json`: acceptance by category, drafting time.",
         ),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="Which drafter of that file. Default: the fastest.")
+        str | None, typer.Option(help="Drafter of the --drafters file. Default: the fastest.")
     ] = None,
     link: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="`foreword bench link --json`: nodes and network.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Output of `foreword bench link --json`: nodes and network."),
     ] = None,
-    pass_ms: Annotated[float | None, typer.Option(min=0.001, help="A target's pass over one row.")] = None,
+    pass_ms: Annotated[
+        float | None, typer.Option(min=0.001, help="Milliseconds of a target pass over one token.")
+    ] = None,
     level_ms: Annotated[
-        float | None, typer.Option(min=0, help="A level of guesses, here and on a node.")
+        float | None, typer.Option(min=0, help="Milliseconds per level of a draft, on targets and nodes.")
     ] = None,
     network_ms: Annotated[
-        float | None, typer.Option(min=0, help="Round trip to a node. Default: that of --link, or 0.3.")
+        float | None,
+        typer.Option(min=0, help="Round trip to a node in milliseconds. Default: from --link, or 0.3."),
     ] = None,
-    zones: Annotated[int, typer.Option(min=1, help="Targets and nodes are dealt out to so many.")] = 1,
+    zones: Annotated[
+        int, typer.Option(min=1, help="Number of zones over which targets and nodes are distributed.")
+    ] = 1,
     zone_ms: Annotated[
-        float | None, typer.Option(min=0, help="Round trip between zones. Default: 2.")
+        float | None, typer.Option(min=0, help="Round trip between zones in milliseconds. Default: 2.")
     ] = None,
     rate: Annotated[
         str | None,
-        typer.Option(help="Requests per second of the fleet; 20,60,20 changes it. Default: always full."),
+        typer.Option(
+            help="Requests per second of the fleet, or phases such as 20,60,20. Default: batches always full."
+        ),
     ] = None,
     prompt: Annotated[int, typer.Option(min=0, help="Tokens of a prompt.")] = 512,
-    answer: Annotated[float, typer.Option(min=1, help="Tokens of an answer, the mean.")] = 256,
+    answer: Annotated[float, typer.Option(min=1, help="Mean number of tokens of an answer.")] = 256,
     fail: Annotated[
         list[str] | None,
-        typer.Option(help="KIND:NODES@SECONDS+DURATION, kinds kill, hang, partition, slow: kill:1@5+10."),
+        typer.Option(
+            help="Failure as KIND:NODES@SECONDS+DURATION, such as kill:1@5+10; kill, hang, partition or slow."
+        ),
     ] = None,
     autoscale: Annotated[
         bool,
-        typer.Option(
-            "--autoscale", help="More or fewer nodes by the ratio formula; give it time (--seconds)."
-        ),
+        typer.Option("--autoscale", help="Add and remove nodes by the ratio formula; needs long --seconds."),
     ] = False,
     boot_s: Annotated[
-        float | None, typer.Option(min=0, help="Until a node that is wanted drafts. Default: 60.")
+        float | None, typer.Option(min=0, help="Seconds until an added node drafts. Default: 60.")
     ] = None,
-    run_ahead: Annotated[bool, typer.Option(help="Nodes draft on while targets verify.")] = True,
+    run_ahead: Annotated[bool, typer.Option(help="Draft on while targets verify.")] = True,
     waiting: Annotated[
-        str, typer.Option(metavar="worth|all|none", help="How long passes wait for levels on their way.")
+        str,
+        typer.Option(
+            metavar="worth|all|none",
+            help="Wait for levels in flight: worth (while the expected gain is positive), all or none.",
+        ),
     ] = "worth",
-    target_price: Annotated[float, typer.Option(min=0, help="An hour of a target.")] = 10.0,
-    node_price: Annotated[float, typer.Option(min=0, help="An hour of a draft node.")] = 1.0,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Simulated; the first tenth is warm-up.")] = 20.0,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed, the same events.")] = 0,
+    target_price: Annotated[float, typer.Option(min=0, help="Price of a target per hour.")] = 10.0,
+    node_price: Annotated[float, typer.Option(min=0, help="Price of a draft node per hour.")] = 1.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Simulated seconds; the first tenth is warm-up.")
+    ] = 20.0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same events.")] = 0,
     goal_tokens_per_second: Annotated[
-        float | None, typer.Option(min=0.001, help="Search for the smallest fleet with so many tokens/s.")
+        float | None, typer.Option(min=0.001, help="Search for the smallest fleet with this many tokens/s.")
     ] = None,
     goal_p95_ms: Annotated[
-        float | None, typer.Option(min=0.001, help="... with this p95 of the time per token.")
+        float | None,
+        typer.Option(
+            min=0.001, help="Search for the smallest fleet with this p95 of milliseconds per token."
+        ),
     ] = None,
     goal_vary: Annotated[
         str | None,
-        typer.Option(metavar="targets|nodes", help="What to add. Default: targets, nodes in proportion."),
+        typer.Option(
+            metavar="targets|nodes", help="Machines to vary. Default: targets, with nodes in proportion."
+        ),
     ] = None,
     goal_most: Annotated[
         int | None, typer.Option(min=1, help="Largest number that the search tries. Default: 128.")
@@ -106,15 +127,15 @@ def simulate(
     page: Annotated[
         Path | None,
         typer.Option(
-            help="Also vary ratio, distance, acceptance, K and batch, into this page (HTML, by itself)."
+            help="Also vary ratio, distance, acceptance, K and batch; write a self-contained HTML file."
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What a fleet of targets and draft nodes would do: tokens per second, latency, cost, also while nodes fail.
+    """Simulate a fleet of targets and draft nodes: tokens per second, latency and cost, also while nodes fail.
 
-    Four ways on the same traffic: nobody guesses, each target for itself, draft nodes, draft nodes that do not run
-    ahead. Measure first, then simulate what you do not have yet:
+    Compares plain decoding, drafting on the targets, draft nodes, and draft nodes without running ahead, on the same
+    traffic. Measure first, then simulate:
 
     foreword bench step --tokens 1,2,4,8,16,32,64 --json > step.json
 
@@ -124,10 +145,9 @@ def simulate(
 
     foreword simulate --step step.json --drafters drafters.json --link link.json --targets 64 --nodes 8
 
-    Without these files the costs are illustrative: of the right size for a large target, but nobody's. Choose what
-    you want to know: how many machines (--goal-tokens-per-second, --goal-p95-ms), how far (--network-ms, --zones),
-    what a failure costs (--fail kill:1@5+10), whether it pays (--target-price, --node-price). docs/simulate.md says
-    what is modelled.
+    Without these files the costs are illustrative: typical of a large target, not measured. Options by question: how
+    many machines (--goal-tokens-per-second, --goal-p95-ms), distance (--network-ms, --zones), failures (--fail
+    kill:1@5+10), cost (--target-price, --node-price). docs/simulate.md describes the model.
     """
     from foreword.simulate.calibration import calibrate
     from foreword.simulate.scenario import (
@@ -228,7 +248,7 @@ def _overridden(
     network_ms: float | None,
     zone_ms: float | None,
 ) -> "Calibration":
-    """What options say comes before what files say."""
+    """Apply options, which take precedence over files."""
     from foreword.simulate.costs import PassTimes
     from foreword.simulate.guessing import Guessing
 
@@ -264,12 +284,14 @@ def _about(
 
     lines = [f"measured: {what} ({file})" for what, file in calibration.measured.items()]
     if calibration.assumed:
-        lines.append(f"illustrative, nobody has measured it: {'; '.join(calibration.assumed)}")
+        lines.append(f"illustrative, not measured: {'; '.join(calibration.assumed)}")
     most, rows = scenario.costs.passes.most_measured, scenario.fleet.batch * (scenario.k + 1)
     if "steps" in calibration.measured and rows > most:
-        lines.append(f"passes of up to {rows} rows are drawn on from those measured, up to {most}")
+        lines.append(f"passes of up to {rows} tokens are extrapolated from those measured, up to {most}")
     if compared is not None and "remote" not in compared:
-        lines.append("--nodes 0: nobody can be asked but the targets themselves, so only these are compared")
+        lines.append(
+            "--nodes 0: there are no draft nodes, so only plain decoding and drafting on the targets are compared"
+        )
     elif compared is not None and scenario.autoscale is not None:
         lines.append(scaling_told(scenario, compared["remote"]))
     without = [who for who, one in (compared or {}).items() if not one.tokens]
@@ -286,7 +308,7 @@ def _table(compared: "Mapping[str, Outcome]") -> Table:
     from foreword.simulate.outcome import figure
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    table.add_column("who drafts", no_wrap=True)
+    table.add_column("drafting", no_wrap=True)
     names = (
         "tok/s",
         "x plain",

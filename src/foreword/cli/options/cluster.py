@@ -11,34 +11,36 @@ if TYPE_CHECKING:
     from foreword.drafters.config import SpeculationConfig
 
 GUESSES = 5
-"""Guesses per pass that nodes are asked for where nothing else is said."""
+"""Default number of draft tokens per pass that are requested from nodes."""
 
 TokenFileOption = Annotated[
     Path | None,
-    typer.Option(help="File (mode 600) with the cluster's token. Default: FOREWORD_CLUSTER_TOKEN."),
+    typer.Option(help="File (mode 600) with the cluster token. Default: FOREWORD_CLUSTER_TOKEN."),
 ]
 TlsOption = Annotated[
     str | None,
     typer.Option(
-        metavar="CERT,KEY,CA", help="PEM files: own certificate, its key, the authority of the cluster."
+        metavar="CERT,KEY,CA", help="PEM files: certificate, key, certificate authority of the cluster."
     ),
 ]
 DraftersOption = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT,...",
-        help="Draft nodes (foreword draft-node) that guess first, or @FILE with one in a line, read again and again; "
-        "who guesses by --speculation stays beside them.",
+        help="Draft nodes (foreword draft-node), or @FILE with one per line, reread periodically; the "
+        "drafter of --speculation is the fallback.",
     ),
 ]
 DraftersInsecureOption = Annotated[
-    bool, typer.Option("--drafters-insecure", help="Reach nodes on other machines without token and TLS.")
+    bool,
+    typer.Option("--drafters-insecure", help="Connect to nodes on other machines without token and TLS."),
 ]
 LocalTenantsOption = Annotated[
-    str, typer.Option(help="Tenants whose texts never go to draft nodes, with commas, * and ?.")
+    str, typer.Option(help="Tenants whose texts are never sent to draft nodes: patterns such as a*,b?.")
 ]
 LabelsOption = Annotated[
-    str, typer.Option(metavar="host=A,rack=B,zone=C", help="Where this is: near nodes are used first.")
+    str,
+    typer.Option(metavar="host=A,rack=B,zone=C", help="Location of this process; near nodes are preferred."),
 ]
 
 
@@ -60,7 +62,7 @@ def node_options(
     tls: str | None,
     insecure: bool,
 ) -> dict[str, Any]:
-    """What `--drafters` and its company say, as keys of a configuration; nothing without it."""
+    """Return `--drafters` and its options as keys of a configuration; empty without it."""
     from foreword.cluster.settings import RemoteConfig
 
     files = tls_files(tls)
@@ -81,7 +83,7 @@ def node_options(
 
 
 def with_nodes(config: "SpeculationConfig | None", nodes: dict[str, Any]) -> "SpeculationConfig | None":
-    """Nodes first, and whoever guesses here behind them: where nodes have nothing to say or are gone."""
+    """Return a configuration that prefers nodes, with the local drafter as fallback."""
     from foreword.drafters.config import SpeculationConfig
 
     if not nodes:

@@ -32,15 +32,15 @@ SpeculativeConfigOption = Annotated[
     typer.Option(metavar="JSON", help="vLLM's name for --speculation with a JSON object."),
 ]
 LoraOption = Annotated[
-    Path | None, typer.Option(metavar="PATH", help="LoRA adapter that answers: a folder as PEFT writes it.")
+    Path | None, typer.Option(metavar="PATH", help="LoRA adapter: a folder in PEFT's layout.")
 ]
-SystemOption = Annotated[str | None, typer.Option(help="System message: how the model should behave.")]
+SystemOption = Annotated[str | None, typer.Option(help="System message.")]
 GenerationConfigOption = Annotated[
     str,
     typer.Option(
         metavar="auto|none",
         callback=lambda name: one_of("--generation-config", name, GENERATION_CONFIGS),
-        help="Sampling parameters that are not given: auto, as the model's makers recommend; none, ours.",
+        help="Defaults of sampling parameters: auto (those published with the model) or none (Foreword's).",
     ),
 ]
 

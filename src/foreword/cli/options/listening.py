@@ -9,29 +9,31 @@ PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen 
 ApiKeyOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Key that clients must send; may be repeated. Default: FOREWORD_API_KEY (commas between)."
+        help="API key that clients must send; repeatable. Default: FOREWORD_API_KEY (comma-separated)."
     ),
 ]
 AdminKeyOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Key that may switch speculation for all tenants (--speculation-switch), and opens all other routes; "
-        "may be repeated. Default: FOREWORD_ADMIN_KEY (commas between)."
+        help="API key that may switch speculation for all tenants (--speculation-switch) and use all other routes; "
+        "repeatable. Default: FOREWORD_ADMIN_KEY (comma-separated)."
     ),
 ]
 AllowedHostsOption = Annotated[
     str | None,
     typer.Option(
-        help="Names that clients may call this server by, with commas; *: any. Default: this machine's own names "
-        "where it listens on 127.0.0.1, any elsewhere."
+        help="Allowed Host headers, separated by commas; *: any. Default: this machine's names if it listens on "
+        "127.0.0.1, else any."
     ),
 ]
 CorsOriginsOption = Annotated[
     str | None,
-    typer.Option(help="Web pages that may use this server, with commas: https://example.org; *: all."),
+    typer.Option(help="Allowed CORS origins, separated by commas, such as https://example.org; *: all."),
 ]
 InsecureOption = Annotated[
     bool, typer.Option("--insecure", help="Listen beyond this machine without an API key.")
 ]
-AccessLogOption = Annotated[bool, typer.Option("--access-log", help="Write a line for every request.")]
-DrainSecondsOption = Annotated[float, typer.Option(min=0, help="How long SIGTERM waits for running answers.")]
+AccessLogOption = Annotated[bool, typer.Option("--access-log", help="Log every request.")]
+DrainSecondsOption = Annotated[
+    float, typer.Option(min=0, help="Seconds that SIGTERM waits for running answers.")
+]

@@ -11,7 +11,7 @@ from foreword.cli.options.common import read_text
 from foreword.errors import RequestError
 
 _PATIENCE = 2.0
-"""Seconds after which it is told that the command waits for a pipe: one that nobody closes would look like a hang."""
+"""Seconds until a line says that the command waits for a pipe: one that is never closed would look like a hang."""
 
 
 def read_prompt(prompt: str | None, file: Path | None, stdin_is_free: bool = True) -> str:
@@ -26,7 +26,7 @@ def read_prompt(prompt: str | None, file: Path | None, stdin_is_free: bool = Tru
         return _from_stdin(must_be_piped=prompt is None and file is None)
     question = prompt if file is None else _text_of(file)
     if not question:
-        raise RequestError(f"{file or 'the prompt'} is empty; what is the question?")
+        raise RequestError(f"{file or 'the prompt'} is empty")
     context = _piped_text() if stdin_is_free else ""
     return f"{context}\n\n{question}" if context else question
 
@@ -34,11 +34,11 @@ def read_prompt(prompt: str | None, file: Path | None, stdin_is_free: bool = Tru
 def _from_stdin(must_be_piped: bool) -> str:
     if must_be_piped and sys.stdin.isatty():
         raise RequestError(
-            'what is the question? foreword generate "Why is the sky blue?", --file, or a pipe'
+            'there is no prompt; give one: foreword generate "Why is the sky blue?", --file, or a pipe'
         )
     read = _text_of(Path("-"))
     if not read:
-        raise RequestError("standard input is empty; what is the question?")
+        raise RequestError("standard input is empty; pipe a prompt in or give one")
     return read
 
 

@@ -13,7 +13,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 class ServeCommand(TyperCommand):
-    """Takes several adapters behind one option, as vLLM does."""
+    """Takes several adapters after one option, as vLLM does."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own click's
         return super().parse_args(ctx, repeated("--lora-modules", args))

@@ -1,4 +1,4 @@
-"""Options that prescribe the form of an answer."""
+"""Options for structured output."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,20 +12,23 @@ if TYPE_CHECKING:
     from foreword.structured.params import StructuredOutputs
 
 JsonSchemaOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The answer is JSON that fits the schema in this file.")
+    Path | None,
+    typer.Option(metavar="FILE", help="Constrain the answer to JSON that matches the schema in this file."),
 ]
 RegexOption = Annotated[
     str | None,
     typer.Option(
-        help=r"The answer as a whole matches this regular expression; \d, \w, \s are ASCII unless it starts with (?u)."
+        help=r"Constrain the answer to this regular expression; \d, \w, \s are ASCII unless it starts with (?u)."
     ),
 ]
 ChoiceOption = Annotated[
-    list[str] | None, typer.Option(help="The answer is one of these; given several times.")
+    list[str] | None, typer.Option(help="Constrain the answer to one of these texts; repeatable.")
 ]
 GrammarOption = Annotated[
     str | None,
-    typer.Option(metavar="FILE|TEXT", help="The answer follows this grammar: llama.cpp's GBNF, or Lark."),
+    typer.Option(
+        metavar="FILE|TEXT", help="Constrain the answer to this grammar: llama.cpp's GBNF, or Lark."
+    ),
 ]
 
 

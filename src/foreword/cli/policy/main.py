@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from foreword.control.policy_file.explaining import Explanation
     from foreword.server.settings import ServerSettings
 
-app = typer.Typer(no_args_is_help=True, help="Check a policy file, and ask what it says about a request.")
+app = typer.Typer(no_args_is_help=True, help="Check a policy file, and explain its effect on a request.")
 
 
 @app.command()
@@ -53,22 +53,24 @@ def check(
 @app.command()
 def explain(
     request: Annotated[
-        Path, typer.Argument(metavar="REQUEST.json", help="A request's body; -: standard input.")
+        Path, typer.Argument(metavar="REQUEST.json", help="Body of a request; -: standard input.")
     ],
     policy: Annotated[Path, typer.Option(metavar="FILE", help="The policy file.")],
     route: Annotated[
         str | None,
-        typer.Option(help="Path that the body is sent to, such as /generate. Default: by the body's fields."),
+        typer.Option(help="Route of the request, such as /generate. Default: from the body's fields."),
     ] = None,
-    tenant: Annotated[str, typer.Option(help="The request's tenant, as the server knows it.")] = "",
+    tenant: Annotated[str, typer.Option(help="Tenant of the request (see `foreword policy tenant`).")] = "",
     prompt_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Length of the prompt. Default: of its token ids, or an estimate."),
+        typer.Option(min=1, help="Prompt length in tokens. Default: from its token ids, or an estimate."),
     ] = None,
-    adapter: Annotated[str, typer.Option(help="The LoRA adapter that its model is, if it is one.")] = "",
+    adapter: Annotated[str, typer.Option(help="Name of the LoRA adapter that the request uses.")] = "",
     speculation: Annotated[
         str,
-        typer.Option(metavar="METHOD", help="The server's --speculation: requests may name its methods too."),
+        typer.Option(
+            metavar="METHOD", help="Value of the server's --speculation, whose drafters requests may name."
+        ),
     ] = "off",
     as_json: JsonOption = False,
 ) -> None:
@@ -139,9 +141,9 @@ def _show(found: "Explanation", notes: list[str]) -> None:
     for drafter, why in found.drafters.items():
         stdout.print(f"  {drafter}: {why}", soft_wrap=True)
     if found.max_depth is not None:
-        stdout.print(f"  at most {found.max_depth} guesses behind each other")
+        stdout.print(f"  at most {found.max_depth} levels of draft tokens")
     if found.step_limit_ms is not None:
-        stdout.print(f"  guesses make no step longer than {found.step_limit_ms:g} ms")
+        stdout.print(f"  drafts make no step longer than {found.step_limit_ms:g} ms")
     stdout.print(f"  service class: {found.service}, tenant's weight {found.weight:g}")
     for note in notes:
         stdout.print(f"  note: {note}", soft_wrap=True)

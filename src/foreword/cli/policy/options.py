@@ -9,8 +9,7 @@ PolicyOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Rules for cohorts of requests: who guesses for whom, how far, and how a drafter is rolled out "
-        "(docs/policy.md).",
+        help="Policy file: drafters and limits by cohort of requests, and roll-outs (docs/policy.md).",
     ),
 ]
 

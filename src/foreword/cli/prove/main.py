@@ -1,4 +1,4 @@
-"""`foreword prove`: show that the promise holds."""
+"""`foreword prove`: verify exactness."""
 
 from dataclasses import asdict
 from math import isfinite
@@ -17,63 +17,77 @@ LARGEST_SEED = 2**62
 
 
 def prove(
-    full: Annotated[bool, typer.Option("--full", help="Everything, in minutes instead of seconds.")] = False,
-    small: Annotated[bool, typer.Option("--small", help="With --url: fewer requests.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Run all checks; takes minutes instead of seconds.")
+    ] = False,
+    small: Annotated[bool, typer.Option("--small", help="With --url: send fewer requests.")] = False,
     url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Examine this server from outside, http://host:port/v1.")
+        str | None,
+        typer.Option(metavar="URL", help="Test this server over HTTP, such as http://host:port/v1."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="With --url: the server's model; its first if not given.")
+        str | None, typer.Option(help="With --url: name of the model. Default: the server's first.")
     ] = None,
     route: Annotated[
         str,
         typer.Option(
             callback=lambda name: one_of("--route", name, ("completions", "chat")),
-            help="With --url: completions or chat.",
+            help="With --url: route, completions or chat.",
         ),
     ] = "completions",
     plain_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="The same model on a server without speculation.")
+        str | None,
+        typer.Option(
+            metavar="URL", help="Server with the same model and without speculation, to compare with."
+        ),
     ] = None,
     plain_body: Annotated[
         str | None,
         typer.Option(
             metavar="JSON",
-            help="""Fields that turn speculation off for a request, such as '{"speculation": false}', which is known of
-            our server; '{"speculative.n_max": 0}' for llama.cpp's.""",
+            help="""Request fields that turn speculation off: '{"speculation": false}' (default for Foreword),
+            '{"speculative.n_max": 0}' for llama.cpp.""",
         ),
     ] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="FOREWORD_API_KEY", help="Key of the server.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="FOREWORD_API_KEY", help="API key of the server.")
+    ] = None,
     tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Nats between two log probabilities that rounding may explain.")
+        float,
+        typer.Option(
+            min=0.0, help="Largest difference of two log probabilities, in nats, that counts as rounding."
+        ),
     ] = 0.05,
     seed: Annotated[
-        int, typer.Option(min=0, max=LARGEST_SEED, help="With --url: first of the seeds that are sent.")
+        int, typer.Option(min=0, max=LARGEST_SEED, help="With --url: first seed of the requests.")
     ] = 0,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLAIM", help="With --url: this claim and what it rests on; repeatable."),
+        typer.Option(
+            metavar="CLAIM", help="With --url: check this claim and those it depends on; repeatable."
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --url: only tell the cost in requests.")
+        bool, typer.Option("--dry-run", help="With --url: print the number of requests and exit.")
     ] = False,
     pair: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            metavar="TARGET DRAFT", help="How far a draft model is from its target, and what that is worth."
+            metavar="TARGET DRAFT",
+            help="Measure how far a draft model is from its target, and the speed-up to expect.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Prove that every acceptance rule keeps the target's distribution, on this machine, with this build.
+    """Prove that every acceptance rule preserves the target's distribution, on this machine, with this build.
 
-    By enumeration where the world is small enough, by statistics of a stated power where it isn't.
+    By enumeration in small cases, by statistical tests of stated power in others.
 
-    With --url, examine any server that speaks OpenAI's HTTP instead: seeds, streams, stops, counts, log probabilities
+    With --url, test any server with OpenAI's API instead: seeds, streams, stops, counts, log probabilities
     and the distribution of its draws. Exit code 1 if a claim is refuted or requests fail under concurrency.
 
-    With --pair, how far the laws of a draft model are from its target's, by kind of text and temperature, what each
-    rule accepts of its guesses, and the speed-up to expect on this machine.
+    With --pair, measure how far the distributions of a draft model are from its target's, by category and temperature,
+    acceptance under each rule, and the speed-up to expect on this machine.
     """
     if url is not None and pair is not None:
         raise RequestError("--url and --pair exclude each other; give one")

@@ -16,7 +16,7 @@ FULL_PROMPTS_PER_KIND = 4
 
 
 def prove_pair(target: str, draft: str, *, full: bool, as_json: bool) -> None:
-    """Measure, print, and say what to expect on this machine."""
+    """Measure a pair, and print the speed-up to expect on this machine."""
     from foreword.bench.drafters.prompts import own_prompts, take_per_category
     from foreword.bench.pair.measure import PairBench, PairSettings, expectations, merged
     from foreword.engine.loader import load_model
@@ -30,7 +30,7 @@ def prove_pair(target: str, draft: str, *, full: bool, as_json: bool) -> None:
         bench = PairBench(loaded[0], loaded[1], paths[1], settings)
         divergences, runs = bench.run(prompts, show)
     expected = expectations(runs, settings.guesses)
-    stdout.print(_divergence_table(divergences, f"{draft} for {target}: laws of the next token"))
+    stdout.print(_divergence_table(divergences, f"{draft} for {target}: distributions of the next token"))
     stdout.print(_rule_table(merged(runs, by_kind=True)))
     stdout.print(_expectation_table(expected))
     if as_json:
@@ -66,7 +66,7 @@ def _divergence_table(rows: "list[KindDivergence]", title: str) -> Table:
 
 def _rule_table(runs: "list[RuleRun]") -> Table:
     table = Table(
-        "kind", "T", "rule", "accepted up to guess 1, 2, …", "tokens per pass", title="in the engine"
+        "kind", "T", "rule", "accepted up to position 1, 2, …", "tokens per pass", title="in the engine"
     )
     for run in sorted(runs, key=lambda run: (run.kind, run.temperature)):
         if run.drafts:
@@ -76,8 +76,10 @@ def _rule_table(runs: "list[RuleRun]") -> Table:
 
 
 def _expectation_table(rows: "list[Expectation]") -> Table:
-    title = "the best number of guesses, by the times of this machine"
-    table = Table("T", "rule", "guesses", "tokens per pass", "cost in plain passes", "speed-up", title=title)
+    title = "best number of draft tokens, by the times of this machine"
+    table = Table(
+        "T", "rule", "draft tokens", "tokens per pass", "cost in plain passes", "speed-up", title=title
+    )
     for (temperature, rule), found in groupby(rows, key=lambda row: (row.temperature, row.rule)):
         best = max(found, key=lambda row: row.speedup)
         told = f"{best.tokens_per_pass:.2f}", f"{best.cost:.2f}", f"{best.speedup:.2f}"

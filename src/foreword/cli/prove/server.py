@@ -122,7 +122,7 @@ def _print_cost(ground: "Ground", cost: "Cost") -> None:
 
 def _print(ground: "Ground", verdicts: "list[Verdict]") -> None:
     extents = Column("prompts × tokens", no_wrap=True)
-    table = Table("claim", "verdict", extents, "would have seen", "", title="examination", show_lines=False)
+    table = Table("claim", "verdict", extents, "detectable", "", title="examination", show_lines=False)
     for verdict in verdicts:
         colour = _COLOURS[verdict.outcome.value]
         words = f"[{colour}]{verdict.words}[/{colour}]"

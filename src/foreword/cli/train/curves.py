@@ -1,4 +1,4 @@
-"""How training went, as a picture."""
+"""Plots of a training log."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ def save_curves(log: Path, path: Path, title: str) -> None:
         if "tau" in entry:
             tau.setdefault(entry["set"], []).append((entry["step"], entry["tau"]))
     charts = [
-        Chart("steps", "loss of the first guess", {"loss": loss}),
-        Chart("steps", "tokens per pass", tau, level=(1.0, "no guesses")),
+        Chart("steps", "loss of the first draft token", {"loss": loss}),
+        Chart("steps", "tokens per pass", tau, level=(1.0, "plain decoding")),
     ]
     save_charts(charts, path, title)

@@ -11,30 +11,30 @@ from foreword.errors import RequestError
 
 
 def data(
-    out: Annotated[Path, typer.Argument(help="Directory of the shards; more are added to what is there.")],
+    out: Annotated[Path, typer.Argument(help="Directory of the shards; new ones are added.")],
     model: ModelOption = DEFAULT_MODEL,
     prompts: PromptsOption = None,
     only_prompts: Annotated[
-        bool, typer.Option("--only-prompts", help="Answer the prompts of the files and write no others.")
+        bool, typer.Option("--only-prompts", help="Answer only the prompts of --prompts.")
     ] = False,
-    minutes: Annotated[float | None, typer.Option(min=0.01, help="Write this long.")] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Write this many answer tokens.")] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Texts at a time.")] = None,
-    context: Annotated[int, typer.Option(min=32, help="Longest prompt and answer together.")] = 1280,
+    minutes: Annotated[float | None, typer.Option(min=0.01, help="Minutes to write.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Answer tokens to write.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Texts written at once (batch size).")] = None,
+    context: Annotated[int, typer.Option(min=32, help="Most tokens of prompt and answer.")] = 1280,
     seed: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Default: the number of shards in the directory; a new one begins with 0.",
+            help="Random seed. Default: the number of shards in the directory.",
         ),
     ] = None,
     show: Annotated[
-        int | None, typer.Option(min=1, help="Write nothing; print this many of the texts.")
+        int | None, typer.Option(min=1, help="Print this many of the texts and write nothing.")
     ] = None,
     compiled: CompileOption = True,
     device: DeviceOption = "auto",
 ) -> None:
-    """Let a model write its own training texts.
+    """Write training texts with the model itself.
 
     Example: foreword train data texts --minutes 2
     """
@@ -77,11 +77,11 @@ def data(
 
 
 def join(
-    pieces: Annotated[Path, typer.Argument(help="A directory that --export wrote.")],
-    out: Annotated[Path, typer.Argument(help="A new directory.")],
+    pieces: Annotated[Path, typer.Argument(help="Directory written by --export.")],
+    out: Annotated[Path, typer.Argument(help="New directory.")],
     model: ModelOption = DEFAULT_MODEL,
 ) -> None:
-    """Put exported pieces together again.
+    """Join the files of an --export.
 
     Example: foreword train join pieces head
     """

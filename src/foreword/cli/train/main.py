@@ -4,7 +4,9 @@ import typer
 
 from foreword.cli.train import data, methods
 
-app = typer.Typer(no_args_is_help=True, help="Train a head or a draft on texts that the model writes itself.")
+app = typer.Typer(
+    no_args_is_help=True, help="Train a head or a draft model on texts that the target writes itself."
+)
 app.command()(data.data)
 app.command()(methods.eagle3)
 app.command()(methods.medusa)

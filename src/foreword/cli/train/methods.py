@@ -6,9 +6,11 @@ import typer
 
 from foreword.cli.train.options import CommonOptions, parse_numbers, training_command
 
-DraftVocab = Annotated[int, typer.Option(min=1, help="Tokens that it can guess: the most frequent ones.")]
-Taps = Annotated[str | None, typer.Option(help="Boundaries whose states it reads, such as 2,15,27.")]
-Intermediate = Annotated[int | None, typer.Option(min=1, help="Width of its MLP. Default: the model's.")]
+DraftVocab = Annotated[
+    int, typer.Option(min=1, help="Size of the head's vocabulary: the most frequent tokens.")
+]
+Taps = Annotated[str | None, typer.Option(help="Layers whose hidden states the head reads, such as 2,15,27.")]
+Intermediate = Annotated[int | None, typer.Option(min=1, help="Width of the MLP. Default: the model's.")]
 
 
 @training_command
@@ -33,8 +35,8 @@ def eagle3(
 @training_command
 def medusa(
     options: CommonOptions,
-    heads: Annotated[int, typer.Option(min=1, max=16, help="Heads: one for each guess.")] = 4,
-    blocks: Annotated[int, typer.Option(min=1, max=8, help="Residual blocks of a head.")] = 1,
+    heads: Annotated[int, typer.Option(min=1, max=16, help="Number of heads: one per draft position.")] = 4,
+    blocks: Annotated[int, typer.Option(min=1, max=8, help="Residual blocks per head.")] = 1,
     draft_vocab: DraftVocab = 16384,
 ) -> None:
     """Train Medusa heads.
@@ -51,21 +53,21 @@ def medusa(
 @training_command
 def draft(
     options: CommonOptions,
-    layers: Annotated[int, typer.Option(min=1, help="Layers.")] = 4,
+    layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 4,
     copy: Annotated[
-        str | None, typer.Option(help="The model's layers that it begins as, such as 0,10,20,29.")
+        str | None, typer.Option(help="Layers of the model to start from, such as 0,10,20,29.")
     ] = None,
     random: Annotated[
-        bool, typer.Option("--random", help="Begin with random layers instead of copied ones.")
+        bool, typer.Option("--random", help="Start from random layers instead of copied ones.")
     ] = False,
-    hidden: Annotated[int | None, typer.Option(min=1, help="Width. Default: the model's.")] = None,
+    hidden: Annotated[int | None, typer.Option(min=1, help="Hidden size. Default: the model's.")] = None,
     intermediate: Intermediate = None,
     heads: Annotated[int | None, typer.Option(min=1, help="Query heads. Default: the model's.")] = None,
     kv_heads: Annotated[
         int | None, typer.Option(min=1, help="Key/value heads. Default: the model's.")
     ] = None,
 ) -> None:
-    """Train a small model that writes as the model does.
+    """Train a draft model on the target's distribution.
 
     Example: foreword train draft --out small --layers 4 --minutes 5
     """
@@ -82,7 +84,8 @@ def draft(
 def exit_(
     options: CommonOptions,
     layer: Annotated[
-        int | None, typer.Option(help="Layers of the model that run. Default: a quarter of them.")
+        int | None,
+        typer.Option(help="Number of the target's layers before the exit. Default: a quarter of them."),
     ] = None,
 ) -> None:
     """Train an early exit: a layer and a norm after the model's first layers.
@@ -99,8 +102,8 @@ def exit_(
 @training_command
 def dflash(
     options: CommonOptions,
-    layers: Annotated[int, typer.Option(min=1, help="Layers.")] = 2,
-    guesses: Annotated[int, typer.Option(min=1, max=31, help="Tokens that one pass guesses.")] = 4,
+    layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 2,
+    guesses: Annotated[int, typer.Option(min=1, max=31, help="Draft tokens per pass.")] = 4,
     draft_vocab: DraftVocab = 16384,
     taps: Taps = None,
     intermediate: Intermediate = None,

@@ -13,16 +13,17 @@ from foreword.cli.console import DEFAULT_MODEL, DeviceOption, ModelOption, PlotO
 from foreword.errors import RequestError
 
 PromptsOption = Annotated[
-    list[Path] | None, typer.Option(help="JSON lines with prompts to answer besides self-written ones.")
+    list[Path] | None,
+    typer.Option(help="JSON lines with prompts to answer in addition to self-written ones; repeatable."),
 ]
-CompileOption = Annotated[bool, typer.Option(help="Compile the parts of a pass (a GPU's compilers needed).")]
+CompileOption = Annotated[bool, typer.Option(help="Compile the training pass (on a GPU).")]
 
 
 @dataclass(frozen=True)
 class CommonOptions:
     """What is trained where, how long and how fast."""
 
-    out: Annotated[Path, typer.Option(help="Directory of what is trained.")]
+    out: Annotated[Path, typer.Option(help="Output directory.")]
     model: ModelOption = DEFAULT_MODEL
     data: Annotated[
         Path | None,
@@ -34,36 +35,36 @@ class CommonOptions:
     minutes: Annotated[
         float | None,
         typer.Option(
-            min=0.01, help="End after this long, with loading, writing texts, training and measuring."
+            min=0.01, help="Time limit of the whole command: loading, writing texts, training and evaluation."
         ),
     ] = None
     steps: Annotated[
         int | None, typer.Option(min=1, help="Train this many steps; with --resume, this many more.")
     ] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the directory's last state.")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last state in --out.")] = False
     begin: Annotated[
         Path | None,
-        typer.Option(help="Begin with the weights of this trained directory; the optimiser is new."),
+        typer.Option(help="Start from the weights in this directory, with a new optimiser."),
     ] = None
-    final: Annotated[bool, typer.Option(help="End with a decay of the learning rate.")] = True
+    final: Annotated[bool, typer.Option(help="Decay the learning rate at the end.")] = True
     evaluate: Annotated[
         list[Path] | None,
-        typer.Option("--eval", help="JSON lines with prompts to measure on, never trained on."),
+        typer.Option("--eval", help="JSON lines with prompts for evaluation, never trained on; repeatable."),
     ] = None
-    evaluate_every: Annotated[float, typer.Option(min=0, help="Seconds between two measurements.")] = 90.0
+    evaluate_every: Annotated[float, typer.Option(min=0, help="Seconds between two evaluations.")] = 90.0
     export: Annotated[
-        Path | None, typer.Option(help="Also write the weights in pieces of at most 15 MB here.")
+        Path | None, typer.Option(help="Also write the weights to this directory, in files of at most 15 MB.")
     ] = None
-    export_bits: Annotated[int, typer.Option(help="16 or 8 bits for the matrices of these pieces.")] = 16
-    depth: Annotated[int, typer.Option(min=1, max=16, help="Guesses of a chain.")] = 4
-    batch_tokens: Annotated[int | None, typer.Option(min=64, help="Tokens of a step.")] = None
-    muon: Annotated[float | None, typer.Option(min=0, help="Learning rate of the matrices.")] = None
-    adam: Annotated[float | None, typer.Option(min=0, help="Learning rate of the rest.")] = None
+    export_bits: Annotated[int, typer.Option(help="Bits per weight of the exported matrices: 16 or 8.")] = 16
+    depth: Annotated[int, typer.Option(min=1, max=16, help="Length of a draft chain.")] = 4
+    batch_tokens: Annotated[int | None, typer.Option(min=64, help="Tokens per training step.")] = None
+    muon: Annotated[float | None, typer.Option(min=0, help="Learning rate of Muon (matrices).")] = None
+    adam: Annotated[float | None, typer.Option(min=0, help="Learning rate of AdamW (other weights).")] = None
     sharpness: Annotated[float, typer.Option(min=0.01, help="Exponent on the target's probabilities.")] = 1.0
     decay_share: Annotated[
-        float, typer.Option(min=0.01, max=1, help="Share of the stretch in which the rate decays.")
+        float, typer.Option(min=0.01, max=1, help="Fraction of training spent decaying the learning rate.")
     ] = 0.4
-    seed: Annotated[int, typer.Option(min=0, help="Seed of weights and order.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights and data order.")] = 0
     plot: PlotOption = None
     compiled: CompileOption = True
     device: DeviceOption = "auto"

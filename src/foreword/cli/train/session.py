@@ -81,7 +81,7 @@ class Workplace:
         loaded = load_model(str(self._path), device="cpu", generation_config="none")
         rows = rows or _CPU_ROWS
         core = make_core(loaded, EngineConfig(max_num_seqs=rows), "auto")
-        # Its texts are nobody's: what guesses bring there would mislead the next user's engine.
+        # These texts are not a user's: their acceptance would mislead the prior of the next engine.
         core.kept = None
         return EngineBatch(core, rows=rows, seed=seed)
 
@@ -270,7 +270,7 @@ def read_prompts(paths: Sequence[Path] | None) -> "list[FilePrompt]":
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM end the work after the step that is under way; a second Ctrl-C ends it at once."""
+    """Ctrl-C and SIGTERM end the work after the current step; a second Ctrl-C ends it immediately."""
     seen: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -288,7 +288,7 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def memory_in_one_line(hint: str) -> Iterator[None]:
-    """A GPU whose memory is full is told of in one line."""
+    """Report a GPU that is out of memory in one line."""
     import torch
 
     try:

@@ -1,1 +1,1 @@
-"""`foreword top` and `foreword advise`: how guessing stands on a server."""
+"""`foreword top` and `foreword advise`: the state of speculation on a server."""

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 UrlOption = Annotated[str, typer.Option(help="Address of a `foreword serve`.")]
 KeyOption = Annotated[
-    str | None, typer.Option(help="Its API key. Default: the first of FOREWORD_API_KEY.", show_default=False)
+    str | None,
+    typer.Option(help="API key of the server. Default: the first of FOREWORD_API_KEY.", show_default=False),
 ]
 
 DEFAULT_URL = "http://127.0.0.1:8000"

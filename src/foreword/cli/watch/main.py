@@ -14,7 +14,7 @@ def top(
     url: UrlOption = DEFAULT_URL,
     api_key: KeyOption = None,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print it once and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the tables once and exit.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Watch speculative decoding on a server, by drafter and cohort. A legend below the table explains its columns."""

@@ -84,7 +84,7 @@ def _engine(report: ControlReport) -> str:
         f"probes {report.probe_share:.2%} of the time",
         f"reference passes {report.reference_passes}",
         f"utilisation draft {usage.draft_utilisation:.0%} target {usage.target_utilisation:.0%}",
-        f"KV {report.kv_usage:.0%}, {report.provisional_pages} pages for guesses",
+        f"KV {report.kv_usage:.0%}, {report.provisional_pages} pages for draft tokens",
     ]
     if (cost := usage.cost_per_million()) is not None:
         paid = usage.cost_per_million(reserved=True)
