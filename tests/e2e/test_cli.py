@@ -41,7 +41,8 @@ def test_the_footer_tells_passes_acceptance_and_what_was_drawn_with(tiny_model: 
     run = foreword("generate", *options, *config)
     cost, drawn = run.stderr.splitlines()
     assert re.fullmatch(
-        r"40 tokens, \d+\.\d\d per pass \(39 in \d+ after the prompt's\), \d+ of \d+ draft tokens accepted, \S+ tokens/s, "
+        r"40 tokens, \d+\.\d\d per pass \(39 in \d+ after the prompt's\), "
+        r"\d+ of \d+ draft tokens accepted, \S+ tokens/s, "
         r"0 of \d+ prompt tokens cached",
         cost,
     )
