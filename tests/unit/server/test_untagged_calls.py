@@ -58,6 +58,7 @@ FOUND = {
         1,
     ),
     f"`{{` begins an object\n{CALL}": ("`{` begins an object\n", 1),
+    f"```json``` is a mark\n{CALL}": ("```json``` is a mark\n", 1),
     f'{{"no": "call"}}\n{CALL}': ('{"no": "call"}\n', 1),
 }
 
@@ -104,7 +105,11 @@ TEXTS = [
     f'{{"calls": [\n{CALL}]}}'.replace("\n", "\n  "),
     f"One writes {CALL}",
     f"`{CALL}`",
+    f"```json\n[[{CALL}]]\n```",
+    f"```json\n{CALL}]\n```",
     f"```python\n{CALL}\n```",
+    f"```python\n\n{CALL}\n```",
+    f"````python\n```\n{CALL}\n````",
     f"```json lines\n{CALL}\n```",
     f"```json\n{CALL}\nand more\n```",
     f'```json\n{CALL}\n{{"other": 1}}\n```',

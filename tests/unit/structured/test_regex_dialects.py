@@ -41,6 +41,7 @@ def fits(wanted: StructuredOutputs, text: str) -> bool:
         (r"\S", ["\u00a0", "a"], [" "]),
         (r"\\d", ["\\d"], ["\\3"]),
         (r"(?u)\d", ["3", THREE], []),
+        (r"(?:(?u)\d)", ["3"], [THREE]),  # it must begin with the flag
         (r"\p{Nd}", ["3", THREE], []),
     ],
 )
@@ -59,6 +60,7 @@ def test_classes_of_a_guided_expression_are_ascii_unless_it_says_otherwise(regex
         (r"^\d$", ["3"], [THREE]),
         (r"^[\w-.]+$", ["a-b.c"], ["é"]),
         (r"^[\s-z]$", [" ", "-", "z"], ["y", "~"]),
+        (r"^[a-]$", ["a", "-"], ["]", "b"]),
         (r"^\s$", [" ", "\u00a0", "\ufeff", "\u2028"], ["\u0085"]),
         (r"^[\s]$", ["\ufeff"], ["\u0085", "a"]),
         (r"^\S$", ["\u0085", "a"], ["\ufeff"]),
