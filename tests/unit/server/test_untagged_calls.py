@@ -58,6 +58,7 @@ FOUND = {
         1,
     ),
     f"`{{` begins an object\n{CALL}": ("`{` begins an object\n", 1),
+    f"```json\n```\n{CALL}": ("```json\n```\n", 1),
     f"```json``` is a mark\n{CALL}": ("```json``` is a mark\n", 1),
     f'{{"no": "call"}}\n{CALL}': ('{"no": "call"}\n', 1),
 }
@@ -103,6 +104,7 @@ TEXTS = [
     '{"name": "add", "arguments": {"a": 1',  # cut
     '{"city": "Ulm", "name": "add", "arguments": {"a": 1}}',
     f'{{"calls": [\n{CALL}]}}'.replace("\n", "\n  "),
+    '{"type": "object", "name": "add", "arguments": {"a": 1}}',
     f"One writes {CALL}",
     f"`{CALL}`",
     f"```json\n[[{CALL}]]\n```",

@@ -139,6 +139,16 @@ def test_an_answer_over_its_budget_is_allowed_nothing_and_says_why():
     assert clock.now < 20 * SLOW * 3
 
 
+def test_nothing_is_committed_after_an_end():
+    for tick in (FAST, SLOW):
+        state, queue = begin(ScriptedClock(tick=tick))
+        allowed(state)
+        state.commit([END])
+        queue.compute()
+        with pytest.raises(GrammarError):
+            state.commit(encode("a"))
+
+
 def test_an_answer_is_ready_whatever_its_mask_has_raised(monkeypatch: pytest.MonkeyPatch):
     state, _ = begin(ScriptedClock(tick=SLOW))
     allowed(state, encode("a"))
