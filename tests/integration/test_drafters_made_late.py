@@ -159,6 +159,39 @@ def test_an_abort_of_a_request_that_was_left_does_not_end_a_later_one_of_the_sam
     run(main)
 
 
+def test_an_abort_of_an_ended_request_does_not_end_a_later_one_of_the_same_id(bench: Workbench):
+    async def main() -> None:
+        await deltas_of(bench.engine.submit(NewRequest("again", (3, 4, 5), long())))
+        bench.decoder.allow(0)  # the abort is read when the later request is known
+        other = bench.engine.submit(NewRequest("other", (3, 4, 5), long()))
+        await until(lambda: bool(bench.core.scheduler.running))
+        bench.engine.abort("again")
+        later = bench.engine.submit(NewRequest("again", (3, 4, 5), long()))
+        bench.decoder.allow(inf)
+        assert (await deltas_of(later))[-1].finish_reason == "length"
+        assert (await deltas_of(other))[-1].finish_reason == "length"
+
+    run(main)
+
+
+def test_a_request_whose_thread_cannot_be_started_leaves_its_id_free(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="thread"):
+                bench.engine.submit(speculating("refused"))
+        bench.may_build.set()
+        assert tokens(await deltas_of(bench.engine.submit(speculating("refused"))))
+        assert await bench.engine.drain(timeout=60)
+
+    run(main)
+
+
 def test_a_prepared_request_keeps_its_drafter_until_it_is_queued_or_discarded(bench: Workbench):
     bench.may_build.set()
     core = bench.core

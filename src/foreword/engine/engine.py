@@ -119,8 +119,12 @@ class Engine:
             raise
         if prepared is not None:
             self._mail.put(lambda: self._enqueue(prepared, stream))
-        else:  # a drafter has to be made first, which may load a model: the event loop does not wait for it
+            return stream
+        try:  # a drafter has to be made first, which may load a model: the event loop does not wait for it
             self._core.background.start(lambda: self._prepare(request, stream))
+        except BaseException:  # the system has no thread left
+            self._listeners.forget(stream)
+            raise
         return stream
 
     def _prepare(self, request: NewRequest, stream: AnswerStream) -> None:
@@ -185,12 +189,17 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """Stop working on a request; its stream ends with finish_reason "abort". Unknown ids are ignored."""
+        stream = self._listeners.stream_of(request_id)
+        if stream is None:
+            return
 
         def stop() -> None:
+            if not self._listeners.knows(stream):  # it has ended, and its id may be another's by now
+                return
             deltas = self._core.abort(request_id)
             self._deliver(deltas)
             if not deltas:
-                self._listeners.abort_later(request_id)
+                self._listeners.abort_later(stream)
 
         self._mail.put(stop)
 

@@ -42,11 +42,17 @@ class Listeners:
             self.idle.clear()
             return True
 
-    def abort_later(self, request_id: str) -> None:
-        """Mark a request that is not queued yet: it ends as soon as it is. An unknown id is ignored."""
+    def stream_of(self, request_id: str) -> AnswerStream | None:
+        """Return the stream that waits for the answers of this id."""
         with self.lock:
             listener = self.by_request.get(request_id)
-            if listener is not None:
+            return None if listener is None else listener.stream
+
+    def abort_later(self, stream: AnswerStream) -> None:
+        """Mark a request that is not queued yet: it ends as soon as it is. A stream that has ended is ignored."""
+        with self.lock:
+            listener = self.by_request.get(stream.request_id)
+            if listener is not None and listener.stream is stream:
                 listener.is_aborted = True
 
     def is_aborted(self, stream: AnswerStream) -> bool:

@@ -36,6 +36,16 @@ def test_in_a_directory(tmp_path: Path, backend: str, value: float):
     assert "dtype" not in message
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (0, 4), (64, 97), (65, 96), (2, 3, 4)])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("cpu", marks=needs_cpu_kernels)])
+def test_a_matrix_of_another_shape(tmp_path: Path, backend: str, shape: tuple[int, ...]):
+    path = make_hf_model(tmp_path, "llama", tied=True)
+    weights = load_file(path / "model.safetensors")
+    weights[NAME] = torch.ones(shape)
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    assert f"{NAME} has shape" in refusal(path, backend)
+
+
 @needs_cpu_kernels
 @pytest.mark.parametrize(
     ("quant", "dtype"), [("Q8_0", "int8"), ("Q4_0", "q4"), ("Q4_1", "q4"), ("Q4_1", "int8")]

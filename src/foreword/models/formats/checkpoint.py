@@ -91,7 +91,8 @@ class ModelFile(Checkpoint, Protocol):
 
 
 def stretches(whole: Tensor, rows: int) -> Iterator[Tensor]:
-    """Views of a loaded tensor, of at most so many rows each."""
+    """Views of a loaded tensor, of at most so many rows each; a single number is one row."""
+    whole = whole.reshape(-1) if whole.ndim == 0 else whole
     for start in range(0, len(whole), rows):
         yield whole[start : start + rows]
 
