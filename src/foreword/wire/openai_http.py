@@ -71,23 +71,25 @@ async def listed_model(client: httpx2.AsyncClient, name: str = "") -> ListedMode
     return found[0] if found else ListedModel(name)
 
 
+def _advice(status: int) -> str:
+    """Return what to do where the list of models is refused."""
+    return "give a key with --api-key" if status in (401, 403) else "name the model with --model"
+
+
 async def _models(client: httpx2.AsyncClient) -> list[ListedModel]:
     try:
         response = await client.get("/v1/models", timeout=MODELS_TIMEOUT)
     except httpx2.HTTPError as error:
         raise RequestError(f"no server answers at {client.base_url}: {error_words(error)}") from None
     if response.status_code != 200:
-        raise RequestError(
-            f"{client.base_url}v1/models answers {response.status_code}: name the model with --model, "
-            "or give a key with --api-key"
-        )
+        raise RequestError(f"{response.url} answers {response.status_code}: {_advice(response.status_code)}")
     try:
         listed = [(entry["id"], entry.get("owned_by")) for entry in response.json()["data"]]
     except (ValueError, KeyError, TypeError, AttributeError):
         listed = []
     models = [ListedModel(name, owner) for name, owner in listed if isinstance(name, str)]
     if not models:
-        raise RequestError(f"{client.base_url}v1/models names no model: name it with --model")
+        raise RequestError(f"{response.url} names no model: name it with --model")
     return models
 
 
