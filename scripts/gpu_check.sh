@@ -16,10 +16,14 @@ if [ "${1:-}" = carry ]; then
         --platform "manylinux2014_${CARRY_PLATFORM:-x86_64}" --platform "manylinux_2_28_${CARRY_PLATFORM:-x86_64}" --platform any \
         --constraint <(grep -v '^torch' constraints.txt) \
         annotated-doc annotated-types anyio attrs certifi click distro execnet fastapi gguf h11 httpcore httpcore2 httpx \
-        httpx2 hypothesis idna importlib-metadata iniconfig jinja2 jiter jsonschema-rs llguidance markdown-it-py markupsafe mdurl msgspec nanobind numpy openai opentelemetry-api packaging \
+        httpx2 hypothesis idna importlib-metadata iniconfig jinja2 jiter jsonschema-rs llguidance markdown-it-py markupsafe mdurl msgspec nanobind openai opentelemetry-api packaging \
         platformdirs pluggy prometheus_client psutil pydantic pydantic-core pygments pytest pytest-timeout pytest-xdist \
         pyyaml requests rich shellingham sniffio sortedcontainers starlette tqdm typer typing-extensions \
         truststore typing-inspection uvicorn zipp
+    # NumPy from 2.4 on raises where the interpreter of Triton 3.6 turns an array into a number.
+    "$PYTHON" -m pip download --quiet --dest carry --no-deps --only-binary=:all: \
+        --python-version "${CARRY_PYTHON:-3.12}" --platform "manylinux_2_28_${CARRY_PLATFORM:-x86_64}" \
+        --platform "manylinux2014_${CARRY_PLATFORM:-x86_64}" 'numpy<2.4'
     du -sh carry
     exit
 fi
