@@ -180,35 +180,34 @@ class Drill:
         self._proxies[place].cut()
 
     def _hang(self, place: int, _pause: float) -> None:
-        """A node in use stops answering, with its connections open: the breaker opens, and targets go on."""
+        """A node in use stops answering, with its connections open: targets go on."""
         node, proxy = self._nodes[place], self._proxies[place]
-        trips = self._in_use(place)
+        self._until_used(place)
         hang, wake = (node.hang, node.wake) if isinstance(node, NodeProcess) else (proxy.hold, proxy.release)
         hang()
         try:
-            self._until_opened(place, trips)
+            self._until_answered()
         finally:
             wake()
 
     def _turn(self, place: int, _pause: float) -> None:
         """A node that was honest throughout its shadow phase becomes hostile."""
-        trips = self._in_use(place)
+        self._until_used(place)
+        spoiled = self._turncoat.spoiled
         self._proxies[place].spoil = self._turncoat
         try:
-            self._until_opened(place, trips)
+            self._until(lambda: self._turncoat.spoiled > spoiled)
+            self._until_answered()
         finally:
             self._proxies[place].spoil = None
         self._proxies[place].cut()  # what sessions have heard stays with their connection
-        assert self._turncoat.spoiled
 
-    def _in_use(self, place: int) -> int:
-        """Wait until a target verifies what the node drafts; return how often its breakers have opened."""
+    def _until_used(self, place: int) -> None:
+        """Wait until a target verifies what the node drafts."""
         self._until(lambda: any(node.state == "up" and node.homes for node in self._reports(place)))
-        return sum(node.trips for node in self._reports(place))
 
-    def _until_opened(self, place: int, trips: int) -> None:
-        """Wait until a breaker has opened and, after that, every target has answered everything once more."""
-        self._until(lambda: sum(node.trips for node in self._reports(place)) > trips)
+    def _until_answered(self) -> None:
+        """Wait until every target has answered everything once more, from its beginning."""
         rounds = [target.rounds for target in self.targets]
         self._until(
             lambda: all(now.rounds > before + 1 for now, before in zip(self.targets, rounds, strict=True))
