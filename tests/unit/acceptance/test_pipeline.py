@@ -15,6 +15,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.pipeline.distribution import RowShape, distributions, shape_rows
 from foreword.acceptance.reference import noise as reference
 from foreword.acceptance.reference.distribution import probabilities
+from foreword.acceptance.request import RECORD
 from foreword.acceptance.rules.rule import Rule
 from foreword.kernels import sampler as native
 from foreword.proofs.cases import Case, random_case, target_logits
@@ -164,6 +165,41 @@ def test_the_luckiest_token_is_found_wherever_it_stands():
         torch.from_numpy(np.array(keys, np.uint64).view(np.int64)),
     )
     assert drawn.tolist() == list(range(vocab))
+
+
+def test_noise_that_is_just_enough_is_found_and_just_too_little_is_not():
+    """Tokens are skipped by the leading ones of their noise: gaps around what k ones, a zero and ones make up for."""
+    if (sampler := native.native_sampler()) is None:
+        pytest.skip("the native extension is not built")
+    vocab, mask, token = 3 * 32 + 7, (1 << 64) - 1, 70
+    cases = [(ones, delta) for ones in range(4, 40, 3) for delta in np.linspace(-1.0, 1.0, 41)]
+    bits = [mask ^ 1 << 63 - ones for ones, _ in cases]
+    keys = np.array([(unmixed(one) - (token + 1) * GAMMA) & mask for one in bits], np.uint64)
+    logits = torch.full((len(cases), vocab), -80.0)
+    logits[:, 5] = 0.0
+    logits[:, token] = torch.tensor([-((ones + 1) * np.log(2) + delta) for ones, delta in cases])
+    rows = len(cases)
+    ones, none = torch.ones(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64)
+    shape = RowShape(ones, torch.full((rows,), vocab), ones, none)
+    natively = shape_rows(logits, shape, sampler)
+    slowly = shape_rows(logits, shape, None)
+    drawn = draw(natively, keys)
+    assert torch.equal(drawn, best_of_all(slowly, key_tensor(keys)))
+    assert set(drawn.tolist()) == {5, token}
+
+
+def test_one_native_call_knows_positions_of_long_texts():
+    if (sampler := native.native_sampler()) is None:
+        pytest.skip("the native extension is not built")
+    far = np.array([3, 3 + (1 << 16), 3 + (1 << 20)])
+    records = np.zeros(len(far), RECORD)
+    records["temperature"], records["top_p"], records["top_k"] = 1.0, 1.0, 1003
+    records["stem"] = stems(11, 0, Stream.TARGET, 0)
+    logits = torch.zeros(len(far), 1003)
+    found = torch.from_numpy(native.sample(sampler, logits, records, far)[0])
+    ones, none = torch.ones(len(far), dtype=torch.float64), torch.zeros(len(far), dtype=torch.float64)
+    shape = RowShape(ones, torch.full((len(far),), 1003), ones, none)
+    assert torch.equal(found, draw(shape_rows(logits, shape, None), absorbed(records["stem"], far)))
 
 
 def test_what_nobody_asks_for_is_not_drawn():
