@@ -127,6 +127,7 @@ def test_a_hostile_corpus_costs_others_little_and_the_engine_no_memory():
         "longest": sorted(longest)[-5:],
     }
     print(json.dumps(figures))
+    assert after < before + MEMORY
     assert set(statuses) <= {200, 400}
     assert sum(statuses.values()) == 200
     assert max(gaps) < max(WAIT, 2 * max(calm))

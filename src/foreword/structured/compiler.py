@@ -13,6 +13,7 @@ from foreword.structured.compiling import CompiledGrammar, compiled, try_first_t
 from foreword.structured.counts import check_counts
 from foreword.structured.limits import CompileLimits, MaskLimits
 from foreword.structured.mask_worker import MaskWorker
+from foreword.structured.memory import return_free_memory
 from foreword.structured.params import StructuredOutputs
 from foreword.structured.state import GrammarState
 from foreword.structured.tokens import GrammarTokens
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 KEPT = 128
 """Compiled grammars that are kept; the one that was used longest ago goes for another."""
 
-KEPT_BYTES = 32 << 20
+KEPT_BYTES = 16 << 20
 """Memory of all of them."""
 
 LARGEST_KEPT = KEPT_BYTES // 8
@@ -127,9 +128,12 @@ class Grammars:
         size = trials.run(wanted)
 
         def compile_it() -> CompiledGrammar:
-            grammar = compiled(wanted, tokens, tokenizer)
-            try_first_tokens(grammar, wanted.form)
-            return grammar
+            try:
+                grammar = compiled(wanted, tokens, tokenizer)
+                try_first_tokens(grammar, wanted.form)
+                return grammar
+            finally:
+                return_free_memory()  # what compiling took, and grammars that were dropped before
 
         grammar = in_yielding_thread(compile_it)
         grammar.bytes = size

@@ -19,7 +19,7 @@ from foreword.structured.tokens import GrammarTokens
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-LARGE_BYTES = 8 << 20
+LARGE_BYTES = 4 << 20
 """Grammars from here on return their memory to the system."""
 
 TRIED_TOKENS = 4
