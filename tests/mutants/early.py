@@ -91,37 +91,10 @@ EARLY_MUTANTS = (
     Mutant(
         104,
         "adapters are lost when the pages are laid out anew",
-        "engine/llm.py",
-        "LLM",
-        "def _make_again(self, speculation: SpeculationOption, offered: Sequence[SpeculationConfig]=()) "
-        "-> None:\n"
-        '    """Replace the engine, whose memory is freed first; if that fails, by one with its drafters '
-        'and adapters."""\n'
-        "    before, adapters = (self._default(), self.engine.adapters)\n"
-        "    self.engine.close()\n"
-        "    del self.engine, self._pipeline\n"
-        "    try:\n"
-        "        self._take(make_core(self.loaded, self._config, speculation, offered, "
-        "preparing=self._preparing))\n"
-        "    except BaseException:\n"
-        "        self._take(make_core(self.loaded, self._config, before, preparing=self._preparing))\n"
-        "        self.engine.adapters.take_over(adapters)\n"
-        "        raise\n"
-        "    self.engine.adapters.take_over(adapters)",
-        "def _make_again(self, speculation: SpeculationOption, offered: Sequence[SpeculationConfig]=()) "
-        "-> None:\n"
-        '    """Replace the engine, whose memory is freed first; if that fails, by one with its drafters '
-        'and adapters."""\n'
-        "    before, adapters = (self._default(), self.engine.adapters)\n"
-        "    self.engine.close()\n"
-        "    del self.engine, self._pipeline\n"
-        "    try:\n"
-        "        self._take(make_core(self.loaded, self._config, speculation, offered, "
-        "preparing=self._preparing))\n"
-        "    except BaseException:\n"
-        "        self._take(make_core(self.loaded, self._config, before, preparing=self._preparing))\n"
-        "        self.engine.adapters.take_over(adapters)\n"
-        "        raise",
+        "engine/adapters.py",
+        "Adapters.take_over",
+        "self._by_name, self._leaving, self._serials = (before._by_name, before._leaving, before._serials)",
+        "",
         (f"{ADAPTERS}::test_the_library_loads_what_a_call_asks_for_and_keeps_it",),
     ),
     Mutant(

@@ -77,7 +77,7 @@ class ServerSettings:
 
     @property
     def has_keys(self) -> bool:
-        """Whether callers are told apart by keys."""
+        """Whether keys distinguish callers."""
         return bool(self.api_keys or self.admin_keys)
 
     @property

@@ -1,7 +1,7 @@
 """Fields of other servers that this one does not implement: which are refused, and which are ignored.
 
 A field is refused where an answer without it would mean something else: another distribution, another prompt, another
-form of the answer. All others, and fields that nobody knows, are ignored unless the server runs with `--strict-fields`.
+form of the answer. All others, and unknown fields, are ignored unless the server runs with `--strict-fields`.
 """
 
 from collections.abc import Mapping
