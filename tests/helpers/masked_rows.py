@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from foreword.structured.state import Bits
+from foreword.structured.compiled import Bits
 
 
 class MaskedRows:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from foreword.structured.compiled import GrammarTokens
 from foreword.structured.compiler import Grammars
 from foreword.structured.params import StructuredOutputs
 from foreword.structured.state import GrammarState, unpacked
-from foreword.structured.tokens import GrammarTokens
 
 END, OTHER_END, CONTROL = 0, 1, 2
 PIECES = (

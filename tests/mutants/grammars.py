@@ -34,7 +34,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         90,
         "a mask that raises ends the worker",
-        "structured/mask_worker.py",
+        "structured/masks.py",
         "MaskWorker._run",
         "BaseException",
         "KeyError",
@@ -70,7 +70,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         90,
         "answers to one prompt share a parser",
-        "structured/compiling.py",
+        "structured/compiled.py",
         "CompiledGrammar.new_matcher",
         "self._matcher.deep_copy()",
         "self._matcher",
@@ -189,7 +189,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         93,
         "an answer ends before its form is complete",
-        "structured/compiling.py",
+        "structured/compiled.py",
         "CompiledGrammar.with_all_ends",
         "len(self.ends) > 1 and mask[first >> 5] >> (first & 31) & 1",
         "len(self.ends) > 1",
@@ -306,7 +306,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         94,
         "the masks of a request cost its tenant nothing",
-        "structured/budget.py",
+        "structured/masks.py",
         "MaskBudget.spend",
         "not self._tenants.spend(self._tenant, more)",
         "False",
@@ -315,7 +315,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         94,
         "digits of all scripts are digits of a guided expression",
-        "structured/grammars.py",
+        "structured/grammar_text.py",
         "_grammar_text",
         "with_ascii_classes(wanted.regex)",
         "wanted.regex",

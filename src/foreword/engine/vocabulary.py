@@ -7,7 +7,7 @@ from foreword.engine.answers.text import AnswerText, StopTexts
 from foreword.errors import RequestError
 from foreword.models.tokenization.detokenizer import IncrementalDetokenizer
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.structured.tokens import GrammarTokens
+from foreword.structured.compiled import GrammarTokens
 
 
 @dataclass(frozen=True)

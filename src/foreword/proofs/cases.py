@@ -13,10 +13,10 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.reference.noise import mix
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.rule import Rule
+from foreword.structured.compiled import GrammarTokens
 from foreword.structured.compiler import Grammars
 from foreword.structured.params import StructuredOutputs
 from foreword.structured.state import GrammarError, unpacked
-from foreword.structured.tokens import GrammarTokens
 
 TARGET_SALT = 0x5EED
 

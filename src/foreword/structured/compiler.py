@@ -8,17 +8,13 @@ from time import monotonic, thread_time
 from typing import TYPE_CHECKING
 
 from foreword.errors import RequestError
-from foreword.structured.budget import MaskBudget, TenantBudgets
-from foreword.structured.compiling import CompiledGrammar, compiled, try_first_tokens
-from foreword.structured.counts import check_counts
-from foreword.structured.limits import CompileLimits, MaskLimits
-from foreword.structured.mask_worker import MaskWorker
-from foreword.structured.memory import return_free_memory
+from foreword.structured.compiled import CompiledGrammar, GrammarTokens, return_free_memory
+from foreword.structured.compiling import compiled, try_first_tokens
+from foreword.structured.limits import CompileLimits, MaskLimits, check_counts
+from foreword.structured.masks import MaskBudget, MaskWorker, TenantBudgets, in_yielding_thread
 from foreword.structured.params import StructuredOutputs
 from foreword.structured.state import GrammarState
-from foreword.structured.tokens import GrammarTokens
 from foreword.structured.trials import CompileTrials
-from foreword.structured.yielding import in_yielding_thread
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

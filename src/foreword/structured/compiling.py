@@ -1,84 +1,24 @@
-"""A compiled grammar, and how it is made."""
+"""Compiles a grammar and tries its first tokens."""
 
+import json
 import re
-from functools import cached_property
-from threading import Lock
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from foreword.errors import RequestError
-from foreword.structured.alternatives import at_fault
-from foreword.structured.grammars import grammar_text
+from foreword.structured.compiled import CompiledGrammar, GrammarTokens
+from foreword.structured.grammar_text import grammar_text
 from foreword.structured.limits import parser_limits
-from foreword.structured.memory import return_free_memory
 from foreword.structured.params import StructuredOutputs
-from foreword.structured.state import Bits, GrammarError, GrammarState, unpacked
-from foreword.structured.tokens import GrammarTokens
+from foreword.structured.state import GrammarError, GrammarState, unpacked
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
-
-LARGE_BYTES = 4 << 20
-"""Grammars from here on return their memory to the system."""
+    from llguidance import LLTokenizer
 
 TRIED_TOKENS = 4
 """Tokens of an answer that are tried when its grammar is compiled."""
-
-
-class CompiledGrammar:
-    """A grammar over one vocabulary, and masks that many states share."""
-
-    def __init__(self, matcher: "LLMatcher", tokens: GrammarTokens) -> None:
-        self.bytes = 0  # memory that it takes, compiling included
-        self._matcher = matcher  # at the beginning; never moved
-        self._lock = Lock()
-        self.first_mask: Bits | None = None  # what an answer may begin with, once that is known
-        self.is_slow = False  # whether a mask was slow
-        self.tokens = tokens
-        self.ends = frozenset(tokens.end_ids)
-        self.words = -(-tokens.size // 32)
-        self.everything: Bits = np.full(self.words, -1, np.int32)
-        self.nothing: Bits = np.zeros(self.words, np.int32)
-        self.only_ends: Bits = self._bits_of_ends
-
-    def __del__(self) -> None:
-        """Return the memory of a large grammar to the system: the C library would keep it."""
-        if self.bytes >= LARGE_BYTES:
-            del self._matcher
-            return_free_memory()
-
-    def new_matcher(self) -> "LLMatcher":
-        """Return a parser at the beginning."""
-        with self._lock:
-            return self._matcher.deep_copy()
-
-    def with_all_ends(self, mask: Bits) -> Bits:
-        """llguidance knows one end token; where it may come, so may the model's others."""
-        first = self.tokens.end_ids[0]
-        if len(self.ends) > 1 and mask[first >> 5] >> (first & 31) & 1:
-            mask |= self.only_ends
-        return mask
-
-    def allows_one(self, mask: Bits) -> bool:
-        """Whether one token is all that a mask allows, and it does not end the answer."""
-        (words,) = np.nonzero(mask)
-        if len(words) != 1:
-            return False
-        word = int(mask[words[0]]) & 0xFFFFFFFF
-        return word & (word - 1) == 0 and int(words[0]) * 32 + word.bit_length() - 1 not in self.ends
-
-    def only(self, token: int) -> Bits:
-        """Return the mask that allows one token."""
-        mask = self.nothing.copy()
-        mask.view(np.uint8)[token >> 3] = 1 << (token & 7)
-        return mask
-
-    @cached_property
-    def _bits_of_ends(self) -> Bits:
-        bits = np.zeros(self.words * 32, np.uint8)
-        bits[list(self.tokens.end_ids)] = 1
-        return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def compiled(wanted: StructuredOutputs, tokens: GrammarTokens, tokenizer: "LLTokenizer") -> CompiledGrammar:
@@ -128,3 +68,45 @@ def in_one_line(error: str) -> str:
         return 'the schema uses "oneOf" with cases that overlap, which is not supported; use "anyOf"'
     reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return " ".join((reasons or lines)[0].split())[:300]
+
+
+_JSON = "%json "
+
+
+def at_fault(wanted: StructuredOutputs, fails: Callable[[StructuredOutputs], bool]) -> str:
+    """The title of the first alternative that fails by itself, with a colon; empty if none does."""
+    for title, schema in _titled(wanted):
+        try:
+            is_bad = fails(StructuredOutputs(json=schema))
+        except RequestError:
+            is_bad = True
+        if is_bad:
+            return f"{title}: "
+    return ""
+
+
+def _titled(wanted: StructuredOutputs) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for schema in _schemas(wanted):
+        inner = _part(schema, "items") or schema
+        alternatives = _part(inner, "anyOf")
+        for alternative in alternatives if isinstance(alternatives, list) else ():
+            if isinstance(title := _part(alternative, "title"), str):
+                yield title, alternative
+
+
+def _schemas(wanted: StructuredOutputs) -> list[Any]:
+    """Those inside a grammar or a structural tag, which may be a user's own and say anything."""
+    if wanted.structural_tag is not None:
+        return [
+            _part(tag, "schema") for tag in _part(json.loads(str(wanted.structural_tag)), "structures") or ()
+        ]
+    grammar = wanted.grammar or ""
+    begin = grammar.find(_JSON)
+    try:
+        return [] if begin < 0 else [json.JSONDecoder().raw_decode(grammar, begin + len(_JSON))[0]]
+    except (ValueError, RecursionError):
+        return []
+
+
+def _part(value: object, key: str) -> Any:  # noqa: ANN401 - any JSON
+    return value.get(key) if isinstance(value, dict) else None

@@ -2,19 +2,12 @@
 
 from collections.abc import Sequence
 from threading import Lock
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from foreword.structured.budget import MaskBudget, TenantBudgets
-
-if TYPE_CHECKING:
-    from foreword.structured.compiling import CompiledGrammar
-    from foreword.structured.mask_worker import MaskWorker
-
-Bits = npt.NDArray[np.int32]
-"""[..., words], a bit for every token of the vocabulary, 32 in a word."""
+from foreword.structured.compiled import Bits, CompiledGrammar
+from foreword.structured.masks import MaskBudget, MaskWorker, TenantBudgets
 
 Path = tuple[int, ...]
 """Tokens after the committed ones."""
@@ -42,9 +35,9 @@ class GrammarState:
 
     def __init__(
         self,
-        grammar: "CompiledGrammar",
+        grammar: CompiledGrammar,
         budget: MaskBudget | None = None,
-        worker: "MaskWorker | None" = None,
+        worker: MaskWorker | None = None,
     ) -> None:
         """Without a worker all masks are computed when they are needed."""
         self._matcher = grammar.new_matcher()  # freed before the grammar, which returns the memory of both

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from foreword.errors import RequestError
+from foreword.structured.compiled import GrammarTokens
 from foreword.structured.compiling import compiled, try_first_tokens
 from foreword.structured.limits import CompileLimits
 from foreword.structured.params import StructuredOutputs
-from foreword.structured.tokens import GrammarTokens
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

@@ -16,9 +16,9 @@ from threading import Lock, Thread
 from typing import IO, Any
 
 from foreword.errors import RequestError
+from foreword.structured.compiled import GrammarTokens
 from foreword.structured.limits import CompileLimits
 from foreword.structured.params import StructuredOutputs
-from foreword.structured.tokens import GrammarTokens
 from foreword.structured.trial_process import LENGTH, Trial, vocabulary_as_json
 
 START_SECONDS = 60.0

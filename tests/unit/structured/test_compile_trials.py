@@ -11,13 +11,13 @@ from threading import Event, Thread, get_native_id
 import pytest
 
 from foreword.errors import RequestError
+from foreword.structured.compiled import LARGE_BYTES
 from foreword.structured.compiler import KEPT_BYTES, LARGEST_KEPT, Grammars, Turns
-from foreword.structured.compiling import LARGE_BYTES
 from foreword.structured.limits import CompileLimits
+from foreword.structured.masks import NICENESS, in_yielding_thread
 from foreword.structured.params import StructuredOutputs
 from foreword.structured.trial_process import spelled, vocabulary_as_json, vocabulary_from
 from foreword.structured.trials import CompileTrials
-from foreword.structured.yielding import NICENESS, in_yielding_thread
 from helpers.tiny_grammars import allowed, token_table
 from helpers.waiting import wait_until
 
@@ -125,7 +125,7 @@ def test_grammars_that_take_much_memory_are_kept_in_small_numbers(monkeypatch: p
     sizes = iter([LARGEST_KEPT] * (fit + 1) + [LARGE_BYTES])
     returned: list[None] = []
     monkeypatch.setattr(CompileTrials, "run", lambda self, wanted: next(sizes))
-    monkeypatch.setattr("foreword.structured.compiling.return_free_memory", lambda: returned.append(None))
+    monkeypatch.setattr("foreword.structured.compiled.return_free_memory", lambda: returned.append(None))
     kept = Grammars(token_table)
     forms = [StructuredOutputs(choice=["a" * count]) for count in range(1, fit + 3)]
     for form in forms:

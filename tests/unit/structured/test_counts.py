@@ -3,9 +3,9 @@
 import pytest
 
 from foreword.errors import RequestError
-from foreword.structured.counts import check_counts
+from foreword.structured.dialects import expanded_size
+from foreword.structured.limits import check_counts
 from foreword.structured.params import StructuredOutputs
-from foreword.structured.regexes import expanded_size
 from helpers.tiny_grammars import grammars
 
 ARRAY = {"type": "array", "items": {"type": "integer"}, "minItems": 30_000_000}

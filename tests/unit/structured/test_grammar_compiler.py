@@ -3,8 +3,8 @@
 import pytest
 
 from foreword.errors import RequestError
-from foreword.structured.alternatives import at_fault
 from foreword.structured.compiler import Grammars
+from foreword.structured.compiling import at_fault
 from foreword.structured.params import StructuredOutputs
 from helpers.tiny_grammars import allowed, grammars, token_table
 

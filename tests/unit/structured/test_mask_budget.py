@@ -1,7 +1,7 @@
 """What masks may cost: so much for every token, and an excess of the request and of its tenant."""
 
-from foreword.structured.budget import MaskBudget, TenantBudgets
 from foreword.structured.limits import MaskLimits
+from foreword.structured.masks import MaskBudget, TenantBudgets
 from helpers.clocks import ScriptedClock
 
 LIMITS = MaskLimits(

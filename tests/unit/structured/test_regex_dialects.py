@@ -5,10 +5,10 @@ import json
 import pytest
 
 from foreword.errors import RequestError
+from foreword.structured.compiled import GrammarTokens
 from foreword.structured.compiler import Grammars
 from foreword.structured.params import StructuredOutputs
 from foreword.structured.state import GrammarError, unpacked
-from foreword.structured.tokens import GrammarTokens
 
 END = 256
 BYTES = Grammars(

@@ -8,10 +8,10 @@ import jsonschema_rs
 import numpy as np
 import pytest
 
+from foreword.structured.compiled import GrammarTokens
 from foreword.structured.compiler import Grammars
 from foreword.structured.params import StructuredOutputs
 from foreword.structured.state import GrammarError, GrammarState, unpacked
-from foreword.structured.tokens import GrammarTokens
 from helpers.schema_corpus import SchemaCase, corpus
 
 END = 256

@@ -4,9 +4,8 @@ from threading import Event
 
 import pytest
 
-from foreword.structured.budget import MaskBudget, TenantBudgets
 from foreword.structured.limits import MaskLimits
-from foreword.structured.mask_worker import MaskWorker
+from foreword.structured.masks import MaskBudget, MaskWorker, TenantBudgets
 from foreword.structured.params import StructuredOutputs
 from foreword.structured.state import GrammarError, GrammarState
 from helpers.clocks import ScriptedClock

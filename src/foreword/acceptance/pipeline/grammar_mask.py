@@ -10,7 +10,8 @@ from torch import Tensor
 from foreword.acceptance.pipeline.upload import uploaded
 from foreword.acceptance.request import RequestSampler
 from foreword.acceptance.rules.trees import DraftTrees
-from foreword.structured.state import Bits, unpacked
+from foreword.structured.compiled import Bits
+from foreword.structured.state import unpacked
 
 NEVER = -float("inf")
 

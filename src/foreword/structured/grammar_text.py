@@ -6,11 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from foreword.errors import RequestError
-from foreword.structured.ecma import EcmaPattern
-from foreword.structured.lark import Kind, Part, parts
+from foreword.structured.dialects import DATA, NAMED, EcmaPattern, Kind, Part, parts, with_ascii_classes
 from foreword.structured.params import StructuredOutputs
-from foreword.structured.regexes import with_ascii_classes
-from foreword.structured.schemas import DATA, NAMED
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

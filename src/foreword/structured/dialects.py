@@ -1,0 +1,273 @@
+"""Reads regular expressions, JSON schemas and Lark or GBNF grammars as text."""
+
+import json
+import re
+import string
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, NamedTuple
+
+from foreword.errors import RequestError
+
+_SPACES = r"\t\n\x0B\f\r \u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}\u{FEFF}"
+"""ECMA-262's white space and line ends, inside a class."""
+
+_OUTSIDE = {"s": f"[{_SPACES}]", "S": f"[^{_SPACES}]", "0": r"\x00", "<": "<", ">": ">"}
+_IN_CLASS = {**_OUTSIDE, "s": _SPACES, "b": r"\x08"}
+"""What the parser reads for an escape; other escapes mean the same to it."""
+
+_KNOWN = frozenset(string.punctuation + "sS0123456789bBk")
+"""Escapes of one character. Back references and word boundaries are refused by the parser."""
+
+_ESCAPE = re.compile(
+    r"\\(?:(?P<pair>u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|(?P<same>[dDwWtnvfr]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]+\}|[pP]\{[^{}]*\})"
+    r"|(?P<control>c[A-Za-z])|(?P<other>.))",
+    re.DOTALL,
+)
+
+_ANY = r"\x00-\u{10FFFF}"
+_GROUPS = ("(?:", "(?=", "(?!", "(?<")
+_MANY = tuple(f"\\{name}" for name in "dDwWsSpP")
+_SET_SIGNS = frozenset("[&~^-")
+"""Signs that ECMA-262 takes literally inside a class, and the parser does not."""
+
+
+class EcmaPattern:
+    """Translates a pattern of a JSON schema from ECMA-262's syntax, with its flag u, into the parser's."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._place = 0
+
+    def translated(self) -> str:
+        """Return the pattern as the parser reads it; raises `RequestError` for what ECMA-262 does not have."""
+        written: list[str] = []
+        while self._place < len(self._pattern):
+            written.append(self._next())
+        return "".join(written)
+
+    def _next(self) -> str:
+        character = self._pattern[self._place]
+        if character == "\\":
+            return self._escape(in_class=False)
+        if character == "[":
+            return self._class()
+        if self._pattern.startswith("(?", self._place) and not self._pattern.startswith(_GROUPS, self._place):
+            raise self._refused("groups begin with (, (?: or (?<name>, and flags cannot be set inside")
+        self._place += 1
+        return r"[^\n\r\u{2028}\u{2029}]" if character == "." else character
+
+    def _class(self) -> str:
+        self._place += 1
+        is_negated = self._take("^")
+        if self._take("]"):
+            return f"[{_ANY}]" if is_negated else f"[^{_ANY}]"
+        written = ["[^" if is_negated else "["]
+        while not self._take("]"):
+            is_many = self._pattern.startswith(_MANY, self._place)
+            first = self._atom()
+            if (
+                not is_many
+                and self._peek() == "-"
+                and self._pattern[self._place + 1 : self._place + 2] != "]"
+            ):
+                self._place += 1
+                first = f"{first}-{self._atom()}"
+            written.append(first)
+        return "".join([*written, "]"])
+
+    def _atom(self) -> str:
+        """Read one character or escape of a class."""
+        character = self._peek()
+        if not character:
+            raise self._refused("a class is not closed")
+        if character == "\\":
+            return self._escape(in_class=True)
+        self._place += 1
+        return f"\\{character}" if character in _SET_SIGNS else character
+
+    def _escape(self, in_class: bool) -> str:
+        found = _ESCAPE.match(self._pattern, self._place)
+        if found is None:
+            raise self._refused("it ends with a backslash")
+        self._place = found.end()
+        name, kind = found[0][1:], found.lastgroup
+        if kind == "pair":
+            code = 0x10000 + (int(name[1:5], 16) - 0xD800) * 0x400 + int(name[7:], 16) - 0xDC00
+            return f"\\u{{{code:X}}}"
+        if kind == "control":
+            return f"\\x{ord(name[1]) % 32:02X}"
+        is_octal = name == "0" and self._peek().isdigit()
+        if kind == "other" and (name not in _KNOWN or is_octal):
+            raise self._refused(f"it has no escape \\{name}")
+        return (_IN_CLASS if in_class else _OUTSIDE).get(name, found[0])
+
+    def _take(self, character: str) -> bool:
+        is_next = self._peek() == character
+        self._place += is_next
+        return is_next
+
+    def _peek(self) -> str:
+        return self._pattern[self._place : self._place + 1]
+
+    def _refused(self, why: str) -> RequestError:
+        return RequestError(
+            f"structured outputs: pattern {self._pattern[:64]!r} is not one of ECMA-262: {why}"
+        )
+
+
+_UNICODE = "(?u)"
+
+_ASCII = {
+    "d": "[0-9]",
+    "D": "[^0-9]",
+    "w": "[0-9A-Za-z_]",
+    "W": "[^0-9A-Za-z_]",
+    "s": r"[ \t\n\r\f\v]",
+    "S": r"[^ \t\n\r\f\v]",
+}
+
+_ESCAPED = re.compile(r"\\(?:[xuU]\{[^}]*\}|[pP]\{[^}]*\}|.)", re.DOTALL)
+_COUNT = re.compile(r"\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}")
+
+
+def with_ascii_classes(regex: str) -> str:
+    r"""Return the expression with \d, \w and \s as ASCII classes; one that begins with (?u) stays as it is.
+
+    The replacement is a class in brackets, which stands for the same inside another class.
+    """
+    if regex.startswith(_UNICODE):
+        return regex
+    return _ESCAPED.sub(lambda found: _ASCII.get(found[0][1:], found[0]), regex)
+
+
+def repeated(count: "re.Match[str]") -> int:
+    """Return the copies that a counted repetition such as {2,5} stands for."""
+    low, high = count[1], count[2]
+    digits = (high or low).lstrip("0") or "0"
+    return int(digits) if len(digits) < 12 else 10**12
+
+
+def expanded_size(regex: str) -> int:
+    """Return the number of characters and classes of the expression with its counted repetitions written out."""
+    sums, last = [0], 0  # of the open groups; size of what a repetition that comes next would repeat
+    place = 0
+    while place < len(regex):
+        character = regex[place]
+        if character == "(":
+            sums.append(0)
+            last = 0
+        elif character == ")" and len(sums) > 1:
+            last = sums.pop()
+            sums[-1] += last
+        elif character == "{" and (count := _COUNT.match(regex, place)):
+            more = last * (max(repeated(count), 1) - 1)
+            sums[-1], last = sums[-1] + more, last + more
+            place = count.end()
+            continue
+        elif character not in "*+?|":
+            place, last = _end_of_atom(regex, place), 1
+            sums[-1] += 1
+            continue
+        place += 1
+    return sum(sums)
+
+
+def _end_of_atom(regex: str, place: int) -> int:
+    """Return where the character, escape or class that begins here ends; classes may contain others."""
+    depth = 0
+    while place < len(regex):
+        found = _ESCAPED.match(regex, place)
+        if found is not None:
+            place = found.end()
+        elif regex[place] == "[":
+            depth += 1
+            place += 2 if regex.startswith("[^", place) else 1
+            place += regex.startswith("]", place)
+        else:
+            depth -= depth > 0 and regex[place] == "]"
+            place += 1
+        if not depth:
+            break
+    return place
+
+
+DATA = frozenset({"const", "enum", "default", "examples", "x-guidance"})
+"""Keywords whose values are no schemas."""
+
+NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keywords whose values are schemas by names of the user's own."""
+
+
+def keywords(schema: object) -> Iterator[tuple[str, Any]]:
+    """Yield every keyword of a schema and of those inside it, with its value."""
+    remaining = [schema]
+    while remaining:
+        now = remaining.pop()
+        if isinstance(now, list):
+            remaining += now
+        elif isinstance(now, dict):
+            for keyword, value in now.items():
+                yield keyword, value
+                if keyword in NAMED and isinstance(value, dict):
+                    remaining += value.values()
+                elif keyword not in DATA:
+                    remaining.append(value)
+
+
+SCHEMA = "%json"
+
+
+class Kind(Enum):
+    """What a part of a grammar is."""
+
+    RULES = "rules"  # names, operators and counts
+    LITERAL = "literal"
+    REGEX = "regex"  # between slashes, or a class in brackets
+    COMMENT = "comment"
+    SCHEMA = "schema"  # the JSON after %json
+    OTHER = "other"  # the JSON after another directive
+
+
+class Part(NamedTuple):
+    """A part of a grammar, as it is written."""
+
+    kind: Kind
+    text: str
+    value: Any = None  # of JSON
+
+
+_LITERAL = r'"(?:\\.|[^"\\])*"'
+_LARK = re.compile(
+    rf"(?P<LITERAL>{_LITERAL})|(?P<COMMENT>//[^\n]*|\#[^\n]*)|(?P<REGEX>/(?:\\.|[^/\\\n])+/)"
+    r"|(?P<JSON>%(?:json|regex|llguidance)\s*(?=[{\[]))",
+    re.DOTALL,
+)
+_GBNF = re.compile(
+    rf"(?P<LITERAL>{_LITERAL})|(?P<COMMENT>\#[^\n]*)|(?P<REGEX>\[(?:\\.|[^\]\\])*\])", re.DOTALL
+)
+
+
+def parts(grammar: str) -> Iterator[Part]:
+    """Yield the parts of a Lark or GBNF grammar in order; together they are its text."""
+    from llguidance.gbnf_to_lark import is_lark_syntax
+
+    scanner, place = _LARK if is_lark_syntax(grammar) else _GBNF, 0
+    while found := scanner.search(grammar, place):
+        if found.start() > place:
+            yield Part(Kind.RULES, grammar[place : found.start()])
+        place = found.end()
+        if found.lastgroup != "JSON":
+            yield Part(Kind[str(found.lastgroup)], found[0])
+            continue
+        yield Part(Kind.RULES, found[0])
+        try:
+            value, end = json.JSONDecoder().raw_decode(grammar, place)
+        except (ValueError, RecursionError):  # the parser says what is wrong with it
+            yield Part(Kind.RULES, grammar[place:])
+            return
+        yield Part(Kind.SCHEMA if found[0].startswith(SCHEMA) else Kind.OTHER, grammar[place:end], value)
+        place = end
+    if place < len(grammar):
+        yield Part(Kind.RULES, grammar[place:])

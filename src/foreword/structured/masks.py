@@ -1,0 +1,170 @@
+"""Limits what masks cost, and computes slow ones between passes."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Condition, Event, Lock, Thread, get_native_id
+from time import monotonic, thread_time
+from typing import Protocol, TypeVar
+
+from foreword.structured.limits import MaskLimits
+
+Clock = Callable[[], float]
+
+
+class TenantBudgets:
+    """What the requests of each tenant have used beyond what their tokens may cost. Any thread may ask."""
+
+    def __init__(self, limits: MaskLimits | None = None, now: Clock = monotonic) -> None:
+        self.limits = limits or MaskLimits()
+        self._now = now
+        self._lock = Lock()
+        self._used: dict[str, tuple[float, float]] = {}  # seconds of a processor, and when that was
+
+    def spend(self, tenant: str, seconds: float) -> bool:
+        """Add to what a tenant has used; return whether it is still within its budget."""
+        with self._lock:
+            now = self._now()
+            used = self._left_of(tenant, now) + seconds
+            self._used = {name: entry for name, entry in self._used.items() if self._left_of(name, now) > 0}
+            self._used[tenant] = used, now
+            return used <= self.limits.tenant_excess
+
+    def _left_of(self, tenant: str, now: float) -> float:
+        used, then = self._used.get(tenant, (0.0, now))
+        return max(0.0, used - (now - then) * self.limits.tenant_refill)
+
+
+class MaskBudget:
+    """What the masks of one answer may cost: so much for every token, and an excess of its own and of its tenant."""
+
+    def __init__(self, tenants: TenantBudgets, tenant: str = "", clock: Clock = thread_time) -> None:
+        self._tenants = tenants
+        self._tenant = tenant
+        self.limits = tenants.limits
+        self.clock = clock  # seconds of a processor that the calling thread has used
+        self.used = 0.0
+        self._free = self.limits.free_per_token  # for the first token
+        self._excess = 0.0  # the most that was used beyond it
+
+    @property
+    def has_excess(self) -> bool:
+        """Whether masks have taken more than the tokens so far may cost."""
+        return self.used > self._free
+
+    def earn(self, tokens: int) -> None:
+        """Allow for the masks of more tokens."""
+        self._free += tokens * self.limits.free_per_token
+
+    def spend(self, seconds: float) -> str | None:
+        """Add the cost of a mask; return why the answer cannot go on, None if it can."""
+        self.used += seconds
+        excess = self.used - self._free
+        if seconds > self.limits.one_mask:
+            return f"what may come next takes longer than {self.limits.one_mask:g} s to work out"
+        if excess <= self._excess:
+            return None
+        more, self._excess = excess - self._excess, excess
+        if excess > self.limits.request_excess:
+            seconds = self.limits.request_excess
+            return f"its masks have taken {seconds:g} s more than its tokens may; simplify the grammar"
+        if not self._tenants.spend(self._tenant, more):
+            return (
+                f"masks of all requests of this tenant have taken {self.limits.tenant_excess:g} s more than their "
+                "tokens may; wait, or simplify the grammars"
+            )
+        return None
+
+
+log = logging.getLogger("foreword.structured")
+
+
+class Preparing(Protocol):
+    """An answer whose next mask is to be computed."""
+
+    @property
+    def used(self) -> float:
+        """Seconds of a processor that its masks have taken."""
+        ...
+
+    def prepare(self) -> None:
+        """Compute the next mask."""
+        ...
+
+
+class MaskWorker:
+    """One thread, which starts with the first mask. It takes the answer that has used the least time first."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Preparing] = []
+        self._changed = Condition()
+        self._thread: Thread | None = None
+        self._is_closed = False
+        self._done = Event()
+
+    def put(self, answer: Preparing) -> None:
+        """Have the next mask of an answer computed."""
+        with self._changed:
+            self._waiting.append(answer)
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="foreword-masks", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a mask was computed since the last call, at most so long."""
+        self._done.wait(seconds)
+        self._done.clear()
+
+    def close(self) -> None:
+        """End the thread once its mask is computed."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        yield_to_passes()
+        while True:
+            with self._changed:
+                while not self._waiting and not self._is_closed:
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                answer = min(self._waiting, key=lambda waiting: waiting.used)
+                self._waiting.remove(answer)
+            try:
+                answer.prepare()
+            except BaseException:  # the parser's panics too: the thread must go on for the others
+                log.exception("a mask could not be computed; the next pass tries again")
+            del answer  # an answer that has ended is not kept until the next one comes
+            self._done.set()
+
+
+T = TypeVar("T")
+
+NICENESS = 10
+"""Niceness of such threads: beside passes on all cores they get about a tenth of one."""
+
+
+def yield_to_passes() -> None:
+    """Lower the priority of this thread for the rest of its life; threads have one of their own on Linux alone."""
+    if sys.platform == "linux":
+        thread = get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), NICENESS))
+
+
+def in_yielding_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a thread of low priority and return what it returns: a priority cannot be raised again."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            yield_to_passes()
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    Thread(target=run, name="foreword-grammar", daemon=True).start()
+    return result.result()
