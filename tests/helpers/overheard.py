@@ -60,7 +60,7 @@ class OverheardPlaces:
 
     def forward(self, *args: Any) -> Any:
         output = self._forward(*args)
-        logits = output[0] if isinstance(output, Tensor) else output.logits
+        logits = output.logits[0] if output.logits.ndim == 3 else output.logits
         if len(logits):
             self.found.append((self._text, logits.clone()))
         return output

@@ -229,3 +229,4 @@ class ForwardOutput:
 
     logits: Tensor  # float32 [len(logit_rows), vocab]
     hidden: Mapping[Tap, Tensor]  # [len(hidden_rows), hidden size] for every tap of the batch
+    is_cold: bool = False  # the pass compiled or captured something: its time says nothing of later passes

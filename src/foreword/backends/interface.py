@@ -77,6 +77,7 @@ class HeadOutput:
 
     logits: Tensor  # float32 [wanted, draft vocabulary]
     states: Tensor  # [wanted, hidden size], features for the row that comes next
+    is_cold: bool = False  # the pass compiled or captured something: its time says nothing of later passes
 
 
 @dataclass(frozen=True)
@@ -202,8 +203,8 @@ class MedusaRunner(Protocol):
         """Memory of their own weights."""
         ...
 
-    def forward(self, states: Tensor) -> Tensor:
-        """Last hidden states after the final norm [rows, hidden] -> float32 [rows, heads, draft vocabulary]."""
+    def forward(self, states: Tensor) -> HeadOutput:
+        """Return logits [rows, heads, draft vocabulary] for last hidden states after the final norm [rows, hidden]."""
         ...
 
     def chains(self, states: Tensor, plan: ChainPlan) -> Chains | None:

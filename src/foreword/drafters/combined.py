@@ -58,11 +58,11 @@ class _Several:
             if isinstance(drafter, Observes) and drafter.needs:
                 drafter.observe(commits)
 
-    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> None:
-        """Let those go on that can."""
-        for drafter in self._drafters:
-            if isinstance(drafter, Anticipates) and drafter.anticipates:
-                drafter.anticipate(unjudged, hidden, drawn)
+    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
+        """Let those draft early that can."""
+        early = [one for one in self._drafters if isinstance(one, Anticipates) and one.anticipates]
+        were_cold = [drafter.anticipate(unjudged, hidden, drawn) for drafter in early]
+        return any(were_cold)
 
     def close(self) -> None:
         close_all(self._drafters)

@@ -21,14 +21,14 @@ def anticipate(
     acceptance: Acceptance,
     output: ForwardOutput,
     memory: KvMemory,
-) -> None:
-    """Let drafters go on behind a pass that was handed over, as far as they were meant to guess in it.
+) -> bool:
+    """Start the next drafts after a pass that was handed over, and return whether that compiled or captured something.
 
     That is for chains whose tokens are still on the device: of the others, the host is told in time.
     """
     entries, drawn = transaction.entries, acceptance.newest
     if drawn is None:
-        return
+        return False
     states_at, drawn_at = observation.first_rows(entries, drafts), acceptance.first_rows()
     going: dict[int, tuple[Anticipates, list[Unjudged]]] = {}
     reach = [0] * len(entries)
@@ -46,8 +46,8 @@ def anticipate(
                 going.setdefault(id(drafter), (drafter, []))[1].append(unjudged)
     if going:
         transaction.reach(reach)
-    for drafter, some in going.values():
-        drafter.anticipate(some, output.hidden, drawn)
+    were_cold = [drafter.anticipate(some, output.hidden, drawn) for drafter, some in going.values()]
+    return any(were_cold)
 
 
 def _can_go_on(entry: PassEntry, draft: Draft) -> bool:

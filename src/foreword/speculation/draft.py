@@ -1,7 +1,7 @@
 """A draft: a tree of guessed tokens for one request."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import index
 from typing import NamedTuple
@@ -40,6 +40,7 @@ class Draft:
     # [nodes], how sure the drafter is of each, its parent being right, from 0 to 1; or empty: it does not say. To cut
     # drawn nodes by it would bias a text as cutting them by their tokens does.
     confidence: tuple[float, ...] = field(default=(), compare=False)
+    is_cold: bool = field(default=False, compare=False)  # the drafter compiled or captured something for it
 
     def __post_init__(self) -> None:
         # Drafters are anyone's code: arrays and lists of numpy numbers become tuples of plain ones.
@@ -235,6 +236,11 @@ class PendingDraft(Draft):
         return draft
 
     @property
+    def is_cold(self) -> bool:
+        """Whether the passes that draw its tokens compiled or captured something."""
+        return self.source.is_cold
+
+    @property
     def tokens(self) -> tuple[int, ...]:
         """Where none could be drawn, the id that the pass has in its place."""
         if self._tokens is None:
@@ -318,6 +324,11 @@ def node_columns(parents: tuple[int, ...]) -> NodeColumns:
 
 
 NO_DRAFT = Draft()
+
+
+def marked_cold(drafts: Sequence[Draft], is_cold: bool) -> Sequence[Draft]:
+    """Return the drafts of a pass that compiled or captured something, if `is_cold`."""
+    return [replace(draft, is_cold=True) for draft in drafts] if is_cold else drafts
 
 
 def stack(drafts: Sequence[Draft]) -> DraftTrees:

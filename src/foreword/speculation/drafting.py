@@ -176,8 +176,10 @@ class Anticipates(Protocol):
 
     anticipates: bool  # whether it may
 
-    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> None:
-        """Begin to guess, if it can. It is asked as always when the pass has been judged, or never.
+    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
+        """Begin to guess, if it can, and return whether that compiled or captured something.
+
+        It is asked as always when the pass has been judged, or never.
 
         `drawn`, int64, is what the pass draws after every row that it judges; nobody waits for it, nor for the states.
         """

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from foreword.acceptance.arrivals import OnItsWay
 from foreword.backends.batch import MAX_DRAFT_NODES
-from foreword.backends.cold import cold_runs
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import NO_DRAFT, ROOT, Draft, PendingDraft
 from foreword.speculation.drafting import Ask, DraftRequest, KvMemory, needs_of
@@ -53,10 +52,9 @@ class Proposal:
         if not any(self.sources):
             return self
         took = [0.0 if source is None else source.device_seconds for source in self.sources]
-        cold = [source is not None and source.is_cold for source in self.sources]
         calls = [
-            replace(call, seconds=max(call.seconds, seconds), is_cold=call.is_cold or is_cold)
-            for call, seconds, is_cold in zip(self.calls, took, cold, strict=True)
+            replace(call, seconds=max(call.seconds, seconds))
+            for call, seconds in zip(self.calls, took, strict=True)
         ]
         more = [(now.seconds - call.seconds) / call.asks for call, now in zip(self.calls, calls, strict=True)]
         later = {
@@ -65,6 +63,11 @@ class Proposal:
         }
         asked = [later[who] for who in self.asked]
         return replace(self, calls=calls, asked=asked)
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether a drafter compiled or captured something."""
+        return any(call.is_cold for call in self.calls)
 
     @property
     def seconds(self) -> float:
@@ -144,7 +147,7 @@ def propose(
         asks = [_ask(entries[index], plan, lent) for index, plan, _ in group]
         for index, _, _ in group:
             entries[index].request.asked[id(first.drafter)] = first.drafter
-        began, cold = clock(), cold_runs()
+        began = clock()
         answers = first.drafter.propose(asks)
         seconds = clock() - began
         share, empty, who = seconds / len(group), 0, NOBODY
@@ -173,7 +176,7 @@ def propose(
                 empty=empty,
                 seconds=seconds,
                 behind=sum([plan.behind for _, plan, _ in group]),
-                is_cold=cold_runs() > cold,
+                is_cold=any(answer.is_cold for answer in answers),
             )
         )
         sources.append(next((draft.source for draft in answers if isinstance(draft, PendingDraft)), None))

@@ -10,7 +10,6 @@ from time import perf_counter
 from typing import NamedTuple
 
 from foreword.backends.batch import ForwardOutput
-from foreword.backends.cold import cold_runs
 from foreword.backends.interface import KvStore
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.accept import Acceptance
@@ -80,7 +79,7 @@ class Stepper:
         If anything fails, nothing happened. `plans` are the policy's unless given. A pass that follows one under way
         for the same requests is plain: how that one ends must not depend on guesses of this one, nor they on its token.
         """
-        began, cold = self.clock(), cold_runs()
+        began = self.clock()
         before = self._before(entries)
         follows = any(entry.kv.passes for entry in entries)
         transaction = Transaction(self.cache, entries)
@@ -104,10 +103,11 @@ class Stepper:
             handed_over = self.clock()
             output = self.target.forward(batch)
             verify_seconds = self.clock() - handed_over
+            is_cold = output.is_cold or proposal.is_cold
             acceptance = Acceptance.begin(output.logits, entries, proposal.drafts, observation.wants_draws)
             if pending is not None and self._memory is not None:
                 with self.faults.forgiven("anticipate"):
-                    anticipate(
+                    is_cold |= anticipate(
                         transaction, chosen, proposal.drafts, observation, acceptance, output, self._memory
                     )
         except BaseException:
@@ -121,7 +121,7 @@ class Stepper:
             observation,
             self.clock() - began,
             verify_seconds,
-            cold_runs() > cold,
+            is_cold,
         )
         return launched
 

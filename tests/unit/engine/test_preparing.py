@@ -2,13 +2,13 @@
 
 import logging
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from foreword.acceptance.params import SamplingParams
-from foreword.backends.cold import note_cold_run
 from foreword.backends.interface import DecodeSize
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
@@ -46,14 +46,13 @@ class Device(TorchDecoder):
         return [size for size in self.sizes if size.requests <= requests and size.length < length]
 
     def forward(self, batch: Any, store: Any) -> Any:
-        size = len(batch.kv_lens), len(batch.token_ids)
+        size, is_cold = (len(batch.kv_lens), len(batch.token_ids)), False
         if len(batch.logit_rows):
             self.seen[size] += 1
-            if self.seen[size] < 3:
-                note_cold_run()
+            is_cold = self.seen[size] < 3
             if size == self.fails_at:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-        return super().forward(batch, store)
+        return replace(super().forward(batch, store), is_cold=is_cold)
 
 
 def engine(device: Device, guesses: int = 0, pages: int = 64, drafter: Drafter | None = None) -> EngineCore:

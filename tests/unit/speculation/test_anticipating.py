@@ -28,8 +28,9 @@ class Early:
     def __init__(self) -> None:
         self.seen: list[Unjudged] = []
 
-    def anticipate(self, unjudged: list[Unjudged], hidden: Any, drawn: Any) -> None:
+    def anticipate(self, unjudged: list[Unjudged], hidden: Any, drawn: Any) -> bool:
         self.seen += unjudged
+        return False
 
 
 def run_of(length: int, cache: PagedCache) -> PassEntry:

@@ -1,8 +1,10 @@
 """Steps in which a device compiles or captures something first: what they take is not what the next ones take."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,19 +13,21 @@ import torch
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
-from foreword.backends.cold import cold_runs, note_cold_run
 from foreword.backends.cuda.graphs import GraphCache, _Capture
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
 from foreword.control.fixed import FixedPolicy
+from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.engine.core import EngineCore
 from foreword.engine.guessing.cost_profile import ROWS, measure_profile
 from foreword.engine.requests.request import Request, RequestLimits
 from foreword.engine.vocabulary import Vocabulary
 from foreword.kv.paged_cache import PagedCache
+from foreword.speculation.draft import Draft, marked_cold
+from foreword.speculation.drafting import Ask, DraftRequest
 from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
-from foreword.speculation.requests import PassEntry
+from foreword.speculation.requests import PassEntry, as_drafter_sees
 from foreword.speculation.step import Stepper
 from foreword.speculation.verdict import Verdict
 from helpers.clocks import ScriptedClock
@@ -50,35 +54,62 @@ def test_they_teach_nothing_of_costs():
     assert costs.draft_seconds("head", 4) == pytest.approx(0.005)
 
 
-def test_a_step_says_whether_it_was_one():
-    class Target(HistoryTarget):
-        def forward(self, batch: Any, store: object = None) -> Any:
-            if self.passes == 1:
-                note_cold_run()
-            return super().forward(batch, store)
+class ColdTarget(HistoryTarget):
+    def forward(self, batch: Any, store: object = None) -> Any:
+        is_cold = self.passes == 1
+        return replace(super().forward(batch, store), is_cold=is_cold)
 
+
+class ColdDrafter:
+    """Captures in its second call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        self.calls += 1
+        drafts = [Draft.chain([3], len(ask.request.tokens)) for ask in asks]
+        return list(marked_cold(drafts, self.calls == 2))
+
+    def forget(self, request: DraftRequest) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("target", "policy"),
+    [(ColdTarget(), FixedPolicy()), (HistoryTarget(), FixedPolicy(ColdDrafter(), 1, 1))],
+)
+def test_a_step_says_whether_it_was_one(target: HistoryTarget, policy: FixedPolicy):
     cache, params = PagedCache(8), SamplingParams(temperature=0, max_tokens=9)
     sampler = RequestSampler(params, TokenLimits(11), [1, 2], seed=0)
     request = Request(0, [1, 2], params, sampler, RequestLimits(64, frozenset()))
     request.kv = cache.open()
-    stepper = Stepper(Target(), cache, FixedPolicy())
-    found = [
-        stepper.step([PassEntry.of(request, len(request.tokens) - request.kv.computed)]).is_cold
-        for _ in range(3)
+    stepper = Stepper(target, cache, policy)
+    reports = [
+        stepper.step([PassEntry.of(request, len(request.tokens) - request.kv.computed)]) for _ in range(3)
     ]
-    assert found == [False, True, False]
+    assert [report.is_cold for report in reports] == [False, True, False]
+    assert [call.is_cold for report in reports for call in report.calls] in ([], [False, True, False])
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_draft_model_says_whether_its_passes_were(width: int):
+    config = CONFIGS["experts"]
+    weights = load_weights(RandomCheckpoint(config), torch.float32, torch.device("cpu"))
+    decoder: Any = TorchDecoder(config, weights)
+    drafter = AutoregressiveDrafter(decoder, 11, DraftingSize(width, kv_tokens=64))
+    ask = Ask(as_drafter_sees(lone_request([1, 2, 3])), 4, 2)
+    assert [draft.is_cold for draft in drafter.propose([ask])] == [False]
+    forward, passes = decoder.forward, count()
+    decoder.forward = lambda *batch: replace(forward(*batch), is_cold=next(passes) == 1)
+    assert [drafter.propose([ask])[0].is_cold for _ in range(2)] == [True, False]
 
 
 def test_a_shape_is_cold_until_it_is_captured(monkeypatch: pytest.MonkeyPatch):
     graphs: GraphCache[str, int] = GraphCache(limit=1)
 
     monkeypatch.setattr(GraphCache, "_capture", lambda *_: _Capture(Mock(), 7))
-    cold = []
-    for shape in ("a", "a", "a", "b", "b", "b"):
-        before = cold_runs()
-        graphs.run(shape, lambda: 7)
-        cold.append(cold_runs() - before)
-    assert cold == [1, 1, 0, 1, 0, 0]  # there is no room for the capture of another
+    cold = [graphs.run(shape, lambda: 7)[1] for shape in ("a", "a", "a", "b", "b", "b")]
+    assert cold == [True, True, False, True, False, False]  # there is no room for the capture of another
 
 
 @pytest.mark.parametrize(
@@ -96,7 +127,7 @@ def test_no_memory_for_a_capture_costs_the_capture_alone(
         monkeypatch.setattr(torch.cuda, name, object)
     monkeypatch.setattr(torch.cuda, "graph", capturing)
     graphs: GraphCache[str, int] = GraphCache()
-    assert [graphs.run(shape, lambda: 7) for shape in ("a", "a", "a", "b", "b")] == [7] * 5
+    assert [graphs.run(shape, lambda: 7)[0] for shape in ("a", "a", "a", "b", "b")] == [7] * 5
     assert caplog.messages == ["no memory is left to capture a: such passes run without"]
     assert graphs.captured == 0
 
@@ -121,10 +152,9 @@ def test_a_profile_is_of_passes_that_are_ready():
         def forward(self, batch: Any, store: Any) -> Any:
             rows = len(batch.token_ids)
             seen[rows] += 1
-            if seen[rows] < 3:
-                note_cold_run()
-            clock.pass_by(30.0 if seen[rows] < 3 else 0.004 + rows * 1e-5)
-            return super().forward(batch, store)
+            is_cold = seen[rows] < 3
+            clock.pass_by(30.0 if is_cold else 0.004 + rows * 1e-5)
+            return replace(super().forward(batch, store), is_cold=is_cold)
 
     weights = load_weights(RandomCheckpoint(config), torch.float32, torch.device("cpu"))
     core = EngineCore(Device(config, weights), Vocabulary(config.vocab_size))

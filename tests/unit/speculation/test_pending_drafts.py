@@ -166,6 +166,4 @@ def test_sources_that_were_joined_took_as_long_as_all_of_them_and_are_cold_if_on
     whole = OnItsWay.joined(parts)
     assert (whole.device_seconds, whole.is_cold) == (pytest.approx(0.6), False)
     parts[1].is_cold = True
-    calls = [DrafterCall("head", 1, 4, 4, 0, seconds=0.1)]
-    proposal = Proposal([], calls, [], [OnItsWay.joined(parts)]).arrived()
-    assert [call.is_cold for call in proposal.calls] == [True]
+    assert PendingDraft.of(OnItsWay.joined(parts), [0], 1).is_cold

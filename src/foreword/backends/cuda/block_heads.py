@@ -81,7 +81,10 @@ class CudaBlockHead(CudaHead):
         names = self._names.of(plan)
         began = event(timed=True) if self._features.is_cuda else None
         found = None if names is None else self._run(context, blocks, store, plan, names)
-        return None if found is None else as_chains(found[0], plan.steps, began)
+        if found is None:
+            return None
+        (guesses, _), is_cold = found
+        return as_chains(guesses, plan.steps, began, is_cold)
 
     @torch.inference_mode()
     def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
@@ -90,8 +93,9 @@ class CudaBlockHead(CudaHead):
         found = self._run(None, wanted, store) if is_guess else None
         if found is None:
             return super().forward(wanted, store)
-        logits, states = (rows[: len(wanted.arrays.logit_rows)] for rows in found)
-        return HeadOutput(logits, states)
+        outcome, is_cold = found
+        logits, states = (rows[: len(wanted.arrays.logit_rows)] for rows in outcome)
+        return HeadOutput(logits, states, is_cold)
 
     def _run(
         self,
@@ -100,8 +104,11 @@ class CudaBlockHead(CudaHead):
         store: KvStore,
         plan: ChainPlan | None = None,
         names: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor] | None:
-        """Guesses [levels, requests] if there is a plan, else logits; and states. None: it cannot."""
+    ) -> tuple[tuple[Tensor, Tensor], bool] | None:
+        """Return draft tokens [levels, requests] if there is a plan, else logits; states; and whether it was cold.
+
+        None: it cannot.
+        """
         if not self._in_kernels or not isinstance(store, CudaKvStore):
             return None
         batch = ForwardBatch.of(blocks.arrays)
@@ -130,7 +137,7 @@ class CudaBlockHead(CudaHead):
 
         fits = max(shape.rows.rows, shape.context) <= self.captured_rows
         captured = self._captures and uploaded.stays and fits
-        return self._passes.of(store).run(shape, body) if captured else body()
+        return self._passes.of(store).run(shape, body) if captured else (body(), False)
 
     def _told(
         self,

@@ -120,9 +120,10 @@ class CudaDecoder(TorchDecoder):
             return self._run(layout.shape, uploaded, store)
 
         captured = self._captures and layout.shape.is_decode and uploaded.stays
-        logits, hidden = self._graphs.of(store).run(layout.shape, body) if captured else body()
+        graphs = self._graphs.of(store)
+        (logits, hidden), is_cold = graphs.run(layout.shape, body) if captured else (body(), False)
         kept = {tap: rows[: len(batch.hidden_rows)].clone() for tap, rows in hidden.items()}
-        return ForwardOutput(widen(logits[: len(batch.logit_rows)]), kept)
+        return ForwardOutput(widen(logits[: len(batch.logit_rows)]), kept, is_cold)
 
     def _run(self, shape: PassShape, uploaded: UploadedPass, store: CudaKvStore) -> Result:
         batch, weights = uploaded.batch, self._weights

@@ -8,7 +8,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from foreword.backends.cold import note_cold_run
 from foreword.backends.interface import KvStore
 
 _log = logging.getLogger(__name__)
@@ -44,24 +43,26 @@ class GraphCache(Generic[Shape, T]):
     _runs: int = 0
     _pool: Any = None
 
-    def run(self, shape: Shape, body: Callable[[], T]) -> T:
-        """Run the pass; `body` launches it and reads its input from memory at fixed addresses."""
+    def run(self, shape: Shape, body: Callable[[], T]) -> tuple[T, bool]:
+        """Run the pass and return its result and whether it was cold: the first of its shape, or one that is captured.
+
+        `body` launches the pass and reads its input from memory at fixed addresses.
+        """
         self._runs += 1
-        known = self._captured.pop(shape, None)
+        known, is_cold = self._captured.pop(shape, None), False
         if known is None:
             is_new = shape not in self._seen
             is_captured = not is_new and self._make_room()
-            if is_new or is_captured:
-                note_cold_run()
+            is_cold = is_new or is_captured
             if is_captured:
                 known = self._capture(shape, body)
         if known is None:
             self._seen.add(shape)
-            return body()
+            return body(), is_cold
         known.last_run = self._runs
         self._captured[shape] = known
         known.graph.replay()
-        return known.result
+        return known.result, is_cold
 
     @property
     def captured(self) -> int:

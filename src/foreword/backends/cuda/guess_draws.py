@@ -49,8 +49,10 @@ def words(array: np.ndarray) -> Ints:
     return np.ascontiguousarray(array).view(np.int32)
 
 
-def as_chains(guesses: Tensor, steps: Ints, began: "torch.cuda.Event | None") -> PendingChains:
+def as_chains(guesses: Tensor, steps: Ints, began: "torch.cuda.Event | None", is_cold: bool) -> PendingChains:
     """Guesses [levels, requests, some of them padding] as a chain for each; nobody waits for the device."""
     width = guesses.shape[1]
     places = [range(place, place + width * count, width) for place, count in enumerate(steps.tolist())]
-    return PendingChains(OnItsWay.begin(guesses.reshape(-1), began), places)
+    tokens = OnItsWay.begin(guesses.reshape(-1), began)
+    tokens.is_cold = is_cold
+    return PendingChains(tokens, places)

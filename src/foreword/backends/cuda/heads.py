@@ -10,7 +10,6 @@ from torch.nn.functional import linear as library_linear
 
 from foreword.acceptance.arrivals import event
 from foreword.backends.batch import ForwardBatch
-from foreword.backends.cold import cold_runs
 from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.guess_draws import GuessNames, as_chains, drawn_ids, draws_of, words
 from foreword.backends.cuda.kernels.attention import PART, RowTiles, Sight
@@ -117,7 +116,6 @@ class CudaHead(TorchHead):
             return None
         if len(plan.steps) > _MOST_CHAINS:
             return None
-        cold = cold_runs()
         batch = ForwardBatch.of(wanted.arrays)
         layout = Layout.of(batch, store.page_size, self._group, self._kv_heads)
         levels, unsettled = int(plan.steps.max()), plan.unsettled
@@ -134,11 +132,9 @@ class CudaHead(TorchHead):
             return self._run_chain(shape, uploaded, told, features, names, store)
 
         captured = self._captures and layout.shape.is_decode and uploaded.stays
-        guesses = self._graphs.of(store).run(shape, body) if captured else body()
+        guesses, is_cold = self._graphs.of(store).run(shape, body) if captured else (body(), False)
         # Other chains may run before these guesses are verified, and a captured one has its result in one place.
-        chains = as_chains(guesses.clone(), plan.steps, began)
-        chains.tokens.is_cold = cold_runs() > cold
-        return chains
+        return as_chains(guesses.clone(), plan.steps, began, is_cold)
 
     def _placed(self, features: Tensor, rows: int) -> Tensor:
         """The features where a captured pass finds them."""

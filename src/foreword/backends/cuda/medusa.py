@@ -12,7 +12,7 @@ from foreword.acceptance.noise import absorbed
 from foreword.backends.cuda.graphs import GraphCache
 from foreword.backends.cuda.guess_draws import GuessNames, as_chains, drawn_ids, draws_of, words
 from foreword.backends.cuda.layout import round_rows
-from foreword.backends.interface import ChainPlan, PendingChains
+from foreword.backends.interface import ChainPlan, HeadOutput, PendingChains
 from foreword.backends.torch.heads import LentEnds
 from foreword.backends.torch.medusa import TorchMedusa
 from foreword.backends.torch.upload import Piece, Upload
@@ -48,7 +48,7 @@ class CudaMedusa(TorchMedusa):
         self._graphs: GraphCache[MedusaShape, Tensor] = GraphCache()
 
     @torch.inference_mode()
-    def forward(self, states: Tensor) -> Tensor:
+    def forward(self, states: Tensor) -> HeadOutput:
         """What it returns holds until the next pass."""
         if len(states) > _MOST_ROWS:
             return super().forward(states)
@@ -58,7 +58,8 @@ class CudaMedusa(TorchMedusa):
         def body() -> Tensor:
             return self._logits(read, shape.heads)
 
-        return self._run(shape, body)[:, : len(states)].transpose(0, 1)
+        logits, is_cold = self._run(shape, body)
+        return HeadOutput(logits[:, : len(states)].transpose(0, 1), states, is_cold)
 
     @torch.inference_mode()
     def chains(self, states: Tensor, plan: ChainPlan) -> PendingChains | None:
@@ -80,12 +81,13 @@ class CudaMedusa(TorchMedusa):
             logits, each = self._logits(read, heads).flatten(0, 1), temperature.repeat(heads)
             return drawn_ids(logits, each, noise.flatten(), names, shape.samples).view(heads, shape.rows)
 
-        return as_chains(self._run(shape, body), plan.steps, began)
+        guesses, is_cold = self._run(shape, body)
+        return as_chains(guesses, plan.steps, began, is_cold)
 
     def _placed(self, states: Tensor) -> Tensor:
         """The states where a captured pass finds them, and some rows of what was there before."""
         self._states[: len(states)] = states
         return self._states[: round_rows(len(states))]
 
-    def _run(self, shape: MedusaShape, body: Callable[[], Tensor]) -> Tensor:
-        return self._graphs.run(shape, body) if self._captures else body()
+    def _run(self, shape: MedusaShape, body: Callable[[], Tensor]) -> tuple[Tensor, bool]:
+        return self._graphs.run(shape, body) if self._captures else (body(), False)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from foreword.backends.interface import ChainPlan, Chains
+from foreword.backends.interface import ChainPlan, Chains, HeadOutput
 from foreword.backends.torch.heads import LentEnds
 from foreword.models.heads.opening import Head
 
@@ -40,9 +40,9 @@ class TorchMedusa:
         return outputs + sum(weight.nbytes + bias.nbytes for weight, bias in self._blocks)
 
     @torch.inference_mode()
-    def forward(self, states: Tensor) -> Tensor:
-        """[rows, hidden] -> float32 [rows, heads, draft vocabulary]."""
-        return self._logits(states, self.spec.num_heads).transpose(0, 1)
+    def forward(self, states: Tensor) -> HeadOutput:
+        """Return logits float32 [rows, heads, draft vocabulary] for states [rows, hidden]."""
+        return HeadOutput(self._logits(states, self.spec.num_heads).transpose(0, 1), states)
 
     def chains(self, states: Tensor, plan: ChainPlan) -> Chains | None:
         """It is asked for logits."""

@@ -97,8 +97,8 @@ class RecordedDrafter:
     def anticipates(self) -> bool:
         return anticipates(self._payer)
 
-    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> None:
-        self._payer.anticipate(unjudged, hidden, drawn)
+    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
+        return bool(self._payer.anticipate(unjudged, hidden, drawn))
 
     def forget(self, request: DraftRequest) -> None:
         self._known.pop(request.request_id, None)

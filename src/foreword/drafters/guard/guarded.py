@@ -122,10 +122,11 @@ class GuardedDrafter:
         if drafter is not None:
             self._call(lambda: drafter.observe(commits))
 
-    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> None:
+    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
         drafter = self._drafter
-        if isinstance(drafter, Anticipates):
+        return isinstance(drafter, Anticipates) and bool(
             self._call(lambda: drafter.anticipate(unjudged, hidden, drawn))
+        )
 
     def expect(self, request: DraftRequest) -> None:
         drafter = self._drafter

@@ -13,7 +13,7 @@ from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
 from foreword.drafters.heads.loading import HeadConfig, LoadedHead, load_head
 from foreword.drafters.resources import DrafterResources
 from foreword.kv.paged_cache import PagedCache
-from foreword.speculation.draft import Draft
+from foreword.speculation.draft import Draft, marked_cold
 from foreword.speculation.drafting import Ask, RequestRows
 from foreword.speculation.rows.layout import SequenceRows
 
@@ -45,7 +45,7 @@ class DFlashHead(HeadInPages):
                 drafts[index] = draft
         return drafts
 
-    def _fill_and_guess(self, asks: list[Ask], pages: list[RequestRows]) -> list[Draft]:
+    def _fill_and_guess(self, asks: list[Ask], pages: list[RequestRows]) -> Sequence[Draft]:
         missing = [self._missing(ask, found) for ask, found in zip(asks, pages, strict=True)]
         runs = [run for run in missing if run is not None]
         context = self._true_rows(runs, wanted=0) if runs else None
@@ -67,7 +67,8 @@ class DFlashHead(HeadInPages):
         fill(runs)
         if guesses is not None:
             return drafted(asks, guesses)
-        return self._guess(asks, places, self._runner.forward(blocks, store))
+        output = self._runner.forward(blocks, store)
+        return marked_cold(self._guess(asks, places, output), output.is_cold)
 
     def _block_rows(
         self, cache: PagedCache, parts: Sequence[SequenceRows], places: Sequence[int], starts: Ints

@@ -31,7 +31,7 @@ from foreword.drafters.model.next_level import best_tokens, with_fixed_correctio
 from foreword.drafters.model.tree_shape import Shape
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
-from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.draft import ROOT, Draft, marked_cold
 from foreword.speculation.drafting import Ask, Commit, DrafterNeeds, DraftRequest
 from foreword.structured.state import Path as GrammarPath
 
@@ -112,7 +112,7 @@ class MedusaDrafter:
             drafts[index] = draft
         return drafts
 
-    def _guess(self, asks: Sequence[Ask]) -> list[Draft]:
+    def _guess(self, asks: Sequence[Ask]) -> Sequence[Draft]:
         states = torch.cat([self._known[ask.request.request_id].state for ask in asks])
         places = [self._runner.spec.num_heads] * len(asks)
         is_chain = self._choices is None and self._width == 1
@@ -120,10 +120,13 @@ class MedusaDrafter:
         guesses = None if plan is None else self._runner.chains(states, plan)
         if guesses is not None:
             return drafted(asks, guesses)
-        logits = self._runner.forward(states)  # [asks, heads, draft vocabulary]
+        output = self._runner.forward(states)
+        logits = output.logits  # [asks, heads, draft vocabulary]
         if self._choices is None:
-            return guess_at_once(asks, places, logits.flatten(0, 1), self._vocabulary, self._width)
-        return [self._by_choices(ask, rows) for ask, rows in zip(asks, logits, strict=True)]
+            drafts = guess_at_once(asks, places, logits.flatten(0, 1), self._vocabulary, self._width)
+        else:
+            drafts = [self._by_choices(ask, rows) for ask, rows in zip(asks, logits, strict=True)]
+        return marked_cold(drafts, output.is_cold)
 
     def forget(self, request: DraftRequest) -> None:
         """Drop its state."""

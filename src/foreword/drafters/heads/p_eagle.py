@@ -7,7 +7,7 @@ from foreword.drafters.heads.loading import HeadConfig, LoadedHead, load_head
 from foreword.drafters.heads.stepwise import StepwiseHead
 from foreword.drafters.resources import DrafterResources
 from foreword.models.heads.layouts.eagle3 import MASK_HIDDEN
-from foreword.speculation.draft import Draft
+from foreword.speculation.draft import Draft, marked_cold
 from foreword.speculation.drafting import Ask
 
 
@@ -37,7 +37,8 @@ class PEagleHead(StepwiseHead):
             return drafted(asks, guesses)
         output = self._runner.forward(rows, store)
         fill(runs)
-        return guess_at_once(asks, places, output.logits, self._vocabulary, self._width)
+        drafts = guess_at_once(asks, places, output.logits, self._vocabulary, self._width)
+        return list(marked_cold(drafts, output.is_cold))
 
 
 def build_p_eagle(config: HeadConfig, resources: DrafterResources) -> PEagleHead:

@@ -54,21 +54,23 @@ class StepwiseHead(HeadInPages):
         """The rows go with the request's pages."""
         self._begun.forget(request.request_id)
 
-    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> None:
-        """Chains behind whatever the pass makes final, with the rows of that."""
+    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
+        """Start chains after whatever the pass makes final, with the rows of that."""
         going = [one for one in unjudged if self._is_up_to_date(one)]
         if not going:
-            return
+            return False
         asks = [one.ask for one in going]
         plan = plan_chains(asks, [MAX_DRAFT_NODES] * len(asks), self._vocabulary)
         if plan is None:
-            return
+            return False
         rows = self._rows_behind(going, hidden)
         chains = self._runner.chain(rows, unsettled(plan, going, drawn), _pages(asks[0]).store)
-        if isinstance(chains, PendingChains):
-            for one, places in zip(going, chains.places, strict=True):
-                chain = BegunChain.of(one, chains.tokens, places)
-                self._begun.keep(one.ask.request.request_id, chain)
+        if not isinstance(chains, PendingChains):
+            return False
+        for one, places in zip(going, chains.places, strict=True):
+            chain = BegunChain.of(one, chains.tokens, places)
+            self._begun.keep(one.ask.request.request_id, chain)
+        return chains.tokens.is_cold
 
     def _is_up_to_date(self, unjudged: Unjudged) -> bool:
         """Whether its next row is the one of the next token, and there is room for all that may come."""

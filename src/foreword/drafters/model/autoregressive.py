@@ -124,7 +124,7 @@ class AutoregressiveDrafter:
                 grow_trees(trees, logits)
             trees = [tree for tree in trees if not tree.is_done]
             if trees:
-                logits = self._run([self._newest_level(tree) for tree in trees])
+                logits = self._run(trees, [self._newest_level(tree) for tree in trees])
 
     def _write_unread(
         self, trees: Sequence[GrowingTree], logits: Tensor, began: "torch.cuda.Event | None"
@@ -139,10 +139,12 @@ class AutoregressiveDrafter:
                 )  # the id that stands for what the row draws
             going_on = [tree for tree in trees if not tree.is_done]
             if going_on:
-                logits = self._run([self._newest_level(tree) for tree in going_on], levels[-1])
+                rows = [self._newest_level(tree) for tree in going_on]
+                logits = self._run(going_on, rows, levels[-1])
             trees = going_on
         places: dict[GrowingTree, list[int]] = {tree: [] for tree in chains}
         source, count = OnItsWay.begin(torch.cat(levels), began), 0
+        source.is_cold = any(tree.is_cold for tree in chains)
         for level in range(len(levels)):
             for tree in chains:
                 if tree.depth > level:
@@ -164,7 +166,7 @@ class AutoregressiveDrafter:
                 rows.append(SequenceRows(kv, tokens, share + 1, Draft()))
             elif share > 0:
                 rows.append(SequenceRows(kv, tokens, share, Draft(), run_logits=0))
-        logits = self._run(rows)
+        logits = self._run(trees, rows)
         for part in rows:
             newest = part.run_logits
             self._cache.advance(part.kv, part.run - newest)
@@ -180,6 +182,12 @@ class AutoregressiveDrafter:
     def _newest_level(self, tree: GrowingTree) -> SequenceRows:
         return SequenceRows(self._kv(tree.request), tree.request.tokens, 0, tree.draft(), tree.frontier[0])
 
-    def _run(self, rows: Sequence[SequenceRows], drawn_before: Tensor | None = None) -> Tensor:
+    def _run(
+        self, trees: Sequence[GrowingTree], rows: Sequence[SequenceRows], drawn_before: Tensor | None = None
+    ) -> Tensor:
+        """Return the logits of a pass over `rows`, which the trees wait for."""
         batch = self._buffers.lay_out(self._cache, rows, ())
-        return self._runner.forward(replace(batch, drawn_before=drawn_before)).logits
+        output = self._runner.forward(replace(batch, drawn_before=drawn_before))
+        for tree in trees:
+            tree.is_cold |= output.is_cold
+        return output.logits

@@ -29,6 +29,7 @@ class GrowingTree:
         self.places: list[int] = [0]  # of the frontier's nodes in a shape that was fixed before
         self.depth = 0
         self._pending: PendingDraft | None = None  # a chain that nobody has read
+        self.is_cold = False  # a pass for it compiled or captured something
 
     @property
     def is_done(self) -> bool:
@@ -80,7 +81,14 @@ class GrowingTree:
             return self._pending
         drawn = tuple(self._drawn) if any(q is not None for q in self._drawn) else ()
         request = self.request
-        return Draft(tuple(self.tokens), tuple(self._parents), len(request.tokens), request.epoch, drawn)
+        return Draft(
+            tuple(self.tokens),
+            tuple(self._parents),
+            len(request.tokens),
+            request.epoch,
+            drawn,
+            is_cold=self.is_cold,
+        )
 
     def positions(self) -> npt.NDArray[np.int64]:
         """Where the tokens that follow the frontier would stand, one for each of its nodes."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from time import perf_counter
 
 from foreword import __version__
-from foreword.backends.cold import cold_runs
 from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.core import EngineCore
@@ -100,11 +99,11 @@ def measure_profile(core: EngineCore, clock: Callable[[], float] = perf_counter)
             break
         times: list[float] = []
         for _ in range(REPEATS + MOST_COLD):
-            cold, seconds = cold_runs(), _pass_seconds(core, rows, clock)
-            if cold_runs() == cold:
-                times.append(seconds)
-            else:  # a device is made ready once, and that takes as long as it takes
+            seconds, is_cold = _pass_seconds(core, rows, clock)
+            if is_cold:  # a device is made ready once, and that takes as long as it takes
                 began += seconds
+            else:
+                times.append(seconds)
             if len(times) == REPEATS or clock() - began > BUDGET_SECONDS:
                 break
         if times:
@@ -122,15 +121,16 @@ def check_profile(core: EngineCore, clock: Callable[[], float] = perf_counter) -
     began = clock()
     for _ in range(REPEATS + 1):  # the first round fills caches
         for rows in sizes:
-            cold, seconds = cold_runs(), _pass_seconds(core, rows, clock)
-            if cold_runs() == cold:
+            seconds, is_cold = _pass_seconds(core, rows, clock)
+            if not is_cold:
                 fastest[rows] = min(seconds, fastest.get(rows, seconds))
         if clock() - began > CHECK_SECONDS:
             break
     return [(float(rows), seconds) for rows, seconds in fastest.items()]
 
 
-def _pass_seconds(core: EngineCore, rows: int, clock: Callable[[], float]) -> float:
+def _pass_seconds(core: EngineCore, rows: int, clock: Callable[[], float]) -> tuple[float, bool]:
+    """Return the seconds of a pass over so many rows, and whether it compiled or captured something."""
     count = -(-rows // MOST_OF_ONE)
     requests = [unwanted_request(core, [0]) for _ in range(count)]
     try:
@@ -142,7 +142,7 @@ def _pass_seconds(core: EngineCore, rows: int, clock: Callable[[], float]) -> fl
             began = clock()
             output = core.runner.forward(batch)
             output.logits[:1, :1].cpu()  # waits for the device; to copy all of them takes longer
-            return clock() - began
+            return clock() - began, output.is_cold
     finally:
         for request in requests:
             core.cache.close(request.kv)
