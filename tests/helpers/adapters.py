@@ -14,8 +14,7 @@ from foreword.backends.cpu.packing import FORMS
 from foreword.backends.interface import Decoder
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
-from foreword.models.adapters.lora import MODULES, layer_modules
-from foreword.models.adapters.peft import CONFIG_FILE, TENSOR_FILE, open_adapter
+from foreword.models.adapters import CONFIG_FILE, MODULES, TENSOR_FILE, layer_modules, open_adapter
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
 from helpers.random_checkpoint import RandomCheckpoint
 

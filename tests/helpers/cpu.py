@@ -7,7 +7,7 @@ import pytest
 from foreword.backends.cpu.decoder import CpuDecoder, load_cpu_decoder
 from foreword.backends.cpu.packing import FORMS
 from foreword.kernels.native import native_status
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 
 STATUS = native_status()
 needs_cpu_kernels = pytest.mark.skipif(not STATUS.available, reason=f"no CPU kernels: {STATUS.reason}")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foreword.backends.interface import Decoder
 from foreword.backends.torch.weights import load_weights
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 
 CUDA_DTYPES = ["bfloat16", "float32"]
 

@@ -14,7 +14,7 @@ import openai
 
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import CheckpointError, RequestError
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.server.app import create_app, create_context
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings

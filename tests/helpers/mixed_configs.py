@@ -11,9 +11,10 @@ from foreword.models.config import (
     ModelConfig,
     Norms,
     NormSpec,
+    RopeSpec,
     Scores,
+    YarnRopeScaling,
 )
-from foreword.models.rope_spec import RopeSpec, YarnRopeScaling
 
 _ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16)
 _MLP = MlpSpec(100)

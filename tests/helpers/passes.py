@@ -17,7 +17,7 @@ from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
 from foreword.engine.requests.request import Request, RequestLimits
 from foreword.kv.paged_cache import PagedCache
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction

@@ -1,8 +1,7 @@
 """A checkpoint of random numbers in memory: any shape, no files, no tokenizer."""
 
 from foreword.bench.costs.random_model import RandomCheckpoint
-from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec
-from foreword.models.rope_spec import RopeSpec
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
 
 __all__ = ["SMOLLM2_SHAPE", "RandomCheckpoint"]
 

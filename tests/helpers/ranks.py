@@ -7,7 +7,7 @@ import torch
 
 from foreword.backends.parallel.decoder import TensorParallelDecoder, load_parallel
 from foreword.backends.parallel.workers import Workers
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 
 
 class PlantedError(Exception):

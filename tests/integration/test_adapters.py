@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from foreword.models.adapters.peft import open_adapter
+from foreword.models.adapters import open_adapter
 from helpers.adapters import ADAPTED, ALL, MergedCheckpoint, decoder_of, write_adapter
 from helpers.cpu import INSTRUCTION_SETS, needs_cpu_kernels
 from helpers.passes import adapted_logits, all_logits

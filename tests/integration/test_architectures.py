@@ -8,7 +8,7 @@ import torch
 from foreword.backends.choice import DTYPES
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from helpers.passes import DEVICES, all_logits
 from helpers.tiny_models import TINY_VOCAB, make_hf_model, write_gguf
 

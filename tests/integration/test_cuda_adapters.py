@@ -8,7 +8,7 @@ import torch
 
 from foreword.backends.torch.weights import load_weights
 from foreword.errors import RequestError
-from foreword.models.adapters.peft import open_adapter
+from foreword.models.adapters import open_adapter
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction

@@ -17,7 +17,7 @@ from foreword.backends.torch.weights import load_weights
 from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.spec import DECODER_ROWS
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
 from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 from helpers.passes import DEVICES, make_request

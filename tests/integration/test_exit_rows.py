@@ -16,7 +16,7 @@ from foreword.engine.config import EngineConfig
 from foreword.engine.messages import NewRequest
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.spec import RowSpec
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Commit, RequestRows
 from foreword.speculation.requests import as_drafter_sees

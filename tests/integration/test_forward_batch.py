@@ -10,7 +10,7 @@ import torch
 from foreword.backends.batch import Tap
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction

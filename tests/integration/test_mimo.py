@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foreword import LLM, SamplingParams
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from helpers.cpu import needs_cpu_kernels
 from helpers.overheard import OverheardLevels
 from helpers.passes import all_logits

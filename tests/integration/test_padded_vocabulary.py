@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from foreword import LLM, SamplingParams
 from foreword.engine.config import EngineConfig
 from foreword.errors import RequestError
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from helpers.cpu import needs_cpu_kernels
 from helpers.passes import all_logits, torch_decoder
 from helpers.tiny_models import TINY_VOCAB, make_hf_model, write_gguf

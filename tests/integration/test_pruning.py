@@ -13,8 +13,8 @@ from foreword import LLM, SamplingParams
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
 from foreword.errors import CheckpointError, RequestError, TokenizerError
-from foreword.models.formats.opening import open_checkpoint
-from foreword.models.pruning.prune import prune
+from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.models.pruning import prune
 from helpers.passes import all_logits
 from helpers.tiny_models import make_hf_model, write_gguf
 

@@ -12,7 +12,7 @@ from foreword import LLM, SamplingParams
 from foreword.drafters.heads.loading import head_path
 from foreword.engine.guessing.default_speculation import choose_speculation
 from foreword.errors import RequestError
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.heads.opening import open_head
 from foreword.models.heads.shipped import (
     NORM_TOLERANCE,

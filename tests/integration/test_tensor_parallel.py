@@ -20,9 +20,8 @@ from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
 from foreword.errors import EngineStopped, RequestError
 from foreword.kv.paged_cache import PagedCache
-from foreword.models.adapters.lora import Lora
-from foreword.models.adapters.peft import open_adapter
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.adapters import Lora, open_adapter
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftRequest
 from foreword.speculation.requests import PassEntry

@@ -8,7 +8,7 @@ import torch
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.registry import drafter_kinds
 from foreword.engine.llm import LLM
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.train.heads.dflash import DFlashRecipe
 from foreword.train.heads.draft import DraftRecipe
 from foreword.train.heads.eagle3 import Eagle3Recipe

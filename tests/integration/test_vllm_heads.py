@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.train.heads.dflash import DFlashRecipe
 from foreword.train.heads.eagle3 import Eagle3Recipe
 from foreword.train.heads.learner import Recipe

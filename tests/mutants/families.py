@@ -72,7 +72,7 @@ FAMILY_MUTANTS = (
     Mutant(
         92,
         "rotated pairs that stand side by side are taken as if they stood half apart",
-        "models/formats/turned.py",
+        "models/formats/tensor_files.py",
         "Turned.order",
         "one[-self.rotated:].reshape(-1, 2).T",
         "one[-self.rotated:].reshape(-1, 2)",
@@ -81,7 +81,7 @@ FAMILY_MUTANTS = (
     Mutant(
         93,
         "local layers turn like the others where the window is as long as the context",
-        "models/formats/hf/layers.py",
+        "models/formats/hf/config.py",
         "layer_specs",
         "local_rope if windowed[index] else None",
         "local_rope if windowed[index] and width else None",
@@ -90,8 +90,8 @@ FAMILY_MUTANTS = (
     Mutant(
         93,
         "zeros of GPTQ are taken as they are stored",
-        "models/formats/hf/packed/gptq.py",
-        "_unpack",
+        "models/formats/hf/packed.py",
+        "_unpack_gptq",
         "unpacked_bits(parts['qzeros'], bits, dim=1) + less",
         "unpacked_bits(parts['qzeros'], bits, dim=1)",
         (f"{PACKED}::test_every_matrix_holds_the_numbers_it_stands_for",),

@@ -225,7 +225,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         93,
         "a text that spells a fill-in-the-middle token forges it",
-        "models/tokenization/fill_tokens.py",
+        "models/tokenization/token_pieces.py",
         "fill_tokens",
         "[added[number].content for number in fill.ends if number in added and (not added[number].special)]",
         "[added[number].content for number in ()]",

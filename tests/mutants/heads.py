@@ -35,7 +35,7 @@ HEAD_MUTANTS = (
     Mutant(
         70,
         "layer numbers inside eagle_config are read as boundaries",
-        "models/heads/layouts/boundaries.py",
+        "models/heads/layouts/common.py",
         "named_boundaries",
         "layer_ids(inner, IDS, 1)",
         "layer_ids(inner, IDS, 0)",
@@ -44,7 +44,7 @@ HEAD_MUTANTS = (
     Mutant(
         70,
         "boundaries at the top level are read as layer numbers",
-        "models/heads/layouts/boundaries.py",
+        "models/heads/layouts/common.py",
         "named_boundaries",
         "0",
         "1",
@@ -89,7 +89,7 @@ HEAD_MUTANTS = (
     Mutant(
         70,
         "d2t is read as a table of ids",
-        "models/heads/checks.py",
+        "models/heads/files.py",
         "draft_token_ids",
         "torch.arange(spec.draft_vocab_size) + files.stored('d2t').long()",
         "files.stored('d2t').long()",

@@ -142,7 +142,7 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         74,
         "token_map is read backwards",
-        "models/heads/checks.py",
+        "models/heads/files.py",
         "draft_token_ids",
         "files.stored('token_map').long()",
         "files.stored('token_map').long().flip(0)",
@@ -213,7 +213,7 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         76,
         "P-EAGLE's residual stream starts as EAGLE-3's does in speculators' files",
-        "models/heads/layouts/eagle3.py",
+        "models/heads/layouts/eagle.py",
         "read_eagle3",
         "'speculators_model_type' in fields.values and (not is_parallel)",
         "'speculators_model_type' in fields.values",

@@ -14,7 +14,7 @@ from foreword.acceptance.batch import Records
 from foreword.backends.batch import BatchArrays, ForwardBatch, ForwardOutput, Ints
 from foreword.kv.spec import PageSpec, RowSpec
 from foreword.kv.states import States
-from foreword.models.adapters.lora import Lora
+from foreword.models.adapters import Lora
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from foreword.backends.support import SUPPORTED, Part
-from foreword.models.architectures.architecture import Architecture, WindowedLayers
-from foreword.models.architectures.experts import DenseLayers
+from foreword.models.architectures.architecture import Architecture, DenseLayers, WindowedLayers
 from foreword.models.architectures.registry import ARCHITECTURES
 from foreword.models.config import Norms
 

@@ -38,7 +38,7 @@ def build(
     Example: foreword datastore build docs/*.md --out docs.store
     """
     from foreword.drafters.datastore.build import build as write_store
-    from foreword.models.formats.opening import open_checkpoint
+    from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
 
     with stage_bar() as on_stage:

@@ -65,7 +65,7 @@ def _findings(model: str) -> dict[str, object]:
 
 def _local(model: str) -> "Checkpoint | None":
     """The model, if it is on this machine: nothing is fetched to find out."""
-    from foreword.models.formats.opening import open_checkpoint
+    from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.sources.resolve import local_model
 
     path = local_model(model)

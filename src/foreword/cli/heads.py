@@ -19,7 +19,7 @@ OutArgument = Annotated[Path, typer.Argument(help="New directory.")]
 @app.command()
 def show(head: HeadArgument, as_json: JsonOption = False) -> None:
     """Show method, sizes, tapped layers and shared weights of a draft head, a trained exit or a draft model."""
-    from foreword.models.heads.trained import describe_trained
+    from foreword.models.heads.describe import describe_trained
     from foreword.models.sources.resolve import resolve_model
 
     found = describe_trained(resolve_model(head))
@@ -44,7 +44,7 @@ def convert(
 
     Pickles are read here alone, and only their tensors (torch.load with weights_only).
     """
-    from foreword.models.heads.convert import convert_head
+    from foreword.models.heads.writing import convert_head
     from foreword.models.sources.resolve import resolve_model
 
     _tell(out, convert_head(resolve_model(head), out), as_json)
@@ -64,14 +64,13 @@ def quantize(
 
     Example: foreword head quantize my-head my-head-int8 --target smollm2-135m
     """
-    from foreword.models.heads.opening import open_head
-    from foreword.models.heads.quantize import quantize_head
-    from foreword.models.heads.sharing import without_copies
+    from foreword.models.heads.opening import open_head, without_copies
+    from foreword.models.heads.writing import quantize_head
     from foreword.models.sources.resolve import resolve_model
 
     opened = open_head(resolve_model(head))
     if target is not None:
-        from foreword.models.formats.opening import open_checkpoint
+        from foreword.models.formats.checkpoint import open_checkpoint
 
         checkpoint = open_checkpoint(resolve_model(target))
         opened = without_copies(opened.fitted(checkpoint.config), checkpoint)

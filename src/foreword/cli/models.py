@@ -31,7 +31,7 @@ def list_models(
         _list_supported(as_json)
         return
     from foreword.models.sources import builtin
-    from foreword.models.sources.hub_cache import cached_models
+    from foreword.models.sources.resolve import cached_models
 
     entries = [*builtin.list_models(), *cached_models()]
     if as_json:

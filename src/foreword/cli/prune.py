@@ -24,8 +24,8 @@ def prune(
 
     Example: foreword prune smollm2-135m draft.gguf --keep 10
     """
-    from foreword.models.pruning.layers import parse_layers
-    from foreword.models.pruning.prune import prune as write_pruned
+    from foreword.models.pruning import parse_layers
+    from foreword.models.pruning import prune as write_pruned
     from foreword.models.sources.resolve import resolve_model
 
     if (layers is None) == (keep is None):

@@ -236,7 +236,7 @@ def serve(
 def _is_shape_invariant(path: Path, dtype: str, device: str, backend: str, ranks: int) -> bool:
     from foreword.backends.choice import choose_backend, fitted, parallel_backend, pick_device
     from foreword.backends.loading import is_shape_invariant
-    from foreword.models.formats.opening import open_checkpoint
+    from foreword.models.formats.checkpoint import open_checkpoint
 
     place, backend = pick_device(device), parallel_backend(backend, ranks)
     choice = choose_backend(backend, dtype, place)
@@ -247,7 +247,7 @@ def _is_shape_invariant(path: Path, dtype: str, device: str, backend: str, ranks
 def _drafting(path: Path, setting: str, invariant: bool, acceptance_rule: str) -> "SpeculationConfig | None":
     """Return the default drafter; requests are checked against it in this process."""
     from foreword.engine.guessing.default_speculation import choose_speculation
-    from foreword.models.formats.opening import open_checkpoint
+    from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.heads.shipped import find_head
 
     checkpoint = open_checkpoint(path)
@@ -271,7 +271,7 @@ def _run(
     generation_config: str,
 ) -> None:
     from foreword.engine.requests.sampling_defaults import sampling_defaults
-    from foreword.models.formats.opening import open_checkpoint
+    from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.server.running import ServerRun
     from foreword.server.settings import FREE_METHODS
     from foreword.wire.frames import Start

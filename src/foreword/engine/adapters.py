@@ -7,7 +7,7 @@ from threading import Lock
 
 from foreword.backends.interface import Decoder
 from foreword.errors import RequestError
-from foreword.models.adapters.peft import open_adapter
+from foreword.models.adapters import open_adapter
 
 NO_ADAPTER = ""
 """The name of the model itself."""

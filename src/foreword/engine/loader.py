@@ -18,8 +18,7 @@ from foreword.engine.guessing.default_speculation import (
 )
 from foreword.engine.requests.sampling_defaults import sampling_defaults
 from foreword.engine.vocabulary import Vocabulary
-from foreword.models.formats.checkpoint import Checkpoint
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
 from foreword.models.heads.shipped import find_head
 from foreword.models.sources.resolve import resolve_model
 from foreword.models.tokenization.tokenizer import Tokenizer

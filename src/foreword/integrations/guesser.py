@@ -13,8 +13,7 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.names import named_methods
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
-from foreword.models.formats.checkpoint import Checkpoint
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Ask, DraftRequest, needs_of
 

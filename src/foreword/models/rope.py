@@ -5,11 +5,11 @@ import math
 import torch
 from torch import Tensor
 
-from foreword.models.config import ModelConfig
-from foreword.models.rope_spec import (
+from foreword.models.config import (
     FrequencyFactors,
     LinearRopeScaling,
     Llama3RopeScaling,
+    ModelConfig,
     RopeSpec,
     YarnRopeScaling,
 )

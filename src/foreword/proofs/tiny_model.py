@@ -5,8 +5,7 @@ from torch import Tensor
 
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights
-from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec
-from foreword.models.rope_spec import RopeSpec
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
 
 HIDDEN, HEAD_DIM = 8, 4
 

@@ -9,7 +9,7 @@ import torch
 from foreword.backends.torch.weights import load_weights
 from foreword.cancellation import cancelled_by
 from foreword.errors import EngineStopped
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.heads.opening import open_head
 from helpers.tiny_heads import TinyHead
 

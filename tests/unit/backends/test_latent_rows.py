@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foreword.models.config import ModelConfig
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.formats.hf.config import hf_config
-from foreword.models.formats.opening import open_checkpoint
 from foreword.models.layer_shapes import expected_shapes
 from helpers.passes import all_logits, torch_decoder
 

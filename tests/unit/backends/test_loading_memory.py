@@ -13,8 +13,7 @@ from foreword.backends.cpu.decoder import load_cpu_decoder
 from foreword.backends.cpu.packing import FORMS
 from foreword.backends.torch.weights import load_weights
 from foreword.errors import CheckpointError
-from foreword.models.formats.checkpoint import Checkpoint
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
 from helpers.cpu import needs_cpu_kernels
 from helpers.tiny_models import TINY_VOCAB, make_hf_model, write_gguf
 

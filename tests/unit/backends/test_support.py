@@ -20,8 +20,8 @@ from foreword.models.config import (
     ModelConfig,
     Norms,
     NormSpec,
+    RopeSpec,
 )
-from foreword.models.rope_spec import RopeSpec
 from helpers.cpu import needs_cpu_kernels
 from helpers.tiny_models import make_hf_model
 

@@ -11,9 +11,8 @@ from foreword.bench.drafters.records import Record
 from foreword.bench.drafters.summary import summarise
 from foreword.bench.drafters.table import drafter_table
 from foreword.errors import RequestError
-from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
 from foreword.models.heads.opening import open_head
-from foreword.models.rope_spec import RopeSpec
 
 LAYER = LayerSpec(AttentionSpec(4, 2, 16, bias=True, qk_norm=True), MlpSpec(96))
 TARGET = ModelConfig("qwen3", 360, 64, 512, (LAYER,) * 6, NormSpec(1e-5), RopeSpec(10000.0), True)

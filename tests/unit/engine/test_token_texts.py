@@ -5,7 +5,7 @@ import pytest
 from foreword.engine.answers.text import AnswerText, StopTexts
 from foreword.engine.answers.token_texts import TokenTexts, token_text
 from foreword.engine.messages import AnswerDelta, DraftShown
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.tokenization.detokenizer import IncrementalDetokenizer
 
 

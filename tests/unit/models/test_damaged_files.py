@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foreword.errors import CheckpointError, ForewordError
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from helpers.tiny_models import make_hf_model, write_gguf
 
 ROUNDS = 600

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from foreword.errors import CheckpointError
-from foreword.models.config import ModelConfig
+from foreword.models.config import FrequencyFactors, ModelConfig, RopeSpec, YarnRopeScaling
 from foreword.models.formats.hf.config import hf_config
 from foreword.models.rope import frequencies
-from foreword.models.rope_spec import FrequencyFactors, RopeSpec, YarnRopeScaling
 
 PATH = Path("config.json")
 _BASE: dict[str, Any] = {

@@ -4,10 +4,10 @@ import gguf
 import pytest
 
 from foreword.errors import RequestError
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.formats.gguf.file import GgufFile
 from foreword.models.formats.gguf.tokenizer import gguf_tokenizer
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
-from foreword.models.formats.opening import open_checkpoint
 from foreword.models.tokenization.tokenizer import Tokenizer
 from helpers.fill_models import MIDDLE, PAD, PREFIX, QWEN, SUFFIX, with_tokens
 from helpers.tiny_models import TINY_VOCAB, make_hf_model, write_gguf, write_tiny_tokenizer

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from foreword.errors import CheckpointError
-from foreword.models.formats.opening import open_checkpoint
-from foreword.models.rope_spec import FrequencyFactors, LinearRopeScaling, YarnRopeScaling
+from foreword.models.config import FrequencyFactors, LinearRopeScaling, YarnRopeScaling
+from foreword.models.formats.checkpoint import open_checkpoint
 from helpers.tiny_gguf import llama3_factors
 from helpers.tiny_models import make_hf_model, write_gguf
 

@@ -11,14 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foreword.errors import CheckpointError, ForewordError, RequestError
-from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec
-from foreword.models.heads.convert import convert_head
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
 from foreword.models.heads.describe import describe_head
-from foreword.models.heads.layouts.kinds import head_kind
-from foreword.models.heads.layouts.names import canonical_name
+from foreword.models.heads.layouts.common import canonical_name, head_kind
 from foreword.models.heads.opening import open_head
-from foreword.models.heads.quantize import quantize_head
-from foreword.models.rope_spec import RopeSpec
+from foreword.models.heads.writing import convert_head, quantize_head
 from helpers.tiny_heads import HIDDEN, TinyHead
 
 IDS = "eagle_aux_hidden_state_layer_ids"

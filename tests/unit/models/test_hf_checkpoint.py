@@ -5,9 +5,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foreword.errors import CheckpointError
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.config import Llama3RopeScaling, YarnRopeScaling
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.rope import inverse_frequencies
-from foreword.models.rope_spec import Llama3RopeScaling, YarnRopeScaling
 from helpers.tiny_models import make_hf_model
 
 

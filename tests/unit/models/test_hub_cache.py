@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from foreword.models.sources.hub_cache import cached_models
+from foreword.models.sources.resolve import cached_models
 
 
 def cache(directory: Path, repository: str, *names: str) -> Path:

@@ -7,8 +7,8 @@ import pytest
 
 from foreword.errors import RequestError
 from foreword.models.config import ModelConfig
-from foreword.models.formats.opening import open_checkpoint
-from foreword.models.pruning.layers import check_layers_of, parse_layers, spread_layers
+from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.models.pruning import check_layers_of, parse_layers, spread_layers
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreword.errors import TokenizerError
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
-from foreword.models.formats.opening import open_checkpoint
 from helpers.nasty_texts import NASTY_TEXTS
 from helpers.tiny_models import make_hf_model, tiny_tokenizer_json, write_gguf, write_tiny_tokenizer
 

@@ -11,9 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from foreword.errors import CheckpointError
-from foreword.models.formats.checkpoint import Part
+from foreword.models.formats.checkpoint import Part, open_checkpoint
 from foreword.models.formats.hf.config import hf_config
-from foreword.models.formats.opening import open_checkpoint
 from foreword.models.layer_shapes import expected_shapes
 
 SETTINGS: dict[str, Any] = {

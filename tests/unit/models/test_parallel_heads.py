@@ -9,12 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from foreword.errors import ForewordError
-from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec
-from foreword.models.heads.convert import convert_head
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
 from foreword.models.heads.describe import describe_head
 from foreword.models.heads.opening import open_head
-from foreword.models.heads.quantize import quantize_head
-from foreword.models.rope_spec import RopeSpec
+from foreword.models.heads.writing import convert_head, quantize_head
 from helpers.tiny_heads import HIDDEN, TinyHead
 
 VOCAB = 90

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foreword.models.formats.checkpoint import ModelFile, Part
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import ModelFile, Part, open_checkpoint
 from helpers.family_gguf import write_family_gguf
 from helpers.tiny_families import make_family
 from helpers.tiny_models import make_hf_model, write_gguf

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from foreword.errors import CheckpointError
-from foreword.models.adapters.peft import CONFIG_FILE, TENSOR_FILE, open_adapter
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.adapters import CONFIG_FILE, TENSOR_FILE, open_adapter
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.heads.files import HeadFiles
 from helpers.adapters import ADAPTED, ALL, adapter_tensors, write_adapter
 

@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.sources.builtin import BUILTIN_MODELS
 from foreword.models.tokenization.detokenizer import IncrementalDetokenizer
 from foreword.models.tokenization.token_pieces import byte_alphabet

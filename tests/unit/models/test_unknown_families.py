@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from foreword.errors import CheckpointError
+from foreword.models.formats.hf.checkpoint import without_draft_modules
 from foreword.models.formats.hf.config import hf_config
-from foreword.models.formats.hf.draft_modules import without_draft_modules
 
 PATH = Path("config.json")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import helpers.cuda  # noqa: F401 # it chooses the interpreter before the compiler of torch loads Triton
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.train.passes.target import Target
 from foreword.train.texts.documents import Document
 from helpers.tiny_training import greedy_documents

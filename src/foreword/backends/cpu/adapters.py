@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from foreword.models.adapters.lora import MODULES, Factors, Lora
+from foreword.models.adapters import MODULES, Factors, Lora
 
 if TYPE_CHECKING:
     from foreword.backends.cpu.decoder import CpuLayer

@@ -21,13 +21,12 @@ from foreword.backends.support import Part, require_supported
 from foreword.errors import CheckpointError
 from foreword.kernels.native import choose_isa, choose_threads, native_status
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
-from foreword.models.adapters.lora import Lora
-from foreword.models.config import LayerSpec, ModelConfig
+from foreword.models.adapters import Lora
+from foreword.models.config import LayerSpec, ModelConfig, RopeSpec
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head
 from foreword.models.layer_shapes import FINAL_NORM, norm_names
 from foreword.models.rope import frequencies
-from foreword.models.rope_spec import RopeSpec
 from foreword.progress import Progress
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from foreword.backends.cuda.kernels.adapters import FIELDS, add_factors
 from foreword.errors import RequestError
-from foreword.models.adapters.lora import MODULES, Lora, layer_modules
+from foreword.models.adapters import MODULES, Lora, layer_modules
 from foreword.models.config import ModelConfig
 
 MOST_SLOTS = 256

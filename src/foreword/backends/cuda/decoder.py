@@ -32,7 +32,7 @@ from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.heads import LentEnds, TorchHead
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
-from foreword.models.adapters.lora import Lora
+from foreword.models.adapters import Lora
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head

@@ -32,7 +32,7 @@ from foreword.backends.torch.weights import DecoderWeights, load_ends
 from foreword.backends.weight_loader import WeightLoader
 from foreword.errors import CheckpointError, RequestError
 from foreword.kv.spec import RowSpec
-from foreword.models.adapters.lora import Lora
+from foreword.models.adapters import Lora
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint, ModelFile
 from foreword.models.heads.opening import Head

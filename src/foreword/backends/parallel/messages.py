@@ -15,7 +15,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as written_tensors
 
 from foreword.backends.batch import BATCH_ARRAYS, BatchArrays, BatchSizes, ForwardBatch
-from foreword.models.adapters.lora import Factors, Lora
+from foreword.models.adapters import Factors, Lora
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from foreword.errors import RequestError
-from foreword.models.adapters.lora import Factors, Lora
+from foreword.models.adapters import Factors, Lora
 from foreword.models.config import LayerSpec, ModelConfig
 from foreword.models.formats.checkpoint import WHOLE, ModelFile, Part, QuantizedTensor, stretches
 from foreword.models.layer_shapes import expected_shapes

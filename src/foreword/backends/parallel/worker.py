@@ -37,7 +37,7 @@ from foreword.backends.parallel.rank import RankDecoder, load_rank
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.quiet import hush_bfloat16
 from foreword.errors import EngineStopped, ForewordError
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 
 _LOOK_SECONDS = 5.0
 

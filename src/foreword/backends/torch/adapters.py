@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from foreword.backends.batch import ForwardBatch
-from foreword.models.adapters.lora import Factors, Lora
+from foreword.models.adapters import Factors, Lora
 
 Rows = tuple[Tensor, Lora]
 """int64 [rows] of a pass, and the adapter that they are for."""

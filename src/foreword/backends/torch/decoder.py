@@ -25,7 +25,7 @@ from foreword.backends.torch.weights import DecoderWeights, load_weights
 from foreword.errors import CheckpointError
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.kv.states import as_tensor
-from foreword.models.adapters.lora import Lora
+from foreword.models.adapters import Lora
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head

@@ -15,7 +15,7 @@ from foreword.backends.torch.latent import latent_attention
 from foreword.backends.torch.norms import rms_norm
 from foreword.backends.torch.rotation import CosSin
 from foreword.backends.torch.weights import LayerWeights
-from foreword.models.adapters.lora import MODULES
+from foreword.models.adapters import MODULES
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec
 from foreword.models.rope import rotate
 

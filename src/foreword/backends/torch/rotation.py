@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from foreword.models.config import AttentionSpec, LayerSpec
+from foreword.models.config import AttentionSpec, LayerSpec, RopeSpec
 from foreword.models.rope import frequencies
-from foreword.models.rope_spec import RopeSpec
 
 CosSin = tuple[Tensor, Tensor]
 

@@ -13,7 +13,7 @@ from foreword.backends.runner import ModelRunner
 from foreword.bench.costs.step_cost import random_tokens
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
-from foreword.models.adapters.lora import MAX_RANK, MODULES, Factors, Lora, layer_modules
+from foreword.models.adapters import MAX_RANK, MODULES, Factors, Lora, layer_modules
 from foreword.models.config import ModelConfig
 from foreword.proofs.lone_request import lone_request
 from foreword.speculation.draft import Draft

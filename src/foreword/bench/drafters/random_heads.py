@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 from foreword.errors import RequestError
 from foreword.models.config import ModelConfig
-from foreword.models.heads.layouts.blocks import layer_shapes
-from foreword.models.heads.layouts.eagle3 import MASK_HIDDEN
+from foreword.models.heads.layouts.common import layer_shapes
+from foreword.models.heads.layouts.eagle import MASK_HIDDEN
 from foreword.models.heads.spec import MARKOV
 
 MEDUSA_HEADS, DFLASH_LAYERS, DFLASH_BLOCK, DRAFT_VOCAB, TAPS = 5, 5, 16, 32_000, 3

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights
 from foreword.errors import RequestError
-from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec
-from foreword.models.formats.opening import open_checkpoint
-from foreword.models.rope_spec import RopeSpec
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
+from foreword.models.formats.checkpoint import open_checkpoint
 
 
 def _llama(

@@ -69,7 +69,7 @@ def compare(
     from foreword.bench.drafters.prompts import own_prompts, read_prompts, take_per_category
     from foreword.engine.requests.prompts import encode_prompt
     from foreword.kernels.native import choose_threads
-    from foreword.models.formats.opening import open_checkpoint
+    from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
 
     wanted = None if peers is None else [name.strip() for name in peers.split(",")]

@@ -53,7 +53,7 @@ def link(
     from foreword.cluster.handshake import Identity
     from foreword.cluster.security import Security, TlsFiles
     from foreword.cluster.vocabulary import TokenIds
-    from foreword.models.formats.opening import open_checkpoint
+    from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
 
     sizes, files = parse_sizes("--batch", batch), tls_files(tls)

@@ -86,7 +86,7 @@ def join(
     Example: foreword train join pieces head
     """
     from foreword.cli.train.session import say
-    from foreword.models.formats.opening import open_checkpoint
+    from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
     from foreword.train.loop.output import join_pieces
 
@@ -97,7 +97,7 @@ def join(
 def _show(directory: Path, model: str, count: int) -> None:
     from itertools import islice
 
-    from foreword.models.formats.opening import open_checkpoint
+    from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
     from foreword.train.identity import identity_of
     from foreword.train.texts.documents import count_shards, read_shards, require_written_by

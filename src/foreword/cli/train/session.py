@@ -42,7 +42,7 @@ class Workplace:
 
     def __init__(self, model: str, device: str, *, compiled: bool) -> None:
         from foreword.backends.choice import pick_device
-        from foreword.models.formats.opening import open_checkpoint
+        from foreword.models.formats.checkpoint import open_checkpoint
         from foreword.models.sources.resolve import resolve_model
 
         self._device = pick_device(device)

@@ -13,8 +13,7 @@ from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
 from foreword.models.formats.checkpoint import Checkpoint
-from foreword.models.heads.opening import Head, open_head
-from foreword.models.heads.sharing import without_copies
+from foreword.models.heads.opening import Head, open_head, without_copies
 from foreword.models.heads.shipped import find_head
 from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, HeadSpec
 from foreword.models.sources.resolve import resolve_model

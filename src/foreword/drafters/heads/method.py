@@ -3,7 +3,7 @@
 from foreword.drafters.names import OWN_METHODS
 from foreword.errors import RequestError
 from foreword.models.heads.files import HeadFiles
-from foreword.models.heads.layouts.kinds import head_kind
+from foreword.models.heads.layouts.common import head_kind
 from foreword.models.sources.resolve import resolve_model
 
 

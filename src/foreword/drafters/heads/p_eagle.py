@@ -6,7 +6,7 @@ from foreword.drafters.heads.in_pages import Run, fill
 from foreword.drafters.heads.loading import HeadConfig, LoadedHead, load_head
 from foreword.drafters.heads.stepwise import StepwiseHead
 from foreword.drafters.resources import DrafterResources
-from foreword.models.heads.layouts.eagle3 import MASK_HIDDEN
+from foreword.models.heads.layouts.eagle import MASK_HIDDEN
 from foreword.speculation.draft import Draft, marked_cold
 from foreword.speculation.drafting import Ask
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
-from foreword.models.formats.checkpoint import Checkpoint
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
 from foreword.models.sources.resolve import resolve_model
 
 

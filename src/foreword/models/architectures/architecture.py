@@ -1,12 +1,57 @@
-"""The form in which a family is declared."""
+"""How a model family is declared: what differs between families, as data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from foreword.models.architectures.experts import ExpertKeys
-from foreword.models.architectures.switch import NEVER, Switch
-from foreword.models.config import Norms
+from foreword.models.config import GroupScore, Norms, Scores
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Something that a family has never, always, or where its config.json says so."""
+
+    always: bool = False
+    key: str | None = None  # a true-or-false key of config.json
+    default: bool = False  # where it is missing
+
+
+NEVER = Switch()
+
+
+class DenseLayers(Enum):
+    """Which layers have one MLP instead of experts."""
+
+    NONE = auto()
+    FIRST = auto()  # `first_k_dense_replace` says how many
+    BY_STEP = auto()  # those that `mlp_only_layers` names, and those between `decoder_sparse_step`s
+
+
+class Grouping(Enum):
+    """Whether experts are chosen in groups."""
+
+    NONE = auto()
+    ALWAYS = auto()  # by `n_group` and `topk_group`
+    BY_METHOD = auto()  # if `topk_method` is group_limited_greedy
+
+
+@dataclass(frozen=True)
+class ExpertKeys:
+    """Which keys of config.json say what about a mixture."""
+
+    count: tuple[str, ...]  # the first that is there
+    size: str = "moe_intermediate_size"
+    per_token: str = "num_experts_per_tok"
+    scores: Scores = Scores.SOFTMAX
+    normalize: Switch = NEVER
+    corrected: bool = False
+    scale: str | None = None
+    grouping: Grouping = Grouping.NONE
+    group_score: GroupScore = GroupScore.MAX
+    shared_size: str | None = None  # width of the shared expert
+    shared_count: str | None = None  # or how many experts wide it is
+    shared_gate: bool = False
+    dense: DenseLayers = DenseLayers.NONE
 
 
 class WindowedLayers(Enum):

@@ -1,4 +1,4 @@
-"""What every model file offers, whatever its format: a config, tensors by name, a tokenizer."""
+"""What every model file offers, whatever its format (a config, tensors by name, a tokenizer), and how it is opened."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -100,3 +100,20 @@ def stretches(whole: Tensor, rows: int) -> Iterator[Tensor]:
 def missing_tensor(name: str, path: Path) -> CheckpointError:
     """The error for a tensor that a checkpoint does not hold."""
     return CheckpointError(f"{path}: tensor {name} is missing; the model is incomplete, get it again")
+
+
+def open_checkpoint(path: Path) -> ModelFile:
+    """Open a `.gguf` file or a Hugging Face directory; the weights are read later, by name."""
+    if path.is_dir():
+        from foreword.models.formats.hf.checkpoint import HfCheckpoint
+
+        return HfCheckpoint(path)
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; give a .gguf file or a model directory")
+    if path.suffix.lower() == ".gguf":
+        from foreword.models.formats.gguf.checkpoint import GgufCheckpoint
+
+        return GgufCheckpoint(path)
+    raise CheckpointError(
+        f"{path} is neither a .gguf file nor a directory; give one of those (safetensors: the directory)"
+    )

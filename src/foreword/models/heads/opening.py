@@ -1,4 +1,4 @@
-"""From a path to a head."""
+"""Opens a head: from a path to its description and tensors, without copies of the target's matrices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,13 +9,12 @@ from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
-from foreword.models.formats.turned import turned_rows
-from foreword.models.heads.checks import draft_token_ids, fitted
-from foreword.models.heads.files import HeadFiles
+from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.formats.tensor_files import turned_rows
+from foreword.models.heads.files import HeadFiles, draft_token_ids, fitted
+from foreword.models.heads.layouts.common import head_kind
 from foreword.models.heads.layouts.dflash import read_dflash
-from foreword.models.heads.layouts.eagle import read_eagle
-from foreword.models.heads.layouts.eagle3 import read_eagle3
-from foreword.models.heads.layouts.kinds import head_kind
+from foreword.models.heads.layouts.eagle import read_eagle, read_eagle3
 from foreword.models.heads.layouts.medusa import medusa_files, read_medusa
 from foreword.models.heads.layouts.mtp import mtp_files, read_mtp
 from foreword.models.heads.spec import HeadSpec
@@ -87,3 +86,21 @@ def open_head(path: Path, kind: str | None = None) -> Head:
         files = _OWN_FILES[kind](files)
     spec = _READERS[kind](files)
     return Head(spec, files, draft_token_ids(spec, files))
+
+
+def without_copies(head: Head, target: Checkpoint) -> Head:
+    """Many files hold a copy of the target's embedding and output matrix: these are not loaded twice."""
+    whole = head.spec.vocab_size == head.spec.draft_vocab_size and head.token_ids is None
+    theirs = {"embed_tokens.weight": "model.embed_tokens.weight"}
+    if whole:
+        tied = "lm_head.weight" not in target.tensor_names()
+        theirs["lm_head.weight"] = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    copies = [own for own, name in theirs.items() if head.spec.has(own) and _is_copy(head, own, target, name)]
+    return head.without(copies) if copies else head
+
+
+def _is_copy(head: Head, own: str, target: Checkpoint, name: str) -> bool:
+    stored = head.files.stored(own)
+    if not stored.dtype.is_floating_point or head.spec.hidden_size != head.spec.target_hidden_size:
+        return False
+    return torch.equal(stored, target.load(name, stored.dtype))

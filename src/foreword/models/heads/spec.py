@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from foreword.models.config import LayerSpec, NormSpec
-from foreword.models.rope_spec import RopeSpec
+from foreword.models.config import LayerSpec, NormSpec, RopeSpec
 
 Shapes = Mapping[str, tuple[int, ...]]
 

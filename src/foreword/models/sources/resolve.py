@@ -1,4 +1,4 @@
-"""From the name that a user gives to files on this machine."""
+"""Finds the files of a model that a user names: a path, a built-in model, or one in the hub's cache."""
 
 import logging
 import os
@@ -8,9 +8,41 @@ from pathlib import Path
 
 from foreword.errors import ModelSourceError
 from foreword.models.heads.shipped import head_named, shipped_heads
-from foreword.models.sources.builtin import BUILTIN_MODELS, find_builtin, pull
-from foreword.models.sources.disk_faults import advice, disk_fault
+from foreword.models.sources.builtin import BUILTIN_MODELS, ModelEntry, find_builtin, pull
+from foreword.models.sources.pip_download import advice, disk_fault
 from foreword.progress import StageProgress
+
+_WEIGHTS = (".safetensors", ".gguf")
+
+
+def cached_models(directory: Path | None = None) -> list[ModelEntry]:
+    """Those in the hub library's cache (or another) that hold weights of a kind that is read here, by name."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repositories = scan_cache_dir(directory).repos
+    except (CacheNotFound, OSError, ValueError):
+        return []
+    entries = []
+    for repository in repositories:
+        newest = max(repository.revisions, key=lambda revision: revision.last_modified, default=None)
+        if repository.repo_type != "model" or newest is None:
+            continue
+        names = [file.file_name for file in newest.files]
+        if any(name.endswith(_WEIGHTS) for name in names):
+            what = "hub, GGUF" if any(name.endswith(".gguf") for name in names) else "hub, safetensors"
+            entries.append(
+                ModelEntry(
+                    repository.repo_id,
+                    Path(newest.snapshot_path),
+                    newest.size_on_disk,
+                    True,
+                    f"from the {what}",
+                )
+            )
+    return sorted(entries, key=lambda entry: entry.name)
+
 
 _HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<file>[\w./-]+\.gguf))?", re.ASCII)
 _WANTED_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model"]

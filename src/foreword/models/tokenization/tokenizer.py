@@ -12,8 +12,7 @@ import tokenizers
 from foreword.errors import RequestError, TokenizerError
 from foreword.models.config import ModelConfig
 from foreword.models.tokenization.chat_template import ChatTemplate
-from foreword.models.tokenization.fill_tokens import fill_tokens
-from foreword.models.tokenization.token_pieces import PieceDecoder
+from foreword.models.tokenization.token_pieces import PieceDecoder, fill_tokens
 
 # Two areas of private characters: what is swapped back in a rendering must not occur in the secret names.
 _SWAP_CHARACTERS = range(0xE000, 0xF900)

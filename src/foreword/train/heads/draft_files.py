@@ -5,11 +5,11 @@ from typing import Any
 
 from foreword.errors import RequestError
 from foreword.models.architectures.registry import ARCHITECTURES
-from foreword.models.config import ModelConfig
-from foreword.models.rope_spec import (
+from foreword.models.config import (
     FrequencyFactors,
     LinearRopeScaling,
     Llama3RopeScaling,
+    ModelConfig,
     RopeSpec,
     YarnRopeScaling,
 )

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from foreword.backends.torch.norms import rms_norm
-from foreword.models.config import ModelConfig
+from foreword.models.config import FrequencyFactors, ModelConfig
 from foreword.models.layer_shapes import expected_shapes
 from foreword.models.rope import inverse_frequencies
-from foreword.models.rope_spec import FrequencyFactors
 from foreword.train.heads.learner import Learner
 from foreword.train.passes.layers import LayerHalves, layer_tensors, rotation_of, run_layers, tracked
 from foreword.train.passes.packing import PackedBatch

@@ -13,8 +13,8 @@ from torch import Tensor
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.files import expanded
-from foreword.models.heads.layouts.names import SCALE
-from foreword.models.heads.quantize import GROUP, rounded
+from foreword.models.heads.layouts.common import SCALE
+from foreword.models.heads.writing import GROUP, rounded
 from foreword.train.files import write_json, write_tensors, write_text, written_whole
 from foreword.train.heads.learner import LearnedFiles
 from foreword.train.identity import identity_of

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from foreword.errors import RequestError
-from foreword.models.heads.trained import trained_kind
+from foreword.models.heads.describe import trained_kind
 from foreword.train.files import require_directory
 
 WEIGHTS = "model.safetensors"

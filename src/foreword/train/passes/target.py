@@ -10,10 +10,9 @@ from torch.nn.functional import embedding, linear
 from foreword.backends.support import require_supported
 from foreword.backends.torch.norms import rms_norm
 from foreword.backends.torch.weights import DecoderWeights, load_weights
-from foreword.models.config import AttentionSpec, ModelConfig
+from foreword.models.config import AttentionSpec, ModelConfig, RopeSpec
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.rope import frequencies, inverse_frequencies
-from foreword.models.rope_spec import RopeSpec
 from foreword.train.passes.attention import Spans, causal_attention
 from foreword.train.passes.layers import LayerHalves, Sizes, rotation_of
 from foreword.train.passes.packing import PackedBatch

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foreword.models.adapters.lora import MODULES, Factors, Lora
+from foreword.models.adapters import MODULES, Factors, Lora
 from helpers.adapters import ADAPTED
 from helpers.cuda import KERNEL_DEVICE, comparable_numbers, needs_triton
 

@@ -11,9 +11,8 @@ from foreword.backends.parallel.shards import Shard, ShardCheckpoint, check_size
 from foreword.backends.parallel.workers import Workers
 from foreword.errors import RequestError
 from foreword.models.config import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, MlpSpec
-from foreword.models.formats.checkpoint import WHOLE, ModelFile, Part
+from foreword.models.formats.checkpoint import WHOLE, ModelFile, Part, open_checkpoint
 from foreword.models.formats.hf.checkpoint import HfCheckpoint
-from foreword.models.formats.opening import open_checkpoint
 from foreword.models.layer_shapes import expected_shapes
 from helpers.adapters import ADAPTED
 from helpers.random_checkpoint import RandomCheckpoint

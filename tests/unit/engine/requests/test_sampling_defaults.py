@@ -8,7 +8,7 @@ from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
 from foreword.engine.requests.sampling_defaults import sampling_defaults
 from foreword.errors import CheckpointError, RequestError
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from helpers.tiny_models import write_gguf
 
 

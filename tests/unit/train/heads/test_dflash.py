@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch.nn.functional import silu
 
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.rope import rotate
 from foreword.train.heads.dflash import DFlashRecipe
 from foreword.train.passes.packing import exact_size, pack, tail_begin

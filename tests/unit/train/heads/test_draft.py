@@ -7,7 +7,7 @@ import torch
 from foreword.acceptance.params import SamplingParams
 from foreword.engine.llm import LLM
 from foreword.errors import RequestError
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.train.heads.draft import DraftRecipe
 from foreword.train.loop.output import write_output
 from foreword.train.passes.packing import exact_size, pack

@@ -10,7 +10,7 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.model.exit_adapter import open_adapter
 from foreword.engine.llm import LLM
 from foreword.errors import RequestError
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.train.heads.exit import ExitRecipe
 from foreword.train.loop.output import write_output
 from foreword.train.passes.packing import exact_size, pack

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from foreword.errors import CheckpointError, RequestError
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.train import files as train_files
 from foreword.train.heads.draft import DraftRecipe
 from foreword.train.heads.learner import LearnedFiles

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from foreword.errors import RequestError
-from foreword.models.formats.opening import open_checkpoint
-from foreword.models.heads.trained import describe_trained
+from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.models.heads.describe import describe_trained
 from foreword.train import files
 from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.output import _in_8_bits, digest_of, read_weights

@@ -10,7 +10,7 @@ import pytest
 from foreword.engine.llm import make_core
 from foreword.engine.loader import load_model
 from foreword.errors import RequestError
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.train import files
 from foreword.train.passes.target import Target
 from foreword.train.texts.data import WritingSettings, write_answers, write_training_set

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from foreword.errors import TokenizerError
-from foreword.models.formats.opening import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.train.texts import documents
 from foreword.train.texts.chat_pieces import chat_pieces

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foreword.models.adapters.lora import MAX_RANK
+from foreword.models.adapters import MAX_RANK
 
 FIELDS = 3
 """Of a table's entry: where the inner factor lies, where the outer one does, and their rank; 0: nothing is added."""

@@ -7,13 +7,23 @@ import numpy as np
 from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import Architecture, GgufNames
 from foreword.models.architectures.registry import GGUF_NAMES, gguf_family_named
-from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, Scores
+from foreword.models.config import (
+    AttentionSpec,
+    FrequencyFactors,
+    LayerSpec,
+    LinearRopeScaling,
+    MlpSpec,
+    ModelConfig,
+    NormSpec,
+    RopeScaling,
+    RopeSpec,
+    Scores,
+)
 from foreword.models.formats.fields import ConfigFields, check_heads, check_layers
 from foreword.models.formats.gguf.file import GgufFile
 from foreword.models.formats.gguf.settings import GATING, hf_settings, module_layers, rope_settings
 from foreword.models.formats.hf.config import LAYER, hf_config
 from foreword.models.formats.hf.rope import extended_context, rope_spec
-from foreword.models.rope_spec import FrequencyFactors, LinearRopeScaling, RopeScaling, RopeSpec
 
 ROPE_FACTORS = "rope_freqs.weight"
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from foreword.models.architectures.architecture import Architecture, GgufNames
-from foreword.models.architectures.experts import Grouping
+from foreword.models.architectures.architecture import Architecture, GgufNames, Grouping
 from foreword.models.config import Scores
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.gguf.file import GgufFile

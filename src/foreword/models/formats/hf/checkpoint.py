@@ -3,7 +3,8 @@
 import json
 import logging
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,17 +15,33 @@ from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import WHOLE, Part, QuantizedTensor, missing_tensor, stretches
-from foreword.models.formats.fields import ConfigFields
-from foreword.models.formats.generation import HF_KEYS, sampling_values
+from foreword.models.formats.fields import HF_KEYS, ConfigFields, sampling_values
 from foreword.models.formats.hf.config import hf_config, hf_family
-from foreword.models.formats.hf.draft_modules import without_draft_modules
-from foreword.models.formats.hf.packed.choice import packed_matrices, scheme_of, unpacked
-from foreword.models.formats.hf.packed.scheme import Scheme
+from foreword.models.formats.hf.packed import Scheme, packed_matrices, scheme_of, unpacked
 from foreword.models.formats.hf.tensors import Place, canonical_name, places
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
-from foreword.models.formats.safetensors_file import opened_safetensors
+from foreword.models.formats.tensor_files import opened_safetensors
 from foreword.models.layer_shapes import expected_shapes
 from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
+
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+_PREFIXES = ("model.mtp_layers.", "model.mtp.", "mtp.", "medusa_head.", "medusa_heads.")
+"""Of MTP modules (MiMo, MiMo-V2, Qwen3-Next), and of Medusa-2's heads."""
+
+
+def without_draft_modules(files: Mapping[str, Path], settings: Mapping[str, Any]) -> dict[str, Path]:
+    """The decoder's own tensors. DeepSeek's and GLM's modules are numbered like layers behind the last."""
+    layers, modules = settings.get("num_hidden_layers"), settings.get("num_nextn_predict_layers")
+    behind = (
+        range(layers, layers + modules) if isinstance(layers, int) and isinstance(modules, int) else range(0)
+    )
+
+    def is_module(name: str) -> bool:
+        numbered = _LAYER.match(name)
+        return name.startswith(_PREFIXES) or (numbered is not None and int(numbered[1]) in behind)
+
+    return {name: file for name, file in files.items() if not is_module(name)}
+
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"

@@ -7,12 +7,294 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foreword.models.architectures.architecture import Architecture
-from foreword.models.config import ModelConfig, NormSpec
+from foreword.models.architectures.architecture import (
+    Architecture,
+    DenseLayers,
+    ExpertKeys,
+    Grouping,
+    Switch,
+    Window,
+    WindowedLayers,
+)
+from foreword.models.config import (
+    AttentionSpec,
+    ExpertsSpec,
+    GroupScore,
+    LatentSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelConfig,
+    NormSpec,
+)
 from foreword.models.formats.families import family_named
-from foreword.models.formats.fields import ConfigFields, check_experts, check_layers
-from foreword.models.formats.hf.layers import attention_spec, layer_specs, optional_number
-from foreword.models.formats.hf.rope import extended_context, rope_spec
+from foreword.models.formats.fields import (
+    MAX_DIMENSION,
+    ConfigFields,
+    check_experts,
+    check_heads,
+    check_layers,
+)
+from foreword.models.formats.hf.rope import extended_context, local_rope_spec, rope_spec, score_factor
+
+
+def experts_spec(fields: ConfigFields, keys: ExpertKeys, normalize: bool) -> ExpertsSpec:
+    """What a layer with experts has."""
+    if keys.normalize.key is None and not keys.normalize.always and fields.flag("norm_topk_prob", False):
+        raise fields.unsupported("normalised weights of experts in this family (norm_topk_prob)")
+    _require(fields, "scoring_func", keys.scores.value)
+    groups, top_groups = _groups(fields, keys)
+    spec = ExpertsSpec(
+        count=fields.count(next((key for key in keys.count if fields.get(key) is not None), keys.count[0])),
+        per_token=fields.count(keys.per_token),
+        size=fields.count(keys.size),
+        scores=keys.scores,
+        normalize=normalize,
+        scale=1.0 if keys.scale is None else fields.number(keys.scale, 1.0),
+        corrected=keys.corrected,
+        groups=groups,
+        top_groups=top_groups,
+        group_score=keys.group_score,
+        shared_gate=keys.shared_gate,
+    )
+    return _checked(fields, keys, spec)
+
+
+def shared_size(fields: ConfigFields, keys: ExpertKeys, experts: ExpertsSpec) -> int:
+    """Width of the expert that all tokens share; 0: there is none."""
+    if keys.shared_size is not None:
+        return fields.count(keys.shared_size)
+    if keys.shared_count is None:
+        return 0
+    size = fields.whole(keys.shared_count, 0) * experts.size
+    if size > MAX_DIMENSION:
+        raise fields.malformed(keys.shared_count, "a number of experts")
+    return size
+
+
+def dense_layers(fields: ConfigFields, keys: ExpertKeys | None, count: int) -> set[int]:
+    """Numbers of the layers without experts."""
+    if keys is None or keys.dense is DenseLayers.NONE:
+        return set()
+    if keys.dense is DenseLayers.FIRST:
+        if fields.count("moe_layer_freq", 1) != 1:
+            raise fields.unsupported("layers without experts between others (moe_layer_freq)")
+        return set(range(min(count, fields.whole("first_k_dense_replace", 0))))
+    step, named = fields.count("decoder_sparse_step", 1), fields.get("mlp_only_layers") or []
+    if not isinstance(named, list) or not all(isinstance(index, int) for index in named):
+        raise fields.malformed("mlp_only_layers", "a list of layers")
+    return {index for index in range(count) if index in named or (index + 1) % step}
+
+
+def _groups(fields: ConfigFields, keys: ExpertKeys) -> tuple[int, int]:
+    """Groups of experts, and how many of them a token may choose from."""
+    if keys.grouping is Grouping.BY_METHOD:
+        method = fields.text("topk_method", "greedy")
+        if method not in ("greedy", "group_limited_greedy"):
+            raise fields.unsupported(f"choosing experts by {method!r} (topk_method)")
+        if method == "greedy":
+            return 1, 1
+    elif keys.grouping is Grouping.NONE:
+        return 1, 1
+    else:
+        _require(fields, "topk_method", "noaux_tc")
+    groups = 1 if fields.get("n_group") is None else fields.count("n_group")
+    return groups, groups if fields.get("topk_group") is None else fields.count("topk_group")
+
+
+def _require(fields: ConfigFields, key: str, expected: str) -> None:
+    if fields.text(key, expected) != expected:
+        raise fields.unsupported(f"{key} {fields.get(key)!r} in this family")
+
+
+def _checked(fields: ConfigFields, keys: ExpertKeys, spec: ExpertsSpec) -> ExpertsSpec:
+    if spec.count % spec.groups:
+        raise fields.malformed("n_group", f"a number that divides {spec.count} experts")
+    if spec.top_groups > spec.groups:
+        raise fields.malformed("topk_group", f"at most {spec.groups}, the number of groups")
+    each = spec.count // spec.groups
+    if spec.group_score is GroupScore.TOP2 and each < 2:
+        raise fields.malformed("n_group", "few enough groups for two experts each")
+    if spec.per_token > each * spec.top_groups:
+        raise fields.malformed(
+            keys.per_token, f"at most {each * spec.top_groups}, the experts to choose from"
+        )
+    return spec
+
+
+_KINDS = ("full_attention", "sliding_attention")
+
+
+def has(fields: ConfigFields, switch: Switch) -> bool:
+    """Whether the model has what its family may have."""
+    return switch.always or (switch.key is not None and fields.flag(switch.key, switch.default))
+
+
+def layer_specs(fields: ConfigFields, family: Architecture, count: int) -> tuple[LayerSpec, ...]:
+    """Every layer."""
+    attention, mlp = attention_spec(fields, family), _mlp(fields, family)
+    sparse = _experts_mlp(fields, family)
+    dense = set(range(count)) if sparse is None else dense_layers(fields, family.experts, count)
+    rotated = _rotated(fields, family, count)
+    windowed = _windowed_layers(fields, family.window, rotated, count)
+    width = _window(fields) if any(windowed) else None
+    local_rope = local_rope_spec(fields, family.rope)
+    residual = fields.number(family.scales.residual, 1.0) if family.scales.residual else 1.0
+    kinds: dict[tuple[bool, bool, bool], LayerSpec] = {}
+    layers = []
+    for index in range(count):
+        kind = windowed[index], rotated[index], index in dense
+        if kind not in kinds:
+            own = replace(
+                attention,
+                window=width if windowed[index] else None,
+                is_rotated=rotated[index],
+                rope=local_rope if windowed[index] else None,
+            )
+            halves = own, mlp if index in dense or sparse is None else sparse
+            kinds[kind] = LayerSpec(*halves, family.norms, residual)
+        layers.append(kinds[kind])
+    return tuple(layers)
+
+
+def layer_behind(fields: ConfigFields, family: Architecture) -> LayerSpec:
+    """What one more layer behind the last looks like: a module that guesses ahead."""
+    mlp = _experts_mlp(fields, family) or _mlp(fields, family)
+    return LayerSpec(attention_spec(fields, family), mlp, family.norms)
+
+
+def attention_spec(fields: ConfigFields, family: Architecture) -> AttentionSpec:
+    """What the attention of all layers has in common."""
+    heads = fields.count("num_attention_heads")
+    latent = latent_spec(fields) if family.is_latent else None
+    kv_heads = fields.count("num_key_value_heads", heads if family.kv_heads_may_be_missing else None)
+    if latent is None:
+        dim = fields.count("head_dim", fields.count("hidden_size") // heads or None)
+    else:
+        dim, kv_heads = latent.nope_dim + latent.rope_dim, heads
+    spec = AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        bias=has(fields, family.attention_bias),
+        output_bias=has(fields, family.output_bias),
+        qk_norm=has(fields, family.qk_norm),
+        wide_qk_norm=family.wide_qk_norm,
+        scale=_score_scale(fields, family, dim),
+        softcap=optional_number(fields, family.scales.attention_cap),
+        latent=latent,
+    )
+    return check_heads(spec, fields.origin)
+
+
+def latent_spec(fields: ConfigFields) -> LatentSpec:
+    rank = None if fields.get("q_lora_rank") is None else fields.count("q_lora_rank")
+    spec = LatentSpec(
+        kv_rank=fields.count("kv_lora_rank"),
+        query_rank=rank,
+        nope_dim=fields.count("qk_nope_head_dim"),
+        rope_dim=fields.count("qk_rope_head_dim"),
+        value_dim=fields.count("v_head_dim"),
+    )
+    if spec.rope_dim % 2:
+        raise fields.malformed("qk_rope_head_dim", "even")
+    return spec
+
+
+def optional_number(fields: ConfigFields, key: str | None) -> float | None:
+    return None if key is None or fields.get(key) is None else fields.number(key)
+
+
+def _score_scale(fields: ConfigFields, family: Architecture, head_dim: int) -> float | None:
+    if family.scales.attention is not None:
+        return fields.number(family.scales.attention, 1.0)
+    if family.scales.attention_root is not None:
+        return float(fields.number(family.scales.attention_root, 256.0) ** -0.5)
+    if family.is_latent and (factor := score_factor(fields, family.rope)) != 1.0:
+        return float(head_dim**-0.5 * factor)
+    return None
+
+
+def _mlp(fields: ConfigFields, family: Architecture) -> MlpSpec:
+    return MlpSpec(
+        intermediate_size=fields.count("intermediate_size"),
+        bias=has(fields, family.mlp_bias),
+        activation=fields.text(family.activation_key, family.activation),
+    )
+
+
+def _experts_mlp(fields: ConfigFields, family: Architecture) -> MlpSpec | None:
+    """That of layers with experts; its own width is that of the shared ones."""
+    if family.experts is None:
+        return None
+    keys = family.experts
+    experts = experts_spec(fields, keys, has(fields, keys.normalize))
+    return MlpSpec(
+        intermediate_size=shared_size(fields, keys, experts),
+        bias=has(fields, family.mlp_bias),
+        activation=fields.text(family.activation_key, family.activation),
+        experts=experts,
+    )
+
+
+def _rotated(fields: ConfigFields, family: Architecture, count: int) -> list[bool]:
+    """Which layers turn queries and keys by position."""
+    every = family.rope.unrotated_every
+    if every is None:
+        return [True] * count
+    listed = fields.get("no_rope_layers")
+    if listed is None:
+        every = fields.count("no_rope_layer_interval", every)
+        return [(index + 1) % every != 0 for index in range(count)]
+    if not isinstance(listed, list) or len(listed) < count or any(entry not in (0, 1) for entry in listed):
+        raise fields.malformed("no_rope_layers", f"a list of {count} ones and zeros")
+    return [bool(entry) for entry in listed[:count]]
+
+
+def _window(fields: ConfigFields) -> int | None:
+    """How long it is; None where it is as long as the context."""
+    if fields.get("sliding_window") is None:
+        return None
+    width = fields.count("sliding_window")
+    return width if width < fields.count("max_position_embeddings") else None
+
+
+def _windowed_layers(
+    fields: ConfigFields, rule: Window | None, rotated: list[bool], count: int
+) -> list[bool]:
+    listed = _layer_types(fields, count)
+    if rule is None or (rule.switch is not None and not fields.flag(rule.switch, False)):
+        if listed is not None and rule is None and "sliding_attention" in listed:
+            raise fields.unsupported("a sliding window in this family (layer_types)")
+        return [False] * count
+    if listed is not None and rule.listed:
+        return [kind == "sliding_attention" for kind in listed]
+    return _windowed(fields, rule, rotated, count)
+
+
+def _layer_types(fields: ConfigFields, count: int) -> list[str] | None:
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != count or not all(isinstance(kind, str) for kind in kinds):
+        raise fields.malformed("layer_types", f"a list of {count} names")
+    if unknown := sorted(set(kinds) - set(_KINDS)):
+        raise fields.unsupported(f"a layer of type {unknown[0]!r}")
+    return kinds
+
+
+def _windowed(fields: ConfigFields, rule: Window, rotated: list[bool], count: int) -> list[bool]:
+    match rule.layers:
+        case WindowedLayers.ALL:
+            return [True] * count
+        case WindowedLayers.LAST:
+            first = fields.whole("max_window_layers", 28)
+            return [index >= first for index in range(count)]
+        case WindowedLayers.ALL_BUT_EVERY_NTH:
+            period = rule.period if rule.period_key is None else fields.count(rule.period_key, rule.period)
+            return [(index + 1) % period != 0 for index in range(count)]
+        case WindowedLayers.UNROTATED:
+            return [not turns for turns in rotated]
+
 
 LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 

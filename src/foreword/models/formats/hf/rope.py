@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from foreword.models.architectures.architecture import Rope
-from foreword.models.formats.fields import MAX_DIMENSION, ConfigFields, is_positive_number
-from foreword.models.rope import longrope_magnitude, yarn_magnitude
-from foreword.models.rope_spec import (
+from foreword.models.config import (
     FrequencyFactors,
     LinearRopeScaling,
     Llama3RopeScaling,
@@ -14,6 +12,8 @@ from foreword.models.rope_spec import (
     RopeSpec,
     YarnRopeScaling,
 )
+from foreword.models.formats.fields import MAX_DIMENSION, ConfigFields, is_positive_number
+from foreword.models.rope import longrope_magnitude, yarn_magnitude
 
 _LLAMA = Rope()
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"

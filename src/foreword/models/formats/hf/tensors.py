@@ -9,7 +9,7 @@ from torch import Tensor
 from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import Architecture, StoredTensors
 from foreword.models.config import ModelConfig
-from foreword.models.formats.turned import Turned, turned_rows
+from foreword.models.formats.tensor_files import Turned, turned_rows
 from foreword.models.layer_shapes import expected_shapes
 
 

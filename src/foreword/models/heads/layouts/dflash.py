@@ -6,12 +6,9 @@ DSpark is one with a small Markov head over the tokens of a block.
 from foreword.errors import CheckpointError
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.hf.rope import rope_spec
-from foreword.models.heads.checks import checked_shapes, vocabulary_shapes
-from foreword.models.heads.files import HeadFiles
-from foreword.models.heads.layouts.blocks import layer_shapes, read_layers, read_norm
-from foreword.models.heads.layouts.boundaries import layer_ids
-from foreword.models.heads.layouts.eagle3 import count_taps, section
-from foreword.models.heads.layouts.masks import mask_token
+from foreword.models.heads.files import HeadFiles, checked_shapes, vocabulary_shapes
+from foreword.models.heads.layouts.common import layer_ids, layer_shapes, mask_token, read_layers, read_norm
+from foreword.models.heads.layouts.eagle import count_taps, section
 from foreword.models.heads.spec import CONFIDENCE, MARKOV, HeadSpec, Join, Shapes
 
 MAX_BLOCK = 64

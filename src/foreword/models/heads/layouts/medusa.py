@@ -3,11 +3,9 @@
 import re
 
 from foreword.errors import CheckpointError
-from foreword.models.config import NormSpec
-from foreword.models.heads.checks import checked_shapes
-from foreword.models.heads.files import HeadFiles
+from foreword.models.config import NormSpec, RopeSpec
+from foreword.models.heads.files import HeadFiles, checked_shapes
 from foreword.models.heads.spec import HeadSpec, Join
-from foreword.models.rope_spec import RopeSpec
 
 _BLOCK = re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\.")
 _OWN = re.compile(r"^(blocks|lm_heads)\.\d+\.|^token_map$")

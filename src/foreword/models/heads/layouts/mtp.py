@@ -6,21 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foreword.errors import CheckpointError
-from foreword.models.architectures.architecture import Architecture, Rope
-from foreword.models.architectures.mixtures.qwen2_moe import GATED_EXPERTS, QWEN2_MOE
-from foreword.models.architectures.switch import Switch
-from foreword.models.config import LayerSpec
+from foreword.models.architectures.architecture import Architecture, Rope, Switch
+from foreword.models.architectures.mixtures import GATED_EXPERTS, QWEN2_MOE
+from foreword.models.config import LayerSpec, RopeSpec
 from foreword.models.formats.fields import ConfigFields, check_experts
-from foreword.models.formats.hf.config import hf_family
-from foreword.models.formats.hf.layers import layer_behind
+from foreword.models.formats.hf.config import hf_family, layer_behind
 from foreword.models.formats.hf.rope import rope_spec
-from foreword.models.heads.checks import checked_shapes, vocabulary_shapes
-from foreword.models.heads.files import HeadFiles
-from foreword.models.heads.layouts.blocks import read_layers, read_norm
-from foreword.models.heads.layouts.eagle3 import section
+from foreword.models.heads.files import HeadFiles, checked_shapes, vocabulary_shapes
+from foreword.models.heads.layouts.common import read_layers, read_norm
+from foreword.models.heads.layouts.eagle import section
 from foreword.models.heads.spec import HeadSpec, Join, Shapes
 from foreword.models.layer_shapes import layer_shapes
-from foreword.models.rope_spec import RopeSpec
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""PEFT's files: adapter_config.json and adapter_model.safetensors."""
+"""LoRA adapters: low-rank updates by layer, and how peft's directories are read."""
 
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,66 @@ import torch
 from torch import Tensor
 
 from foreword.errors import CheckpointError
-from foreword.models.adapters.lora import MAX_RANK, MODULES, Factors, Lora, layer_modules
-from foreword.models.config import ModelConfig
+from foreword.models.config import LayerSpec, ModelConfig
 from foreword.models.formats.hf.checkpoint import read_json_object
-from foreword.models.formats.safetensors_file import opened_safetensors
+from foreword.models.formats.tensor_files import opened_safetensors
+
+MAX_RANK = 128
+
+MODULES = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+"""The matrices of a layer that can be added to, in the order in which the kernels know them."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What is added to one matrix: y += up (down x)."""
+
+    down: Tensor  # float32 [rank, inputs], PEFT's A
+    up: Tensor  # float32 [outputs, rank], PEFT's B, scaled
+
+    @property
+    def rank(self) -> int:
+        return len(self.down)
+
+
+@dataclass(frozen=True)
+class Lora:
+    """An adapter; the same whatever file it came from."""
+
+    factors: Mapping[tuple[int, str], Factors] = field(repr=False)  # by layer and module
+
+    @property
+    def rank(self) -> int:
+        """Of the largest factor."""
+        return max((factor.rank for factor in self.factors.values()), default=0)
+
+
+def module_shape(layer: LayerSpec, module: str, hidden: int) -> tuple[int, int]:
+    """(outputs, inputs) of one of `MODULES`."""
+    attention, inner = layer.attention, layer.mlp.intermediate_size
+    return {
+        "self_attn.q_proj": (attention.query_width, hidden),
+        "self_attn.k_proj": (attention.kv_width, hidden),
+        "self_attn.v_proj": (attention.kv_width, hidden),
+        "self_attn.o_proj": (hidden, attention.query_width),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }[module]
+
+
+def layer_modules(config: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
+    """Of one layer: module -> (outputs, inputs)."""
+    return {module: module_shape(config.layers[layer], module, config.hidden_size) for module in MODULES}
+
 
 CONFIG_FILE, TENSOR_FILE = "adapter_config.json", "adapter_model.safetensors"
 

@@ -1,10 +1,16 @@
-"""Rotated pairs that files store side by side, and that stand half of the rotated numbers apart here."""
+"""Reads tensors as files store them: safetensors opened with one-line errors, rotated pairs put half apart."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
+from foreword.errors import CheckpointError
 from foreword.models.config import AttentionSpec
 
 
@@ -39,3 +45,15 @@ def turned_rows(attention: AttentionSpec) -> dict[str, Turned]:
     return {
         f"self_attn.{name}.{kind}": turned for name, turned in found.items() for kind in ("weight", "bias")
     }
+
+
+@contextmanager
+def opened_safetensors(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
+    except SafetensorError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{file} is not a whole safetensors file ({reason}); get it again") from None

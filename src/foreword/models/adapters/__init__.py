@@ -1,1 +1,0 @@
-"""LoRA adapters: what they are, and the files that they come in."""

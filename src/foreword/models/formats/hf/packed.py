@@ -1,0 +1,262 @@
+"""Quantised weights in safetensors, unpacked at load: GPTQ, AWQ, compressed-tensors, fp8."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foreword.errors import CheckpointError
+from foreword.models.formats.fields import MAX_DIMENSION, ConfigFields
+
+Parts = Mapping[str, Tensor]
+"""Tensors of one matrix by what follows its name: "qweight", "scales", ..."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How matrices are packed."""
+
+    title: str
+    marker: str  # the part that holds the numbers; "weight" where plain matrices are called so, too
+    needed: tuple[str, ...]  # parts without which it is no packed matrix
+    extra: tuple[str, ...]  # parts that may be there
+    unpack: Callable[[Parts], Tensor]  # float32 [out, in]
+
+
+def unpacked_bits(packed: Tensor, bits: int, dim: int) -> Tensor:
+    """int32 with several numbers each, the lowest bits first -> int32 numbers, unsigned, along `dim`."""
+    each = 32 // bits
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    numbers: Tensor = (packed.unsqueeze(-1) >> shifts) & (2**bits - 1)  # [..., each]
+    moved: Tensor = numbers.movedim(-1, dim + 1)
+    shape = list(packed.shape)
+    shape[dim] *= each
+    return moved.reshape(shape)
+
+
+def spread(scales: Tensor, columns: int) -> Tensor:
+    """Scales [rows, groups] -> [rows, columns]."""
+    groups = scales.shape[1]
+    if columns % groups:
+        raise ValueError(f"{columns} columns are not {groups} groups")
+    return scales.float().repeat_interleave(columns // groups, dim=1)
+
+
+def fp8_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
+    """The scheme that a quantization_config describes."""
+    own = ConfigFields(section, fields.origin)
+    block = own.get("weight_block_size")
+    if block is None:
+        return Scheme("8-bit floats", "weight", ("weight", "weight_scale"), ("input_scale",), unpack_rows)
+    good = isinstance(block, list) and len(block) == 2 and all(type(size) is int for size in block)
+    if not good or not all(0 < size <= MAX_DIMENSION for size in block):
+        raise own.malformed("weight_block_size", "two sizes")
+    rows, columns = block
+
+    def unpack(parts: Parts) -> Tensor:
+        weight, scales = parts["weight"].float(), parts["weight_scale_inv"].float()
+        expected = -(-weight.shape[0] // rows), -(-weight.shape[1] // columns)
+        if tuple(scales.shape) != expected:
+            raise ValueError(f"its scales have shape {tuple(scales.shape)}, not {expected}")
+        tall = scales.repeat_interleave(min(rows, weight.shape[0]), dim=0)[: weight.shape[0]]
+        wide = tall.repeat_interleave(min(columns, weight.shape[1]), dim=1)[:, : weight.shape[1]]
+        return weight * wide
+
+    return Scheme(
+        "8-bit floats in blocks", "weight", ("weight", "weight_scale_inv"), ("input_scale",), unpack
+    )
+
+
+def unpack_rows(parts: Parts) -> Tensor:
+    """8-bit numbers with a scale, and perhaps a zero, per row or for all."""
+    weight, scale = parts["weight"].float(), parts["weight_scale"].float()
+    if (zero := parts.get("weight_zero_point")) is not None:
+        weight = weight - _column(zero.float())
+    return weight * _column(scale)
+
+
+def _column(scale: Tensor) -> Tensor:
+    return scale.reshape(-1, 1) if scale.dim() < 2 else scale
+
+
+def gptq_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
+    """The scheme that a quantization_config describes."""
+    own = ConfigFields(section, fields.origin)
+    bits = own.count("bits")
+    if bits not in (2, 4, 8):
+        raise own.unsupported(f"GPTQ in {bits} bits")
+    kept_less_one = (
+        own.text("checkpoint_format", "gptq") != "gptq_v2"
+    )  # zeros; an accident that became the format
+    return Scheme(
+        f"GPTQ, {bits} bits",
+        "qweight",
+        ("qweight", "qzeros", "scales"),
+        ("g_idx",),
+        lambda parts: _unpack_gptq(parts, bits, int(kept_less_one)),
+    )
+
+
+def _unpack_gptq(parts: Parts, bits: int, less: int) -> Tensor:
+    levels = unpacked_bits(parts["qweight"], bits, dim=0)  # [in, out]
+    zeros = unpacked_bits(parts["qzeros"], bits, dim=1) + less  # [groups, out]
+    scales = parts["scales"].float()  # [groups, out]
+    group = parts.get("g_idx")
+    if group is None:
+        size = -(-len(levels) // len(scales))
+        group = torch.arange(len(levels), dtype=torch.int32) // size
+    group = group.long()
+    return (scales[group] * (levels - zeros[group])).T.contiguous()
+
+
+_ORDER = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
+"""For every column of eight, which number of the word it is."""
+
+
+def awq_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
+    """The scheme that a quantization_config describes."""
+    own = ConfigFields(section, fields.origin)
+    version = own.text("version", "gemm").lower()
+    if own.count("bits", 4) != 4 or version != "gemm":
+        raise own.unsupported(f"AWQ in {own.get('bits')} bits, version {version}")
+    return Scheme("AWQ, 4 bits", "qweight", ("qweight", "qzeros", "scales"), (), _unpack_awq)
+
+
+def _unpack_awq(parts: Parts) -> Tensor:
+    levels, zeros = _in_order(parts["qweight"]), _in_order(parts["qzeros"])  # [in, out], [groups, out]
+    scales = parts["scales"].float()
+    group = torch.arange(len(levels)) // -(-len(levels) // len(scales))
+    return (scales[group] * (levels - zeros[group])).T.contiguous()
+
+
+def _in_order(packed: Tensor) -> Tensor:
+    numbers = unpacked_bits(packed, 4, dim=1)
+    return numbers.view(len(numbers), -1, 8)[..., _ORDER].reshape(numbers.shape)
+
+
+_UNUSED = ("input_scale", "input_zero_point", "output_scale", "k_scale", "v_scale", "input_global_scale")
+_E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def compressed_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
+    """The scheme that a quantization_config describes; all its groups must be packed alike."""
+    own = ConfigFields(section, fields.origin)
+    kind = own.text("format")
+    if kind in ("int-quantized", "float-quantized", "naive-quantized"):
+        return Scheme(
+            f"compressed-tensors, {kind}",
+            "weight",
+            ("weight", "weight_scale"),
+            ("weight_zero_point", *_UNUSED),
+            unpack_rows,
+        )
+    if kind == "mxfp4-pack-quantized":
+        return Scheme("MXFP4", "weight_packed", ("weight_packed", "weight_scale"), _UNUSED, _unpack_mxfp4)
+    if kind != "pack-quantized":
+        raise own.unsupported(f"compressed-tensors' format {kind!r}")
+    bits = _bits(own)
+    return Scheme(
+        f"compressed-tensors, {bits} bits",
+        "weight_packed",
+        ("weight_packed", "weight_scale"),
+        ("weight_shape", "weight_zero_point", "weight_g_idx", *_UNUSED),
+        lambda parts: _unpack_words(parts, bits),
+    )
+
+
+def _bits(own: ConfigFields) -> int:
+    groups = own.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise own.malformed("config_groups", "an object with groups")
+    weights = [group.get("weights") if isinstance(group, Mapping) else None for group in groups.values()]
+    if not all(isinstance(entry, Mapping) for entry in weights):
+        raise own.malformed("config_groups", "groups with weights")
+    found = {ConfigFields(entry, own.origin).count("num_bits") for entry in weights if entry is not None}
+    if len(found) != 1 or not found <= {2, 4, 8}:
+        raise own.unsupported(f"weights of {sorted(found)} bits together")
+    return found.pop()
+
+
+def _unpack_words(parts: Parts, bits: int) -> Tensor:
+    half = 2 ** (bits - 1)
+    levels = unpacked_bits(parts["weight_packed"], bits, dim=1) - half  # [out, in]
+    rows, columns = levels.shape
+    if (shape := parts.get("weight_shape")) is not None:
+        rows, columns = (int(size) for size in shape)
+        levels = levels[:rows, :columns]
+    scales, group = parts["weight_scale"], parts.get("weight_g_idx")
+
+    def wide(numbers: Tensor) -> Tensor:
+        return spread(numbers, columns) if group is None else numbers.float()[:, group.long()]
+
+    values: Tensor = levels.float()
+    if (zero := parts.get("weight_zero_point")) is not None:
+        values = values - wide(unpacked_bits(zero, bits, dim=0)[:rows] - half)
+    return values * wide(scales)
+
+
+def _unpack_mxfp4(parts: Parts) -> Tensor:
+    """Two numbers in a byte, the lower half first; a scale is a power of two for 32 of them."""
+    packed, exponents = parts["weight_packed"], parts["weight_scale"]
+    if packed.dtype != torch.uint8 or exponents.dtype != torch.uint8:
+        raise ValueError(f"it is stored in {packed.dtype} and {exponents.dtype}, not in bytes")
+    codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1).long()  # [out, in]
+    values = _E2M1[codes & 7] * (1 - 2 * (codes >> 3))
+    powers: Tensor = torch.exp2(exponents.float() - 127)
+    return values * spread(powers, values.shape[1])
+
+
+SCHEMES = {
+    "gptq": gptq_scheme,
+    "awq": awq_scheme,
+    "compressed-tensors": compressed_scheme,
+    "fp8": fp8_scheme,
+}
+"""By `quant_method`."""
+
+
+def scheme_of(fields: ConfigFields) -> Scheme | None:
+    """The scheme of a model's matrices; None: they are stored as plain floats."""
+    section = fields.get("quantization_config") or fields.get("compression_config")
+    if section is None:
+        return None
+    if not isinstance(section, Mapping):
+        raise fields.malformed("quantization_config", "an object")
+    method = ConfigFields(section, fields.origin).text("quant_method")
+    if method not in SCHEMES:
+        raise CheckpointError(
+            f"{fields.origin}: weights quantised by {method[:60]!r} are not supported; use one of "
+            f"{', '.join(SCHEMES)}, the unquantised model or a GGUF file"
+        )
+    return SCHEMES[method](fields, section)
+
+
+def packed_matrices(names: Iterable[str], scheme: Scheme | None) -> dict[str, dict[str, str]]:
+    """Name of every tensor -> its parts, part -> stored name; a plain one has the part "" alone."""
+    present = set(names)
+    parts_of: dict[str, dict[str, str]] = {}
+    taken: set[str] = set()
+    if scheme is not None:
+        for name in sorted(present):
+            stem, _, last = name.rpartition(".")
+            if last != scheme.marker or not all(f"{stem}.{part}" in present for part in scheme.needed):
+                continue
+            known = (*scheme.needed, *scheme.extra)
+            parts = {part: f"{stem}.{part}" for part in known if f"{stem}.{part}" in present}
+            parts_of[f"{stem}.weight"] = parts
+            taken |= set(parts.values())
+    return parts_of | {name: {"": name} for name in present - taken}
+
+
+def unpacked(scheme: Scheme, parts: Parts, name: str, path: Path) -> Tensor:
+    """The matrix that these parts hold."""
+    try:
+        return scheme.unpack(parts)
+    except (RuntimeError, ValueError, IndexError) as error:  # parts that do not fit each other
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"{path}: tensor {name} cannot be read ({reason}); the file is damaged, get it again"
+        ) from None

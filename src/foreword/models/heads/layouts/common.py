@@ -1,0 +1,222 @@
+"""What the layouts of heads share: one set of tensor names, boundaries of hidden states, layer shapes, kinds."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from foreword.errors import CheckpointError
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, NormSpec
+from foreword.models.formats.fields import ConfigFields, check_heads
+from foreword.models.heads.spec import Shapes
+
+SCALE = "_scale"
+"""Put behind a matrix's name, it names the scales of its 8-bit numbers."""
+
+SCALES = (SCALE, "_scale_inv")
+"""The same in files of others."""
+
+OURS = "foreword"
+"""The `quant_method` of heads that are written here."""
+
+OUR_NAMES = (OURS, "foreword-int8")
+"""Those that are read: the head that ships was written by an earlier version."""
+
+_RENAMED = (
+    (re.compile(r"^model\."), ""),  # vLLM's prefix
+    (re.compile(r"^midlayer\."), "layers.0."),  # EAGLE-3 and SpecForge
+    (re.compile(r"^aux_norm_low\."), "fc_norm.0."),  # SGLang
+    (re.compile(r"^aux_norm_mid\."), "fc_norm.1."),
+    (re.compile(r"^aux_norm_high\."), "fc_norm.2."),
+    (
+        re.compile(r"^(?:medusa_heads?\.)?(\d+)\.(\d+)\.linear\."),
+        r"blocks.\1.layers.\2.",
+    ),  # Medusa, as vLLM has it
+    (re.compile(r"^(?:medusa_heads?\.)?(\d+)\.\d+\.weight"), r"lm_heads.\1.weight"),
+)
+_LATER_NORM = re.compile(r"^layers\.([1-9]\d*)\.hidden_norm\.")
+_DERIVED = "rotary_emb.inv_freq"
+
+
+def canonical_name(name: str) -> str:
+    """The name that speculators gives to a tensor of this name."""
+    for pattern, plain in _RENAMED:
+        name = pattern.sub(plain, name)
+    # SGLang's name of the norm before attention in layers that only read the layer before.
+    return _LATER_NORM.sub(r"layers.\1.input_layernorm.", name)
+
+
+def canonical_names(names: Iterable[str], origin: str) -> dict[str, str]:
+    """Canonical name -> name in the file; what can be computed anew is left out."""
+    found: dict[str, str] = {}
+    for name in names:
+        if name.endswith(_DERIVED):
+            continue
+        plain = canonical_name(name)
+        if plain in found:
+            raise CheckpointError(
+                f"{origin}: tensors {found[plain]} and {name} are the same; get the head again"
+            )
+        found[plain] = name
+    return found
+
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+def named_boundaries(fields: ConfigFields) -> tuple[int, ...] | None:
+    """What the config says; None if it says nothing.
+
+    At the top level (vLLM, speculators) an id is a boundary. Inside `eagle_config` (SGLang, SpecForge, Model-Optimizer)
+    and as `target_layer_ids` (DeepSpec) it is the number of a layer, whose output is meant.
+    """
+    nested = fields.get("eagle_config")
+    inner = ConfigFields(nested if isinstance(nested, Mapping) else {}, fields.origin)
+    found = {
+        ids
+        for ids in (
+            layer_ids(fields, IDS, 0),
+            layer_ids(inner, IDS, 1),
+            layer_ids(fields, "target_layer_ids", 1),
+        )
+        if ids
+    }
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{fields.origin}: it names different layers of the target in two places, counted in different ways; "
+            f"leave one of {IDS} and eagle_config.{IDS}"
+        )
+    return found.pop() if found else None
+
+
+def layer_ids(fields: ConfigFields, key: str, offset: int) -> tuple[int, ...]:
+    """The list under `key` as boundaries, each `offset` higher; empty if there is none."""
+    ids = fields.get(key)
+    if ids is None:
+        return ()
+    if not isinstance(ids, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        raise fields.malformed(key, "a list of layers")
+    return tuple(i + offset for i in ids)
+
+
+def usual_boundaries(num_layers: int) -> tuple[int, ...]:
+    """Those of a head that names none: low, middle, high."""
+    return (2, num_layers // 2, num_layers - 3)
+
+
+def spread_boundaries(num_layers: int, taps: int) -> tuple[int, ...]:
+    """Those of a head that names none, spread over the target's layers."""
+    if taps == 1:
+        return (num_layers // 2 + 1,)
+    return tuple(round(1 + i * (num_layers - 4) / (taps - 1)) + 1 for i in range(taps))
+
+
+def read_layers(fields: ConfigFields, present: Shapes, count: int | None = None) -> tuple[LayerSpec, ...]:
+    """Sizes from the config; biases and head norms from the tensors, which configs are often wrong about.
+
+    Without a `count` there are as many layers as the config says.
+    """
+    activation = fields.text("hidden_act", "silu")
+    if activation != "silu":
+        raise fields.unsupported(f"activation {activation!r}")
+    heads = fields.count("num_attention_heads")
+
+    def layer(index: int) -> LayerSpec:
+        def has(name: str) -> bool:
+            return f"layers.{index}.{name}" in present
+
+        attention = AttentionSpec(
+            num_heads=heads,
+            num_kv_heads=fields.count("num_key_value_heads", heads),
+            head_dim=fields.count("head_dim", fields.count("hidden_size") // heads or None),
+            bias=has("self_attn.q_proj.bias"),
+            output_bias=has("self_attn.o_proj.bias"),
+            qk_norm=has("self_attn.q_norm.weight"),
+        )
+        mlp = MlpSpec(fields.count("intermediate_size"), bias=has("mlp.gate_proj.bias"))
+        return LayerSpec(check_heads(attention, fields.origin), mlp)
+
+    return tuple(layer(index) for index in range(count or fields.count("num_hidden_layers", 1)))
+
+
+def read_norm(fields: ConfigFields) -> NormSpec:
+    return NormSpec(fields.number("rms_norm_eps", 1e-6))
+
+
+def layer_shapes(index: int, layer: LayerSpec, hidden: int, inputs: int) -> dict[str, tuple[int, ...]]:
+    """Tensors of a layer whose attention reads `inputs` numbers; the norm before it is the caller's affair."""
+    prefix, attention, mlp = f"layers.{index}.", layer.attention, layer.mlp
+    linears = {
+        "self_attn.q_proj": (attention.query_width, inputs, attention.bias),
+        "self_attn.k_proj": (attention.kv_width, inputs, attention.bias),
+        "self_attn.v_proj": (attention.kv_width, inputs, attention.bias),
+        "self_attn.o_proj": (hidden, attention.query_width, attention.output_bias),
+        "mlp.gate_proj": (mlp.intermediate_size, hidden, mlp.bias),
+        "mlp.up_proj": (mlp.intermediate_size, hidden, mlp.bias),
+        "mlp.down_proj": (hidden, mlp.intermediate_size, mlp.bias),
+    }
+    shapes: dict[str, tuple[int, ...]] = {prefix + "post_attention_layernorm.weight": (hidden,)}
+    if attention.qk_norm:
+        shapes |= {prefix + f"self_attn.{name}_norm.weight": (attention.head_dim,) for name in "qk"}
+    for name, (rows, columns, bias) in linears.items():
+        shapes[prefix + name + ".weight"] = (rows, columns)
+        if bias:
+            shapes[prefix + name + ".bias"] = (rows,)
+    return shapes
+
+
+def mask_token(fields: ConfigFields, vocab: int) -> int:
+    """The id that stands for unknown tokens, wherever the config has it."""
+    section = fields.get("dflash_config")
+    nested = ConfigFields(section if isinstance(section, Mapping) else {}, fields.origin)
+    for place, key in (
+        (nested, "mask_token_id"),
+        (fields, "mask_token_id"),
+        (fields, "pard_token"),
+        (fields, "ptd_token_id"),
+    ):
+        token = place.get(key)
+        if token is None:
+            continue
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
+            raise place.malformed(key, f"a token of the {vocab} that there are")
+        return token
+    raise CheckpointError(f"{fields.origin}: mask_token_id is missing; get the head again")
+
+
+_MEDUSA = re.compile(r"^blocks\.\d+\.layers\.\d+\.weight$")
+_MTP = re.compile(r"(^|\.)(enorm|pre_fc_norm_hidden|eh_proj|input_proj)\.weight$")
+
+
+def _any(pattern: re.Pattern[str]) -> Callable[[Shapes], bool]:
+    return lambda shapes: any(pattern.search(name) for name in shapes)
+
+
+def _has(name: str) -> Callable[[Shapes], bool]:
+    return lambda shapes: name in shapes
+
+
+def _reads_both(shapes: Shapes) -> bool:
+    """Whether the first layer's attention reads embedding and features side by side."""
+    query, output = (shapes.get(f"layers.0.self_attn.{name}_proj.weight", ()) for name in "qo")
+    return len(query) == 2 and len(output) == 2 and query[1] == 2 * output[0]
+
+
+def _fuses_both(shapes: Shapes) -> bool:
+    matrix = shapes.get("fc.weight", ())
+    return len(matrix) == 2 and matrix[1] == 2 * matrix[0]
+
+
+_KINDS: tuple[tuple[str, Callable[[Shapes], bool]], ...] = (
+    ("dspark", _has("markov_head.markov_w1.weight")),
+    ("p_eagle", _has("mask_hidden")),
+    ("dflash", _has("hidden_norm.weight")),
+    ("mtp", _any(_MTP)),
+    ("eagle3", _reads_both),
+    ("eagle", _fuses_both),
+    ("medusa", _any(_MEDUSA)),
+    ("mlp_speculator", _has("emb.0.weight")),
+)
+
+
+def head_kind(shapes: Shapes) -> str | None:
+    """The method that runs such a head; None: it is not a head that we know."""
+    return next((kind for kind, holds in _KINDS if holds(shapes)), None)

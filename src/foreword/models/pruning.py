@@ -1,0 +1,227 @@
+"""Writes a model with fewer layers: the natural draft model where there is no smaller partner."""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf.constants import GGMLQuantizationType, GGUFValueType
+from safetensors.torch import save_file
+from torch import Tensor
+
+from foreword.errors import CheckpointError, RequestError
+from foreword.models.config import ModelConfig
+from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.models.formats.gguf.file import GgufFile, GgufTensor
+from foreword.models.formats.hf.checkpoint import HfCheckpoint, read_json_object
+from foreword.progress import Progress
+
+_RANGE = re.compile(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", re.ASCII)
+
+
+def parse_layers(text: str) -> list[int]:
+    """Layer numbers and ranges separated by commas, both ends included: `0-9,20,25-29`."""
+    layers: list[int] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        first = int(match[1]) if match else 0
+        last = int(match[2] or match[1]) if match else -1
+        if last < first:
+            raise RequestError(f"layers are numbers and ranges such as 0-9,20-29, not {part.strip()!r}")
+        layers.extend(range(first, last + 1))
+    return layers
+
+
+def spread_layers(config: ModelConfig, count: int) -> list[int]:
+    """So many layers at even distances; the first is one of them, and if there are several the last too."""
+    if not 1 <= count <= config.num_layers:
+        raise RequestError(f"from 1 to {config.num_layers} layers of this model can be kept, not {count}")
+    steps = max(1, count - 1)
+    return [(2 * place * (config.num_layers - 1) + steps) // (2 * steps) for place in range(count)]
+
+
+def check_layers_of(config: ModelConfig, layers: Sequence[int]) -> None:
+    """Refuse layers that the model does not have, or that are not named once and in order."""
+    if not layers:
+        raise RequestError("at least one layer must be kept")
+    outside = [layer for layer in layers if not 0 <= layer < config.num_layers]
+    if outside:
+        raise RequestError(
+            f"there is no layer {outside[0]}: the model has {config.num_layers}, 0 to {config.num_layers - 1}"
+        )
+    if any(later <= earlier for earlier, later in pairwise(layers)):
+        raise RequestError("layers must be named once each, in ascending order")
+
+
+_BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
+_WRITTEN_BY_WRITER = ("general.architecture", "GGUF.version", "GGUF.tensor_count", "GGUF.kv_count")
+_ALIGNMENT = "general.alignment"
+
+
+def write_pruned_gguf(
+    model: Path, out: Path, layers: Sequence[int], progress: Progress | None = None
+) -> None:
+    """Write the blocks of these layers, numbered anew, with all else that the file holds."""
+    file = GgufFile(model)
+    writer = gguf.GGUFWriter(out, file.metadata["general.architecture"])
+    _copy_metadata(writer, model, layers)
+    kept = _kept_gguf_tensors(file, layers)
+    for name, tensor in kept.items():
+        stored_shape = (*tensor.shape[:-1], tensor.row_bytes)
+        kind = GGMLQuantizationType[tensor.kind]
+        writer.add_tensor_info(name, stored_shape, np.dtype(np.uint8), tensor.nbytes, raw_dtype=kind)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for done, tensor in enumerate(kept.values(), start=1):
+            writer.write_tensor_data(file.rows(tensor.name))
+            if progress is not None:
+                progress(done, len(kept))
+    finally:
+        writer.close()
+
+
+def _kept_gguf_tensors(file: GgufFile, layers: Sequence[int]) -> dict[str, GgufTensor]:
+    """Name in the new file -> tensor of the old one, in the old one's order."""
+    numbers = {layer: number for number, layer in enumerate(layers)}
+    kept: dict[str, GgufTensor] = {}
+    for name, tensor in file.tensors.items():
+        match = _BLOCK.fullmatch(name)
+        if match is None:
+            kept[name] = tensor
+        elif int(match[1]) in numbers:
+            kept[f"blk.{numbers[int(match[1])]}.{match[2]}"] = tensor
+    return kept
+
+
+def _copy_metadata(writer: gguf.GGUFWriter, model: Path, layers: Sequence[int]) -> None:
+    """Every entry with its own type; what counts the blocks, or lists something for each, is adapted."""
+    fields = gguf.GGUFReader(model).fields
+    prefix = f"{writer.arch}."
+    num_layers = fields[f"{prefix}block_count"].contents()
+    for key, field in fields.items():
+        kind, *element_kinds = field.types
+        # The writer has no empty arrays; to every reader of GGUF a missing one is the same.
+        if key in _WRITTEN_BY_WRITER or (kind is GGUFValueType.ARRAY and not element_kinds):
+            continue
+        if GGUFValueType.ARRAY in element_kinds:
+            raise CheckpointError(f"{model}: metadata {key} is an array of arrays; it cannot be copied")
+        value = field.contents()
+        if key == f"{prefix}block_count":
+            value = len(layers)
+        elif key.startswith(prefix) and isinstance(value, list) and len(value) == num_layers:
+            value = [value[layer] for layer in layers]
+        elif key == _ALIGNMENT:
+            writer.data_alignment = value
+        writer.add_key_value(key, value, kind, element_kinds[0] if element_kinds else None)
+
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_PER_LAYER_SETTING = "layer_types"
+_COPIED_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+def write_pruned_directory(
+    source: HfCheckpoint, out: Path, layers: Sequence[int], progress: Progress | None = None
+) -> None:
+    """Write config, weights (as they are stored, in one file) and the tokenizer. Holds the weights in memory."""
+    out.mkdir()
+    settings = read_json_object(source.path / "config.json") | {"num_hidden_layers": len(layers)}
+    if isinstance(kinds := settings.get(_PER_LAYER_SETTING), list):
+        settings[_PER_LAYER_SETTING] = [kinds[layer] for layer in layers]
+    (out / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    for name in _COPIED_FILES:
+        if (source.path / name).exists():
+            shutil.copyfile(source.path / name, out / name)
+    save_file(_kept_hf_tensors(source, layers, progress), out / "model.safetensors", {"format": "pt"})
+
+
+def _kept_hf_tensors(
+    source: HfCheckpoint, layers: Sequence[int], progress: Progress | None
+) -> dict[str, Tensor]:
+    numbers = {layer: number for number, layer in enumerate(layers)}
+    new_names: dict[str, str] = {}
+    for name in sorted(source.tensor_names()):
+        match = _LAYER.fullmatch(name)
+        if match is None:
+            new_names[name] = name
+        elif int(match[1]) in numbers:
+            new_names[name] = f"model.layers.{numbers[int(match[1])]}.{match[2]}"
+    kept: dict[str, Tensor] = {}
+    for done, (name, new_name) in enumerate(new_names.items(), start=1):
+        kept[new_name] = source.stored(name)
+        if progress is not None:
+            progress(done, len(new_names))
+    return kept
+
+
+def prune(
+    model: Path, out: Path, layers: Sequence[int] | int, progress: Progress | None = None
+) -> tuple[int, ...]:
+    """Write `model` with these layers alone, or this many at even distances, to `out`; return their numbers.
+
+    A GGUF file becomes a GGUF file, a Hugging Face directory a directory, both in the numbers that they have.
+    If it fails, nothing is left at `out`.
+    """
+    source = open_checkpoint(model)
+    kept = spread_layers(source.config, layers) if isinstance(layers, int) else layers
+    check_layers_of(source.config, kept)
+    _check_output(model, out)
+    source.tokenizer()  # a copy whose tokenizer cannot be read would be of no use: refused before writing
+    with _unfinished(out) as unfinished:
+        if isinstance(source, HfCheckpoint):
+            write_pruned_directory(source, unfinished, kept, progress)
+        else:
+            write_pruned_gguf(model, unfinished, kept, progress)
+    open_checkpoint(out)  # what was written is whole
+    return tuple(kept)
+
+
+def _check_output(model: Path, out: Path) -> None:
+    """Refuse an output that exists, or whose name is not that of the model's format."""
+    is_named_gguf = out.suffix.lower() == ".gguf"
+    if model.is_file() and not is_named_gguf:
+        raise RequestError(f"{model} is a GGUF file and is pruned into another one: name it {out}.gguf")
+    if model.is_dir() and is_named_gguf:
+        raise RequestError(f"{model} is a directory and is pruned into another one: name one, not {out}")
+    if os.path.lexists(out):
+        raise RequestError(f"{out} exists already; remove it or name another output")
+
+
+@contextmanager
+def _unfinished(out: Path) -> Iterator[Path]:
+    """A place beside `out` to write to, moved there at the end."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        workplace = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise _unwritable(out, error) from None
+    try:
+        yield workplace / out.name
+        (workplace / out.name).rename(out)
+    except OSError as error:
+        raise _unwritable(out, error) from None
+    finally:
+        shutil.rmtree(workplace, ignore_errors=True)
+
+
+def _unwritable(out: Path, error: OSError) -> RequestError:
+    return RequestError(f"{out} cannot be written: {error.strerror or error}")

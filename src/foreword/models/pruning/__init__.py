@@ -1,1 +1,0 @@
-"""Copies of a model with some of its layers."""
