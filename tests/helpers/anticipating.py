@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from foreword.acceptance.arrivals import OnItsWay
+from foreword.acceptance.transfer import HostCopy
 from foreword.backends.batch import BatchArrays
 from foreword.backends.interface import ChainPlan, HeadInput, KvStore, PendingChains, Unsettled
 
@@ -34,7 +34,7 @@ class AnticipatingRunner:
         firsts = np.cumsum([0, *map(len, chains)]).tolist()
         places = [range(first, first + len(chain)) for first, chain in zip(firsts, chains, strict=False)]
         tokens = torch.tensor([token for chain in chains for token in chain], dtype=torch.int64)
-        return PendingChains(OnItsWay(tokens, tokens), places)
+        return PendingChains(HostCopy(tokens, tokens), places)
 
     def _settled(
         self, wanted: HeadInput, plan: ChainPlan, judged: Unsettled, store: KvStore

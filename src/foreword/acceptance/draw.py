@@ -11,8 +11,8 @@ from torch import Tensor
 
 from foreword.acceptance.noise import Keys, gumbel, key_tensor
 from foreword.acceptance.pipeline.distribution import Distributions, RowShape, floors, shape_rows
-from foreword.acceptance.pipeline.upload import uploaded
 from foreword.acceptance.rules.trees import NO_TOKEN
+from foreword.acceptance.transfer import uploaded
 from foreword.kernels import sampler as native
 
 _HAS_TRITON = find_spec("triton") is not None

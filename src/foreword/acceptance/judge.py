@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from foreword.acceptance.arrivals import OnItsWay
 from foreword.acceptance.batch import Judgement, RowStatus, Verdicts
 from foreword.acceptance.draw import best_per_row, sample
 from foreword.acceptance.noise import Keys, Stream, absorbed, branched, key_tensor, stems, uniforms
@@ -16,6 +15,7 @@ from foreword.acceptance.rules import block, coupled, token, traversal
 from foreword.acceptance.rules.chains import ChainRows, draw_leftover, leftover
 from foreword.acceptance.rules.rule import Rule, check_exact
 from foreword.acceptance.rules.trees import NO_TOKEN, Floats, Ints
+from foreword.acceptance.transfer import HostCopy
 from foreword.kernels import sampler as native
 
 _COUPLED = int(Rule.COUPLED)
@@ -45,7 +45,7 @@ class Judging:
         self._draws = _COUPLED in in_use or judged.wants_draws
         self._drawn_rules = [Rule(rule) for rule in sorted(in_use - {_COUPLED})]
         self._logits: Tensor | None = None  # the corrected ones
-        self._drawn: OnItsWay | None = None
+        self._drawn: HostCopy | None = None
 
     def begin(self) -> None:
         """Hand the draws of *coupled* to the device, if there is one to wait for; raises if a rule is not exact."""
@@ -84,9 +84,9 @@ class Judging:
             self._logits = corrected_logits(self.judged)
         return self._logits
 
-    def _draw(self) -> OnItsWay:
+    def _draw(self) -> HostCopy:
         if self._drawn is None:
-            self._drawn = OnItsWay.begin(draw_rows(self.judged, self._corrected()))
+            self._drawn = HostCopy.begin(draw_rows(self.judged, self._corrected()))
         return self._drawn
 
 

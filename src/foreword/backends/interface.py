@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foreword.acceptance.arrivals import OnItsWay
 from foreword.acceptance.batch import Records
+from foreword.acceptance.transfer import HostCopy
 from foreword.backends.batch import BatchArrays, ForwardBatch, ForwardOutput, Ints
 from foreword.kv.spec import PageSpec, RowSpec
 from foreword.kv.states import States
@@ -124,7 +124,7 @@ class ChainPlan:
 class PendingChains:
     """The guesses of some requests while a device makes them."""
 
-    tokens: OnItsWay  # int64, the target's ids; -1 where there is no number
+    tokens: HostCopy  # int64, the target's ids; -1 where there is no number
     places: Sequence[Sequence[int]]  # of each request's guesses among them
 
 

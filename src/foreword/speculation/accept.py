@@ -9,9 +9,9 @@ from torch import Tensor
 from foreword.acceptance.batch import Judgement, RowStatus, Verdicts
 from foreword.acceptance.judge import Judging
 from foreword.acceptance.logprobs import TokenLogprobs, request_logprobs, score
-from foreword.acceptance.pipeline.upload import uploaded
+from foreword.acceptance.transfer import uploaded
 from foreword.kv.sequence import KvSequence
-from foreword.speculation.draft import Draft, PendingDraft, stack
+from foreword.speculation.draft import Draft, stack
 from foreword.speculation.requests import PassEntry, StepRequest
 from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
 
@@ -78,7 +78,7 @@ class Acceptance(NamedTuple):
         """Waits for the pass."""
         verdicts = [NOTHING_DRAWN] * len(self.entries)
         if self.judging is not None:
-            if any(isinstance(draft, PendingDraft) for draft in self.drafts):
+            if any(draft.device is not None for draft in self.drafts):
                 self.judging.know([self.drafts[index].tokens for index in self.drawing])
             found, judged = self.judging.verdicts(), self.judging.judged
             entries, drafts = self.entries, self.drafts

@@ -5,7 +5,7 @@ from typing import cast
 
 from foreword.backends.batch import ForwardOutput
 from foreword.speculation.accept import Acceptance
-from foreword.speculation.draft import Draft, PendingDraft
+from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Anticipates, Ask, KvMemory, Unjudged, anticipates
 from foreword.speculation.observing import Observation
 from foreword.speculation.proposing import Plans
@@ -36,7 +36,6 @@ def anticipate(
         state, row = states_at[index], drawn_at.get(index)
         if plan is None or state is None or row is None or not _can_go_on(entry, draft):
             continue
-        assert isinstance(draft, PendingDraft)
         ask = Ask(as_drafter_sees(entry.request), plan.max_nodes, plan.max_depth, memory.of(entry.kv))
         for observer in observation.observers[index]:
             if observer.is_on and anticipates(observer.drafter):
@@ -53,7 +52,7 @@ def anticipate(
 def _can_go_on(entry: PassEntry, draft: Draft) -> bool:
     """Whether the device alone decides what the pass makes final, and more may follow."""
     return (
-        isinstance(draft, PendingDraft)
+        draft.device is not None
         and draft.is_chain
         and entry.request.room > 2  # one token, a guess and what the target says after it
     )

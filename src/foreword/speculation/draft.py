@@ -1,7 +1,6 @@
 """A draft: a tree of guessed tokens for one request."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import index
 from typing import NamedTuple
@@ -9,61 +8,102 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foreword.acceptance.arrivals import OnItsWay
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.trees import DraftTrees
+from foreword.acceptance.transfer import HostCopy
 
 ROOT = -1
 """Parent of a node that follows the committed prefix directly."""
 
 
 class NodeColumns(NamedTuple):
-    """What a pass is told of the nodes of a draft; not to be written to."""
+    """The arrays of a pass that a draft's shape decides; read-only."""
 
     depths: NDArray[np.int32]  # [nodes], the first level is 1
-    masks: NDArray[np.uint64]  # [nodes], a bit for every node on the way from the root to it, itself included
+    masks: NDArray[
+        np.uint64
+    ]  # [nodes], a bit for every node on the path from the root to it, itself included
 
 
-@dataclass(frozen=True)
+class DeviceTokens(NamedTuple):
+    """Tokens that a device has drawn or is about to draw; a pass over them is launched before the host reads them."""
+
+    source: HostCopy  # int64
+    places: tuple[int, ...]  # [nodes], indices of the tokens in the source
+
+    def pick(self, nodes: Sequence[int]) -> "DeviceTokens":
+        """Return the tokens of these nodes."""
+        return DeviceTokens(self.source, tuple([self.places[node] for node in nodes]))
+
+    @property
+    def pass_ids(self) -> tuple[int, ...]:
+        """[nodes], what stands for the tokens in a batch: −1 − index."""
+        return tuple([-1 - place for place in self.places])
+
+    def read(self) -> tuple[int, ...]:
+        """Wait for the tokens and return them; where none could be drawn, the id that the pass had in its place."""
+        numbers = self.source.numbers
+        tokens = tuple([numbers[place] for place in self.places])
+        if min(tokens, default=0) < 0:
+            return tuple([max(token, 0) for token in tokens])
+        return tokens
+
+
 class Draft:
-    """Guessed tokens in topological order, and the state of the request that they were guessed for.
+    """Draft tokens in topological order, and the state of the request that they were made for.
 
     A chain is a tree of width one; plain decoding is the empty draft. A node whose token was drawn carries
-    what it was drawn from; a chosen one (a lookup, an argmax, a top-k expansion) carries None.
+    the distribution it was drawn from; a chosen one (a lookup, an argmax, a top-k expansion) carries None.
+    Drafts are never changed.
     """
 
-    tokens: tuple[int, ...] = ()  # [nodes]
-    parents: tuple[int, ...] = ()  # [nodes], index of an earlier node or ROOT
-    committed_len: int = 0  # tokens the request had when the draft was made
-    epoch: int = 0  # the request's epoch then; preemption advances it
-    drawn: tuple[Drawn | None, ...] = ()  # [nodes], or empty where every token was chosen
-    # [nodes], how sure the drafter is of each, its parent being right, from 0 to 1; or empty: it does not say. To cut
-    # drawn nodes by it would bias a text as cutting them by their tokens does.
-    confidence: tuple[float, ...] = field(default=(), compare=False)
-    is_cold: bool = field(default=False, compare=False)  # the drafter compiled or captured something for it
+    __slots__ = ("_tokens", "committed_len", "confidence", "device", "drawn", "epoch", "is_cold", "parents")
 
-    def __post_init__(self) -> None:
-        # Drafters are anyone's code: arrays and lists of numpy numbers become tuples of plain ones.
-        object.__setattr__(self, "tokens", tuple(map(index, self.tokens)))
-        object.__setattr__(self, "parents", tuple(map(index, self.parents)))
-        object.__setattr__(self, "drawn", tuple(self.drawn))
-        object.__setattr__(self, "confidence", tuple(map(float, self.confidence)))
-        object.__setattr__(self, "committed_len", index(self.committed_len))
+    _tokens: tuple[int, ...] | None  # None: on the device, not read yet
+    device: DeviceTokens | None  # None: the tokens are on the host; chosen ones only
+    parents: tuple[int, ...]  # [nodes], index of an earlier node or ROOT
+    committed_len: int  # tokens the request had when the draft was made
+    epoch: int  # the request's epoch then; preemption advances it
+    drawn: tuple[Drawn | None, ...]  # [nodes], or empty where every token was chosen
+    # [nodes], how sure the drafter is of each, given its parent, from 0 to 1; or empty: unknown. Cutting drawn nodes by
+    # it would bias the text, as cutting them by their tokens does.
+    confidence: tuple[float, ...]
+    is_cold: bool  # the drafter compiled or captured something for it
+
+    def __init__(
+        self,
+        tokens: Sequence[int] = (),
+        parents: Sequence[int] = (),
+        committed_len: int = 0,
+        epoch: int = 0,
+        drawn: Sequence[Drawn | None] = (),
+        confidence: Sequence[float] = (),
+        is_cold: bool = False,
+    ) -> None:
+        # Plug-in drafters pass arrays and lists of NumPy numbers: they become tuples of plain ones.
+        self._tokens = known = tuple(map(index, tokens))
+        self.device = None
+        self.parents = tuple(map(index, parents))
+        self.committed_len = index(committed_len)
+        self.epoch = epoch
+        self.drawn = tuple(drawn)
+        self.confidence = tuple(map(float, confidence))
+        self.is_cold = is_cold
         if self.committed_len < 0:
             raise ValueError(f"a draft for a text of {self.committed_len} tokens")
-        if len(self.tokens) != len(self.parents):
-            raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
+        if len(known) != len(self.parents):
+            raise ValueError(f"{len(known)} tokens but {len(self.parents)} parents")
         if (stray := _stray_node(self.parents)) is not None:
             raise ValueError(
                 f"node {stray} has parent {self.parents[stray]}: parents come before their children"
             )
-        if self.drawn and len(self.drawn) != len(self.tokens):
-            raise ValueError(f"{len(self.tokens)} tokens but {len(self.drawn)} distributions")
-        if self.confidence and len(self.confidence) != len(self.tokens):
-            raise ValueError(f"{len(self.tokens)} tokens but {len(self.confidence)} confidences")
+        if self.drawn and len(self.drawn) != len(known):
+            raise ValueError(f"{len(known)} tokens but {len(self.drawn)} distributions")
+        if self.confidence and len(self.confidence) != len(known):
+            raise ValueError(f"{len(known)} tokens but {len(self.confidence)} confidences")
         for node, q in enumerate(self.drawn):
-            if q is not None and q.prob(self.tokens[node]) <= 0:
-                raise ValueError(f"token {self.tokens[node]} of node {node} cannot be drawn from its own q")
+            if q is not None and q.prob(known[node]) <= 0:
+                raise ValueError(f"token {known[node]} of node {node} cannot be drawn from its own q")
 
     @staticmethod
     def chain(
@@ -73,29 +113,57 @@ class Draft:
         drawn: Sequence[Drawn | None] = (),
         confidence: Sequence[float] = (),
     ) -> "Draft":
-        """A draft in which every token follows the one before it."""
+        """Return a draft in which every token follows the one before it."""
+        parents = _chain_parents(len(tokens))
         sure = tuple(map(float, confidence))
         if drawn or committed_len < 0 or (sure and len(sure) != len(tokens)):
-            return Draft(tuple(tokens), _chain_parents(len(tokens)), committed_len, epoch, tuple(drawn), sure)
-        # Lookups make one for every request of every step, and there is nothing else to be checked.
-        chain = object.__new__(Draft)
-        chain.__dict__.update(
-            tokens=tuple(map(index, tokens)),
-            parents=_chain_parents(len(tokens)),
-            committed_len=index(committed_len),
-            epoch=epoch,
-            drawn=(),
-            confidence=sure,
-        )
-        return chain
+            return Draft(tokens, parents, committed_len, epoch, drawn, sure)
+        # Lookups make one for every request of every step, and there is nothing else to check.
+        return _unchecked(tuple(map(index, tokens)), None, parents, index(committed_len), epoch, (), sure)
 
-    def __len__(self) -> int:
-        return len(self.parents)
+    @staticmethod
+    def on_device(
+        tokens: DeviceTokens, committed_len: int, epoch: int = 0, parents: tuple[int, ...] | None = None
+    ) -> "Draft":
+        """Return a draft of chosen tokens that are on a device: a chain unless `parents` are given."""
+        shape = _chain_parents(len(tokens.places)) if parents is None else parents
+        return _unchecked(None, tokens, shape, committed_len, epoch, (), ())
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """[nodes]; waits where they are on a device and were not read yet."""
+        if self._tokens is None:
+            assert self.device is not None
+            self._tokens = self.device.read()
+        return self._tokens
 
     @property
     def pass_ids(self) -> tuple[int, ...]:
-        """[nodes], the tokens as a pass is told of them."""
-        return self.tokens
+        """[nodes], the tokens as they stand in a batch; never waits."""
+        return self.tokens if self.device is None else self.device.pass_ids
+
+    def on_host(self) -> "Draft":
+        """Return the draft with its tokens read."""
+        if self.device is None:
+            return self
+        return Draft(self.tokens, self.parents, self.committed_len, self.epoch)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare what is verified, and for which text; waits for tokens on a device."""
+        return isinstance(other, Draft) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        return self.tokens, self.parents, self.committed_len, self.epoch, self.drawn
+
+    def __repr__(self) -> str:
+        tokens = self.device if self._tokens is None else self._tokens
+        return f"Draft({tokens}, {self.parents}, {self.committed_len}, {self.epoch})"
+
+    def __len__(self) -> int:
+        return len(self.parents)
 
     def depths(self) -> tuple[int, ...]:
         """Depth of every node; the first level is 1."""
@@ -165,118 +233,48 @@ class Draft:
         return self._only([n for n in kept if n != node], kept, len(tokens))
 
     def _after(self, passed: int, committed_len: int) -> "Draft":
-        """A chain without its first nodes, for a text that has come so far."""
-        left = object.__new__(Draft)
-        left.__dict__.update(
-            tokens=self.tokens[passed:],
-            parents=self.parents[: max(len(self.parents) - passed, 0)],
-            committed_len=committed_len,
-            epoch=self.epoch,
-            drawn=self.drawn[passed:],
-            confidence=self.confidence[passed:],
-        )
-        return left
+        """Return a chain without its first nodes, for a text that has grown to `committed_len`."""
+        parents = self.parents[: max(len(self.parents) - passed, 0)]
+        drawn, confidence = self.drawn[passed:], self.confidence[passed:]
+        return _unchecked(self.tokens[passed:], None, parents, committed_len, self.epoch, drawn, confidence)
 
     def _first(self, end: int) -> "Draft":
-        """The first nodes. All of them were checked when the draft was made; every step cuts drafts."""
-        cut = object.__new__(Draft)
-        cut.__dict__.update(
-            tokens=self.tokens[:end],
-            parents=self.parents[:end],
-            committed_len=self.committed_len,
-            epoch=self.epoch,
-            drawn=self.drawn[:end],
-            confidence=self.confidence[:end],
-        )
-        return cut
+        """Return the first nodes. All of them were checked when the draft was made; every step cuts drafts."""
+        tokens = None if self._tokens is None else self._tokens[:end]
+        device = None if self.device is None else self.device.pick(range(end))
+        parents, drawn, confidence = self.parents[:end], self.drawn[:end], self.confidence[:end]
+        return _unchecked(tokens, device, parents, self.committed_len, self.epoch, drawn, confidence)
 
-    def _only(self, nodes: Iterable[int], numbers: dict[int, int], committed_len: int) -> "Draft":
-        chosen = list(nodes)
+    def _only(self, nodes: Sequence[int], numbers: dict[int, int], committed_len: int) -> "Draft":
+        """Return the draft of these nodes; `numbers` are their new indices."""
+        parents = tuple([numbers[self.parents[node]] for node in nodes])
+        if self.device is not None:
+            return Draft.on_device(self.device.pick(nodes), committed_len, self.epoch, parents)
         return Draft(
-            tuple(self.tokens[node] for node in chosen),
-            tuple(numbers[self.parents[node]] for node in chosen),
+            [self.tokens[node] for node in nodes],
+            parents,
             committed_len,
             self.epoch,
-            tuple(self.drawn[node] for node in chosen) if self.drawn else (),
-            tuple(self.confidence[node] for node in chosen) if self.confidence else (),
+            [self.drawn[node] for node in nodes] if self.drawn else (),
+            [self.confidence[node] for node in nodes] if self.confidence else (),
         )
 
 
-class PendingDraft(Draft):
-    """Guesses that a device has drawn, or is about to: whoever reads `tokens` waits for it.
-
-    A pass over them is handed over before: it is told where they will stand.
-    """
-
-    source: OnItsWay  # int64
-    places: tuple[int, ...]  # [nodes], of their tokens in the source
-    _pass_ids: tuple[int, ...]
-    _tokens: tuple[int, ...] | None  # once somebody has waited for them
-
-    @staticmethod
-    def of(
-        source: OnItsWay,
-        places: Sequence[int],
-        committed_len: int,
-        epoch: int = 0,
-        parents: tuple[int, ...] | None = None,
-    ) -> "PendingDraft":
-        """Of a chain unless there are `parents`. Its tokens are chosen: nobody has to know what from."""
-        draft = object.__new__(PendingDraft)
-        draft.__dict__.update(
-            source=source,
-            places=tuple(places),
-            _pass_ids=tuple([-1 - place for place in places]),
-            _tokens=None,
-            parents=_chain_parents(len(places)) if parents is None else parents,
-            committed_len=committed_len,
-            epoch=epoch,
-            drawn=(),
-        )
-        return draft
-
-    @property
-    def is_cold(self) -> bool:
-        """Whether the passes that draw its tokens compiled or captured something."""
-        return self.source.is_cold
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """Where none could be drawn, the id that the pass has in its place."""
-        if self._tokens is None:
-            found = self.source.numbers
-            tokens = [found[place] for place in self.places]
-            if min(tokens, default=0) < 0:
-                tokens = [max(token, 0) for token in tokens]
-            self.__dict__["_tokens"] = tuple(tokens)
-        return self._tokens or ()
-
-    @property
-    def pass_ids(self) -> tuple[int, ...]:
-        return self._pass_ids
-
-    def behind(self, committed_len: int, epoch: int) -> "PendingDraft":
-        """The same for a text of which only the device knew how long it would be."""
-        draft = object.__new__(PendingDraft)
-        draft.__dict__.update(self.__dict__, committed_len=committed_len, epoch=epoch)
-        return draft
-
-    def known(self) -> Draft:
-        """The same with its tokens."""
-        return Draft(self.tokens, self.parents, self.committed_len, self.epoch)
-
-    def _after(self, passed: int, committed_len: int) -> Draft:
-        return self.known()._after(passed, committed_len)
-
-    def _first(self, end: int) -> Draft:
-        places, parents = self.places[:end], self.parents[:end]
-        return PendingDraft.of(self.source, places, self.committed_len, self.epoch, parents)
-
-    def _only(self, nodes: Iterable[int], numbers: dict[int, int], committed_len: int) -> Draft:
-        chosen = list(nodes)
-        places = [self.places[node] for node in chosen]
-        parents = tuple(numbers[self.parents[node]] for node in chosen)
-        return PendingDraft.of(self.source, places, committed_len, self.epoch, parents)
+def _unchecked(
+    tokens: tuple[int, ...] | None,
+    device: DeviceTokens | None,
+    parents: tuple[int, ...],
+    committed_len: int,
+    epoch: int,
+    drawn: tuple[Drawn | None, ...],
+    confidence: tuple[float, ...],
+) -> Draft:
+    """Return a draft of parts that are known to be right."""
+    draft = Draft.__new__(Draft)
+    draft._tokens, draft.device, draft.parents, draft.committed_len = tokens, device, parents, committed_len
+    draft.epoch, draft.drawn, draft.confidence = epoch, drawn, confidence
+    draft.is_cold = device is not None and device.source.is_cold
+    return draft
 
 
 # Most drafts are chains, so that a few shapes come back at every step.
@@ -328,7 +326,12 @@ NO_DRAFT = Draft()
 
 def marked_cold(drafts: Sequence[Draft], is_cold: bool) -> Sequence[Draft]:
     """Return the drafts of a pass that compiled or captured something, if `is_cold`."""
-    return [replace(draft, is_cold=True) for draft in drafts] if is_cold else drafts
+    if not is_cold:
+        return drafts
+    return [
+        Draft(one.tokens, one.parents, one.committed_len, one.epoch, one.drawn, one.confidence, is_cold=True)
+        for one in drafts
+    ]
 
 
 def stack(drafts: Sequence[Draft]) -> DraftTrees:

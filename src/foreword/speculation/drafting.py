@@ -16,7 +16,7 @@ from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence
 from foreword.kv.spec import RowSpec
 from foreword.speculation.confidence import Stop
-from foreword.speculation.draft import NO_DRAFT, Draft, PendingDraft
+from foreword.speculation.draft import NO_DRAFT, DeviceTokens, Draft
 
 _log = logging.getLogger(__name__)
 
@@ -163,11 +163,17 @@ class Unjudged(NamedTuple):
     """A request's part of a pass under way: a chain of guesses of which only the device will know how many hold."""
 
     ask: Ask  # for the guesses behind it; the request as it is before the pass ends
-    draft: PendingDraft
+    draft: Draft  # a chain on the device
     states_at: (
         int  # the row of its newest token among the hidden states of the pass; those of its guesses follow
     )
     drawn_at: int  # and among what the pass draws
+
+    @property
+    def tokens(self) -> DeviceTokens:
+        """Those of the draft."""
+        assert self.draft.device is not None
+        return self.draft.device
 
 
 @runtime_checkable

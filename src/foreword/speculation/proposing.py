@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from foreword.acceptance.arrivals import OnItsWay
+from foreword.acceptance.transfer import HostCopy
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.kv.paged_cache import PagedCache
-from foreword.speculation.draft import NO_DRAFT, ROOT, Draft, PendingDraft
+from foreword.speculation.draft import NO_DRAFT, ROOT, Draft
 from foreword.speculation.drafting import Ask, DraftRequest, KvMemory, needs_of
 from foreword.speculation.report import DrafterCall
 from foreword.speculation.requests import Aside, DraftPlan, PassEntry, as_drafter_sees
@@ -37,15 +37,14 @@ class Proposal:
     calls: Sequence[DrafterCall] = ()
     asked: Sequence[Asked] = ()
     sources: Sequence[
-        OnItsWay | None
+        HostCopy | None
     ] = ()  # of the calls: what a device was still drawing when they returned
 
     @property
     def pending(self) -> Tensor | None:
         """int64, what the pending guesses of the pass will be; None: there are none."""
-        return next(
-            (draft.source.on_device for draft in self.drafts if isinstance(draft, PendingDraft)), None
-        )
+        found = (draft.device for draft in self.drafts if draft.device is not None)
+        return next((tokens.source.on_device for tokens in found), None)
 
     def arrived(self) -> "Proposal":
         """The same once every draft is there: a call took as long as it kept the host or the device."""
@@ -139,8 +138,8 @@ def propose(
                 other = plan.aside.plan
                 by_drafter.setdefault(id(other.drafter), []).append((index, other, plan.aside))
     calls: list[DrafterCall] = []
-    sources: list[OnItsWay | None] = []
-    pending: OnItsWay | None = None  # what the pass is told of where its guesses will be
+    sources: list[HostCopy | None] = []
+    pending: HostCopy | None = None  # what the pass is told of where its guesses will be
     for group in by_drafter.values():
         first = group[0][1]
         lent = memory if needs_of(first.drafter).rows else None
@@ -157,12 +156,13 @@ def propose(
             if aside is not None:
                 aside.keep(draft)
                 continue
-            if isinstance(draft, PendingDraft):
-                # Guesses stay pending where the target's draws do not depend on them. A pass takes those of one source.
-                if pending in (None, draft.source) and entries[index].request.sampler.can_be_followed:
-                    pending = draft.source
+            if draft.device is not None:
+                # Tokens stay on the device if the target draws without them; a pass reads one source.
+                source = draft.device.source
+                if pending in (None, source) and entries[index].request.sampler.can_be_followed:
+                    pending = source
                 else:
-                    draft = draft.known()
+                    draft = draft.on_host()
             drafts[index] = draft
             if who.method != plan.method:  # most have the same
                 who = Asked(plan.method, share, len(calls))
@@ -179,7 +179,7 @@ def propose(
                 is_cold=any(answer.is_cold for answer in answers),
             )
         )
-        sources.append(next((draft.source for draft in answers if isinstance(draft, PendingDraft)), None))
+        sources.append(next((draft.device.source for draft in answers if draft.device is not None), None))
     return Proposal(drafts, calls, asked, sources)
 
 
@@ -211,8 +211,8 @@ def usable(draft: Draft, ask: Ask) -> Draft:
 
 def known_tokens(draft: Draft, request: DraftRequest) -> Draft:
     """The draft without nodes that are, or could have been, outside the vocabulary."""
-    if isinstance(draft, PendingDraft):
-        return draft  # drawn from the vocabulary, by those who know it
+    if draft.device is not None:
+        return draft  # drawn from the vocabulary
     size, tokens = request.sampling.vocab_size, draft.tokens
     if not tokens or (not draft.drawn and min(tokens) >= 0 and max(tokens) < size):
         return draft

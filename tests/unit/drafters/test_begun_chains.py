@@ -5,13 +5,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from foreword.acceptance.arrivals import OnItsWay
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.acceptance.transfer import HostCopy
 from foreword.drafters.heads.begun import BegunChain, BegunChains, joined
 from foreword.drafters.heads.in_pages import Run
 from foreword.kv.paged_cache import PagedCache
-from foreword.speculation.draft import Draft, PendingDraft
+from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Commit, DraftRequest, RequestRows, Unjudged
 from helpers.pending_drafts import left_pending
 from helpers.pretend_store import PretendStore
@@ -29,7 +29,7 @@ class Begun:
         self.rows = RequestRows(self.kv, self.cache, PretendStore(8, 16))
         (self.judged,) = left_pending([Draft.chain((1, 2, 3), 14)])
         numbers = torch.tensor([50, 51, 52, 53])
-        self.source = OnItsWay(numbers, numbers)
+        self.source = HostCopy(numbers, numbers)
         self.chains = BegunChains()
         begun = BegunChain.of(Unjudged(self.ask(TOKENS), self.judged, 0, 0), self.source, range(4))
         self.chains.keep(7, begun)
@@ -43,7 +43,7 @@ class Begun:
         its = self.judged if draft is None else draft
         self.chains.tell([Commit(self.ask(tokens).request, first=13, rows=1 + accepted, draft=its)])
 
-    def taken(self, length: int, depth: int = 4, first: int = 14) -> PendingDraft | None:
+    def taken(self, length: int, depth: int = 4, first: int = 14) -> Draft | None:
         rows = self.kv.rows_of("head", 1)
         run = Run(self.rows, rows, TOKENS, first, length, 1)
         return self.chains.take(run, self.ask(list(range(length)), depth))
@@ -114,5 +114,5 @@ def test_drafts_of_several_sources_become_drafts_of_one():
     one, other = (left_pending([Draft.chain(tokens, 5)])[0] for tokens in ((1, 2), (3, 4, 5)))
     found = joined([one, Draft(), other])
     assert [draft.tokens for draft in found] == [(1, 2), (), (3, 4, 5)]
-    assert len({id(draft.source) for draft in found if isinstance(draft, PendingDraft)}) == 1
+    assert len({id(draft.device.source) for draft in found if draft.device is not None}) == 1
     assert joined([one, Draft()]) == [one, Draft()]

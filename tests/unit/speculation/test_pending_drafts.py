@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from foreword.acceptance.arrivals import OnItsWay
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.acceptance.transfer import HostCopy
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.requests.request import Request, RequestLimits
 from foreword.kv.paged_cache import PagedCache
-from foreword.speculation.draft import ROOT, Draft, PendingDraft
+from foreword.speculation.draft import ROOT, DeviceTokens, Draft
 from foreword.speculation.drafting import Ask
 from foreword.speculation.proposing import Asked, Proposal
 from foreword.speculation.report import DrafterCall
@@ -24,14 +24,14 @@ from helpers.scripted_drafters import RandomTreeDrafter
 TREE = Draft((5, 6, 7, 8), (ROOT, 0, ROOT, 2), committed_len=3)
 
 
-def pending(draft: Draft) -> PendingDraft:
+def pending(draft: Draft) -> Draft:
     (found,) = left_pending([draft])
     return found
 
 
 def unread(draft: Draft) -> bool:
-    assert isinstance(draft, PendingDraft)
-    return not draft.source.was_read
+    assert draft.device is not None
+    return not draft.device.source.was_read
 
 
 def test_it_can_be_cut_and_laid_out_without_being_read():
@@ -44,7 +44,7 @@ def test_it_can_be_cut_and_laid_out_without_being_read():
     assert kept.pass_ids == (draft.pass_ids[0], draft.pass_ids[2], draft.pass_ids[3])
     assert (kept.tokens, kept.parents) == ((5, 7, 8), (ROOT, ROOT, 1))
     assert (cut.tokens, first.tokens) == ((5, 6), (4, 3))
-    assert draft.known() == TREE
+    assert draft.on_host() == TREE and draft.on_host().device is None
 
 
 def test_a_text_that_has_gone_on_reads_it():
@@ -62,7 +62,7 @@ class PendingDrafter(RandomTreeDrafter):
 
     def __init__(self, target: HistoryTarget) -> None:
         super().__init__(lambda history, _: int(target.logits_after(history).argmax()), 11, 0.8, 0)
-        self.handed_in: list[PendingDraft] = []
+        self.handed_in: list[Draft] = []
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         self.handed_in = left_pending(super().propose(asks))
@@ -143,15 +143,20 @@ def test_a_pass_takes_the_guesses_of_one_source():
     assert all(passes == [True, False] for passes in both)
 
 
-class Slow(OnItsWay):
+class Slow(HostCopy):
     """What a device took long for."""
 
     device_seconds = 0.3  # type: ignore[assignment]
 
 
+def slow(draft: Draft) -> Slow:
+    assert draft.device is not None
+    return Slow(draft.device.source.found, draft.device.source.copy)
+
+
 def test_a_call_took_as_long_as_the_device_did():
     draft = left_pending([Draft.chain((4,), 0)])[0]
-    source = Slow(draft.source.found, draft.source.copy)
+    source = slow(draft)
     calls = [DrafterCall("head", 2, 8, 4, 0, seconds=0.1), DrafterCall("head", 1, 4, 4, 0, seconds=0.2)]
     asked = [Asked("head", 0.05, 0), Asked(), Asked("head", 0.05, 0), Asked("head", 0.2, 1)]
     proposal = Proposal([draft], calls, asked, [source, None]).arrived()
@@ -160,10 +165,8 @@ def test_a_call_took_as_long_as_the_device_did():
 
 
 def test_sources_that_were_joined_took_as_long_as_all_of_them_and_are_cold_if_one_is():
-    parts = [
-        Slow(draft.source.found, draft.source.copy) for draft in left_pending([Draft.chain((4,), 0)]) * 2
-    ]
-    whole = OnItsWay.joined(parts)
+    parts = [slow(draft) for draft in left_pending([Draft.chain((4,), 0)]) * 2]
+    whole = HostCopy.joined(parts)
     assert (whole.device_seconds, whole.is_cold) == (pytest.approx(0.6), False)
     parts[1].is_cold = True
-    assert PendingDraft.of(OnItsWay.joined(parts), [0], 1).is_cold
+    assert Draft.on_device(DeviceTokens(HostCopy.joined(parts), (0,)), 1).is_cold

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from foreword.acceptance.batch import Judgement
 from foreword.acceptance.pipeline.bad_words import completing_tokens
-from foreword.acceptance.pipeline.upload import uploaded
 from foreword.acceptance.request import RequestSampler
 from foreword.acceptance.rules.trees import NO_TOKEN, Bools, Floats, Ints
+from foreword.acceptance.transfer import uploaded
 
 NEVER = -float("inf")
 

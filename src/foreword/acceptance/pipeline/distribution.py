@@ -14,8 +14,8 @@ from torch import Tensor
 from foreword.acceptance.batch import Judgement, RowStatus
 from foreword.acceptance.pipeline.corrections import corrected_logits
 from foreword.acceptance.pipeline.nucleus import nucleus_floor
-from foreword.acceptance.pipeline.upload import uploaded
 from foreword.acceptance.rules.trees import NO_TOKEN
+from foreword.acceptance.transfer import uploaded
 from foreword.kernels import sampler as native
 
 LOWEST = torch.finfo(torch.float32).min

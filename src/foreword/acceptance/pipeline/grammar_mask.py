@@ -7,9 +7,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from foreword.acceptance.pipeline.upload import uploaded
 from foreword.acceptance.request import RequestSampler
 from foreword.acceptance.rules.trees import DraftTrees
+from foreword.acceptance.transfer import uploaded
 from foreword.structured.compiled import Bits
 from foreword.structured.state import unpacked
 

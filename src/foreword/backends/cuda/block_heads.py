@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.acceptance.arrivals import event
 from foreword.acceptance.noise import absorbed
+from foreword.acceptance.transfer import event
 from foreword.backends.batch import BatchArrays, ForwardBatch, Ints
 from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.guess_draws import as_chains, drawn_ids, draws_of, words

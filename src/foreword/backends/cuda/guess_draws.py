@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.acceptance.arrivals import OnItsWay
+from foreword.acceptance.transfer import HostCopy
 from foreword.backends.batch import Ints
 from foreword.backends.interface import ChainPlan, PendingChains
 from foreword.kernels.triton_draw import draw_rows
@@ -53,6 +53,6 @@ def as_chains(guesses: Tensor, steps: Ints, began: "torch.cuda.Event | None", is
     """Guesses [levels, requests, some of them padding] as a chain for each; nobody waits for the device."""
     width = guesses.shape[1]
     places = [range(place, place + width * count, width) for place, count in enumerate(steps.tolist())]
-    tokens = OnItsWay.begin(guesses.reshape(-1), began)
+    tokens = HostCopy.begin(guesses.reshape(-1), began)
     tokens.is_cold = is_cold
     return PendingChains(tokens, places)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear as library_linear
 
-from foreword.acceptance.arrivals import event
+from foreword.acceptance.transfer import event
 from foreword.backends.batch import ForwardBatch
 from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.guess_draws import GuessNames, as_chains, drawn_ids, draws_of, words

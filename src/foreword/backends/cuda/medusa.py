@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.acceptance.arrivals import event
 from foreword.acceptance.noise import absorbed
+from foreword.acceptance.transfer import event
 from foreword.backends.cuda.graphs import GraphCache
 from foreword.backends.cuda.guess_draws import GuessNames, as_chains, drawn_ids, draws_of, words
 from foreword.backends.cuda.layout import round_rows

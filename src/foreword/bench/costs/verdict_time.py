@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from foreword.acceptance.arrivals import OnItsWay
 from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.transfer import HostCopy
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap
 from foreword.backends.interface import (
     ChainPlan,
@@ -202,7 +202,7 @@ class _FreeChains:
             newest = drawn[judged.first + right]
         tokens = torch.from_numpy(_guessed(newest).astype(np.int64).ravel())
         places = [range(GUESSES * row, GUESSES * row + GUESSES) for row in range(len(newest))]
-        return PendingChains(OnItsWay(tokens, tokens), places)
+        return PendingChains(HostCopy(tokens, tokens), places)
 
 
 def _guessed(newest: Numbers) -> Numbers:

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foreword.acceptance.arrivals import OnItsWay
 from foreword.acceptance.params import SamplingParams
-from foreword.acceptance.pipeline.upload import uploaded
+from foreword.acceptance.transfer import HostCopy, uploaded
 from foreword.backends.batch import Tap
 from foreword.backends.interface import Decoder
 from foreword.bench.costs.batch import run_batch
@@ -29,7 +28,7 @@ from foreword.drafters.model.autoregressive import AutoregressiveDrafter, Drafti
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.stepping.pipeline import StepPipeline
-from foreword.speculation.draft import Draft, PendingDraft
+from foreword.speculation.draft import DeviceTokens, Draft
 from foreword.speculation.drafting import (
     NO_NEEDS,
     Ask,
@@ -81,7 +80,7 @@ class RecordedDrafter:
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         paid = [] if self._payer is None else self._payer.propose(asks)
         said = [self._say(ask) for ask in asks]
-        pending = next((draft.source for draft in paid if isinstance(draft, PendingDraft)), None)
+        pending = next((draft.device.source for draft in paid if draft.device is not None), None)
         if pending is not None:
             return _in_its_place(pending, asks, said)
         return [
@@ -118,15 +117,17 @@ class RecordedDrafter:
         return guesses
 
 
-def _in_its_place(pending: OnItsWay, asks: Sequence[Ask], said: Sequence[list[int]]) -> list[Draft]:
+def _in_its_place(pending: HostCopy, asks: Sequence[Ask], said: Sequence[list[int]]) -> list[Draft]:
     """Guesses that are known, for a pass that does not know it: they come when those come that are paid for."""
     tokens = torch.tensor([token for its in said for token in its])
     there = uploaded(tokens, pending.on_device.device)
-    source = OnItsWay(there, tokens, pending.arrived, pending.began)
+    source = HostCopy(there, tokens, pending.arrived, pending.began)
     source.is_cold = pending.is_cold
     ends = list(accumulate(map(len, said), initial=0))
     return [
-        PendingDraft.of(source, range(first, end), len(ask.request.tokens), ask.request.epoch)
+        Draft.on_device(
+            DeviceTokens(source, tuple(range(first, end))), len(ask.request.tokens), ask.request.epoch
+        )
         for ask, (first, end) in zip(asks, pairwise(ends), strict=True)
     ]
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foreword.acceptance.arrivals import OnItsWay
+from foreword.acceptance.transfer import HostCopy
 from foreword.drafters.heads.in_pages import Run
 from foreword.kv.sequence import KvSequence
-from foreword.speculation.draft import Draft, PendingDraft
+from foreword.speculation.draft import DeviceTokens, Draft
 from foreword.speculation.drafting import Ask, Commit, Unjudged
 
 
@@ -18,18 +18,18 @@ class BegunChain:
     kv: KvSequence
     first: int  # the first row that was made: the text's length before the pass
     pages: list[int]  # in which these rows lie, as far as the text can grow
-    guesses: PendingDraft  # what was begun; behind which text, nobody knows at first
+    tokens: DeviceTokens  # of the chain that was started
     length: int | None = (
         None  # of the text behind which they are; None: the pass was not judged, or has failed
     )
 
     @staticmethod
-    def of(unjudged: Unjudged, source: OnItsWay, places: Sequence[int]) -> "BegunChain":
+    def of(unjudged: Unjudged, source: HostCopy, places: Sequence[int]) -> "BegunChain":
         pages, first = unjudged.ask.pages, len(unjudged.ask.request.tokens)
         assert pages is not None
         size = pages.cache.page_size
         held = pages.kv.pages[first // size : (first + len(unjudged.draft)) // size + 1]
-        return BegunChain(unjudged.draft, pages.kv, first, held, PendingDraft.of(source, places, first))
+        return BegunChain(unjudged.draft, pages.kv, first, held, DeviceTokens(source, tuple(places)))
 
     def learn(self, commit: Commit) -> bool:
         """What the pass has made final; False: this was another pass."""
@@ -44,10 +44,9 @@ class BegunChain:
             return None
         size = run.pages.cache.page_size
         held = kv.pages[run.first // size : (run.end - 1) // size + 1]
-        if wanted > len(self.guesses.places) or held != self.pages[: len(held)]:
+        if wanted > len(self.tokens.places) or held != self.pages[: len(held)]:
             return None
-        draft = self.guesses.behind(run.end, ask.request.epoch)
-        return draft if wanted == len(draft.places) else draft.within(wanted, wanted)
+        return Draft.on_device(self.tokens.pick(range(wanted)), run.end, ask.request.epoch)
 
 
 class BegunChains:
@@ -78,22 +77,21 @@ class BegunChains:
 
 def joined(drafts: Sequence[Draft]) -> list[Draft]:
     """Drafts of several sources as drafts of one: a pass takes no more."""
-    pending = [draft for draft in drafts if isinstance(draft, PendingDraft)]
-    sources = list({id(draft.source): draft.source for draft in pending}.values())
+    pending = [draft.device.source for draft in drafts if draft.device is not None]
+    sources = list({id(source): source for source in pending}.values())
     if len(sources) < 2:
         return list(drafts)
-    whole, first, firsts = OnItsWay.joined(sources), 0, {}
+    whole, first, firsts = HostCopy.joined(sources), 0, {}
     for source in sources:
         firsts[id(source)] = first
         first += source.on_device.numel()
     return [
-        PendingDraft.of(
-            whole,
-            [firsts[id(draft.source)] + place for place in draft.places],
-            draft.committed_len,
-            draft.epoch,
-        )
-        if isinstance(draft, PendingDraft)
-        else draft
+        draft if draft.device is None else _moved(draft, draft.device, whole, firsts[id(draft.device.source)])
         for draft in drafts
     ]
+
+
+def _moved(draft: Draft, tokens: DeviceTokens, source: HostCopy, first: int) -> Draft:
+    """Return the same chain with its tokens in another source, `first` numbers further on."""
+    places = tuple([first + place for place in tokens.places])
+    return Draft.on_device(DeviceTokens(source, places), draft.committed_len, draft.epoch)

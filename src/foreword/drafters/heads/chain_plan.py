@@ -13,7 +13,7 @@ from foreword.backends.interface import ChainPlan, Chains, ChainStop, PendingCha
 from foreword.drafters.heads.vocabulary import DraftVocabulary
 from foreword.drafters.model.next_level import has_fixed_corrections
 from foreword.speculation.confidence import CLASSES, EDGES, Stop
-from foreword.speculation.draft import Draft, PendingDraft
+from foreword.speculation.draft import DeviceTokens, Draft
 from foreword.speculation.drafting import Ask, Unjudged
 
 _EDGES = np.array(EDGES, np.float32)
@@ -57,12 +57,12 @@ def _stop_of(stops: tuple[Stop | None, ...], most: int) -> ChainStop:
 def unsettled(plan: ChainPlan, unjudged: Sequence[Unjudged], drawn: Tensor) -> ChainPlan:
     """The same for texts that a pass under way makes longer, by one token at least; their guesses are of one source."""
     most = max([len(one.draft) for one in unjudged])
-    places = [(*one.draft.places, *[-1] * (most - len(one.draft))) for one in unjudged]
+    places = [(*one.tokens.places, *[-1] * (most - len(one.draft))) for one in unjudged]
     ends = [0 if one.ask.pages is None else one.ask.pages.kv.reserved for one in unjudged]
     judged = Unsettled(
         drawn,
         np.array([one.drawn_at for one in unjudged], np.int32),
-        unjudged[0].draft.source.on_device,
+        unjudged[0].tokens.source.on_device,
         np.array(places, np.int32),
         np.array(ends, np.int32),
     )
@@ -74,7 +74,7 @@ def drafted(asks: Sequence[Ask], guesses: Chains) -> list[Draft]:
     if isinstance(guesses, PendingChains):
         source = guesses.tokens
         return [
-            PendingDraft.of(source, places, len(ask.request.tokens), ask.request.epoch)
+            Draft.on_device(DeviceTokens(source, tuple(places)), len(ask.request.tokens), ask.request.epoch)
             for ask, places in zip(asks, guesses.places, strict=True)
         ]
     told = guesses.confidence or [()] * len(asks)

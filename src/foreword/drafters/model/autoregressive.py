@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from foreword.acceptance.arrivals import OnItsWay, event
+from foreword.acceptance.transfer import HostCopy, event
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
@@ -143,7 +143,7 @@ class AutoregressiveDrafter:
                 logits = self._run(going_on, rows, levels[-1])
             trees = going_on
         places: dict[GrowingTree, list[int]] = {tree: [] for tree in chains}
-        source, count = OnItsWay.begin(torch.cat(levels), began), 0
+        source, count = HostCopy.begin(torch.cat(levels), began), 0
         source.is_cold = any(tree.is_cold for tree in chains)
         for level in range(len(levels)):
             for tree in chains:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from foreword.acceptance.arrivals import OnItsWay
 from foreword.acceptance.rules.drawn import Drawn
+from foreword.acceptance.transfer import HostCopy
 from foreword.drafters.model.tree_shape import Shape, fixed_shape
-from foreword.speculation.draft import ROOT, Draft, PendingDraft
+from foreword.speculation.draft import ROOT, DeviceTokens, Draft
 from foreword.speculation.drafting import Ask
 from foreword.structured.state import Path
 
@@ -28,7 +28,7 @@ class GrowingTree:
         self.frontier: list[int] = [ROOT]
         self.places: list[int] = [0]  # of the frontier's nodes in a shape that was fixed before
         self.depth = 0
-        self._pending: PendingDraft | None = None  # a chain that nobody has read
+        self._on_device: Draft | None = None  # a chain whose tokens are on a device
         self.is_cold = False  # a pass for it compiled or captured something
 
     @property
@@ -65,10 +65,11 @@ class GrowingTree:
             self._drawn.append(drawn)
         self.depth += 1
 
-    def stand_for(self, source: OnItsWay, places: Sequence[int]) -> None:
+    def stand_for(self, source: HostCopy, places: Sequence[int]) -> None:
         """Where the tokens of a chain are: on a device they stay unread, else -1 ends it."""
         if source.arrived is not None:
-            self._pending = PendingDraft.of(source, places, len(self.request.tokens), self.request.epoch)
+            tokens_there = DeviceTokens(source, tuple(places))
+            self._on_device = Draft.on_device(tokens_there, len(self.request.tokens), self.request.epoch)
             return
         tokens = [source.numbers[place] for place in places]
         there = tokens.index(-1) if -1 in tokens else len(tokens)
@@ -77,8 +78,8 @@ class GrowingTree:
 
     def draft(self) -> Draft:
         """The draft as it stands."""
-        if self._pending is not None:
-            return self._pending
+        if self._on_device is not None:
+            return self._on_device
         drawn = tuple(self._drawn) if any(q is not None for q in self._drawn) else ()
         request = self.request
         return Draft(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from foreword.speculation.draft import ROOT, Draft, PendingDraft
+from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 
 
@@ -24,7 +24,7 @@ class FullDrafts:
 
     def _filled(self, draft: Draft, ask: Ask) -> Draft:
         depth = min(ask.max_nodes, ask.max_depth)
-        if isinstance(draft, PendingDraft) or (len(draft) >= depth and draft.is_chain is not self._branches):
+        if draft.device is not None or (len(draft) >= depth and draft.is_chain is not self._branches):
             return draft
         now = len(ask.request.tokens), ask.request.epoch
         if not self._branches:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from foreword.acceptance.arrivals import OnItsWay
+from foreword.acceptance.transfer import HostCopy
 from foreword.engine.guessing.full_drafts import FullDrafts
-from foreword.speculation.draft import Draft, PendingDraft
+from foreword.speculation.draft import DeviceTokens, Draft
 from foreword.speculation.drafting import Ask
 from foreword.speculation.requests import as_drafter_sees
 from helpers.requests import lone_request
@@ -39,5 +39,5 @@ def test_what_is_full_stays():
     chain, tree = Draft.chain([4, 5], 2), Draft((4, 5), (-1, -1), 2)
     assert asked(chain, 2, 2) is chain
     assert asked(tree, 2, 1, branches=True) is tree
-    pending = PendingDraft.of(OnItsWay.begin(torch.tensor([4])), range(1), 2, 0)
+    pending = Draft.on_device(DeviceTokens(HostCopy.begin(torch.tensor([4])), (0,)), 2)
     assert asked(pending, 3, 3) is pending

@@ -1,4 +1,4 @@
-"""Numbers that a device makes and that the host reads later."""
+"""Copies between host and device that do not block."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from torch import Tensor
 Found = Tensor | npt.NDArray[np.int64]
 
 
-class OnItsWay:
-    """Numbers whose copy to the host is under way; those of the host itself are there."""
+class HostCopy:
+    """Numbers of a device whose copy to the host may still be in flight; those of the host itself need none."""
 
     __slots__ = ("_numbers", "_parts", "arrived", "began", "copy", "found", "is_cold")
 
@@ -19,56 +19,57 @@ class OnItsWay:
         self,
         found: Found,
         copy: Found,
-        arrived: "torch.cuda.Event | None" = None,  # None: it is there
-        began: "torch.cuda.Event | None" = None,  # before they were made; None: nobody asks how long it took
+        arrived: "torch.cuda.Event | None" = None,  # None: the copy is complete
+        began: "torch.cuda.Event | None" = None,  # before they were computed; None: not timed
     ) -> None:
         self.found, self.copy, self.arrived, self.began = found, copy, arrived, began
         self._numbers: list[int] | None = None
-        self._parts: Sequence[OnItsWay] = ()
-        self.is_cold = False  # whether what was run for them was compiled or captured first
+        self._parts: Sequence[HostCopy] = ()
+        self.is_cold = False  # whether their computation compiled or captured something first
 
     @staticmethod
-    def begin(found: Found, began: "torch.cuda.Event | None" = None) -> "OnItsWay":
+    def begin(found: Found, began: "torch.cuda.Event | None" = None) -> "HostCopy":
+        """Start the copy."""
         if not isinstance(found, Tensor) or found.device.type != "cuda":
-            return OnItsWay(found, found)
+            return HostCopy(found, found)
         copy = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
         copy.copy_(found, non_blocking=True)
-        return OnItsWay(found, copy, event(timed=began is not None), began)
+        return HostCopy(found, copy, event(timed=began is not None), began)
 
     @staticmethod
-    def joined(parts: "Sequence[OnItsWay]") -> "OnItsWay":
-        """The numbers of several, one after the other; nobody waits for them."""
-        whole = OnItsWay.begin(torch.cat([part.on_device.flatten() for part in parts]))
+    def joined(parts: "Sequence[HostCopy]") -> "HostCopy":
+        """Concatenate the numbers of several on the device, without waiting."""
+        whole = HostCopy.begin(torch.cat([part.on_device.flatten() for part in parts]))
         whole._parts = parts
         whole.is_cold = any(part.is_cold for part in parts)
         return whole
 
     @property
     def on_device(self) -> Tensor:
-        """Where they were made."""
+        """The numbers where they were computed."""
         return torch.as_tensor(self.found)
 
     @property
     def was_read(self) -> bool:
-        """Whether anybody has waited for all of them."""
+        """Whether `numbers` was read."""
         return self._numbers is not None
 
     def on_host(self) -> Found:
-        """Waits for this copy and for nothing that was handed over after it."""
+        """Wait for this copy, and for nothing that was launched after it."""
         if self.arrived is not None:
             self.arrived.synchronize()
         return self.copy
 
     @property
     def numbers(self) -> list[int]:
-        """All of them, once they are there."""
+        """All numbers; waits for the copy."""
         if self._numbers is None:
             self._numbers = self.on_host().flatten().tolist()
         return self._numbers
 
     @property
     def device_seconds(self) -> float:
-        """That the device took for them, once they are there; 0 where nobody asked."""
+        """Time the device took for them; waits for the copy. 0 if not timed."""
         if self._parts:
             return sum(part.device_seconds for part in self._parts)
         if self.began is None or self.arrived is None:
@@ -78,7 +79,14 @@ class OnItsWay:
 
 
 def event(*, timed: bool) -> "torch.cuda.Event":
-    """A mark in what the device has been given so far."""
+    """Record an event after everything that the device was given so far."""
     mark = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
     mark.record()
     return mark
+
+
+def uploaded(column: Tensor, device: torch.device) -> Tensor:
+    """Return a copy on the device, made asynchronously; the tensor itself if it is there already."""
+    if column.device.type == device.type:
+        return column
+    return column.contiguous().pin_memory().to(device, non_blocking=True)
