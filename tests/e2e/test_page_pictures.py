@@ -6,7 +6,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from foreword.bench.theory import break_even, expected_tokens
-from foreword.engine.answers.token_texts import TokenTexts
+from foreword.engine.text import TokenTexts
 from foreword.server.api.streams import passes
 from helpers import fake_engine
 from helpers.fake_engine import FIRST_VISIBLE, token_text

@@ -13,7 +13,7 @@ from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.parts import EngineParts
 from foreword.engine.requests.request import Request
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.text import Vocabulary
 from foreword.kv.paged_cache import PAGE_SIZE
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Drafter, DraftRequest

@@ -13,7 +13,7 @@ from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.parts import EngineParts
 from foreword.engine.requests.request import Request
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.text import Vocabulary
 from foreword.speculation.protocols import Policy
 from helpers.clocks import ScriptedClock
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.control.reporting.figures import ControlReport
-from foreword.engine.answers.stream import AnswerStream
 from foreword.engine.messages import AnswerDelta, DraftShown, EngineStats, NewRequest, RequestStats
+from foreword.engine.streams import AnswerStream
 from foreword.errors import CheckpointError, EngineStopped, RequestError
 from foreword.progress import StageProgress
 from foreword.wire.frames import Start

@@ -20,7 +20,7 @@ from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest, RequestLabels
 from foreword.engine.parts import EngineParts
 from foreword.engine.policy.steering import Steering
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.text import Vocabulary
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, DraftRequest
 from helpers.clocks import ScriptedClock

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foreword.acceptance.params import SamplingParams
-from foreword.engine.answers.outputs import CompletionOutput, RequestOutput
 from foreword.engine.llm import LLM
+from foreword.engine.outputs import CompletionOutput, RequestOutput
 
 OVERRIDES: tuple[Any, ...] = (
     None,

@@ -10,7 +10,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
-from foreword.engine.policy.assignment import Assignment
+from foreword.engine.requests.assignment import Assignment
 from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE
 from foreword.speculation.requests import DraftPlan

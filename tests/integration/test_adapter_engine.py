@@ -15,7 +15,7 @@ from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
 from foreword.engine.parts import EngineParts
 from foreword.engine.requests.request import Request
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.text import Vocabulary
 from foreword.errors import CheckpointError, ForewordError, RequestError
 from helpers.adapters import ADAPTED, ALL, MergedCheckpoint, adapter_tensors, decoder_of, write_adapter
 from helpers.clocks import ScriptedClock

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from foreword.engine.answers.outputs import RequestOutput
-from foreword.engine.answers.stream import AnswerStream
 from foreword.engine.death import give_up
 from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.engine.outputs import RequestOutput
+from foreword.engine.streams import AnswerStream
 from foreword.errors import EngineStopped, RequestError
 from helpers.async_engines import PROMPT, VOCAB, Bench, deltas_of, finished, long, new, run
 from helpers.byte_pieces import BytePieces

@@ -9,8 +9,8 @@ from foreword.acceptance.params import SamplingParams
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.parts import EngineParts
-from foreword.engine.stepping.pipeline import StepPipeline
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.pipeline import StepPipeline
+from foreword.engine.text import Vocabulary
 from helpers.cuda import cuda_decoder, has_gpu, needs_triton
 from helpers.tiny_models import make_hf_model
 

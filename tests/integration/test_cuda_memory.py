@@ -12,7 +12,7 @@ from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.parts import EngineParts
 from foreword.engine.requests.request import Request
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.text import Vocabulary
 from helpers.cuda import cuda_decoder, needs_cuda
 from helpers.tiny_models import make_hf_model
 

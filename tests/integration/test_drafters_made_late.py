@@ -11,11 +11,11 @@ from foreword.cancellation import check_cancelled
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
+from foreword.engine.drafting.drafter_pool import MAX_DRAFTERS
 from foreword.engine.engine import Engine
-from foreword.engine.guessing.drafter_pool import MAX_DRAFTERS
 from foreword.engine.messages import NewRequest
 from foreword.engine.parts import EngineParts
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.text import Vocabulary
 from foreword.errors import EngineStopped, RequestError
 from foreword.proofs.drawing_drafter import DrawingDrafter
 from foreword.speculation.drafting import Drafter

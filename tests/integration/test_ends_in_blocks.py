@@ -14,7 +14,7 @@ from foreword.engine.core import EngineCore
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.parts import EngineParts
 from foreword.engine.requests.request import Request
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.text import Vocabulary
 from foreword.speculation.drafting import DraftRequest
 from helpers.byte_pieces import EOS, BytePieces
 from helpers.end_cases import END_IDS, SCRIPT_LEN, VOCAB, EndCase

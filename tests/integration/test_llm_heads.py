@@ -6,7 +6,7 @@ import pytest
 
 from foreword import LLM, SamplingParams
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.guessing.drafter_pool import PagesLackRows
+from foreword.engine.drafting.drafter_pool import PagesLackRows
 from foreword.errors import RequestError
 from helpers.tiny_heads import TinyHead
 

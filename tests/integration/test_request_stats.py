@@ -10,8 +10,8 @@ from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest, RequestStats
 from foreword.engine.parts import EngineParts
-from foreword.engine.requests.ledger import RequestLedger
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.requests.accounting import RequestLedger
+from foreword.engine.text import Vocabulary
 from foreword.proofs.drawing_drafter import DrawingDrafter
 from foreword.proofs.tiny_model import tiny_decoder
 from foreword.speculation.report import RequestReport, StepReport

@@ -10,7 +10,7 @@ import torch
 
 from foreword import LLM, SamplingParams
 from foreword.drafters.heads.loading import head_path
-from foreword.engine.guessing.default_speculation import choose_speculation
+from foreword.engine.drafting.default_speculation import choose_speculation
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.heads.opening import open_head

@@ -138,7 +138,7 @@ MUTANTS = (
     Mutant(
         23,
         "requests without a seed share one",
-        "engine/requests/intake.py",
+        "engine/intake.py",
         "Intake.admit",
         "secrets.randbits(53) if params.seed is None else params.seed",
         "params.seed or 0",

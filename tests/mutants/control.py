@@ -112,9 +112,7 @@ CONTROL_MUTANTS = (
         "StepCosts.resembles",
         "not factors or max(factors) < OTHER_SHAPE * min(factors)",
         "True",
-        (
-            "tests/unit/engine/guessing/test_cost_profile.py::test_costs_saved_on_a_busy_machine_are_measured_again",
-        ),
+        ("tests/unit/engine/test_cost_profile.py::test_costs_saved_on_a_busy_machine_are_measured_again",),
     ),
     Mutant(
         61,
@@ -320,11 +318,11 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "what a profile has drafted stays with the drafter",
-        "engine/guessing/draft_profile.py",
+        "engine/profiles.py",
         "_measure_one",
         "plan.drafter.forget(as_unanswered(request))",
         "pass",
-        (f"{UNIT}/engine/guessing/test_draft_profile.py::test_an_engine_is_none_the_wiser",),
+        (f"{UNIT}/engine/test_draft_profile.py::test_an_engine_is_none_the_wiser",),
     ),
     Mutant(
         61,

@@ -10,7 +10,7 @@ EARLY_MUTANTS = (
     Mutant(
         101,
         "an abort before a request is queued is forgotten",
-        "engine/listeners.py",
+        "engine/streams.py",
         "Listeners.abort_later",
         "listener.is_aborted = True",
         "pass",
@@ -82,11 +82,11 @@ EARLY_MUTANTS = (
     Mutant(
         103,
         "a drafter is closed between its choice and its first use",
-        "engine/guessing/drafter_pool.py",
+        "engine/drafting/drafter_pool.py",
         "DrafterPool._let_go",
         "self._users[id(drafter)] or self._blocks",
         "self._users[id(drafter)]",
-        (f"{UNIT}/engine/guessing/test_drafter_pool.py",),
+        (f"{UNIT}/engine/drafting/test_drafter_pool.py",),
     ),
     Mutant(
         104,

@@ -90,7 +90,7 @@ END_MUTANTS = (
     Mutant(
         21,
         "of two stop texts in a block the one that begins first is taken",
-        "engine/answers/text.py",
+        "engine/text.py",
         "_first",
         "(begin + len(stop), begin) < best[:2]",
         "begin < best[1]",
@@ -99,7 +99,7 @@ END_MUTANTS = (
     Mutant(
         21,
         "of two stop texts in a block the one that is listed first is taken",
-        "engine/answers/text.py",
+        "engine/text.py",
         "_first",
         "best is None or (begin + len(stop), begin) < best[:2]",
         "best is None",
@@ -121,7 +121,7 @@ END_MUTANTS = (
     Mutant(
         26,
         "a stop text is looked for at the end of a block's text only",
-        "engine/answers/text.py",
+        "engine/text.py",
         "_first",
         "window.find(stop, max(known - len(stop) + 1, 0))",
         "len(window) - len(stop) if window.endswith(stop) else -1",
@@ -130,7 +130,7 @@ END_MUTANTS = (
     Mutant(
         26,
         "a stop text that began in an earlier token is not found",
-        "engine/answers/text.py",
+        "engine/text.py",
         "_first",
         "max(known - len(stop) + 1, 0)",
         "known",
@@ -139,7 +139,7 @@ END_MUTANTS = (
     Mutant(
         26,
         "too little text is held back",
-        "engine/answers/text.py",
+        "engine/text.py",
         "_possible_beginning",
         "max((len(stop) for stop in stops)) - 1",
         "max((len(stop) for stop in stops)) - 2",
@@ -157,7 +157,7 @@ END_MUTANTS = (
     Mutant(
         34,
         "further answers wait for the rows of a first one that has ended with its first token",
-        "engine/stepping/scheduler.py",
+        "engine/scheduling/scheduler.py",
         "_waits_for_leader",
         "leader is not None and leader.finish_reason is None and (leader.kv.computed < "
         "request.prompt_len - 1)",

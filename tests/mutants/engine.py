@@ -130,7 +130,7 @@ ENGINE_MUTANTS = (
     Mutant(
         33,
         "a preempted request keeps its pages",
-        "engine/stepping/scheduler.py",
+        "engine/scheduling/scheduler.py",
         "Scheduler.preempt",
         "self._cache.close(request.kv)",
         "",
@@ -139,7 +139,7 @@ ENGINE_MUTANTS = (
     Mutant(
         33,
         "a cancelled request keeps its pages",
-        "engine/stepping/scheduler.py",
+        "engine/scheduling/scheduler.py",
         "Scheduler.remove",
         "self._cache.close(request.kv)",
         "",

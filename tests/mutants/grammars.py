@@ -79,7 +79,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         90,
         "all answers of a request have one state",
-        "engine/requests/intake.py",
+        "engine/intake.py",
         "Intake.admit",
         "enumerate(forms)",
         "enumerate(forms[:1] * params.n)",
@@ -234,7 +234,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         93,
         "a filled gap does not end where another file would begin",
-        "engine/requests/prompts.py",
+        "engine/prompts.py",
         "filling",
         "not suffix or tokenizer.fill is None or params.ignore_eos",
         "True",
@@ -297,7 +297,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         94,
         "a request takes part in a pass before its mask is there",
-        "engine/stepping/scheduler.py",
+        "engine/scheduling/scheduler.py",
         "Scheduler.schedule",
         "[request for request in self.running if request.sampler.is_ready]",
         "[request for request in self.running]",

@@ -7,7 +7,7 @@ WORLDS_AHEAD = "tests/integration/test_engine_model_check.py::test_worlds_with_s
 OVERLAP = f"{UNIT}/speculation/test_overlap.py"
 UNDER_WAY = f"{UNIT}/kv/test_passes_under_way.py"
 SITUATION = f"{UNIT}/speculation/test_situation.py"
-POOL = f"{UNIT}/engine/guessing/test_drafter_pool.py"
+POOL = f"{UNIT}/engine/drafting/test_drafter_pool.py"
 HEARD = f"{OVERLAP}::test_a_drafter_hears_every_committed_row_once_with_its_states"
 
 HOUSE_MUTANTS = (
@@ -117,7 +117,7 @@ HOUSE_MUTANTS = (
         "Stepper._plan",
         "self._learn()",
         "pass",
-        ("tests/unit/engine/stepping/test_pipeline.py",),
+        ("tests/unit/engine/test_pipeline.py",),
     ),
     Mutant(
         48,
@@ -135,17 +135,17 @@ HOUSE_MUTANTS = (
         "RequestSampler.__init__",
         "rule is Rule.COUPLED and (not self._counts_tokens) and (not len(self.tail))",
         "rule is Rule.COUPLED",
-        (f"{UNIT}/engine/stepping/test_lookout.py::test_who_can_be_followed",),
+        (f"{UNIT}/engine/scheduling/test_asynchronous.py::test_who_can_be_followed",),
     ),
     Mutant(
         48,
         "the policy stays as patient when it wants guesses again",
-        "engine/stepping/lookout.py",
+        "engine/scheduling/asynchronous.py",
         "Lookout._is_to_guess",
         "self._patience = PLANNED_EVERY",
         "pass",
         (
-            f"{UNIT}/engine/stepping/test_lookout.py"
+            f"{UNIT}/engine/scheduling/test_asynchronous.py"
             "::test_where_the_policy_goes_on_not_to_guess_it_plans_more_seldom",
         ),
     ),
@@ -197,7 +197,7 @@ HOUSE_MUTANTS = (
     Mutant(
         41,
         "drafting is billed to everyone by rows",
-        "engine/requests/ledger.py",
+        "engine/requests/accounting.py",
         "RequestLedger.observe",
         "self._draft += part.draft_seconds",
         "self._draft += rows * report.seconds.draft / report.rows",

@@ -32,16 +32,16 @@ OPERATION_MUTANTS = (
     Mutant(
         120,
         "the target's own token of a pass is left out of the least time of an answer",
-        "engine/service/deadlines.py",
+        "engine/scheduling/order.py",
         "least_seconds",
         "1 + plan.max_depth",
         "plan.max_depth",
-        (f"{UNIT}/engine/service/test_deadlines.py",),
+        (f"{UNIT}/engine/scheduling/test_deadlines.py",),
     ),
     Mutant(
         120,
         "the prompt of an aborted answer is kept for its siblings",
-        "engine/stepping/kept_prompts.py",
+        "engine/scheduling/kept_prompts.py",
         "KeptPrompts.keep",
         "leader.finish_reason in _ENDED_WELL and any((request.leader is leader for request in waiting)) "
         "and (leader.kv.computed >= rows > 0) and self._cache.can_fork(leader.kv, rows) and "

@@ -3,7 +3,7 @@
 from catalogue import UNIT, Mutant
 
 FOLLOWER = f"{UNIT}/drafters/test_prediction_drafter.py"
-POOL = f"{UNIT}/engine/guessing/test_drafter_pool.py"
+POOL = f"{UNIT}/engine/drafting/test_drafter_pool.py"
 
 PREDICTION_MUTANTS = (
     Mutant(
@@ -63,7 +63,7 @@ PREDICTION_MUTANTS = (
     Mutant(
         60,
         "a prediction overrules a request that wants no guesses",
-        "engine/guessing/drafter_pool.py",
+        "engine/drafting/drafter_pool.py",
         "DrafterPool._first",
         "setting is False or self._build is None",
         "self._build is None",
@@ -72,7 +72,7 @@ PREDICTION_MUTANTS = (
     Mutant(
         60,
         "a drafter behind a prediction is closed while it is used",
-        "engine/guessing/drafter_pool.py",
+        "engine/drafting/drafter_pool.py",
         "_held",
         "list(parts_of(plan.drafter))",
         "[plan.drafter]",

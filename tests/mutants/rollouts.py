@@ -130,7 +130,7 @@ ROLLOUT_MUTANTS = (
     Mutant(
         81,
         "a drafter is blamed for the faults of another with its method",
-        "engine/guessing/drafter_pool.py",
+        "engine/drafting/drafter_pool.py",
         "DrafterPool.made_of",
         "with self._lock:\n"
         "    drafter = self._drafters.get(_key(config))\n"

@@ -3,7 +3,7 @@
 from catalogue import UNIT, Mutant
 
 ADAPTERS = "tests/integration/test_adapter_engine.py"
-SERVICE = f"{UNIT}/engine/service"
+SERVICE = f"{UNIT}/engine/scheduling"
 
 SERVICE_MUTANTS = (
     Mutant(
@@ -54,7 +54,7 @@ SERVICE_MUTANTS = (
     Mutant(
         92,
         "who has waited too long has no place of its own",
-        "engine/service/order.py",
+        "engine/scheduling/order.py",
         "Order.first",
         "sum((request.is_aged for request in running)) < self._lane",
         "False",
@@ -63,7 +63,7 @@ SERVICE_MUTANTS = (
     Mutant(
         92,
         "a request that had waited too long is put off again",
-        "engine/service/order.py",
+        "engine/scheduling/order.py",
         "gives_way",
         "not running.is_aged and running.service.slo > request.service.slo",
         "running.service.slo > request.service.slo",
@@ -72,7 +72,7 @@ SERVICE_MUTANTS = (
     Mutant(
         92,
         "the same requests of the other classes are served in every short pass",
-        "engine/service/rows.py",
+        "engine/scheduling/order.py",
         "shared_rows",
         "(request.served, request.request_id)",
         "request.request_id",
@@ -81,7 +81,7 @@ SERVICE_MUTANTS = (
     Mutant(
         92,
         "passes are as long as without the latency class",
-        "engine/stepping/scheduler.py",
+        "engine/scheduling/scheduler.py",
         "Scheduler._runs",
         "(limit := tightest(requests)) is not None",
         "(limit := tightest(requests)) is not None and limit < 0",
@@ -92,7 +92,7 @@ SERVICE_MUTANTS = (
     Mutant(
         92,
         "a tenant with many requests gets all places",
-        "engine/service/order.py",
+        "engine/scheduling/order.py",
         "Order.first.turn",
         "held[request.tenant] / service.weight",
         "0.0",
@@ -101,7 +101,7 @@ SERVICE_MUTANTS = (
     Mutant(
         93,
         "a deadline counts from when the request begins",
-        "engine/service/deadlines.py",
+        "engine/scheduling/order.py",
         "reason_to_end",
         "now >= deadline.at",
         "request.ledger.started is not None and now >= deadline.at",

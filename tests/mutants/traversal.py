@@ -112,7 +112,7 @@ TRAVERSAL_MUTANTS = (
     Mutant(
         43,
         "a drafter that ranks by what was drawn is judged by traversal",
-        "engine/guessing/drafter_pool.py",
+        "engine/drafting/drafter_pool.py",
         "DrafterPool._get",
         "check_exact(self._rule, is_chain=not config.makes_trees, is_fixed=config.fixes_trees)",
         "check_exact(self._rule, is_chain=not config.makes_trees)",

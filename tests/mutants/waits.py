@@ -93,7 +93,7 @@ WAIT_MUTANTS = (
     Mutant(
         96,
         "prompts are kept for those who are gone",
-        "engine/stepping/kept_prompts.py",
+        "engine/scheduling/kept_prompts.py",
         "KeptPrompts.forget_unwanted",
         "self._kept.keys() - wanted",
         "()",
@@ -102,7 +102,7 @@ WAIT_MUTANTS = (
     Mutant(
         96,
         "prompts are kept though all siblings run",
-        "engine/stepping/scheduler.py",
+        "engine/scheduling/scheduler.py",
         "Scheduler.schedule",
         "self.kept_prompts.forget_unwanted(self.waiting)",
         "",

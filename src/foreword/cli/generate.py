@@ -42,7 +42,7 @@ from foreword.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from foreword.engine.answers.outputs import RequestOutput
+    from foreword.engine.outputs import RequestOutput
 
 
 def generate(
@@ -184,7 +184,7 @@ def effective(defaults: "Mapping[str, float]", temperature: float) -> "dict[str,
 def footer(output: "RequestOutput", taken: "Mapping[str, float]") -> list[str]:
     """Return what the answer cost and how it was drawn; `taken` are the model's defaults that had an effect."""
     from foreword.cli.chat.stats import Tally, summary_line
-    from foreword.engine.answers.costs import sum_stats
+    from foreword.engine.outputs import sum_stats
 
     spent = sum_stats((answer.index, answer.stats) for answer in output.outputs if answer.stats is not None)
     drawn = [f"{name} {value:g}" for name, value in taken.items()]

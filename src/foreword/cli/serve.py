@@ -246,7 +246,7 @@ def _is_shape_invariant(path: Path, dtype: str, device: str, backend: str, ranks
 
 def _drafting(path: Path, setting: str, invariant: bool, acceptance_rule: str) -> "SpeculationConfig | None":
     """Return the default drafter; requests are checked against it in this process."""
-    from foreword.engine.guessing.default_speculation import choose_speculation
+    from foreword.engine.drafting.default_speculation import choose_speculation
     from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.heads.shipped import find_head
 
@@ -270,7 +270,7 @@ def _run(
     watch: tuple[str | None, float],
     generation_config: str,
 ) -> None:
-    from foreword.engine.requests.sampling_defaults import sampling_defaults
+    from foreword.engine.loader import sampling_defaults
     from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.server.running import ServerRun
     from foreword.server.settings import FREE_METHODS

@@ -11,22 +11,20 @@ from foreword.control.fair_share import FairShare
 from foreword.control.reporting.figures import ControlReport
 from foreword.engine.adapters import Adapters
 from foreword.engine.background import BackgroundWork
-from foreword.engine.guessing.drafter_needs import needs_of_all
-from foreword.engine.guessing.drafter_pool import DrafterPool
-from foreword.engine.guessing.kept_estimates import KeptEstimates
+from foreword.engine.drafting.drafter_pool import DrafterPool, needs_of_all
+from foreword.engine.drafting.saved_estimates import KeptEstimates
+from foreword.engine.intake import Intake
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.parts import EngineParts
-from foreword.engine.policy.assignment import Assignment
-from foreword.engine.policy.desk import GuessingDesk
+from foreword.engine.policy.service import GuessingDesk
 from foreword.engine.policy.verification import CHECK
-from foreword.engine.requests.intake import Intake
-from foreword.engine.requests.ledger import CohortLedger, RequestLedger
+from foreword.engine.requests.accounting import CohortLedger, RequestLedger
+from foreword.engine.requests.assignment import Assignment
 from foreword.engine.requests.request import Request
-from foreword.engine.service.deadlines import DEADLINE, deadline_of
-from foreword.engine.stepping.integrity import check_queues
-from foreword.engine.stepping.lookout import Lookout
-from foreword.engine.stepping.scheduler import Scheduler, SchedulerSizes
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.scheduling.asynchronous import Lookout
+from foreword.engine.scheduling.order import DEADLINE, deadline_of
+from foreword.engine.scheduling.scheduler import Scheduler, SchedulerSizes, check_queues
+from foreword.engine.text import Vocabulary
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.speculation.measured.situation import Situation

@@ -13,20 +13,18 @@ from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.adapters import Adapters
-from foreword.engine.answers.collector import OutputCollector
-from foreword.engine.answers.outputs import RequestOutput
-from foreword.engine.answers.stream import AnswerStream, post
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.death import Death, give_up
-from foreword.engine.guessing.default_speculation import SpeculationOption, check_choice
-from foreword.engine.listeners import Listeners
+from foreword.engine.drafting.default_speculation import SpeculationOption, check_choice
 from foreword.engine.llm import make_core
 from foreword.engine.loader import load_model
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
-from foreword.engine.requests.prompts import Prediction, Prompt, encode_prediction, encode_prompt
+from foreword.engine.outputs import OutputCollector, RequestOutput
+from foreword.engine.pipeline import StepPipeline
+from foreword.engine.prompts import Prediction, Prompt, encode_prediction, encode_prompt
 from foreword.engine.requests.request import Request
-from foreword.engine.stepping.pipeline import StepPipeline
+from foreword.engine.streams import AnswerStream, Listeners, post
 from foreword.errors import EngineStopped, RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
 from foreword.models.tokenization.tokenizer import Tokenizer

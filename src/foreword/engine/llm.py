@@ -9,27 +9,30 @@ from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.adapters import Adapters, LoRARequest
-from foreword.engine.answers.collector import OutputCollector
-from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.guessing.cost_profile import begin_with_kept, begin_with_profile
-from foreword.engine.guessing.default_speculation import SpeculationOption, check_choice
-from foreword.engine.guessing.drafter_pool import PagesLackRows
+from foreword.engine.drafting.default_speculation import SpeculationOption, check_choice
+from foreword.engine.drafting.drafter_pool import PagesLackRows
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
+from foreword.engine.outputs import OutputCollector, RequestOutput
 from foreword.engine.parts import EngineParts
+from foreword.engine.pipeline import StepPipeline
 from foreword.engine.policy.making import make_steering, with_file_limits
 from foreword.engine.preparing import prepare_passes
-from foreword.engine.requests.arguments import (
+from foreword.engine.profiles import begin_with_kept, begin_with_profile
+from foreword.engine.prompts import (
     ParamsChoice,
+    Prediction,
+    Prompt,
     either,
+    encode_prediction,
+    encode_prompt,
+    filling,
     listed_predictions,
     listed_prompts,
     spread,
 )
-from foreword.engine.requests.prompts import Prediction, Prompt, encode_prediction, encode_prompt, filling
-from foreword.engine.stepping.pipeline import StepPipeline
 from foreword.errors import RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
 from foreword.progress import Progress

@@ -11,19 +11,36 @@ from foreword.backends.parallel.decoder import TensorParallelDecoder
 from foreword.backends.torch.quiet import hush_bfloat16
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.resources import DrafterResources
-from foreword.engine.guessing.default_speculation import (
+from foreword.engine.drafting.default_speculation import (
     SpeculationChoice,
     SpeculationOption,
     choose_speculation,
 )
-from foreword.engine.requests.sampling_defaults import sampling_defaults
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.text import Vocabulary
+from foreword.errors import CheckpointError, RequestError
 from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
 from foreword.models.heads.shipped import find_head
+from foreword.models.sources.builtin import card_sampling
 from foreword.models.sources.resolve import resolve_model
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.progress import Progress
 from foreword.speculation.drafting import Drafter
+
+
+def sampling_defaults(checkpoint: Checkpoint, generation_config: str = "auto") -> SamplingDefaults:
+    """The model's own, from its files or, for a built-in model, from its makers' card."""
+    check_generation_config(generation_config)
+    if generation_config == "none":
+        return SamplingDefaults()
+    defaults = SamplingDefaults(checkpoint.sampling_defaults() or card_sampling(checkpoint.path))
+    try:
+        defaults.params()
+    except RequestError as error:
+        raise CheckpointError(
+            f"{checkpoint.path}: the model's own sampling parameters cannot be used: {error}; "
+            "leave them out with --generation-config none"
+        ) from None
+    return defaults
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What crosses the border of the engine, whether that is a call, a thread or a process."""
+"""Messages that cross the engine's boundary, whether that is a call, a thread or a process."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -169,3 +169,18 @@ class EngineStats:
     def kv_usage(self) -> float:
         """Part of the KV pages that requests hold, 0 to 1."""
         return self.kv_pages_used / self.kv_pages if self.kv_pages else 0.0
+
+
+class OpenAnswers:
+    """Counts the answers of a request, or of several, that have not ended."""
+
+    def __init__(self, answers: int) -> None:
+        self.left = answers
+
+    def note(self, item: AnswerDelta | Exception) -> bool:
+        """Take what came; True if nothing can come after it. A failure ends all answers."""
+        if isinstance(item, Exception):
+            self.left = 0
+        else:
+            self.left -= item.finish_reason is not None
+        return not self.left

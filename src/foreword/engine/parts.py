@@ -7,7 +7,7 @@ from time import perf_counter
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
-from foreword.engine.guessing.drafter_pool import Build
+from foreword.engine.drafting.drafter_pool import Build
 from foreword.engine.policy.steering import Steering
 from foreword.speculation.protocols import Policy
 

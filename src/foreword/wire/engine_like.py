@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from foreword.engine.adapters import Adapters
-from foreword.engine.answers.stream import AnswerStream
 from foreword.engine.messages import EngineStats, NewRequest
+from foreword.engine.streams import AnswerStream
 
 
 class EngineLike(Protocol):

@@ -17,8 +17,7 @@ from foreword.errors import EngineUnavailable, ForewordError
 from foreword.progress import StageProgress
 from foreword.wire import frames as wire
 from foreword.wire.client import EngineLimits, EngineState, OnLate
-from foreword.wire.link import EngineLink
-from foreword.wire.watchdog import wait_until_hung
+from foreword.wire.link import EngineLink, wait_until_hung
 
 log = logging.getLogger("foreword.server")
 

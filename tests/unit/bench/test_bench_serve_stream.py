@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from foreword.bench.serve.chunks import Chunk, ServerReportedError, parse_chunk
 from foreword.bench.serve.outcome import ContentChunk, Outcome
 from foreword.bench.serve.reader import AnswerReader
-from foreword.wire.sse import EventParser
+from foreword.wire.openai_http import EventParser
 
 STREAM = (
     'data: {"a": "ü"}\r\n\r\n: still here\n\nevent: x\nid: 3\ndata:one\ndata: two\n\n'

@@ -12,8 +12,8 @@ from foreword.backends.torch.experts import mixture, route
 from foreword.backends.torch.weights import load_weights
 from foreword.control.measured import MeasuredPolicy
 from foreword.engine.core import EngineCore
-from foreword.engine.guessing.cost_profile import measure_profile
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.profiles import measure_profile
+from foreword.engine.text import Vocabulary
 from foreword.models.config import ExpertsSpec, LayerSpec, MlpSpec, ModelConfig
 from helpers.clocks import ScriptedClock
 from helpers.mixed_configs import CONFIGS

@@ -13,7 +13,7 @@ import pytest
 from foreword.control.learning.estimates import MAX_PAIRS, Estimates
 from foreword.control.learning.saving import estimates_as_json, restore_estimates
 from foreword.control.measured import MeasuredPolicy
-from foreword.engine.guessing.kept_estimates import MOST_FILES, KeptEstimates
+from foreword.engine.drafting.saved_estimates import MOST_FILES, KeptEstimates
 from foreword.speculation.measured.costs import StepCosts
 from helpers.traffic import CPU, H200, TWO_CORES, Traffic, head, lookup
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreword.engine.answers.text import AnswerText, StopTexts
+from foreword.engine.text import AnswerText, StopTexts
 from foreword.models.tokenization.detokenizer import IncrementalDetokenizer
 from helpers.byte_pieces import BytePieces
 

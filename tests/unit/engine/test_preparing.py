@@ -21,7 +21,7 @@ from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.parts import EngineParts
 from foreword.engine.preparing import MEMORY_SHARE, SECONDS, prepare_passes
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.text import Vocabulary
 from foreword.speculation.drafting import Drafter
 from helpers.clocks import ScriptedClock
 from helpers.mixed_configs import CONFIGS

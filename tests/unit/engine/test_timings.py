@@ -2,8 +2,8 @@
 
 import pytest
 
-from foreword.engine.answers.outputs import Timings
 from foreword.engine.messages import RequestStats
+from foreword.engine.outputs import Timings
 
 
 def stats(**fields: float) -> RequestStats:

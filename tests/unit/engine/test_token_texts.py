@@ -2,9 +2,8 @@
 
 import pytest
 
-from foreword.engine.answers.text import AnswerText, StopTexts
-from foreword.engine.answers.token_texts import TokenTexts, token_text
 from foreword.engine.messages import AnswerDelta, DraftShown
+from foreword.engine.text import AnswerText, StopTexts, TokenTexts, token_text
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.tokenization.detokenizer import IncrementalDetokenizer
 

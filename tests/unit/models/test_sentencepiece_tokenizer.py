@@ -4,10 +4,8 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreword.engine.answers.text import StopTexts
-from foreword.engine.answers.token_texts import TokenTexts
 from foreword.engine.messages import AnswerDelta
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.text import StopTexts, TokenTexts, Vocabulary
 from foreword.errors import TokenizerError
 from foreword.models.formats.gguf.file import GgufFile
 from foreword.models.formats.gguf.tokenizer import gguf_tokenizer

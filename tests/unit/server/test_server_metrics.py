@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import Histogram
 
 from foreword.acceptance.params import SamplingParams
-from foreword.engine.answers.costs import Costs, sum_stats
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, RequestStats
+from foreword.engine.outputs import Costs, sum_stats
 from foreword.server.ops.metrics import Metrics, observe_runs
 from foreword.server.ops.request_meter import RequestMeter
 

@@ -19,9 +19,9 @@ from foreword.backends.torch.weights import load_weights
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.engine.core import EngineCore
-from foreword.engine.guessing.cost_profile import ROWS, measure_profile
+from foreword.engine.profiles import ROWS, measure_profile
 from foreword.engine.requests.request import Request, RequestLimits
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.text import Vocabulary
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import Draft, marked_cold
 from foreword.speculation.drafting import Ask, DraftRequest

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from foreword.engine.messages import EngineStats
-from foreword.wire.watchdog import LOOKS, wait_until_hung
+from foreword.wire.link import LOOKS, wait_until_hung
 from helpers.virtual_time import run_in_virtual_time
 
 

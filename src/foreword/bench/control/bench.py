@@ -18,10 +18,10 @@ from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.guessing.cost_profile import begin_with_profile
 from foreword.engine.loader import LoadedModel
 from foreword.engine.parts import EngineParts
-from foreword.engine.requests.prompts import encode_prompt
+from foreword.engine.profiles import begin_with_profile
+from foreword.engine.prompts import encode_prompt
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
 from foreword.speculation.drafting import Drafter

@@ -10,8 +10,8 @@ from foreword.acceptance.params import SamplingParams
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
+from foreword.engine.pipeline import StepPipeline
 from foreword.engine.requests.request import Request
-from foreword.engine.stepping.pipeline import StepPipeline
 from foreword.errors import RequestError
 
 

@@ -18,7 +18,7 @@ from foreword.engine.core import EngineCore
 from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
 from foreword.engine.parts import EngineParts
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.text import Vocabulary
 from foreword.errors import RequestError
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 

@@ -20,7 +20,7 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
-from foreword.engine.requests.ledger import RequestLedger
+from foreword.engine.requests.accounting import RequestLedger
 from foreword.engine.requests.request import Request
 from foreword.progress import StageProgress
 

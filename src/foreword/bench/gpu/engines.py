@@ -7,9 +7,9 @@ from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.guessing.cost_profile import measure_profile
 from foreword.engine.parts import EngineParts
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.profiles import measure_profile
+from foreword.engine.text import Vocabulary
 from foreword.speculation.drafting import Drafter
 
 DECODED = 64

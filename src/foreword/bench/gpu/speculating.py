@@ -27,7 +27,7 @@ from foreword.control.fixed import FixedPolicy
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
-from foreword.engine.stepping.pipeline import StepPipeline
+from foreword.engine.pipeline import StepPipeline
 from foreword.speculation.draft import DeviceTokens, Draft
 from foreword.speculation.drafting import (
     NO_NEEDS,

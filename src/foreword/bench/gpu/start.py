@@ -17,13 +17,13 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.lookup.suffix import SuffixConfig, SuffixDrafter
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.guessing.cost_profile import measure_profile
-from foreword.engine.guessing.default_speculation import WITHOUT_A_HEAD
+from foreword.engine.drafting.default_speculation import WITHOUT_A_HEAD
 from foreword.engine.messages import NewRequest
 from foreword.engine.parts import EngineParts
+from foreword.engine.pipeline import StepPipeline
 from foreword.engine.preparing import prepare_passes
-from foreword.engine.stepping.pipeline import StepPipeline
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.profiles import measure_profile
+from foreword.engine.text import Vocabulary
 from foreword.progress import Progress
 
 

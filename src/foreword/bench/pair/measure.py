@@ -18,7 +18,7 @@ from foreword.drafters.model.draft_model import check_same_vocabulary
 from foreword.engine.config import EngineConfig
 from foreword.engine.llm import make_core
 from foreword.engine.loader import LoadedModel
-from foreword.engine.requests.prompts import encode_prompt
+from foreword.engine.prompts import encode_prompt
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
 

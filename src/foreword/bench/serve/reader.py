@@ -2,7 +2,7 @@
 
 from foreword.bench.serve.chunks import DONE, Chunk, parse_chunk
 from foreword.bench.serve.outcome import ContentChunk, Outcome
-from foreword.wire.sse import EventParser
+from foreword.wire.openai_http import EventParser
 
 
 class AnswerReader:

@@ -67,7 +67,7 @@ def compare(
     from foreword.bench.compare.race import Race
     from foreword.bench.compare.summary import summarise
     from foreword.bench.drafters.prompts import own_prompts, read_prompts, take_per_category
-    from foreword.engine.requests.prompts import encode_prompt
+    from foreword.engine.prompts import encode_prompt
     from foreword.kernels.native import choose_threads
     from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.sources.resolve import resolve_model

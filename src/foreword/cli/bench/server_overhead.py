@@ -45,7 +45,7 @@ def server_overhead(
     from foreword.bench.drafters.prompts import own_prompts
     from foreword.bench.served_model import served_model
     from foreword.engine.engine import Engine
-    from foreword.engine.requests.prompts import encode_prompt
+    from foreword.engine.prompts import encode_prompt
     from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
 

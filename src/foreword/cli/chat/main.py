@@ -79,7 +79,7 @@ def chat(
     given = {"temperature": temperature, "top_p": top_p, "seed": seed, "max_tokens": max_tokens}
     checked = SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     from foreword.cli.chat.session import ChatSession, check_temperature
-    from foreword.engine.guessing.default_speculation import check_choice
+    from foreword.engine.drafting.default_speculation import check_choice
 
     check_temperature(checked.temperature)
     check_choice(setting)

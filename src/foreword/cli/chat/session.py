@@ -10,10 +10,10 @@ from foreword.acceptance.params import SamplingParams
 from foreword.cli.chat.stats import Tally
 from foreword.cli.chat.text import Piece, PieceReader
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.answers.token_texts import token_text
-from foreword.engine.guessing.drafter_pool import PagesLackRows
+from foreword.engine.drafting.drafter_pool import PagesLackRows
 from foreword.engine.llm import LLM
 from foreword.engine.messages import AnswerDelta, DraftShown, NewRequest
+from foreword.engine.text import token_text
 from foreword.errors import RequestError
 
 TENANT = "chat"

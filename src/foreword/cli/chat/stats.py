@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from foreword.engine.answers.costs import add_fields
 from foreword.engine.messages import RequestStats
+from foreword.engine.outputs import add_fields
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from foreword.engine.answers.token_texts import TokenTexts
 from foreword.engine.messages import AnswerDelta
+from foreword.engine.text import TokenTexts
 from foreword.models.tokenization.tokenizer import Tokenizer
 
 _ALLOWED_CONTROLS = "\n\t"

@@ -128,7 +128,7 @@ def _read(path: Path) -> "PolicyFile":
 
     policy = read_policy(path.expanduser())
     if policy.drafters or policy.overload is not None:
-        from foreword.engine.policy.drafters import drafter_configs
+        from foreword.engine.policy.file import drafter_configs
 
         drafter_configs(policy)
     return policy

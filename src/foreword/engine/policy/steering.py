@@ -15,13 +15,12 @@ from foreword.control.reporting.books import SpeculationBooks
 from foreword.control.rollout.evidence import Outcome
 from foreword.control.rollout.rollouts import Rollouts
 from foreword.engine.background import BackgroundWork
-from foreword.engine.guessing.drafter_pool import DrafterPool
-from foreword.engine.guessing.foreknowledge import Foreknowledge
+from foreword.engine.drafting.drafter_pool import DrafterPool
+from foreword.engine.drafting.known_answers import Foreknowledge
 from foreword.engine.messages import NewRequest
-from foreword.engine.policy.assignment import Assignment, CanaryPlace
-from foreword.engine.policy.drafters import Configs, config_for, drafter_configs, wish_within
+from foreword.engine.policy.file import Configs, WatchedFile, config_for, drafter_configs, wish_within
 from foreword.engine.policy.health import Baselines, forecast
-from foreword.engine.policy.watching import WatchedFile
+from foreword.engine.requests.assignment import Assignment, CanaryPlace
 from foreword.errors import EngineStopped, ForewordError, RequestError
 from foreword.speculation.drafting import Drafter, all_faults
 from foreword.speculation.requests import DraftPlan, Gate, Switch

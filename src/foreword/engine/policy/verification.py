@@ -11,9 +11,9 @@ from foreword.control.policy_file.document import Stage
 from foreword.control.rollout.laws import Figures, figures_of
 from foreword.control.rollout.pair import PairRollout
 from foreword.engine.messages import NewRequest
-from foreword.engine.policy.assignment import Assignment
 from foreword.engine.policy.health import is_of
 from foreword.engine.policy.steering import Steering
+from foreword.engine.requests.assignment import Assignment
 from foreword.engine.requests.request import Request
 
 CHECK = "\0check"

@@ -8,18 +8,60 @@ from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler
 from foreword.drafters.lookup.prediction import count_followed
-from foreword.engine.answers.gains import Gains
-from foreword.engine.answers.text import AnswerText
-from foreword.engine.messages import AnswerDelta, RequestStats, sampling_kind
-from foreword.engine.requests.identity import Identity
-from foreword.engine.requests.ledger import RequestLedger
+from foreword.engine.adapters import LoadedAdapter
+from foreword.engine.messages import AnswerDelta, DraftShown, RequestStats, sampling_kind
+from foreword.engine.requests.accounting import RequestLedger
+from foreword.engine.requests.assignment import CanaryPlace
+from foreword.engine.text import AnswerText
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.drafting import Drafter, DraftRequest
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.measured.situation import cohort_name
-from foreword.speculation.requests import Seen
-from foreword.speculation.service import Deadline
+from foreword.speculation.requests import DraftPlan, Seen
+from foreword.speculation.service import DEFAULT_SERVICE, Deadline, Service
 from foreword.speculation.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Whose answer it is."""
+
+    name: str = ""  # the request's id, as its user knows it
+    index: int = 0  # which of the n answers to the same prompt
+    tenant: str = ""  # nothing is cached or learned across tenants
+    speculation: DraftPlan | None = None  # who drafts for it; None: nobody
+    tells_progress: bool = False  # every delta says what the answer has cost so far
+    prediction: Sequence[int] = ()  # what its user expects as the answer
+    cohort: str = ""  # as the operator's rules name it; empty: by how it draws
+    step_limit: float | None = None  # seconds beyond which guesses make no step longer that serves it
+    places: Sequence[CanaryPlace] = ()  # its arms in roll-outs
+    service: Service = DEFAULT_SERVICE
+    adapter: LoadedAdapter | None = None
+
+
+class Gains:
+    """The verdicts of some passes, nearly always of one, taken together."""
+
+    __slots__ = ("drafted", "drafts", "from_draft", "logprobs", "text", "token_ids")
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.token_ids: tuple[int, ...] = ()
+        self.logprobs: tuple[TokenLogprobs, ...] = ()
+        self.drafted = 0  # guesses that were judged
+        self.from_draft = 0  # guesses that were committed
+        self.drafts: tuple[DraftShown, ...] = ()  # of every pass that brought tokens, if they are shown
+
+    def add(self, verdict: Verdict, text: str, shows: bool) -> None:
+        self.text += text
+        self.token_ids += verdict.tokens
+        self.logprobs += verdict.logprobs
+        if verdict.draft.parents:
+            self.drafted += len(verdict.judged.parents)
+            self.from_draft += len(verdict.path)
+        if shows and verdict.tokens:
+            draft = verdict.draft
+            self.drafts += (DraftShown(draft.tokens, draft.parents, verdict.path, len(verdict.tokens)),)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ import httpx2
 
 from foreword.errors import RequestError
 from foreword.proofs.server.answer import Answer
-from foreword.wire.openai_http import error_words, refusal_of
-from foreword.wire.sse import EventParser
+from foreword.wire.openai_http import EventParser, error_words, refusal_of
 
 Body = dict[str, Any]
 

@@ -10,10 +10,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foreword.engine.answers.collector import Answer
-from foreword.engine.answers.costs import Costs
-from foreword.engine.answers.token_texts import TokenTexts
 from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.engine.outputs import Answer, Costs
+from foreword.engine.text import TokenTexts
 from foreword.errors import EngineUnavailable, ForewordError, RequestError
 from foreword.server.api.streams.streaming import (
     DONE,

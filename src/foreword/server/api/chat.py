@@ -7,9 +7,8 @@ from time import time
 from msgspec import UNSET, UnsetType
 
 from foreword.acceptance.logprobs import TokenLogprobs
-from foreword.engine.answers.collector import Answer
-from foreword.engine.answers.costs import Costs
 from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.engine.outputs import Answer, Costs
 from foreword.server.api.answering import Job
 from foreword.server.api.identity import Caller, new_id
 from foreword.server.api.logprobs import LogprobWriter

@@ -7,10 +7,9 @@ from time import time
 from msgspec import UNSET
 
 from foreword.acceptance.logprobs import TokenLogprobs
-from foreword.engine.answers.collector import Answer
-from foreword.engine.answers.costs import Costs
 from foreword.engine.messages import AnswerDelta, NewRequest
-from foreword.engine.requests.prompts import filling
+from foreword.engine.outputs import Answer, Costs
+from foreword.engine.prompts import filling
 from foreword.server.api.answering import Job
 from foreword.server.api.echo import Echo
 from foreword.server.api.identity import Caller, new_id

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from msgspec.structs import replace as with_fields
 
-from foreword.engine.answers.collector import Answer
 from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.engine.outputs import Answer
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.types.answer_types import Usage
 from foreword.server.api.types.openai_types import CompletionRequest

@@ -5,10 +5,9 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from foreword.engine.answers.collector import Answer
-from foreword.engine.answers.costs import Costs
-from foreword.engine.answers.token_texts import TokenTexts
 from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
+from foreword.engine.outputs import Answer, Costs
+from foreword.engine.text import TokenTexts
 from foreword.server.api.answering import Job
 from foreword.server.api.identity import Caller, new_id
 from foreword.server.api.logprobs import LogprobWriter

@@ -6,8 +6,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from foreword.acceptance.logprobs import TokenLogprobs
-from foreword.engine.answers.collector import alternatives
-from foreword.engine.answers.token_texts import token_text
+from foreword.engine.outputs import alternatives
+from foreword.engine.text import token_text
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.types.answer_types import (
     ChatLogprobs,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from foreword.engine.requests.prompts import Prediction, encode_prediction, encode_prompt
+from foreword.engine.prompts import Prediction, encode_prediction, encode_prompt
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.types.openai_types import RawText
 from foreword.server.errors import ApiError

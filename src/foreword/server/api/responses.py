@@ -8,9 +8,8 @@ from typing import Any
 from msgspec import UNSET
 
 from foreword.acceptance.params import SamplingParams
-from foreword.engine.answers.collector import Answer
-from foreword.engine.answers.costs import Costs
 from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
+from foreword.engine.outputs import Answer, Costs
 from foreword.errors import RequestError
 from foreword.server.api.answering import Job
 from foreword.server.api.identity import Caller, new_id

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from foreword.engine.answers.costs import accepted_runs, sum_stats
 from foreword.engine.messages import EngineStats, RequestStats
+from foreword.engine.outputs import accepted_runs, sum_stats
 from foreword.server.ops.control_metrics import ControlMetrics
 from foreword.server.ops.node_metrics import NodeMetrics
 from foreword.server.ops.service_metrics import ServiceMetrics

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from foreword import __version__
 from foreword.control.reporting.figures import ControlReport
 from foreword.control.reporting.reading import as_json
-from foreword.engine.answers.costs import sum_stats
 from foreword.engine.messages import EngineStats
+from foreword.engine.outputs import sum_stats
 from foreword.server.api.entry import json_answer
 from foreword.server.api.identity import caller_of
 from foreword.server.api.types.answer_types import speculation_of

@@ -13,10 +13,10 @@ from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.engine import Engine
 from foreword.engine.messages import NewRequest, RequestLabels
-from foreword.engine.policy import desk
-from foreword.engine.policy.assignment import Assignment
+from foreword.engine.policy import service
+from foreword.engine.policy.file import WATCH_SECONDS
 from foreword.engine.policy.steering import Pressure
-from foreword.engine.policy.watching import WATCH_SECONDS
+from foreword.engine.requests.assignment import Assignment
 from foreword.errors import RequestError
 from foreword.speculation.service import Slo
 from helpers.rollout_world import POLICY, Guesser, RolloutWorld
@@ -164,7 +164,7 @@ def test_a_changed_file_is_used_without_a_restart(tmp_path: Path):
 
 
 def test_an_idle_engine_reads_a_changed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(desk, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(service, "WATCH_SECONDS", 0.01)
     here = world(tmp_path)
     engine = Engine(here.core)
     try:

@@ -4,10 +4,9 @@ import pytest
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
-from foreword.engine.answers.text import AnswerText, StopTexts
 from foreword.engine.messages import DraftShown
-from foreword.engine.requests.identity import Identity
-from foreword.engine.requests.request import Request, RequestLimits
+from foreword.engine.requests.request import Identity, Request, RequestLimits
+from foreword.engine.text import AnswerText, StopTexts
 from foreword.models.tokenization.detokenizer import IncrementalDetokenizer
 from foreword.speculation.draft import Draft
 from foreword.speculation.verdict import Verdict

@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
-from foreword.engine.answers.token_texts import token_text
 from foreword.engine.messages import AnswerDelta
+from foreword.engine.text import token_text
 from foreword.models.tokenization.tokenizer import Tokenizer
 
 

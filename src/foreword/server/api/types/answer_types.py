@@ -6,8 +6,8 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 from foreword.control.reporting.figures import run_percentile
-from foreword.engine.answers.costs import Costs, accepted_runs
 from foreword.engine.messages import RequestStats
+from foreword.engine.outputs import Costs, accepted_runs
 
 
 class CachedTokens(Struct, frozen=True):

@@ -1,1 +1,0 @@
-"""What a user gets: text, deltas, outputs."""

@@ -1,0 +1,1 @@
+"""Which drafters an engine has, and what is known of them beforehand."""

@@ -1,0 +1,332 @@
+"""The drafters of an engine: made once, shared, told what ends, closed."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import reduce
+from operator import or_
+from threading import Lock
+
+from foreword.acceptance.rules.rule import Rule, check_exact
+from foreword.backends.batch import check_taps
+from foreword.cluster.reports import NodeReport, all_nodes
+from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.overrides import SpeculationSetting, parse_setting
+from foreword.engine.drafting.known_answers import NOTHING_KNOWN, Chosen, Foreknowledge, Foreknown, parts_of
+from foreword.errors import RequestError
+from foreword.speculation.drafting import (
+    NO_NEEDS,
+    Drafter,
+    DrafterNeeds,
+    Expects,
+    added_memory,
+    all_faults,
+    choices_of,
+    close_all,
+    needs_of,
+)
+from foreword.speculation.requests import DraftPlan, StepRequest, as_drafter_sees
+
+
+def needs_of_all(default: DraftPlan | None, others: Sequence[Drafter]) -> DrafterNeeds:
+    """Of the drafters that are there from the start."""
+    known = [*others, *([] if default is None else [default.drafter])]
+    return reduce(or_, map(needs_of, known), NO_NEEDS)
+
+
+MAX_DRAFTERS = 16
+"""Drafters that are kept at hand; the one that was asked for longest ago is let go for another."""
+
+Build = Callable[[SpeculationConfig], Drafter]
+
+
+class PagesLackRows(RequestError):  # noqa: N818 - reads as what is wrong
+    """A drafter needs rows in the KV pages, which were laid out without them."""
+
+
+class DrafterPool:
+    """Makes each drafter when the first request asks for it, and shares it among all who ask for the same.
+
+    It is the only owner: whoever else holds a drafter only asks it. One that is let go is closed when the last of
+    its requests has ended.
+    """
+
+    def __init__(
+        self,
+        build: Build | None,
+        rule: Rule,
+        default: SpeculationConfig | None = None,
+        brought: Iterable[Drafter] = (),
+        num_layers: int | None = None,
+    ) -> None:
+        """`brought` are drafters that a policy uses for everyone; without `build` there are no others."""
+        self._build = build
+        self._rule = rule
+        self.num_layers = num_layers  # of the target, for hidden states; None: not known
+        self._brought = list(brought)
+        self._drafters: dict[str, Drafter] = {}  # at hand, by configuration; the newest last
+        self._users: Counter[int] = Counter()  # requests that hold a drafter, by its id()
+        self._blocks = 0  # of `none_closed` that have begun and not ended
+        self._combined: dict[tuple[str | int, ...], Foreknown | Chosen] = {}  # by the drafters' id()
+        self._leaving: dict[int, Drafter] = {}  # let go of, by id(), and to be closed without users
+        self._lock = Lock()  # requests come from any thread
+        self._building = Lock()
+        self.provided: DrafterNeeds | None = None  # what the engine can give a drafter; None: not known yet
+        self._is_closed = False
+        self.default: DraftPlan | None = None  # of requests that don't say
+        self._default_config: SpeculationConfig | None = None
+        self.set_default(default)
+
+    def set_default(self, config: SpeculationConfig | None) -> None:
+        """Who drafts for requests that don't say; None: nobody. The one before is let go."""
+        before = None if self._default_config is None else _key(self._default_config)
+        self.default = None if config is None else self._get(config)
+        self._default_config = config
+        if before is not None and (config is None or before != _key(config)):
+            with self._lock:
+                self._let_go(before)
+
+    @property
+    def default_config(self) -> SpeculationConfig | None:
+        return self._default_config
+
+    def offer(self, config: SpeculationConfig) -> Drafter:
+        """Make a drafter ready for requests that will ask for it."""
+        return self._get(config).drafter
+
+    def resolve(self, setting: SpeculationSetting, known: Foreknowledge = NOTHING_KNOWN) -> DraftPlan | None:
+        """Who drafts for a request with this setting; see `SpeculationConfig.parse`."""
+        config = parse_setting(setting, self._default_config)
+        plan = (
+            self.default if config is self._default_config else None if config is None else self._get(config)
+        )
+        return self.with_foreknowledge(plan, setting, known)
+
+    def with_foreknowledge(
+        self, plan: DraftPlan | None, setting: SpeculationSetting, known: Foreknowledge
+    ) -> DraftPlan | None:
+        """Who drafts for a request of whose answer something may be known before it is written."""
+        for config in self._first(setting, known, is_guessing=plan is not None):
+            plan = self._behind(self._get(config), plan)
+        return plan
+
+    def among(self, configs: Mapping[str, SpeculationConfig]) -> DraftPlan:
+        """A plan that leaves the choice between these drafters, by the names that they are given here."""
+        plans = {name: self._get(config) for name, config in configs.items()}
+        if len(plans) == 1:
+            ((name, plan),) = plans.items()
+            return replace(plan, method=name)
+        with self._lock:
+            key: tuple[str | int, ...] = (*plans, *(id(plan.drafter) for plan in plans.values()))
+            chosen = Chosen({name: plan.drafter for name, plan in plans.items()})
+            drafter = self._combined.setdefault(key, chosen)
+        most = max(plan.max_nodes for plan in plans.values())
+        depth = max(plan.max_depth for plan in plans.values())
+        return DraftPlan("+".join(plans), drafter, most, depth)
+
+    def is_ready(self, setting: SpeculationSetting, known: Foreknowledge = NOTHING_KNOWN) -> bool:
+        """Whether `resolve` would answer at once, without making a drafter."""
+        config = parse_setting(setting, self._default_config)
+        wanted = [] if config is None else [config]
+        wanted += self._first(setting, known, is_guessing=config is not None)
+        with self._lock:
+            return all(_key(one) in self._drafters for one in wanted)
+
+    def _first(
+        self, setting: SpeculationSetting, known: Foreknowledge, is_guessing: bool
+    ) -> list[SpeculationConfig]:
+        """Who is asked before all others; an engine that makes no drafters has none."""
+        return [] if setting is False or self._build is None else known.configs(is_guessing)
+
+    def _behind(self, first: DraftPlan, plan: DraftPlan | None) -> DraftPlan:
+        """This one first, and behind it whoever drafts anyway: the same, not another of its kind."""
+        if plan is None or plan.drafter is first.drafter:
+            return first if plan is None else replace(first, is_fixed=plan.is_fixed)
+        if first.drafter in parts_of(plan.drafter):
+            return plan
+        with self._lock:
+            key = (id(first.drafter), id(plan.drafter))
+            drafter = self._combined.setdefault(key, _before(first, plan.drafter))
+        most, depth = max(first.max_nodes, plan.max_nodes), max(first.max_depth, plan.max_depth)
+        return DraftPlan(f"{first.method}+{plan.method}", drafter, most, depth, is_fixed=plan.is_fixed)
+
+    @contextmanager
+    def none_closed(self) -> Iterator[None]:
+        """Close no drafter within the block: what is resolved there can still be held before its end."""
+        with self._lock:
+            self._blocks += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocks -= 1
+                unused = [] if self._blocks else [key for key in self._leaving if not self._users[key]]
+                left = [self._leaving.pop(key) for key in unused]
+            close_all(left)
+
+    def hold(self, request: StepRequest) -> None:
+        """Keep a request's drafters until `release` or `end`, once for each; within `none_closed`."""
+        with self._lock:
+            self._users.update(map(id, _held(request.speculation)))
+
+    def release(self, request: StepRequest) -> None:
+        """Let go of the drafters of a request that is not queued after all."""
+        for drafter in _held(request.speculation):
+            self._end_use(drafter)
+
+    def begin(self, request: StepRequest) -> None:
+        """Announce a queued request to the drafters that expect requests."""
+        for drafter in _held(request.speculation):
+            if isinstance(drafter, Expects) and drafter.expects:
+                request.asked[id(drafter)] = drafter  # so that it hears of the end
+                drafter.expect(as_drafter_sees(request))
+
+    def end(self, request: StepRequest) -> None:
+        """Have its drafters drop what they keep of a request that has ended. Once for every `hold`."""
+        seen = as_drafter_sees(request)
+        try:
+            for drafter in request.asked.values():
+                drafter.forget(seen)
+        finally:
+            self.release(request)
+
+    def _end_use(self, drafter: Drafter) -> None:
+        with self._lock:
+            self._users[id(drafter)] -= 1
+            if self._users[id(drafter)] > 0:
+                return
+            del self._users[id(drafter)]
+            left = None if self._blocks else self._leaving.pop(id(drafter), None)
+        if left is not None:
+            close_all([left])
+
+    def memory_bytes(self) -> int | None:
+        return added_memory(self._all())
+
+    def made_of(self, config: SpeculationConfig) -> list[Drafter]:
+        """The drafter of this configuration; none if it was let go. Others may have the same method."""
+        with self._lock:
+            drafter = self._drafters.get(_key(config))
+        return [] if drafter is None else [drafter]
+
+    def fault_counts(self) -> Counter[str]:
+        """What went wrong with drafters and cost only their guesses."""
+        return all_faults(self._all())
+
+    def nodes(self) -> list[NodeReport]:
+        return all_nodes(self._all())
+
+    def close(self) -> None:
+        self._is_closed = True
+        close_all(self._all())
+        with self._lock:
+            self._drafters.clear()
+            self._leaving.clear()
+
+    def _all(self) -> list[Drafter]:
+        with self._lock:
+            return [*self._brought, *self._drafters.values(), *self._leaving.values()]
+
+    def _get(self, config: SpeculationConfig) -> DraftPlan:
+        check_exact(self._rule, is_chain=not config.makes_trees, is_fixed=config.fixes_trees)
+        key = _key(config)
+        drafter = self._at_hand(key)
+        if drafter is None:
+            # Apart from the books, which the engine's thread reads while a drafter is being made.
+            with self._building:
+                drafter = self._at_hand(key)  # another may have made it meanwhile
+                if drafter is None:  # not `or`: a drafter may have a length, and be empty
+                    drafter = self._made(config)
+                with self._lock:
+                    self._drafters[key] = drafter
+                    self._make_room()
+        most = config.num_speculative_tokens
+        return DraftPlan(
+            "+".join(config.method),
+            drafter,
+            most,
+            config.max_depth or most,
+            config.disable_by_batch_size,
+            config.fixed,
+        )
+
+    def _at_hand(self, key: str) -> Drafter | None:
+        """The drafter of this configuration, which counts as the newest now."""
+        with self._lock:
+            drafter = self._drafters.pop(key, None)
+            if drafter is not None:
+                self._drafters[key] = drafter
+            return drafter
+
+    def _made(self, config: SpeculationConfig) -> Drafter:
+        if self._build is None:
+            raise RequestError(
+                f"this engine cannot make drafters, so method {'+'.join(config.method)!r} is not available"
+            )
+        drafter = self._build(config)
+        try:
+            self._check(drafter, "+".join(config.method))
+        except RequestError:
+            close_all([drafter])
+            raise
+        return drafter
+
+    def _check(self, drafter: Drafter, name: str) -> None:
+        """Refuse a drafter that the engine cannot give what it needs, or that comes too late."""
+        needs = needs_of(drafter)
+        if self._is_closed:
+            raise RequestError("the engine is closed")
+        if self.num_layers is not None:
+            try:
+                check_taps(needs.taps, self.num_layers)
+            except ValueError as error:
+                raise RequestError(f"speculation: {name} does not fit this model: {error}") from None
+        if self.provided is not None and not set(needs.rows) <= set(self.provided.rows):
+            raise PagesLackRows(
+                f"speculation: {name} keeps rows of its own in the KV pages, which were laid out without them; "
+                "name it when the engine is started"
+            )
+
+    def _make_room(self) -> None:
+        """Of too many drafters let those go that nobody asked for longest; never the default."""
+        kept = None if self._default_config is None else _key(self._default_config)
+        for key in [key for key in self._drafters if key != kept]:
+            if len(self._drafters) <= MAX_DRAFTERS:
+                return
+            self._let_go(key)
+
+    def _let_go(self, config: str) -> None:
+        drafter = self._drafters.pop(config, None)
+        if drafter is None:
+            return
+        for key in [
+            key for key, whole in self._combined.items() if any(part is drafter for part in parts_of(whole))
+        ]:
+            del self._combined[key]
+        if self._users[id(drafter)] or self._blocks:
+            self._leaving[id(drafter)] = drafter
+        else:
+            close_all([drafter])
+
+
+def _before(first: DraftPlan, drafter: Drafter) -> Foreknown | Chosen:
+    """The first one before another, or before each of those that a policy chooses between."""
+    choices = {f"{first.method}+{name}": _before(first, one) for name, one in choices_of(drafter).items()}
+    return Chosen(choices, [first.drafter, drafter]) if choices else Foreknown([first.drafter, drafter])
+
+
+def _held(plan: DraftPlan | None) -> Sequence[Drafter]:
+    """The pool's drafters that a plan uses."""
+    return () if plan is None else list(parts_of(plan.drafter))
+
+
+def _key(config: SpeculationConfig) -> str:
+    """The same for configurations that one drafter can serve: sizes are a matter of each ask."""
+    return json.dumps(
+        replace(
+            config, num_speculative_tokens=1, max_depth=None, disable_by_batch_size=None, fixed=False
+        ).as_mapping(),
+        sort_keys=True,
+    )

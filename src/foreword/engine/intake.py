@@ -1,0 +1,137 @@
+"""From what a user asks to requests that an engine can run, or a refusal."""
+
+import itertools
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.acceptance.rules.rule import Rule
+from foreword.engine.adapters import Adapters
+from foreword.engine.drafting.drafter_pool import DrafterPool
+from foreword.engine.drafting.known_answers import Foreknowledge
+from foreword.engine.messages import NewRequest
+from foreword.engine.policy.steering import Steering
+from foreword.engine.requests.assignment import Assignment
+from foreword.engine.requests.request import Identity, Request, RequestLimits
+from foreword.engine.scheduling.order import ON_DEADLINE
+from foreword.engine.text import StopTexts, Vocabulary
+from foreword.errors import RequestError
+from foreword.structured.compiler import Grammars
+from foreword.structured.state import GrammarState
+
+MOST_DEADLINE_MS = 1e12
+"""Some thirty years."""
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Checks a request against the model, and makes one `Request` for each of its answers."""
+
+    vocabulary: Vocabulary
+    context_length: int
+    rule: Rule
+    drafters: DrafterPool
+    check: Callable[[Request], None]  # the scheduler's: whether it can ever run
+    adapters: Adapters
+    _numbers: "itertools.count[int]"
+    grammars: Grammars
+    steering: Steering | None = None  # the operator's rules
+
+    def admit(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
+        """The requests of the answers that are wanted; raises `RequestError` for what cannot be answered.
+
+        Who drafts for them is up to the rules, and to the request, unless it is `assigned`.
+        """
+        self._check_prompt(new.prompt_token_ids)
+        _check_service(new)
+        self._check_ids(new.prediction, "prediction")
+        params = new.params
+        seed = secrets.randbits(53) if params.seed is None else params.seed  # more is lost in JavaScript
+        end_ids = self.vocabulary.end_ids
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else end_ids)
+        own = end_ids - frozenset(params.stop_token_ids)
+        limits = RequestLimits(self.context_length, stop_ids, own)
+        known = TokenLimits(
+            self.vocabulary.size, tuple(end_ids), self.vocabulary.bad_word_ids(params.bad_words)
+        )
+        stops = StopTexts(params.stop_texts, params.include_stop_str_in_output, params.min_tokens)
+        prediction = new.prediction[: self.context_length]  # no answer is longer
+        assigned = assigned or self._assign(new)
+        adapter = self.adapters.find(new.adapter)
+        forms: list[GrammarState | None] = [None] * params.n
+        if params.structured is not None:
+            forms = [*self.grammars.begin_all(params.structured, params.n, new.tenant)]
+        requests = [
+            Request(
+                next(self._numbers),
+                new.prompt_token_ids,
+                params,
+                RequestSampler(
+                    params, known, new.prompt_token_ids, seed, sample=index, rule=self.rule, grammar=form
+                ),
+                limits,
+                Identity(
+                    new.request_id,
+                    index,
+                    new.tenant,
+                    assigned.plan,
+                    new.progress,
+                    prediction,
+                    assigned.cohort,
+                    assigned.step_limit,
+                    assigned.places,
+                    replace(assigned.service, priority=new.priority),
+                    adapter,
+                ),
+                self.vocabulary.answer_text(stops, new.prompt_token_ids),
+            )
+            for index, form in enumerate(forms)
+        ]
+        self.check(requests[0])
+        for request in requests[1:]:
+            request.leader = requests[0]
+        self.adapters.hold(adapter, len(requests))
+        return requests
+
+    def is_prepared_for(self, new: NewRequest) -> bool:
+        """Whether `admit` would answer at once, without making a drafter or compiling a grammar."""
+        return self.grammars.is_ready(new.params.structured) and self.drafters.is_ready(
+            new.speculation, Foreknowledge.of(new)
+        )
+
+    def _assign(self, new: NewRequest) -> Assignment:
+        if self.steering is not None:
+            return self.steering.assign(new)
+        return Assignment(plan=self.drafters.resolve(new.speculation, Foreknowledge.of(new)))
+
+    def _check_prompt(self, prompt: Sequence[int]) -> None:
+        if not prompt:
+            raise RequestError("the prompt has no tokens; give at least one")
+        self._check_ids(prompt, "prompt")
+        if len(prompt) >= self.context_length:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens and the context holds {self.context_length}, "
+                "at least one of them for the answer; shorten the prompt"
+            )
+
+    def _check_ids(self, tokens: Sequence[int], where: str) -> None:
+        size = self.vocabulary.size
+        bad = next((t for t in tokens if not isinstance(t, int) or not 0 <= t < size), None)
+        if bad is not None:
+            raise RequestError(f"token id {bad} in the {where} is outside the vocabulary of {size}")
+
+
+def _check_service(new: NewRequest) -> None:
+    """Whatever a caller in the same process has put there: it is compared with what others have."""
+    if not isinstance(new.priority, int):
+        raise RequestError(f"priority must be a whole number, not {new.priority!r}")
+    if new.deadline_ms is not None:
+        if not isinstance(new.deadline_ms, int | float):
+            raise RequestError(f"deadline_ms must be a number, not {new.deadline_ms!r}")
+        if not new.deadline_ms > 0:
+            raise RequestError(f"deadline_ms must be positive, not {new.deadline_ms}")
+        if new.deadline_ms > MOST_DEADLINE_MS:
+            raise RequestError(f"deadline_ms must be at most {MOST_DEADLINE_MS:.0f}")
+    if new.on_deadline not in ON_DEADLINE:
+        raise RequestError(f"on_deadline must be one of {', '.join(ON_DEADLINE)}, not {new.on_deadline!r}")

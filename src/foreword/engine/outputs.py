@@ -1,0 +1,293 @@
+"""What a user gets back, in vLLM's shape with llama.cpp's timings: answers collected from an engine's deltas."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from foreword.acceptance.logprobs import TokenLogprobs
+from foreword.acceptance.params import SamplingParams
+from foreword.control.reporting.figures import counts_of
+from foreword.engine.messages import AnswerDelta, OpenAnswers, RequestStats
+from foreword.engine.text import token_text
+from foreword.models.tokenization.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the time of one request went; names follow llama.cpp."""
+
+    prompt_n: int  # prompt tokens that were processed; those in cache_n were not
+    prompt_ms: float  # first pass to the first tokens of the last prompt
+    prompt_per_second: float
+    predicted_n: int  # generated tokens, of all answers
+    predicted_ms: float  # the first tokens of any answer to the last of all
+    predicted_per_second: float  # tokens after each answer's first pass, per second of predicted_ms
+    queue_ms: float  # arrival to first pass
+    cache_n: int  # prompt tokens whose KV was found in the prefix cache
+    passes: int  # target passes, prefill included
+    draft_n: int  # guessed tokens that were judged
+    draft_n_accepted: int  # guessed tokens that were committed
+
+    @staticmethod
+    def of(ends: Sequence[tuple[int, RequestStats]]) -> "Timings":
+        """From (index, statistics) of the answers of a request, which arrived together and ran at the same time.
+
+        Of every prompt, the answer with index 0 computed it. The tokens of a first pass came with the end of
+        `prompt_ms` and took no time of `predicted_ms`, however many guesses were accepted with them.
+        """
+        answers = [stats for _, stats in ends]
+        leaders = [stats for index, stats in ends if index == 0]
+        began = min(stats.queue_seconds for stats in leaders)
+        prompt_seconds = max(map(_first_token_at, leaders)) - began
+        seconds = max(_first_token_at(s) + s.decode_seconds for s in answers) - min(
+            map(_first_token_at, answers)
+        )
+        generated = sum(stats.output_tokens for stats in answers)
+        cached = sum(stats.cached_tokens for stats in leaders)
+        processed = sum(stats.prompt_tokens for stats in leaders) - cached
+        return Timings(
+            prompt_n=processed,
+            prompt_ms=1e3 * prompt_seconds,
+            prompt_per_second=_rate(processed, prompt_seconds),
+            predicted_n=generated,
+            predicted_ms=1e3 * seconds,
+            predicted_per_second=_rate(generated - sum(stats.first_tokens for stats in answers), seconds),
+            queue_ms=1e3 * began,
+            cache_n=cached,
+            passes=sum(stats.passes for stats in answers),
+            draft_n=sum(stats.drafted for stats in answers),
+            draft_n_accepted=sum(stats.accepted for stats in answers),
+        )
+
+
+def _first_token_at(stats: RequestStats) -> float:
+    return stats.queue_seconds + stats.prefill_seconds
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if count > 0 and seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """How likely the raw model finds a token, before temperature and every other sampling parameter."""
+
+    logprob: float
+    rank: int  # 1: the most likely token
+    decoded_token: str
+
+
+TokenAlternatives = dict[int, Logprob]
+"""A token and the most likely ones at its place, by id."""
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One answer."""
+
+    index: int
+    text: str  # without the stop text, unless that was asked for
+    token_ids: list[int]  # the token that ended it included
+    finish_reason: str | None  # "stop", "length", "abort" or "error"; None while it grows
+    seed: int  # the seed that was used, given or fresh
+    logprobs: list[TokenAlternatives] | None = None  # per token, if asked for
+    error: str | None = None  # what went wrong, where finish_reason is "error"
+    # The stop token or stop text that was met; None for the model's own end.
+    stop_reason: int | str | None = None
+    stats: RequestStats | None = field(default=None, compare=False)  # what it cost, once it has ended
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A prompt and its answers so far."""
+
+    prompt: str | None  # None when token ids were given
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    request_id: str = ""
+    # Per prompt token, the first None, if asked for.
+    prompt_logprobs: list[TokenAlternatives | None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all answers have ended."""
+        return all(answer.finish_reason is not None for answer in self.outputs)
+
+    @property
+    def timings(self) -> Timings:
+        """Where the time went; of answers that have ended."""
+        return Timings.of([(answer.index, answer.stats or RequestStats()) for answer in self.outputs])
+
+    def as_json(self) -> dict[str, Any]:
+        """One object for machines: the first answer's fields, and all of them under `outputs` if there are more."""
+        flat: dict[str, Any] = {
+            **_answer_json(self.outputs[0]),
+            "prompt_token_ids": self.prompt_token_ids,
+            "timings": asdict(self.timings),
+        }
+        if len(self.outputs) > 1:
+            flat["outputs"] = [{"index": answer.index, **_answer_json(answer)} for answer in self.outputs]
+        if self.prompt_logprobs is not None:
+            flat["prompt_logprobs"] = [entry and _alternatives_json(entry) for entry in self.prompt_logprobs]
+        return flat
+
+
+def _answer_json(answer: CompletionOutput) -> dict[str, Any]:
+    flat: dict[str, Any] = {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "seed": answer.seed,
+    }
+    if answer.stop_reason is not None:
+        flat["stop_reason"] = answer.stop_reason
+    if answer.logprobs is not None:
+        flat["logprobs"] = [_alternatives_json(entry) for entry in answer.logprobs]
+    return flat if answer.error is None else flat | {"error": answer.error}
+
+
+def _alternatives_json(entry: TokenAlternatives) -> dict[str, Any]:
+    return {str(token): asdict(found) for token, found in entry.items()}
+
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Counted = TypeVar("Counted", bound=DataclassInstance)
+
+
+def add_fields(one: "Counted", other: "Counted") -> "Counted":
+    """Field by field: numbers and tuples of numbers are added; of two texts the first that says something stays."""
+    sums = {field.name: _added(getattr(one, field.name), getattr(other, field.name)) for field in fields(one)}
+    return replace(one, **sums)
+
+
+def _added(one: Any, other: Any) -> Any:  # noqa: ANN401 - numbers, tuples of them, or texts
+    if isinstance(one, tuple):
+        return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
+    return one or other if isinstance(one, str) else one + other
+
+
+def sum_stats(by_answer: Iterable[tuple[int, RequestStats]]) -> RequestStats:
+    """Counts and seconds of (sample index, stats) pairs, added; a prompt with several answers counts once."""
+    total = RequestStats()
+    for index, stats in by_answer:
+        total = add_fields(total, replace(stats, prompt_tokens=0, cached_tokens=0) if index else stats)
+    return total
+
+
+def accepted_runs(stats: RequestStats) -> "Counter[int]":
+    """How many passes accepted so many guesses. A run of k has those at positions 1 .. k committed, and no further."""
+    return counts_of(stats.drafts, stats.accepted_per_position)
+
+
+class Costs:
+    """Of a request with several answers, complete when all of them have ended."""
+
+    def __init__(self, answers: int) -> None:
+        self._open = OpenAnswers(answers)
+        self._ends: list[tuple[int, RequestStats]] = []
+
+    def note(self, delta: AnswerDelta) -> bool:
+        """Take a delta; True if it was the last of all."""
+        if delta.stats is not None:
+            self._ends.append((delta.index, delta.stats))
+        return self._open.note(delta)
+
+    def total(self) -> RequestStats:
+        return sum_stats(self._ends)
+
+    def timings(self) -> Timings:
+        return Timings.of(self._ends)
+
+
+class Answer:
+    """One answer as far as it has come."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.index = index  # which of the answers to its prompt
+        self._texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        self.last = AnswerDelta("", index, "", ())  # has the end, once there is one
+
+    def take(self, delta: AnswerDelta) -> None:
+        self._texts.append(delta.text)
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
+        self.last = delta
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+
+class OutputCollector:
+    """Collects the deltas of one request."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._request_id = request_id
+        self._prompt = prompt
+        self._prompt_token_ids = list(prompt_token_ids)
+        self._params = params
+        self._tokenizer = tokenizer
+        self._answers = [Answer(index) for index in range(params.n)]
+        self._open = OpenAnswers(params.n)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all answers have ended."""
+        return not self._open.left
+
+    def take(self, delta: AnswerDelta) -> None:
+        """Add what an answer has gained."""
+        self._answers[delta.index].take(delta)
+        self._open.note(delta)
+
+    def output(self) -> RequestOutput:
+        answers = [self._completion(answer) for answer in self._answers]
+        scores: list[TokenAlternatives | None] | None = None
+        if self._params.prompt_logprobs is not None:
+            scores = [None, *self._alternatives(self._answers[0].prompt_logprobs)]
+        ids = list(self._prompt_token_ids)
+        return RequestOutput(self._prompt, ids, answers, self._request_id, scores)
+
+    def _completion(self, answer: Answer) -> CompletionOutput:
+        last = answer.last
+        return CompletionOutput(
+            index=answer.index,
+            text=answer.text,
+            token_ids=list(answer.token_ids),
+            finish_reason=last.finish_reason,
+            seed=last.seed,
+            logprobs=None if self._params.logprobs is None else self._alternatives(answer.logprobs),
+            error=last.error,
+            stop_reason=last.stop_reason,
+            stats=last.stats,
+        )
+
+    def _alternatives(self, positions: Sequence[TokenLogprobs]) -> list[TokenAlternatives]:
+        return [alternatives(found, self._tokenizer) for found in positions]
+
+
+def alternatives(found: TokenLogprobs, tokenizer: Tokenizer) -> TokenAlternatives:
+    """A token's log probability and its competitors' for people to read, the most likely first."""
+
+    def shown(token: int, logprob: float, rank: int) -> Logprob:
+        return Logprob(logprob, rank, token_text(tokenizer, token))
+
+    top = zip(found.top_ids.tolist(), found.top_logprobs.tolist(), strict=True)
+    entries = {token: shown(token, value, place + 1) for place, (token, value) in enumerate(top)}
+    entries[found.token] = shown(found.token, found.logprob, found.rank)
+    return entries

@@ -1,0 +1,90 @@
+"""The policy file: notices its changes, and makes the configurations of its drafters."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from foreword.control.policy_file.document import CohortRule, PolicyFile
+from foreword.control.policy_file.nodes import methods_within
+from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.names import method_names
+from foreword.drafters.overrides import REQUEST_KEYS, SpeculationSetting, parse_setting
+from foreword.errors import RequestError
+
+WATCH_SECONDS = 1.0
+"""Seconds between two checks of the file."""
+
+
+class WatchedFile:
+    """A file whose time and size are checked at most once every `WATCH_SECONDS`."""
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        self.path = path
+        self._clock = clock
+        self._looked = clock()
+        self._seen = self._signature()
+
+    def has_changed(self) -> bool:
+        """True once for every change."""
+        now = self._clock()
+        if now - self._looked < WATCH_SECONDS:
+            return False
+        self._looked = now
+        found = self._signature()
+        has_changed, self._seen = found != self._seen, found
+        return has_changed and found is not None
+
+    def _signature(self) -> tuple[int, int, int] | None:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+Configs = Mapping[str, SpeculationConfig]
+
+
+def drafter_configs(policy: PolicyFile) -> dict[str, SpeculationConfig]:
+    """By name; raises for what no drafter can be made from."""
+    configs = {}
+    for name, rule in policy.drafters.items():
+        try:
+            configs[name] = SpeculationConfig.parse(rule.config)
+        except RequestError as error:
+            raise RequestError(f"speculation policy: drafters.{name}: {error}") from None
+    known = {*policy.drafters, *method_names()}
+    for stopped in policy.overload.stop if policy.overload is not None else ():
+        if stopped not in known:
+            raise RequestError(f"speculation policy: overload.stop: there is no drafter {stopped!r}")
+    return configs
+
+
+def wish_within(
+    wish: SpeculationSetting,
+    default: SpeculationConfig | None,
+    policy: PolicyFile,
+    rule: CohortRule,
+    configs: Configs,
+) -> SpeculationSetting:
+    """What a request asks for, as far as the texts of its cohort may go to draft nodes."""
+    config = parse_setting(wish, default)
+    if config is None:
+        return wish
+    rest = methods_within(policy, rule, config.method, lambda name: configs[name].method)
+    if len(rest) == len(config.method):
+        return wish
+    if not rest:
+        return False
+    sizes = {key: value for key, value in config.as_mapping().items() if key in REQUEST_KEYS}
+    return SpeculationConfig.parse(sizes | {"method": rest}, config).as_mapping()
+
+
+def config_for(policy: PolicyFile, rule: CohortRule, name: str, configs: Configs) -> SpeculationConfig:
+    """The drafter's configuration for a cohort, which may bound how deep it guesses."""
+    config, depth = configs[name], policy.depth(rule)
+    if depth is None:
+        return config
+    if "num_speculative_tokens" not in policy.drafters[name].config:
+        config = replace(config, num_speculative_tokens=depth)
+    return replace(config, max_depth=min(depth, config.max_depth or depth))

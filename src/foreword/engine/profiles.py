@@ -1,0 +1,292 @@
+"""Measures what passes and draft calls cost on this machine when an engine starts; saved for the next start."""
+
+import hashlib
+import json
+import logging
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from time import perf_counter
+
+from foreword import __version__
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.control.fixed import FixedPolicy
+from foreword.control.measured import MeasuredPolicy
+from foreword.drafters.config import SpeculationConfig
+from foreword.engine.core import EngineCore
+from foreword.engine.drafting.saved_estimates import KeptEstimates, write_atomically
+from foreword.engine.requests.request import Request, RequestLimits
+from foreword.kernels.native import choose_threads
+from foreword.kv.paged_cache import PAGE_SIZE
+from foreword.kv.sequence import KvSequence
+from foreword.models.sources.builtin import cache_directory
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import DraftRequest, choices_of
+from foreword.speculation.measured.costs import MOST_ROWS, SLOWEST, StepCosts
+from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
+from foreword.speculation.step import Stepper
+from foreword.speculation.transaction import Transaction
+
+_log = logging.getLogger(__name__)
+
+DEPTHS = (1, 2, 3, 4)
+ROUNDS = 4
+CALLS_BUDGET_SECONDS = 0.5
+
+PROMPT = (0, 0, 0, 0)
+NOBODYS = "nobody's"
+"""The tenant of texts that nobody reads; others are hashes of keys, or empty."""
+
+WARM_UP = 2  # steps: the first has no states of the prompt, the second fills caches
+
+Calls = dict[str, list[float]]
+"""By method, as `CallCost` writes itself."""
+
+
+def begin_with_calls(
+    core: EngineCore,
+    configs: Sequence[SpeculationConfig],
+    kept_at: Callable[[str], Path],
+    write: Callable[[Path, str], None],
+    clock: Callable[[], float] = perf_counter,
+    *,
+    use_saved: bool = True,
+) -> None:
+    """Give a new engine the cost of these drafters' calls; `kept_at` is the file of a drafter's settings."""
+    for config in configs:
+        path = kept_at(json.dumps(config.as_mapping(), sort_keys=True))
+        if use_saved and _read_calls(path, core.situation.costs):
+            continue
+        plan = core.drafters.resolve(config.as_mapping())
+        if plan is None:
+            continue
+        try:
+            calls = measure_calls(core, plan, clock)
+            core.situation.costs.begin_with_calls(calls)
+        except Exception:  # it is found out while it is used, then
+            _log.info("what %s costs was not measured at the start", plan.method, exc_info=True)
+            continue
+        write(path, json.dumps({"calls": calls}))
+
+
+def _read_calls(path: Path, costs: StepCosts) -> bool:
+    """Use the saved cost of calls; return whether there was a sound one."""
+    try:
+        costs.begin_with_calls(json.loads(path.read_text(encoding="utf-8"))["calls"], are_saved=True)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        return False
+    return True
+
+
+def measure_calls(core: EngineCore, plan: DraftPlan, clock: Callable[[], float] = perf_counter) -> Calls:
+    """A few steps of a text that nobody wants, with ever deeper drafts, until the time is up. The engine is idle."""
+    single = [replace(plan, method=name, drafter=one) for name, one in choices_of(plan.drafter).items()]
+    calls: Calls = {}
+    for one in single or [plan]:
+        calls |= _measure_one(core, one, clock)
+    return calls
+
+
+def _measure_one(core: EngineCore, plan: DraftPlan, clock: Callable[[], float]) -> Calls:
+    stepper = Stepper(core.runner, core.cache, FixedPolicy(), clock=clock, store=core.runner.store)
+    request = unwanted_request(core, PROMPT)
+    began = clock()
+    try:
+        for number in range(WARM_UP + ROUNDS * len(DEPTHS)):
+            depth = DEPTHS[number % len(DEPTHS)]
+            if number == WARM_UP:
+                stepper.situation.costs = StepCosts()
+            if depth > plan.max_depth or request.room <= depth + 1:
+                continue
+            request.speculation = replace(plan, max_nodes=depth, max_depth=depth, is_fixed=True)
+            run = len(request.tokens) - request.kv.computed
+            if (report := stepper.step([PassEntry.of(request, run)])).is_cold:
+                began += report.seconds.total
+            if number >= WARM_UP + len(DEPTHS) and clock() - began > CALLS_BUDGET_SECONDS:
+                break
+    finally:
+        core.cache.close(request.kv)
+        plan.drafter.forget(as_unanswered(request))
+    calls: Calls = stepper.situation.costs.as_json()["calls"]
+    return calls
+
+
+def as_unanswered(request: Request) -> DraftRequest:
+    """As if all of its text had been asked: drafters that remember answers are to remember none of it."""
+    return as_drafter_sees(request)._replace(prompt_len=len(request.tokens))
+
+
+def unwanted_request(
+    core: EngineCore,
+    prompt: Sequence[int],
+    *,
+    number: int = 0,
+    temperature: float = 0.0,
+    kv: KvSequence | None = None,
+) -> Request:
+    """One whose text nobody reads, the engine being idle; whoever made it closes its KV rows."""
+    size = core.runner.vocab_size
+    params = SamplingParams(temperature=temperature, ignore_eos=True)
+    tokens = [token % size for token in prompt]
+    sampler = RequestSampler(params, TokenLimits(size), tokens, seed=0)
+    request = Request(number, tokens, params, sampler, RequestLimits(core.max_model_len, frozenset()))
+    request.tenant = NOBODYS  # drafters that remember answers have them for nobody else
+    request.kv = core.cache.open(NOBODYS) if kv is None else kv
+    return request
+
+
+ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+MOST_OF_ONE = 64  # rows of one request
+PASSES_BUDGET_SECONDS = 1.0
+REPEATS = 3
+CHECKED_ROWS = (1, 2, 4, 8, 16)
+CHECK_SECONDS = 0.15  # after which no further round of these begins
+MOST_PAGES = 2 * ROWS[-1] // PAGE_SIZE  # with so many, all of them are measured
+MOST_COLD = 4  # passes of one size in which something is compiled or captured
+
+Points = list[tuple[float, float]]
+"""(rows, seconds)."""
+
+
+def begin_with_profile(
+    core: EngineCore,
+    offered: Sequence[SpeculationConfig] = (),
+    clock: Callable[[], float] = perf_counter,
+) -> None:
+    """Give a new engine the cost of its passes, and of the calls of its drafters: the default one and these."""
+    _begin_with_profile(core, offered, clock, lambda costs: costs.resembles(check_profile(core, clock)))
+
+
+def _begin_with_profile(
+    core: EngineCore,
+    offered: Sequence[SpeculationConfig],
+    clock: Callable[[], float],
+    are_current: Callable[[StepCosts], bool],
+) -> None:
+    def kept_at(drafter: str = "") -> Path:
+        return cache_directory() / "profiles" / f"{engine_key(core, drafter)}.json"
+
+    saved, trial = _read(kept_at()), StepCosts()
+    trial.begin_with(0, saved or [])
+    is_current = saved is not None and are_current(trial)
+    points = saved if saved is not None and is_current else measure_profile(core, clock)
+    if not is_current:
+        write_atomically(kept_at(), json.dumps({"points": points}))
+    core.situation.costs.begin_with(0, points)
+    default = core.drafters.default_config
+    known = [*([] if default is None else [default]), *offered]
+    changing = [one for one in known if not one.fixed]
+    begin_with_calls(core, changing, kept_at, write_atomically, clock, use_saved=is_current)
+
+
+def begin_with_kept(
+    core: EngineCore,
+    policy: MeasuredPolicy,
+    offered: Sequence[SpeculationConfig] = (),
+    clock: Callable[[], float] = perf_counter,
+) -> KeptEstimates:
+    """Give a new engine what the last one has learned, or else a profile of its passes and drafters.
+
+    Saved costs are used if a few passes of this process confirm them: the machine may have been busy then.
+    """
+    config = core.drafters.default_config
+    drafter = "" if config is None else json.dumps(config.as_mapping(), sort_keys=True)
+    path = cache_directory() / "estimates" / f"{engine_key(core, drafter)}.json"
+    kept = KeptEstimates(path, policy, core.situation.costs)
+    measured = cache(lambda: check_profile(core, clock))  # at most once, and only if something was saved
+
+    def are_current(costs: StepCosts) -> bool:
+        return costs.resembles(measured())
+
+    if not kept.load(are_current):
+        _begin_with_profile(core, offered, clock, are_current)
+    return kept
+
+
+def measure_profile(core: EngineCore, clock: Callable[[], float] = perf_counter) -> Points:
+    """Passes of one request with ever longer drafts, then of several, until the time is up. The engine must be idle."""
+    _pass_seconds(core, 1, clock)  # fills caches
+    began, points = clock(), []
+    for rows in ROWS:
+        if min(rows, MOST_OF_ONE) >= core.max_model_len or rows > core.cache.free_pages * PAGE_SIZE // 2:
+            break
+        times: list[float] = []
+        for _ in range(REPEATS + MOST_COLD):
+            seconds, is_cold = _pass_seconds(core, rows, clock)
+            if is_cold:  # a device is made ready once, and that takes as long as it takes
+                began += seconds
+            else:
+                times.append(seconds)
+            if len(times) == REPEATS or clock() - began > PASSES_BUDGET_SECONDS:
+                break
+        if times:
+            points.append((float(rows), min(times)))
+        if clock() - began > PASSES_BUDGET_SECONDS:
+            break
+    return points
+
+
+def check_profile(core: EngineCore, clock: Callable[[], float] = perf_counter) -> Points:
+    """Measure a few passes of different sizes, the fastest of each, in turn: a pause then spoils one round alone."""
+    most = min(core.max_model_len - 1, core.cache.free_pages * PAGE_SIZE // 2)
+    sizes = [rows for rows in CHECKED_ROWS if rows <= most]
+    fastest: dict[int, float] = {}
+    began = clock()
+    for _ in range(REPEATS + 1):  # the first round fills caches
+        for rows in sizes:
+            seconds, is_cold = _pass_seconds(core, rows, clock)
+            if not is_cold:
+                fastest[rows] = min(seconds, fastest.get(rows, seconds))
+        if clock() - began > CHECK_SECONDS:
+            break
+    return [(float(rows), seconds) for rows, seconds in fastest.items()]
+
+
+def _pass_seconds(core: EngineCore, rows: int, clock: Callable[[], float]) -> tuple[float, bool]:
+    """Return the seconds of a pass over so many rows, and whether it compiled or captured something."""
+    count = -(-rows // MOST_OF_ONE)
+    requests = [unwanted_request(core, [0]) for _ in range(count)]
+    try:
+        entries = [PassEntry.of(request, 1) for request in requests]
+        size = core.runner.vocab_size
+        draft = Draft.chain([token % size for token in range(1, rows // count)], 1)
+        with Transaction(core.cache, entries) as transaction:  # left without commit
+            batch = transaction.batch([draft] * count)
+            began = clock()
+            output = core.runner.forward(batch)
+            output.logits[:1, :1].cpu()  # waits for the device; to copy all of them takes longer
+            return clock() - began, output.is_cold
+    finally:
+        for request in requests:
+            core.cache.close(request.kv)
+
+
+def engine_key(core: EngineCore, drafter: str = "") -> str:
+    """The same for the same model, and drafter, on the same device with the same program."""
+    target = core.target
+    facts = (
+        __version__,
+        repr(target.config),
+        type(target).__name__,
+        target.weight_bytes,
+        str(target.device),
+        choose_threads(),
+        # Of a smaller engine less can be measured.
+        (ROWS[-1], min(core.max_model_len, ROWS[-1]), min(core.cache.pool.num_pages, MOST_PAGES)),
+        platform.node(),
+        platform.machine(),
+        drafter,
+    )
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+
+
+def _read(path: Path) -> Points | None:
+    try:
+        found = [(float(rows), float(seconds)) for rows, seconds in json.loads(path.read_text())["points"]]
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        return None
+    is_sound = all(1 <= rows <= MOST_ROWS and 0 < seconds < SLOWEST for rows, seconds in found)
+    return found if found and is_sound else None

@@ -1,0 +1,314 @@
+"""Who takes part in the next pass, and with how many rows."""
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from time import perf_counter
+
+from foreword.engine.requests.request import Request
+from foreword.engine.scheduling.kept_prompts import KeptPrompts
+from foreword.engine.scheduling.order import (
+    Lines,
+    Order,
+    gives_way,
+    reason_to_end,
+    runs_in_turn,
+    short_runs,
+    standing,
+    tightest,
+)
+from foreword.errors import RequestError
+from foreword.kv.paged_cache import PagedCache
+from foreword.kv.sequence import KvSequence
+from foreword.speculation.faults import FaultLog
+from foreword.speculation.measured.situation import Situation
+from foreword.speculation.protocols import Policy
+from foreword.speculation.requests import PassEntry
+
+
+@dataclass(frozen=True)
+class SchedulerSizes:
+    """Bounds of one pass."""
+
+    max_rows: int  # rows of a pass, guesses included
+    max_running: int  # requests that run at once
+    max_seconds: float | None = None  # what a pass with prompts may take while others decode; None: no bound
+
+
+MIN_CHUNK = 16
+"""Prompt rows that a pass computes at least, however long they take."""
+
+
+class Scheduler:
+    """First come, first served within a class, and everyone who runs takes part in every pass.
+
+    Each running request gets one row, so nobody starves; what is left of the row budget goes to prompts in the
+    order of `standing`, after a part of it was set aside for guesses that the policy will make. While others decode,
+    a chunk of a prompt is no longer than what fits into a step of bounded time; where a request of the latency class
+    decodes, the others take turns so that the step keeps to its bound. When pages run out, the request that stands
+    last gives its pages back and waits at its old place in the queue to be computed again. A class makes way for the
+    one before it. The first of those who had waited too long is never put off, and a single request always fits, so
+    that every request is answered.
+    """
+
+    def __init__(
+        self,
+        cache: PagedCache,
+        sizes: SchedulerSizes,
+        policy: Policy,
+        situation: Situation,
+        faults: FaultLog,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._cache = cache
+        self._sizes = sizes
+        self._policy = policy
+        self._situation = situation
+        self._faults = faults
+        self.kept_prompts = KeptPrompts(cache)
+        self._order = Order(min(sizes.max_running, sizes.max_rows), clock)
+        self.waiting: list[Request] = []  # by arrival
+        self.running: list[Request] = []  # by standing
+        self.preemptions = 0
+        self._passes = 0
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether anything waits or runs."""
+        return bool(self.waiting or self.running)
+
+    def add(self, requests: Iterable[Request]) -> None:
+        """Queue requests; those that were numbered first may be queued later, from another thread."""
+        for request in requests:
+            insort(self.waiting, request, key=_arrival)
+
+    def check(self, request: Request) -> None:
+        """Refuse a request that could never run."""
+        pages = self._cache.pool.num_pages
+        if self._cache.pages_for(request.final_len) > pages:
+            raise RequestError(
+                f"the request may need {request.final_len} tokens of KV cache and there are "
+                f"{pages * self._cache.page_size}; lower max_tokens or enlarge the cache"
+            )
+
+    def remove(self, request: Request) -> None:
+        """Forget a request wherever it is; its pages are given back."""
+        if request in self.running:
+            self.running.remove(request)
+            self.kept_prompts.keep(request, self.waiting)
+            self._cache.close(request.kv)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+            self.kept_prompts.forget_unwanted(self.waiting)
+
+    def schedule(self, follows: bool = False) -> list[PassEntry]:
+        """The requests of the next pass, each with the number of tokens that it computes.
+
+        Requests whose next mask is still being computed sit out, and so do those that depend on a pass in flight.
+        `follows`: the others of that pass may be in this one, if none depends on it.
+        """
+        self._admit()
+        self.kept_prompts.forget_unwanted(self.waiting)
+        ready = [request for request in self.running if request.sampler.is_ready]
+        free = [request for request in ready if self._is_free(request)]
+        if len(free) < len(ready) or not follows:
+            free = [request for request in free if not request.kv.passes]
+        runs = self._runs(free)
+        self._make_room(runs)
+        self._passes += 1
+        chosen = [request for request in self.running if request.request_id in runs]
+        for request in chosen:
+            request.served = self._passes
+        return [PassEntry.of(request, runs[request.request_id]) for request in chosen]
+
+    def _is_free(self, request: Request) -> bool:
+        is_busy = self._cache.is_busy(request.kv)
+        return not is_busy and (not request.kv.passes or request.can_be_followed)
+
+    def late(self, clock: Callable[[], float]) -> list[tuple[Request, str]]:
+        """The requests that are of no use any more, and why."""
+        timed = [request for request in (*self.running, *self.waiting) if request.deadline is not None]
+        if not timed:
+            return []
+        now, costs, running = clock(), self._situation.costs, len(self.running)
+        reasons = (
+            (request, reason_to_end(request, now, costs, running, self._found(request))) for request in timed
+        )
+        return [(request, why) for request, why in reasons if why is not None]
+
+    def _found(self, request: Request) -> int:
+        """Rows of a request that waits which it would find in the cache, or which the first answer computes for it."""
+        if request.kv.computed or request.deadline is None or not request.deadline.must_be_whole:
+            return 0
+        if request.leader is not None:
+            return request.prompt_len - 1
+        pages = self._cache.matching_pages(request.owner_of_pages, request.tokens)
+        return pages * self._cache.page_size
+
+    def by_service(self) -> dict[str, tuple[int, int]]:
+        """How many run and how many wait, by the name of their class."""
+        running = Counter(request.service.name for request in self.running)
+        waiting = Counter(request.service.name for request in self.waiting)
+        return {name: (running[name], waiting[name]) for name in sorted({*running, *waiting})}
+
+    def preempt(self, request: Request) -> None:
+        """Take the pages of a running request; it waits at its old place and is computed again."""
+        self.running.remove(request)
+        self._cache.close(request.kv)
+        request.preempt()
+        self.preemptions += 1
+        insort(self.waiting, request, key=_arrival)
+
+    def _runs(self, requests: list[Request]) -> dict[int, int]:
+        if (limit := tightest(requests)) is not None:
+            return short_runs(requests, limit, self._situation.costs, self._sizes.max_rows)
+        decoding = [request for request in requests if request.lag == 1]
+        if len(decoding) == len(requests) <= self._sizes.max_rows:
+            return dict.fromkeys([request.request_id for request in requests], 1)
+        budget = self._sizes.max_rows - len(requests)
+        if len(decoding) < len(requests):
+            budget -= min(self._guesses_wanted(decoding), budget // 2)
+            if decoding:
+                budget = min(budget, self._rows_in_time(len(requests)))
+        return runs_in_turn(requests, budget)
+
+    def _guesses_wanted(self, decoding: list[Request]) -> int:
+        """Rows that the policy would fill with guesses; a policy that fails costs guesses alone."""
+        if self._situation.speculating:
+            with self._faults.forgiven("rows wanted"):
+                return max(0, int(self._policy.rows_wanted(decoding, self._situation)))
+        return 0
+
+    def _rows_in_time(self, requests: int) -> int:
+        """Prompt rows that fit into the time of a step beside one row for each request."""
+        if self._sizes.max_seconds is None:
+            return self._sizes.max_rows
+        return max(self._situation.costs.prompt_rows_within(self._sizes.max_seconds) - requests, MIN_CHUNK)
+
+    def _make_room(self, runs: dict[int, int]) -> None:
+        """Preempt from the last on until the pages of everyone else's rows are there."""
+        if len(runs) + sum(runs.values()) // self._cache.page_size <= self._cache.free_pages:
+            return  # whatever pages they begin in
+        while self._missing_in_all(runs) > self._cache.available_pages:
+            if self.kept_prompts.give_up():
+                continue
+            last = self.running[-1]
+            runs.pop(last.request_id, None)
+            self.preempt(last)
+
+    def _missing_in_all(self, runs: dict[int, int]) -> int:
+        return sum([self._missing(r, runs[r.request_id]) for r in self.running if r.request_id in runs])
+
+    def _missing(self, request: Request, run: int) -> int:
+        """Pages that the request lacks for its next `run` rows."""
+        kv = request.kv
+        missing = self._cache.pages_for(kv.begin + run) - len(kv.pages)
+        return missing if missing > 0 else 0
+
+    def _admit(self) -> None:
+        """Let requests in while there are pages for all that they have to compute, and one more for each who runs."""
+        if not self.waiting:
+            return
+        passed_over: set[int] = set()
+        lines = Lines(self._candidates())
+        promised = self._promised()
+        while (request := self._order.first(lines.heads(), self.running)) is not None:
+            lines.leave(request)
+            if _waits_for_leader(request):
+                passed_over.add(request.request_id)
+                continue
+            put_off = self.preemptions
+            start = self._place_for(request, promised)
+            if start is None:
+                return
+            request.kv = start.open()
+            if not request.ledger.passes:
+                request.ledger.cached_tokens = request.kv.computed
+            self.waiting.remove(request)
+            insort(self.running, request, key=standing)
+            has_put_off = self.preemptions > put_off
+            promised = self._promised() if has_put_off else promised + self._missing(request, request.lag)
+            if self._is_full or has_put_off:  # now others may begin
+                lines = Lines(other for other in self._candidates() if other.request_id not in passed_over)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.running) >= min(self._sizes.max_running, self._sizes.max_rows)
+
+    def _candidates(self) -> list[Request]:
+        """Who may begin: where all places are taken, those for whom somebody gives way."""
+        if not self._is_full:
+            return self.waiting
+        return [request for request in self.waiting if gives_way(self.running[-1], request)]
+
+    def _promised(self) -> int:
+        """Pages that those who run lack for all that they have to compute."""
+        return sum(self._missing(request, request.lag) for request in self.running)
+
+    def _place_for(self, request: Request, promised: int) -> "_Start | None":
+        """Put others off for it as far as they give way; None if it has to wait all the same."""
+        while True:
+            start = self._start(request)
+            spare = self._cache.available_pages - promised - len(self.running)
+            needed = self._cache.pages_for(len(request.tokens)) - start.shared_pages
+            if needed <= spare and not self._is_full:
+                return start
+            if needed > spare and self.kept_prompts.give_up():
+                continue
+            giving = [other for other in self.running if gives_way(other, request)]
+            most = sum(len(other.kv.pages) + self._missing(other, other.lag) + 1 for other in giving)
+            if not giving or not gives_way(self.running[-1], request) or needed > spare + most:
+                return None
+            self.preempt(self.running[-1])
+            promised = self._promised()
+
+    def _start(self, request: Request) -> "_Start":
+        """Where the request's first rows come from: the first answer to the same prompt, or the prefix cache."""
+        cache, leader, page_size = self._cache, request.leader, self._cache.page_size
+        is_scored = request.prompt_logprobs is None or request.scored >= request.prompt_len - 1
+        # Rows that were not computed here tell no log probabilities.
+        tokens = request.tokens if is_scored else ()
+        matching = cache.matching_pages(request.owner_of_pages, tokens)
+        rows = request.prompt_len - 1
+        source = None if leader is None else self.kept_prompts.source(leader)
+        is_there = source is not None and source.computed >= rows > matching * page_size
+        if source is not None and is_there and cache.can_fork(source, rows):
+            return _Start(rows // page_size, lambda: cache.fork(source, rows))
+        idle = cache.idle_matching_pages(request.owner_of_pages, tokens)
+        return _Start(
+            matching - idle,
+            lambda: cache.open(request.owner_of_pages, tokens, again=request.ledger.passes > 0),
+        )
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A way to begin a request."""
+
+    shared_pages: int  # pages that it finds and that others hold as well, so that they cost nothing
+    open: Callable[[], KvSequence]
+
+
+def _waits_for_leader(request: Request) -> bool:
+    """Whether the first answer to the same prompt is about to compute rows that this one can copy."""
+    leader = request.leader
+    return leader is not None and leader.finish_reason is None and leader.kv.computed < request.prompt_len - 1
+
+
+def _arrival(request: Request) -> int:
+    return request.request_id
+
+
+def check_queues(cache: PagedCache, scheduler: Scheduler, active: Iterable[Request]) -> None:
+    """Raise `AssertionError` if they contradict each other; `active` are being answered."""
+    cache.check_integrity()
+    queued = [*scheduler.running, *scheduler.waiting]
+    if sorted(r.request_id for r in queued) != sorted(r.request_id for r in active):
+        raise AssertionError("the queues do not hold exactly the requests that are being answered")
+    if any(cache.is_open(request.kv) for request in scheduler.waiting):
+        raise AssertionError("a waiting request holds KV pages")
+    if not all(cache.is_open(request.kv) for request in scheduler.running):
+        raise AssertionError("a running request has no KV sequence")
+    if cache.num_open != len(scheduler.running) + len(scheduler.kept_prompts):
+        raise AssertionError("a KV sequence belongs to nobody")

@@ -1,1 +1,0 @@
-"""Classes, priorities, shares and deadlines."""

@@ -1,1 +1,0 @@
-"""What runs in the next step, and steps that are under way."""

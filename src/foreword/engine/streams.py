@@ -1,0 +1,190 @@
+"""Answer streams on event loops, and the registry that connects them to the engine's thread."""
+
+import asyncio
+import threading
+from asyncio import AbstractEventLoop
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from foreword.engine.messages import AnswerDelta, OpenAnswers
+from foreword.errors import RequestError
+
+
+class AnswerStream:
+    """The deltas of one request as they come: `async for delta in stream`.
+
+    The engine never waits for the consumer: what is not taken yet piles up here, and an answer is finite. Leaving
+    the stream before its end, also by cancellation, aborts the request; `aclose` does it by hand.
+    """
+
+    def __init__(self, request_id: str, answers: int, abort: "Callable[[AnswerStream], None]") -> None:
+        self.request_id = request_id
+        self.loop = asyncio.get_running_loop()
+        self._abort = abort
+        self._open = OpenAnswers(answers)
+        self._arrived: deque[AnswerDelta | Exception] = deque()
+        self._more = asyncio.Event()
+        self._take: Callable[[AnswerDelta | Exception], None] | None = None
+
+    def forward_to(self, take: Callable[[AnswerDelta | Exception], None]) -> None:
+        """Hand everything to a function, on the stream's loop, instead of keeping it: for who reads many streams."""
+        self._take = take
+        while self._arrived:
+            self._hand_over(self._arrived.popleft())
+
+    def deliver(self, item: AnswerDelta | Exception) -> None:
+        """Take a delta, or what went wrong. To be called on the stream's own loop."""
+        if self._take is not None:
+            self._hand_over(item)
+        else:
+            self._arrived.append(item)
+            self._more.set()
+
+    def _hand_over(self, item: AnswerDelta | Exception) -> None:
+        if self._take is not None and self._open.left:
+            self._open.note(item)
+            self._take(item)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something waits to be taken."""
+        return bool(self._arrived)
+
+    async def __aiter__(self) -> AsyncIterator[AnswerDelta]:
+        try:
+            while self._open.left:
+                if not self._arrived:
+                    self._more.clear()
+                    await self._more.wait()
+                item = self._arrived.popleft()
+                self._open.note(item)
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop listening; aborts what has not ended. Safe to repeat."""
+        if self._open.left:
+            self._open.left = 0
+            self._abort(self)
+
+
+def post(loop: asyncio.AbstractEventLoop, items: list[tuple[AnswerStream, AnswerDelta | Exception]]) -> bool:
+    """Run the deliveries on the loop; False if it is closed and nobody listens any more."""
+
+    def deliver() -> None:
+        for stream, item in items:
+            stream.deliver(item)
+
+    try:
+        loop.call_soon_threadsafe(deliver)
+    except RuntimeError:
+        return False
+    return True
+
+
+@dataclass
+class Listener:
+    """A request's stream and how many of its answers are still to end."""
+
+    stream: AnswerStream
+    open: OpenAnswers
+    is_aborted: bool = False  # before it was queued
+
+
+@dataclass
+class Listeners:
+    """Who listens to what, shared between the engine's thread and its callers."""
+
+    by_request: dict[str, Listener] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    idle: threading.Event = field(default_factory=threading.Event)
+    closed: bool = False  # nobody may come any more: the engine drains, or has told everyone of its end
+
+    def add(self, stream: AnswerStream, answers: int) -> bool:
+        """Listen; False if it is too late for that."""
+        with self.lock:
+            if self.closed:
+                return False
+            if stream.request_id in self.by_request:
+                raise RequestError(
+                    f"a request with the id {stream.request_id!r} is being answered; choose another id"
+                )
+            self.by_request[stream.request_id] = Listener(stream, OpenAnswers(answers))
+            self.idle.clear()
+            return True
+
+    def stream_of(self, request_id: str) -> AnswerStream | None:
+        """Return the stream that waits for the answers of this id."""
+        with self.lock:
+            listener = self.by_request.get(request_id)
+            return None if listener is None else listener.stream
+
+    def abort_later(self, stream: AnswerStream) -> None:
+        """Mark a request that is not queued yet: it ends as soon as it is. A stream that has ended is ignored."""
+        with self.lock:
+            listener = self.by_request.get(stream.request_id)
+            if listener is not None and listener.stream is stream:
+                listener.is_aborted = True
+
+    def is_aborted(self, stream: AnswerStream) -> bool:
+        """Whether the request of this stream, and not an earlier one of the same id, is to end once it is queued."""
+        with self.lock:
+            listener = self.by_request.get(stream.request_id)
+            return listener is not None and listener.stream is stream and listener.is_aborted
+
+    def knows(self, stream: AnswerStream) -> bool:
+        """Whether this stream, and not a later one of the same name, still waits for an end."""
+        with self.lock:
+            listener = self.by_request.get(stream.request_id)
+            return listener is not None and listener.stream is stream
+
+    def forget(self, stream: AnswerStream) -> bool:
+        """Stop listening; False if it was forgotten before."""
+        with self.lock:
+            listener = self.by_request.get(stream.request_id)
+            if listener is None or listener.stream is not stream:
+                return False
+            self._forget(stream.request_id)
+            return True
+
+    def note(self, delta: AnswerDelta) -> AnswerStream | None:
+        """Who listens to this delta; forgotten with the end of the last answer."""
+        with self.lock:
+            listener = self.by_request.get(delta.request_id)
+            if listener is None:
+                return None
+            if listener.open.note(delta):
+                self._forget(delta.request_id)
+            return listener.stream
+
+    def deliver(self, deltas: Sequence[AnswerDelta]) -> list[AnswerStream]:
+        """Hand each event loop all that is new for its streams, in one go; the streams whose loop is gone."""
+        by_loop: dict[AbstractEventLoop, list[tuple[AnswerStream, AnswerDelta | Exception]]] = {}
+        for delta in deltas:
+            stream = self.note(delta)
+            if stream is not None:
+                by_loop.setdefault(stream.loop, []).append((stream, delta))
+        lost = [items for loop, items in by_loop.items() if not post(loop, items)]
+        return [stream for items in lost for stream, _ in items]
+
+    def close(self) -> None:
+        with self.lock:
+            self.closed = True
+
+    def take_all(self) -> list[AnswerStream]:
+        """Close and forget everyone; returns who has to be told."""
+        with self.lock:
+            self.closed = True
+            streams = [listener.stream for listener in self.by_request.values()]
+            self.by_request.clear()
+            self.idle.set()
+            return streams
+
+    def _forget(self, request_id: str) -> None:
+        del self.by_request[request_id]
+        if not self.by_request:
+            self.idle.set()
