@@ -10,8 +10,7 @@ import pytest
 
 from foreword.cluster.pools.file import Cluster, RaySettings
 from foreword.cluster.pools.members import NODE, TARGET, Member
-from foreword.cluster.rayed.connecting import import_ray
-from foreword.cluster.rayed.fleet import RayFleet
+from foreword.cluster.pools.ray_fleet import RayFleet, import_ray
 from helpers.cluster_members import pids
 from helpers.waiting import wait_until
 

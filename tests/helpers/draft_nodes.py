@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from foreword import LLM
+from foreword.cluster import pairing, remote_drafter
 from foreword.cluster.address import NodeAddress
-from foreword.cluster.node.serving import DraftNode
-from foreword.cluster.remote import drafter as remote
-from foreword.cluster.remote import prospects, waiting
-from foreword.cluster.remote.drafter import RemoteDrafter
-from foreword.cluster.remote.estimates import TokenRate
-from foreword.cluster.remote.shared import NodesUse
+from foreword.cluster.node_server import DraftNode
+from foreword.cluster.remote_drafter import RemoteDrafter
+from foreword.cluster.reports import NodesUse
+from foreword.cluster.waiting import TokenRate
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.loader import LoadedModel
 from foreword.wire.draft_node import NodeSettings, make_node
@@ -39,11 +38,13 @@ def wait_patiently(monkeypatch: pytest.MonkeyPatch, seconds: float = 30.0) -> No
 
     What is worth a wait depends on how fast the machine is, which no test must.
     """
-    monkeypatch.setattr(waiting, "worth_waiting", lambda prospects, rate: seconds if prospects else 0.0)
-    monkeypatch.setattr(waiting, "most_worth", lambda prospects, rate: seconds)
+    monkeypatch.setattr(
+        remote_drafter, "worth_waiting", lambda prospects, rate: seconds if prospects else 0.0
+    )
+    monkeypatch.setattr(remote_drafter, "most_worth", lambda prospects, rate: seconds)
     monkeypatch.setattr(TokenRate, "per_second", 1.0)
-    for module in (prospects, remote):
-        monkeypatch.setattr(module, "may_come", lambda pairing, shadow: not pairing.is_all)
+    for module in (pairing, remote_drafter):
+        monkeypatch.setattr(module, "may_come", lambda pair, shadow: not pair.is_all)
 
 
 def asking(address: object, **more: Any) -> dict[str, Any]:

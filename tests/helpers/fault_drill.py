@@ -14,7 +14,7 @@ from typing import Any
 
 from foreword import LLM
 from foreword.cluster.address import NodeAddress
-from foreword.cluster.node.serving import DraftNode
+from foreword.cluster.node_server import DraftNode
 from foreword.cluster.reports import NodeReport
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.loader import LoadedModel

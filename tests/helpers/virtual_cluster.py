@@ -9,14 +9,13 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
-from foreword.cluster.handshake import Identity
+from foreword.cluster.handshake import Identity, TokenIds
 from foreword.cluster.messages import Close, Commits, Guesses, Open, ToNode, Welcome
-from foreword.cluster.node.desk import DraftDesk, NodeLimits
-from foreword.cluster.node.session import Pace
-from foreword.cluster.remote.drafter import RemoteDrafter
+from foreword.cluster.node_service import DraftDesk, NodeLimits
+from foreword.cluster.node_session import Pace
+from foreword.cluster.remote_drafter import RemoteDrafter
 from foreword.cluster.security import Security
 from foreword.cluster.settings import RemoteConfig
-from foreword.cluster.vocabulary import TokenIds
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, DraftRequest, Text
 from helpers.asks import text_request

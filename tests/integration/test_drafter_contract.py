@@ -9,7 +9,7 @@ import pytest
 
 from foreword import LLM, SamplingParams
 from foreword.acceptance.judge import Judging
-from foreword.cluster.node.serving import DraftNode
+from foreword.cluster.node_server import DraftNode
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import drafter_kinds

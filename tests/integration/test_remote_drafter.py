@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from foreword import LLM, SamplingParams
-from foreword.cluster.handshake import Identity
+from foreword.cluster.handshake import Identity, TokenIds
 from foreword.cluster.messages import Open
-from foreword.cluster.node.desk import DraftDesk
-from foreword.cluster.remote.drafter import RemoteDrafter
+from foreword.cluster.node_service import DraftDesk
+from foreword.cluster.remote_drafter import RemoteDrafter
 from foreword.cluster.security import Security, TlsFiles
-from foreword.cluster.vocabulary import TokenIds
 from foreword.drafters.registry import drafter_kinds
 from foreword.engine.config import EngineConfig
 from foreword.engine.loader import LoadedModel, load_model

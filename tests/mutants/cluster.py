@@ -20,7 +20,7 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "a drafter goes on behind guesses that were wrong",
-        "cluster/node/session.py",
+        "cluster/node_session.py",
         "Session.follow",
         "self._epoch += 1",
         "",
@@ -29,7 +29,7 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "tokens that a node has missed are left out of its text",
-        "cluster/node/session.py",
+        "cluster/node_session.py",
         "Session.follow",
         "if first > self._committed:\n    return False",
         "",
@@ -38,7 +38,7 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "an ended text is remembered with the guesses behind it",
-        "cluster/node/session.py",
+        "cluster/node_session.py",
         "Session.ended",
         "self._committed",
         "len(self._written)",
@@ -47,7 +47,7 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "what is drafted ahead comes before those who wait",
-        "cluster/node/desk.py",
+        "cluster/node_service.py",
         "DraftDesk._chosen",
         "(one[1].is_prefetch, -one[1].value)",
         "-one[1].value",
@@ -56,7 +56,7 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "a token that does not exist breaks the drafter for all targets",
-        "cluster/node/desk.py",
+        "cluster/node_service.py",
         "DraftDesk._check",
         "max(tokens) >= self._limits.vocab_size",
         "max(tokens) >= 1 << 40",
@@ -65,8 +65,8 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "the noise of a rule that a node could bias leaves the target",
-        "cluster/sampling.py",
-        "told",
+        "cluster/messages.py",
+        "encode_sampling",
         "int(record['stem']) if is_coupled else 0",
         "int(record['stem'])",
         (f"{REMOTE}::test_rules_that_a_node_could_bias_tell_it_nothing_of_their_noise",),
@@ -74,7 +74,7 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "a node that hangs is not known as late",
-        "cluster/remote/drafter.py",
+        "cluster/remote_drafter.py",
         "RemoteDrafter._note_late",
         "pairing.peer.breaker.late(now - pairing.asked_at)",
         "",
@@ -83,7 +83,7 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "a wait goes on for a session that is no more",
-        "cluster/remote/drafter.py",
+        "cluster/remote_drafter.py",
         "RemoteDrafter._part",
         "pairing.is_all = True",
         "",
@@ -92,7 +92,7 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "an older guess replaces a newer one",
-        "cluster/remote/pairing.py",
+        "cluster/pairing.py",
         "Pairing.hear",
         "if guess.number <= self.number:\n    return True",
         "",
@@ -101,7 +101,7 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "tenants whose texts must stay go to nodes",
-        "cluster/remote/drafter.py",
+        "cluster/remote_drafter.py",
         "RemoteDrafter._paired",
         "any((fnmatchcase(request.tenant, pattern) for pattern in self._local_tenants))",
         "False",
@@ -128,7 +128,7 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "one node gets all requests",
-        "cluster/homes.py",
+        "cluster/assignment.py",
         "choose_home",
         "_score(request, place)",
         "place.capacity",
@@ -283,7 +283,7 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "a node of another machine joins by the list without token and TLS",
-        "cluster/remote/roster.py",
+        "cluster/node_registry.py",
         "Roster.look",
         "address not in self._known and self._may_join(address)",
         "address not in self._known",
@@ -292,7 +292,7 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "a Ray of several machines is used though it asks for no token",
-        "cluster/rayed/connecting.py",
+        "cluster/pools/ray_fleet.py",
         "check_guarded",
         "guarded and all(guarded)",
         "any(guarded)",
@@ -301,7 +301,7 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "deep levels of a near node count as late",
-        "cluster/remote/waiting.py",
+        "cluster/waiting.py",
         "worth_waiting",
         "when += one.level_seconds",
         "when += one.level_seconds\nif when > one.late_after:\n    break",
@@ -310,7 +310,7 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "levels that are drafted ahead do not count for the number of nodes",
-        "cluster/ratio.py",
+        "cluster/pools/scaling.py",
         "requests_per_node.fits",
         "work.ahead * work.levels",
         "work.levels",

@@ -91,7 +91,7 @@ OPERATION_MUTANTS = (
     Mutant(
         120,
         "levels that a node leaves out do not change what is expected of it",
-        "cluster/remote/estimates.py",
+        "cluster/waiting.py",
         "NodeEstimates.filled",
         "self._survival = []",
         "",

@@ -4,8 +4,8 @@ from catalogue import UNIT, Mutant
 
 REMOTE = f"{UNIT}/cluster/test_remote.py"
 WAITING = f"{UNIT}/cluster/test_waiting.py"
-PROSPECTS = "cluster/remote/prospects.py"
-DRAFTER = "cluster/remote/drafter.py"
+PROSPECTS = "cluster/pairing.py"
+DRAFTER = "cluster/remote_drafter.py"
 ONE_WAIT = "test_whatever_happens_to_a_node_costs_one_bounded_wait_and_then_it_is_used_again"
 
 WAIT_MUTANTS = (
@@ -84,7 +84,7 @@ WAIT_MUTANTS = (
     Mutant(
         96,
         "what a node was told before it guessed speaks for it",
-        "cluster/remote/pairing.py",
+        "cluster/pairing.py",
         "Pairing.read",
         "guessed = guessed.rebase(tokens[:before])",
         "pass",
@@ -169,7 +169,7 @@ WAIT_MUTANTS = (
     Mutant(
         97,
         "a node that became slower is waited for again and again while its times are learned",
-        "cluster/breaker.py",
+        "cluster/waiting.py",
         "Breaker.believes",
         "seconds <= max(self._limit, AS_USUAL * usual)",
         "True",
@@ -187,7 +187,7 @@ WAIT_MUTANTS = (
     Mutant(
         97,
         "a text that was read excuses answers that are owed",
-        "cluster/remote/pairing.py",
+        "cluster/pairing.py",
         "Pairing.hear",
         "not breaker.is_late",
         "True",
@@ -205,7 +205,7 @@ WAIT_MUTANTS = (
     Mutant(
         97,
         "who shares a connection to nodes ends it for the others",
-        "cluster/remote/shared.py",
+        "cluster/reports.py",
         "SharedNodes.end",
         "uses and (not left)",
         "uses",

@@ -18,8 +18,8 @@ from foreword.cluster.address import NodeAddress
 from foreword.cluster.framing import FrameSplitter
 from foreword.cluster.handshake import PATIENCE, Identity, greet_node
 from foreword.cluster.messages import MAX_FRAME_BYTES, Ping, Pong, encode, from_node
-from foreword.cluster.ratio import gained_tokens
-from foreword.cluster.remote.drafter import RemoteDrafter
+from foreword.cluster.pools.scaling import gained_tokens
+from foreword.cluster.remote_drafter import RemoteDrafter
 from foreword.cluster.settings import RemoteConfig
 from foreword.errors import RequestError
 from foreword.speculation.drafting import Ask, DraftRequest, Text

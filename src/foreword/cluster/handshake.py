@@ -1,10 +1,11 @@
-"""The first frames of a connection: both sides prove who they are, and that their tokens mean the same."""
+"""The first frames of a connection: both sides prove that they know the token and that their token ids agree."""
 
 import secrets
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from time import monotonic
 from typing import TypeVar
 
@@ -16,13 +17,40 @@ from foreword.cluster.messages import (
     Hello,
     Refused,
     ToNode,
+    Vocabulary,
     Welcome,
     encode,
     from_node,
     to_node,
 )
 from foreword.cluster.security import NODE, TARGET, Security
-from foreword.cluster.vocabulary import TokenIds
+
+
+@dataclass
+class TokenIds:
+    """What the ids of one side mean, in order."""
+
+    size: int
+    bytes_of: Callable[[int], bytes]  # a token's
+    _digests: dict[int, bytes] = field(default_factory=dict)  # of the first so many
+
+    def told(self) -> Vocabulary:
+        """As the other side hears it."""
+        return Vocabulary(self.size, self._digest(self.size))
+
+    def agrees(self, theirs: Vocabulary) -> bool:
+        """One side may have some more at the end; the one that has more is the one that can tell."""
+        return theirs.size > self.size or self._digest(theirs.size) == theirs.digest
+
+    def _digest(self, size: int) -> bytes:
+        if size not in self._digests:
+            digest = sha256()
+            for token in range(size):
+                meant = self.bytes_of(token)
+                digest.update(len(meant).to_bytes(4, "big") + meant)
+            self._digests[size] = digest.digest()
+        return self._digests[size]
+
 
 FIRST_FRAMES = 16 * 1024
 """Longest frame of a side that has not proved who it is."""

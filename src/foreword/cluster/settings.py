@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foreword.cluster.address import NodeAddress
-from foreword.cluster.homes import LABELS
+from foreword.cluster.assignment import LABELS
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:

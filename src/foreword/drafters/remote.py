@@ -8,9 +8,8 @@ from foreword.speculation.drafting import Drafter
 def build_remote(config: RemoteConfig, resources: DrafterResources) -> Drafter:
     """Connect to the nodes; those that are not there yet join when they come."""
     need_frames()
-    from foreword.cluster.handshake import Identity
-    from foreword.cluster.remote.drafter import RemoteDrafter
-    from foreword.cluster.vocabulary import TokenIds
+    from foreword.cluster.handshake import Identity, TokenIds
+    from foreword.cluster.remote_drafter import RemoteDrafter
 
     security = config.security()
     tokenizer = resources.checkpoint.tokenizer()

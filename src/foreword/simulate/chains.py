@@ -5,9 +5,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from foreword.cluster.homes import MoveBudget
-from foreword.cluster.remote.estimates import LATE_FACTOR, TokenRate
-from foreword.cluster.remote.waiting import Prospect, most_worth, worth_waiting
+from foreword.cluster.assignment import MoveBudget
+from foreword.cluster.waiting import LATE_FACTOR, Prospect, TokenRate, most_worth, worth_waiting
 from foreword.simulate.guessing import Counts, Dice
 from foreword.simulate.node import Job, SimNode
 from foreword.simulate.scenario import Scenario, Waiting

@@ -106,7 +106,7 @@ class Prices:
 
 @dataclass(frozen=True)
 class Autoscale:
-    """Draft nodes by the ratio formula (`cluster/ratio.py`), after what it says has held for a while."""
+    """Draft nodes by the ratio formula (`cluster/pools/scaling.py`), after what it says has held for a while."""
 
     boot: float = 60.0  # seconds until a node that is wanted drafts; it is paid for meanwhile
     up_after: float = 10.0

@@ -7,8 +7,8 @@ from itertools import count
 
 import numpy as np
 
-from foreword.cluster.homes import LOAD_BOUND
-from foreword.cluster.ratio import DraftWork, wanted_draft_nodes
+from foreword.cluster.assignment import LOAD_BOUND
+from foreword.cluster.pools.scaling import DraftWork, wanted_draft_nodes
 from foreword.progress import Progress
 from foreword.simulate.node import SLOW_FACTOR, SimNode
 from foreword.simulate.outcome import Outcome, outcome_of

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from foreword.cluster.address import NodeAddress
-from foreword.cluster.handshake import Identity, NodeFacts
-from foreword.cluster.node.desk import DraftDesk, NodeLimits
-from foreword.cluster.node.serving import DraftNode
-from foreword.cluster.node.session import Pace
+from foreword.cluster.handshake import Identity, NodeFacts, TokenIds
+from foreword.cluster.node_server import DraftNode
+from foreword.cluster.node_service import DraftDesk, NodeLimits
+from foreword.cluster.node_session import Pace
 from foreword.cluster.security import Security
-from foreword.cluster.vocabulary import TokenIds
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.guard.guarded import GuardedDrafter
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize

@@ -1,6 +1,6 @@
 """When a node is waited for."""
 
-from foreword.cluster.breaker import MOST_NEEDED, Breaker
+from foreword.cluster.waiting import MOST_NEEDED, Breaker
 
 
 def closed() -> Breaker:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foreword.cluster.remote.estimates import PRIOR_RATE, NodeEstimates
+from foreword.cluster.waiting import PRIOR_RATE, NodeEstimates
 from foreword.speculation.draft import Draft
 
 

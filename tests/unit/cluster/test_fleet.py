@@ -8,10 +8,9 @@ from pathlib import Path
 
 from foreword.cluster.pools.autoscaling import LOOK_SECONDS, Autoscaler
 from foreword.cluster.pools.file import Cluster
-from foreword.cluster.pools.fleet import LocalFleet, MemberTold, resize
+from foreword.cluster.pools.fleet import ClusterState, LocalFleet, MemberTold, resize
 from foreword.cluster.pools.members import NODE, NODES_LIST, TARGET, Member
 from foreword.cluster.pools.scaling import ScaleRule
-from foreword.cluster.pools.state import ClusterState
 from helpers.clocks import ScriptedClock
 from helpers.waiting import wait_until
 

@@ -10,7 +10,7 @@ import pytest
 from foreword.cluster import handshake
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.framing import ChannelError, FrameSplitter
-from foreword.cluster.handshake import Identity, NodeFacts, greet_node, greet_target
+from foreword.cluster.handshake import Identity, NodeFacts, TokenIds, greet_node, greet_target
 from foreword.cluster.messages import (
     Challenge,
     Hello,
@@ -24,7 +24,6 @@ from foreword.cluster.messages import (
 )
 from foreword.cluster.security import NODE, Security, tenant_hash
 from foreword.cluster.settings import RemoteConfig, parse_labels
-from foreword.cluster.vocabulary import TokenIds
 from foreword.errors import RequestError
 
 TOKEN = b"a token of the cluster"

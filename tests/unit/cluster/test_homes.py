@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from foreword.cluster.homes import LOAD_BOUND, MoveBudget, Place, choose_home, distance
+from foreword.cluster.assignment import LOAD_BOUND, MoveBudget, Place, choose_home, distance
 
 
 def spread(requests: int, names: list[str], capacity: int = 1000) -> dict[int, str]:

@@ -6,10 +6,18 @@ import pytest
 
 from foreword.acceptance.request import DraftSampling
 from foreword.cluster.framing import ChannelError
-from foreword.cluster.messages import Behind, Busy, Close, Commit, Open, Sampling
-from foreword.cluster.node.desk import FORGOTTEN_SECONDS, DraftDesk, NodeLimits
-from foreword.cluster.node.session import Pace, Session
-from foreword.cluster.sampling import heard, told
+from foreword.cluster.messages import (
+    Behind,
+    Busy,
+    Close,
+    Commit,
+    Open,
+    Sampling,
+    decode_sampling,
+    encode_sampling,
+)
+from foreword.cluster.node_service import FORGOTTEN_SECONDS, DraftDesk, NodeLimits
+from foreword.cluster.node_session import Pace, Session
 from foreword.speculation.draft import Draft
 from helpers.asks import text_request
 from helpers.clocks import ScriptedClock
@@ -248,7 +256,7 @@ def test_a_node_draws_with_the_noise_of_the_request():
     record = text_request([1, 2, 3]).sampling.record.copy()
     record["temperature"], record["stem"] = 0.7, 12345
     here = replace(text_request([1, 2, 3]).sampling, record_bytes=record.tobytes())
-    there = heard(told(here), 1 << 20)
+    there = decode_sampling(encode_sampling(here), 1 << 20)
     assert isinstance(there, DraftSampling)
     assert there.keys(5) == here.keys(5)
     assert there.record["temperature"] == 0.7

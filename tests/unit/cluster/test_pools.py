@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from foreword.cluster.pools.autoscaling import cluster_status
 from foreword.cluster.pools.file import RaySettings, read_cluster
-from foreword.cluster.pools.fleet import MemberTold
-from foreword.cluster.pools.lists import lists_of
-from foreword.cluster.pools.members import NODE, TARGET, Member, replica_number
-from foreword.cluster.pools.news import News
+from foreword.cluster.pools.fleet import MemberTold, News
+from foreword.cluster.pools.members import NODE, TARGET, Member, lists_of, replica_number
 from foreword.cluster.pools.running import CALM_SECONDS, LONGEST_PAUSE, REFUSED, Pools
-from foreword.cluster.pools.status import cluster_status
 from foreword.errors import RequestError
 from helpers.clocks import ScriptedClock
 

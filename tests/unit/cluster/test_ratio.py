@@ -2,7 +2,7 @@
 
 import pytest
 
-from foreword.cluster.ratio import DraftWork, requests_per_node, wanted_draft_nodes
+from foreword.cluster.pools.scaling import DraftWork, requests_per_node, wanted_draft_nodes
 
 
 def level(first_ms: float):

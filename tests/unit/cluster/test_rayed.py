@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from foreword.cluster.pools.members import NODE, NODES_LIST, TARGET, Member
-from foreword.cluster.rayed.connecting import check_guarded, check_mode, import_ray
-from foreword.cluster.rayed.member import MemberActor
-from foreword.cluster.rayed.registry import SILENT_SECONDS, Registry
+from foreword.cluster.pools.ray_fleet import check_guarded, check_mode, import_ray
+from foreword.cluster.pools.ray_member import SILENT_SECONDS, MemberActor, Registry
 from foreword.errors import RequestError
 from helpers.clocks import ScriptedClock
 

@@ -6,13 +6,11 @@ import pytest
 
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.framing import ChannelError
-from foreword.cluster.handshake import Identity, NodeFacts, greet_node
-from foreword.cluster.node.desk import DraftDesk, NodeLimits
-from foreword.cluster.node.refusals import MOST_KNOWN, REPEAT_SECONDS, RefusalLog
-from foreword.cluster.node.serving import DraftNode
-from foreword.cluster.node.session import Pace
+from foreword.cluster.handshake import Identity, NodeFacts, TokenIds, greet_node
+from foreword.cluster.node_server import MOST_KNOWN, REPEAT_SECONDS, DraftNode, RefusalLog
+from foreword.cluster.node_service import DraftDesk, NodeLimits
+from foreword.cluster.node_session import Pace
 from foreword.cluster.security import Security
-from foreword.cluster.vocabulary import TokenIds
 from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
 from helpers.clocks import ScriptedClock
 from helpers.waiting import wait_until

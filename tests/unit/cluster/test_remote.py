@@ -7,7 +7,7 @@ import pytest
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.cluster.framing import ChannelError
-from foreword.cluster.handshake import Identity
+from foreword.cluster.handshake import Identity, TokenIds
 from foreword.cluster.messages import (
     Behind,
     Busy,
@@ -22,12 +22,11 @@ from foreword.cluster.messages import (
     Pong,
     ToNode,
     Welcome,
+    encode_sampling,
 )
-from foreword.cluster.remote.drafter import RemoteDrafter
-from foreword.cluster.sampling import told
+from foreword.cluster.remote_drafter import RemoteDrafter
 from foreword.cluster.security import Security
 from foreword.cluster.settings import RemoteConfig
-from foreword.cluster.vocabulary import TokenIds
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask
 from helpers.asks import text_request
@@ -500,8 +499,8 @@ def test_rules_that_a_node_could_bias_tell_it_nothing_of_their_noise(rule: Rule)
     record["temperature"], record["stem"], record["seed"] = 0.7, 99, 5
     sampling = replace(text_request([1]).sampling, record_bytes=record.tobytes())
     other = replace(sampling, rule=rule)
-    assert (told(other).temperature, told(other).stem) == (0.0, 0)
-    assert (told(sampling).temperature, told(sampling).stem) == (0.7, 99)
+    assert (encode_sampling(other).temperature, encode_sampling(other).stem) == (0.0, 0)
+    assert (encode_sampling(sampling).temperature, encode_sampling(sampling).stem) == (0.7, 99)
 
 
 def test_it_is_absent_while_no_node_is_there_whose_guesses_are_used():

@@ -4,12 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from foreword.cluster.handshake import Identity
-from foreword.cluster.remote.peer import Peer
-from foreword.cluster.remote.roster import Roster
+from foreword.cluster.handshake import Identity, TokenIds
+from foreword.cluster.node_registry import Peer, Roster
 from foreword.cluster.security import Security
 from foreword.cluster.settings import RemoteConfig
-from foreword.cluster.vocabulary import TokenIds
 from foreword.errors import RequestError
 
 

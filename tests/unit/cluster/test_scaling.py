@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from foreword.cluster.pools.demand import DemandWatch
+from foreword.cluster.pools.autoscaling import DemandWatch
 from foreword.cluster.pools.scaling import (
     Demand,
     NodeSpeed,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from foreword.cluster import connection, handshake
+from foreword.cluster import connection, handshake, node_server
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.connection import Connection
 from foreword.cluster.framing import HEADER, FrameSplitter
-from foreword.cluster.handshake import Identity, NodeFacts, greet_node
+from foreword.cluster.handshake import Identity, NodeFacts, TokenIds, greet_node
 from foreword.cluster.messages import (
     MAX_FRAME_BYTES,
     Commit,
@@ -25,12 +25,10 @@ from foreword.cluster.messages import (
     encode,
     from_node,
 )
-from foreword.cluster.node import serving
-from foreword.cluster.node.desk import DraftDesk, NodeLimits
-from foreword.cluster.node.serving import DraftNode
-from foreword.cluster.node.session import Pace
+from foreword.cluster.node_server import DraftNode
+from foreword.cluster.node_service import DraftDesk, NodeLimits
+from foreword.cluster.node_session import Pace
 from foreword.cluster.security import Security
-from foreword.cluster.vocabulary import TokenIds
 from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
 from helpers.draft_nodes import until
 
@@ -112,7 +110,7 @@ def test_a_target_that_says_what_it_must_not_is_hung_up_on_and_others_are_served
 def test_a_target_that_does_not_read_is_hung_up_on_with_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(serving, "Connection", partial(Connection, max_unsent=1000))
+    monkeypatch.setattr(node_server, "Connection", partial(Connection, max_unsent=1000))
     node = node_at(NodeAddress(path=str(tmp_path / "node")))  # whose buffers are small
     with caplog.at_level(logging.INFO), connected(node) as link:
         until(lambda: node.targets == 1)
@@ -140,7 +138,7 @@ def test_a_target_of_which_nothing_is_heard_is_given_up_with_one_line(
 
 def test_strangers_are_many_but_not_too_many(node: DraftNode, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(handshake, "PATIENCE", 5.0)
-    silent = [node.address.connect(5.0) for _ in range(serving.MAX_STRANGERS + 1)]
+    silent = [node.address.connect(5.0) for _ in range(node_server.MAX_STRANGERS + 1)]
     hung_up = 0
     for link in silent:
         link.settimeout(20)
@@ -148,7 +146,7 @@ def test_strangers_are_many_but_not_too_many(node: DraftNode, monkeypatch: pytes
     assert hung_up == 1
     for link in silent:
         link.close()
-    until(lambda: node._strangers._value == serving.MAX_STRANGERS)
+    until(lambda: node._strangers._value == node_server.MAX_STRANGERS)
     connected(node).close()
 
 

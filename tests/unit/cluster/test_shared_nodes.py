@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from foreword.cluster.remote.shared import SharedNodes
+from foreword.cluster.reports import SharedNodes
 from foreword.cluster.settings import RemoteConfig
 
 HERE, THERE = RemoteConfig("127.0.0.1:1"), RemoteConfig("127.0.0.1:2")

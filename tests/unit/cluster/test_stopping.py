@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 
-from foreword.cluster.stopping import Stopping
+from foreword.cluster.pools.running import Stopping
 
 
 def test_a_handler_may_interrupt_itself(monkeypatch):
@@ -35,7 +35,8 @@ def test_a_handler_may_interrupt_itself(monkeypatch):
 
 def test_a_storm_of_signals_ends_a_process_that_waits():
     program = (
-        "from foreword.cluster.stopping import Stopping; s = Stopping().listen(); print(flush=True); s.wait()"
+        "from foreword.cluster.pools.running import Stopping; "
+        "s = Stopping().listen(); print(flush=True); s.wait()"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert process.stdout is not None

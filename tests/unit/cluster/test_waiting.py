@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
-from foreword.cluster.remote.estimates import NodeEstimates, TokenRate
-from foreword.cluster.remote.prospects import FIRST_ANSWER, may_come, prospects_of
-from foreword.cluster.remote.waiting import UNKNOWN_SECONDS, Prospect, most_worth, worth_waiting
+from foreword.cluster.pairing import FIRST_ANSWER, may_come, prospects_of
+from foreword.cluster.waiting import (
+    UNKNOWN_SECONDS,
+    NodeEstimates,
+    Prospect,
+    TokenRate,
+    most_worth,
+    worth_waiting,
+)
 from foreword.speculation.draft import Draft
 
 

@@ -50,9 +50,8 @@ def link(
     from foreword.bench.link import local_node, measure_link
     from foreword.cluster.address import NodeAddress
     from foreword.cluster.framing import ChannelError
-    from foreword.cluster.handshake import Identity
+    from foreword.cluster.handshake import Identity, TokenIds
     from foreword.cluster.security import Security, TlsFiles
-    from foreword.cluster.vocabulary import TokenIds
     from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
 

@@ -63,8 +63,8 @@ def draft_node(
 
     need_frames()
     from foreword.cluster.address import NodeAddress
+    from foreword.cluster.pools.running import Stopping
     from foreword.cluster.security import Security, TlsFiles
-    from foreword.cluster.stopping import Stopping
     from foreword.drafters.config import SpeculationConfig
     from foreword.engine.loader import load_model
     from foreword.wire.draft_node import NodeSettings, check_methods, make_node

@@ -16,9 +16,8 @@ from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from foreword.cluster.pools.file import Cluster
-    from foreword.cluster.pools.fleet import LocalFleet, MemberTold
-    from foreword.cluster.pools.state import ClusterState
-    from foreword.cluster.rayed.fleet import RayFleet
+    from foreword.cluster.pools.fleet import ClusterState, LocalFleet, MemberTold
+    from foreword.cluster.pools.ray_fleet import RayFleet
 
 app = typer.Typer(no_args_is_help=True, help="Run targets and draft nodes from one file (docs/cluster.md).")
 
@@ -38,10 +37,9 @@ def up(file: FileArgument, api_key: KeyOption = None) -> None:
 
     A member with invalid options prints the reason and is not restarted.
     """
-    from foreword.cluster.pools.autoscaling import Autoscaler
+    from foreword.cluster.pools.autoscaling import Autoscaler, fetch_json
     from foreword.cluster.pools.file import read_cluster
-    from foreword.cluster.pools.state import ClusterState
-    from foreword.cluster.pools.status import fetch_json
+    from foreword.cluster.pools.fleet import ClusterState
 
     cluster, state = read_cluster(file), ClusterState(file)
     if (pid := state.watcher()) is not None:
@@ -77,7 +75,7 @@ def up(file: FileArgument, api_key: KeyOption = None) -> None:
 def down(file: FileArgument) -> None:
     """Stop all members: targets finish their answers first, nodes notify their targets."""
     from foreword.cluster.pools.file import read_cluster
-    from foreword.cluster.pools.state import ClusterState
+    from foreword.cluster.pools.fleet import ClusterState
 
     cluster, state = read_cluster(file), ClusterState(file)
     if state.stop():
@@ -87,7 +85,7 @@ def down(file: FileArgument) -> None:
                 raise RequestError(f"the cluster has not ended after {MOST_PATIENCE:g} s")
             time.sleep(0.1)
     elif cluster.ray is not None and cluster.ray.address:
-        from foreword.cluster.rayed.fleet import RayFleet
+        from foreword.cluster.pools.ray_fleet import RayFleet
 
         fleet = RayFleet(cluster)  # its supervisor is gone, but its actors are still there
         fleet.find()
@@ -100,9 +98,9 @@ def down(file: FileArgument) -> None:
 @app.command()
 def status(file: FileArgument, api_key: KeyOption = None, as_json: JsonOption = False) -> None:
     """Show the state of targets and of their draft nodes; exit code 1 if a target is not ready."""
+    from foreword.cluster.pools.autoscaling import cluster_status, fetch_json
     from foreword.cluster.pools.file import read_cluster
-    from foreword.cluster.pools.state import ClusterState
-    from foreword.cluster.pools.status import cluster_status, fetch_json
+    from foreword.cluster.pools.fleet import ClusterState
 
     cluster, members = read_cluster(file), ClusterState(file).members()
     placed = {one.name: one.address for one in members}
@@ -126,7 +124,7 @@ def _fleet(cluster: "Cluster", state: "ClusterState") -> "LocalFleet | RayFleet"
         from foreword.cluster.pools.fleet import LocalFleet
 
         return LocalFleet(cluster, state.folder)
-    from foreword.cluster.rayed.fleet import RayFleet
+    from foreword.cluster.pools.ray_fleet import RayFleet
 
     fleet = RayFleet(cluster)
     fleet.up()

@@ -9,8 +9,8 @@ from rich.table import Table
 from foreword.cli.console import stdout
 
 if TYPE_CHECKING:
+    from foreword.cluster.pools.autoscaling import NodeStatus, TargetStatus
     from foreword.cluster.pools.fleet import MemberTold
-    from foreword.cluster.pools.status import NodeStatus, TargetStatus
 
 _MEMBER = {
     "member": "name",

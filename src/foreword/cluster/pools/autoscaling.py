@@ -1,14 +1,139 @@
-"""Adds and drains draft nodes as targets need them."""
+"""Reads the state of targets over HTTP, and adds or drains draft nodes accordingly."""
 
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from time import monotonic
+from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
 
-from foreword.cluster.pools.demand import DemandWatch
 from foreword.cluster.pools.fleet import Fleet, numbers, resize
 from foreword.cluster.pools.members import TARGET, Member
-from foreword.cluster.pools.scaling import Scaler, ScaleRule
-from foreword.cluster.pools.status import Fetch
+from foreword.cluster.pools.scaling import Demand, NodeSpeed, Scaler, ScaleRule
+
+Fetch = Callable[[str], Any]
+"""What a URL answers, as JSON; raises `OSError` or `ValueError`."""
+
+
+@dataclass(frozen=True)
+class TargetStatus:
+    """One target."""
+
+    name: str
+    state: str  # "ok", "starting", ...; "down": it does not answer
+    running: int = 0
+    waiting: int = 0
+    tokens_per_pass: float | None = None  # what guessing brings; 1 is plain decoding
+    cost_per_million: float | None = None  # tokens, of the time that is paid for; None without prices
+    reason: str = ""
+
+    @property
+    def is_ok(self) -> bool:
+        return self.state == "ok"
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """One node as one target knows it."""
+
+    target: str
+    node: str
+    state: str
+    reason: str
+    homes: int
+    waits: int
+    trips: int
+    first_ms: float | None
+    level_ms: float | None
+    acceptance: float | None
+
+
+def fetch_json(api_key: str = "") -> Fetch:
+    """Asks over HTTP, with a key if there is one."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    def fetch(url: str) -> Any:  # noqa: ANN401 - JSON
+        with urlopen(Request(url, headers=headers), timeout=5) as answer:
+            return json.load(answer)
+
+    return fetch
+
+
+def cluster_status(addresses: Mapping[str, str], fetch: Fetch) -> tuple[list[TargetStatus], list[NodeStatus]]:
+    """All targets, by name where they are, and all nodes that they know."""
+    targets, nodes = [], []
+    for name, address in addresses.items():
+        try:
+            health = fetch(f"http://{address}/health")
+        except (OSError, URLError, ValueError) as error:
+            targets.append(TargetStatus(name, "down", reason=_why(error)))
+            continue
+        targets.append(_target(name, health))
+        nodes += [_node(name, node) for node in health.get("draft_nodes", ())]
+    return targets, nodes
+
+
+def _target(name: str, health: dict[str, Any]) -> TargetStatus:
+    engine, speculation = health.get("engine", {}), health.get("speculation", {})
+    return TargetStatus(
+        name,
+        health["status"],
+        engine.get("running", 0),
+        engine.get("waiting", 0),
+        speculation.get("tau") or None,
+        health.get("usage", {}).get("cost_per_million_reserved"),
+        "" if "model" in health else "figures need its API key",
+    )
+
+
+def _why(error: Exception) -> str:
+    reason = error.reason if isinstance(error, URLError) else error
+    return " ".join(str(reason).split()) or type(error).__name__
+
+
+def _node(target: str, told: dict[str, Any]) -> NodeStatus:
+    own = ("state", "reason", "homes", "waits", "trips", "first_ms", "level_ms", "acceptance")
+    return NodeStatus(target, told["address"], *(told[key] for key in own))
+
+
+class DemandWatch:
+    """Looks at `/health` of all targets; what a step takes is what came since the look before."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+        self._before: dict[str, tuple[int, float]] = {}  # by target: steps, and seconds of its devices
+
+    def look(self, urls: Sequence[str]) -> tuple[list[Demand], NodeSpeed | None]:
+        """Targets that do not answer ask for nothing."""
+        demands, levels, homes, rates = [], [], [], []
+        for url in urls:
+            try:
+                health = self._fetch(f"{url}/health")
+                demands += self._demand(url, health)
+                nodes = [node for node in health.get("draft_nodes", ()) if node["level_ms"] is not None]
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                self._before.pop(url, None)
+                continue
+            levels += [node["level_ms"] / 1e3 for node in nodes]
+            homes += [node["homes"] for node in nodes]
+            rates += [rate for node in nodes if (rate := node.get("acceptance")) is not None]
+        acceptance = fmean(rates) if rates else None
+        return demands, NodeSpeed(fmean(levels), fmean(homes), acceptance) if levels else None
+
+    def _demand(self, url: str, health: Mapping[str, Any]) -> list[Demand]:
+        engine, usage = health["engine"], health["usage"]
+        steps, seconds = engine["steps"], usage["device_seconds"]
+        before = self._before.get(url)
+        self._before[url] = (steps, seconds)
+        if not engine["running"]:
+            return [Demand(0, 0.0)]
+        if before is None or steps <= before[0] or seconds <= before[1]:
+            return []  # a restart, or nothing to go by yet
+        return [Demand(engine["running"], (seconds - before[1]) / (steps - before[0]))]
+
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The file that says which targets and draft nodes there are."""
+"""Reads the cluster file: its targets, draft nodes, router, and how they are placed and scaled."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from foreword.cluster.address import NodeAddress
-from foreword.cluster.pools.asked import AskedNodes
-from foreword.cluster.pools.fields import (
-    amount_of,
-    arguments_of,
-    list_of,
-    mapping_of,
-    names_of,
-    number_of,
-    text_of,
+from foreword.cluster.pools.members import (
+    NODE,
+    NODES_LIST,
+    ROUTER,
+    TARGET,
+    TARGETS_LIST,
+    Member,
+    replica_number,
 )
-from foreword.cluster.pools.members import NODE, ROUTER, TARGET, TARGETS_LIST, Member, replica_number
 from foreword.cluster.pools.scaling import ScaleRule
+from foreword.cluster.settings import entries
 from foreword.errors import RequestError
 
 _PLACE_KEYS = ("cpus", "gpus")
@@ -52,6 +51,57 @@ class Cluster:
         """CPUs of all members, with all that may be added."""
         added = 0.0 if self.scale is None else (self.scale.most - 1) * self.member(self.scale.node).cpus
         return sum(one.cpus for one in self.members) + added
+
+
+class AskedNodes:
+    """The nodes of the file: a target asks all of them, or those that it names."""
+
+    def __init__(self, nodes: Sequence[Member], scale: ScaleRule | None, *, is_listed: bool) -> None:
+        """`is_listed`: they come and go, so that targets read their addresses from a list."""
+        self._nodes = {node.name: node for node in nodes}
+        self._scale = scale
+        self._is_listed = is_listed
+
+    def by(self, given: Mapping[str, Any], place: str) -> tuple[str, tuple[str, ...]]:
+        """A target's `--drafters`, and who is in its list if that is not everybody."""
+        if "drafters" not in given:
+            return self._all(), ()
+        value = given["drafters"]
+        if isinstance(value, str) and value.startswith("@"):
+            return value, ()
+        is_list = isinstance(value, list)
+        named = names_of(given, "drafters", place) if is_list else entries(text_of(given, "drafters", place))
+        for one in named:
+            self._check(one, place)
+        if self._is_listed and any(one in self._nodes for one in named):
+            return NODES_LIST, tuple(name for one in named for name in self._replicas(one))
+        return ",".join(self._address(one) for one in named), ()
+
+    def _all(self) -> str:
+        if self._is_listed and self._nodes:
+            return NODES_LIST
+        return ",".join(node.address for node in self._nodes.values())
+
+    def _address(self, one: str) -> str:
+        return self._nodes[one].address if one in self._nodes else one
+
+    def _replicas(self, one: str) -> list[str]:
+        """All that there may be of a node of which there are more or fewer."""
+        if self._scale is None or one != self._scale.node:
+            return [one]
+        return [self._nodes[one].replica(number).name for number in range(1, self._scale.most + 1)]
+
+    def _check(self, one: str, place: str) -> None:
+        if one in self._nodes:
+            return
+        try:
+            NodeAddress.parse(one)
+        except RequestError:
+            known = ", ".join(self._nodes) or "none"
+            raise RequestError(
+                f"cluster file: {place}.drafters has {one!r}, which is neither one of the nodes ({known}) "
+                "nor an address (HOST:PORT or unix:/PATH)"
+            ) from None
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -202,3 +252,59 @@ def _scale(value: object, nodes: Sequence[Member]) -> ScaleRule:
             "cluster file: autoscale must have 1 <= least <= most, 0 < idle <= use <= 1, levels, ahead >= 1"
         )
     return rule
+
+
+def mapping_of(value: object, place: str, known: Sequence[str] | None) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise RequestError(f"cluster file: {place} must be an object")
+    for key in value:
+        if known is not None and key not in known:
+            raise RequestError(
+                f"cluster file: {place} has an unknown key {key!r}; known are {', '.join(known)}"
+            )
+    return value
+
+
+def list_of(given: Mapping[str, Any], key: str) -> list[object]:
+    found = given.get(key) or []
+    if not isinstance(found, list):
+        raise RequestError(f"cluster file: {key} must be a list")
+    return found
+
+
+def text_of(given: Mapping[str, Any], key: str, place: str) -> str:
+    found = given.get(key)
+    if not isinstance(found, str) or not found:
+        raise RequestError(f"cluster file: {place}.{key} must be a text, not {found!r}")
+    return found
+
+
+def number_of(given: Mapping[str, Any], key: str, place: str) -> int:
+    found = given.get(key)
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < 1 << 16:
+        raise RequestError(
+            f"cluster file: {place}.{key} must be a whole number from 1 to 65535, not {found!r}"
+        )
+    return found
+
+
+def arguments_of(given: Mapping[str, Any], place: str) -> list[str]:
+    found = given.get("args", [])
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise RequestError(f"cluster file: {place}.args must be a list of texts")
+    return found
+
+
+def amount_of(given: Mapping[str, Any], key: str, place: str, default: float) -> float:
+    """A number that is not negative."""
+    found = given.get(key, default)
+    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found < float("inf"):
+        raise RequestError(f"cluster file: {place}.{key} must be a number from 0 on, not {found!r}")
+    return float(found)
+
+
+def names_of(given: Mapping[str, Any], key: str, place: str) -> tuple[str, ...]:
+    found = given.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise RequestError(f"cluster file: {place}.{key} must be a list of names")
+    return tuple(found)

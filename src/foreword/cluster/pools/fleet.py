@@ -1,15 +1,21 @@
-"""The members of a cluster on this machine, without Ray; and what all kinds of fleets can do."""
+"""The members of a cluster on this machine, their log lines, and the state file of `foreword cluster`."""
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+import json
+import logging
+import os
+import signal
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+from platformdirs import user_state_path
 
 from foreword.cluster.pools.file import Cluster
-from foreword.cluster.pools.lists import lists_of, write_lists
-from foreword.cluster.pools.members import Member, replica_number
-from foreword.cluster.pools.running import Pools, Process, launch
-from foreword.cluster.stopping import Stopping
+from foreword.cluster.pools.members import Member, lists_of, replica_number, write_lists
+from foreword.cluster.pools.running import Pools, Process, Stopping, launch
 
 
 @dataclass(frozen=True)
@@ -101,3 +107,84 @@ class LocalFleet:
         for member in present:
             if member.asks:
                 write_lists(lists_of(member, self._lists), listed, member.asks)
+
+
+_log = logging.getLogger(__name__)
+
+
+class News:
+    """Tells each thing once: who is there, who was started again, who cannot be."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, MemberTold] = {}
+
+    def tell(self, members: Sequence[MemberTold]) -> None:
+        for one in members:
+            before = self._known.get(one.name)
+            self._known[one.name] = one
+            if before is None or before.machine != one.machine:
+                _log.info("%s is started on %s", one.name, one.machine)
+            elif one.restarts > before.restarts:
+                _log.warning("%s has ended and is started again (%d times so far)", one.name, one.restarts)
+            if one.is_refused and (before is None or not before.is_refused):
+                _log.error(
+                    "%s cannot use what it was given and is not started again; its log says why", one.name
+                )
+
+
+class ClusterState:
+    """Of the cluster that a file describes, on this machine."""
+
+    def __init__(self, file: Path, folder: Path | None = None) -> None:
+        name = sha256(str(file.resolve()).encode()).hexdigest()[:16]
+        self.folder = (folder or user_state_path("foreword") / "clusters") / name
+        self._path = self.folder / "state.json"
+        self._written: object = None
+
+    def write(self, members: Sequence[MemberTold]) -> None:
+        """Whenever something is new."""
+        told = {"pid": os.getpid(), "members": [asdict(one) for one in members]}
+        if told != self._written:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new = self._path.with_suffix(".new")
+            new.write_text(json.dumps(told), encoding="utf-8")
+            new.replace(self._path)
+            self._written = told
+
+    def forget(self) -> None:
+        with suppress(FileNotFoundError):
+            self._path.unlink()
+
+    def members(self) -> list[MemberTold]:
+        """Empty: nobody watches over the cluster here."""
+        return [MemberTold(**one) for one in self._told().get("members", ())]
+
+    def watcher(self) -> int | None:
+        """The process that watches over it; None: there is none."""
+        pid = self._told().get("pid")
+        return pid if isinstance(pid, int) and _is_up(pid) else None
+
+    def stop(self) -> bool:
+        """Ask it to end everything; False if there is none."""
+        pid = self.watcher()
+        if pid is None:
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        return True
+
+    def _told(self) -> dict[str, Any]:
+        try:
+            told: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return told
+
+
+def _is_up(pid: int) -> bool:
+    """Whether that is still a `cluster up`: a number may be another process's by now."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"cluster" in command and b"up" in command

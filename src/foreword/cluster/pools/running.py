@@ -1,9 +1,11 @@
-"""Starts the members of a cluster on this machine, and starts again those that end."""
+"""Starts the members of a cluster on this machine and restarts those that end."""
 
 import logging
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +13,6 @@ from time import monotonic
 from typing import Protocol
 
 from foreword.cluster.pools.members import NODE, ROUTER, TARGET, Member
-from foreword.cluster.stopping import Stopping
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +26,39 @@ REFUSED = 2
 """Exit code of a member that cannot use what it was given: it would say the same again."""
 
 LOOK_SECONDS = 0.5
+
+
+_SLICE = 0.1
+
+
+class Stopping:
+    """Whether somebody, or a signal, has asked for the end.
+
+    A signal's handler may interrupt anything, also another call of itself: an `Event`, whose lock is held then, would
+    wait for itself. So there is no lock.
+    """
+
+    def __init__(self) -> None:
+        self._is_asked = False
+
+    def listen(self) -> "Stopping":
+        """To SIGTERM and SIGINT, which may come more than once."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.set())
+        return self
+
+    def set(self) -> None:
+        self._is_asked = True
+
+    def is_set(self) -> bool:
+        return self._is_asked
+
+    def wait(self, seconds: float = float("inf")) -> bool:
+        """Until it is asked, but not longer than this; whether it is."""
+        until = time.monotonic() + seconds
+        while not self._is_asked and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _SLICE))
+        return self._is_asked
 
 
 class Process(Protocol):

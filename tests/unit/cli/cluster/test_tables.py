@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from foreword.cli.cluster import tables as cluster_tables
+from foreword.cluster.pools.autoscaling import NodeStatus, TargetStatus
 from foreword.cluster.pools.fleet import MemberTold
-from foreword.cluster.pools.status import NodeStatus, TargetStatus
 
 
 def test_a_status_fits_80_columns_and_says_why(monkeypatch: pytest.MonkeyPatch):

@@ -1,19 +1,50 @@
-"""One member of a cluster, kept running by an actor on the machine that Ray has chosen."""
+"""A member of a cluster in an actor that Ray has placed, and the registry of all members."""
 
 import logging
 import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import mkdtemp
+from time import monotonic
 from typing import Any
 
 from foreword.cluster.pools.fleet import MemberTold
-from foreword.cluster.pools.lists import write_lists
-from foreword.cluster.pools.members import Member
+from foreword.cluster.pools.members import Member, write_lists
 from foreword.cluster.pools.running import LOOK_SECONDS, Pools, Process, launch
+
+SILENT_SECONDS = 10.0
+"""A member that nothing was heard of for so long is not there."""
+
+
+@dataclass
+class _Heard:
+    told: dict[str, Any]
+    at: float
+
+
+class Registry:
+    """Members say again and again that they are there, so that a registry that was started again knows all soon."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._heard: dict[str, _Heard] = {}
+
+    def tell(self, told: dict[str, Any]) -> list[dict[str, Any]]:
+        """A member is there; whoever says so hears who else is."""
+        self._heard[told["name"]] = _Heard(told, self._clock())
+        return self.members()
+
+    def leave(self, name: str) -> None:
+        """It is going: nobody is sent there any more."""
+        self._heard.pop(name, None)
+
+    def members(self) -> list[dict[str, Any]]:
+        now = self._clock()
+        return [one.told for one in self._heard.values() if now - one.at <= SILENT_SECONDS]
+
 
 _log = logging.getLogger(__name__)
 

@@ -7,9 +7,8 @@ from itertools import count
 from time import perf_counter
 
 from foreword.cluster.framing import ChannelError
-from foreword.cluster.messages import Behind, Busy, Close, Commit, Guess, Load, Open
-from foreword.cluster.node.session import Pace, Session
-from foreword.cluster.sampling import heard
+from foreword.cluster.messages import Behind, Busy, Close, Commit, Guess, Load, Open, decode_sampling
+from foreword.cluster.node_session import Pace, Session
 from foreword.speculation.drafting import Ask, Drafter
 
 _log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class DraftDesk:
             return []
         self._check(opened.tokens, opened.prediction)
         try:
-            sampling = heard(opened.sampling, self._limits.vocab_size)
+            sampling = decode_sampling(opened.sampling, self._limits.vocab_size)
         except ValueError as error:
             raise ChannelError(str(error)) from None
         self._drop_forgotten()

@@ -7,10 +7,10 @@ from itertools import count
 from threading import Condition
 from time import monotonic
 
+from foreword.cluster.assignment import MoveBudget, choose_home
 from foreword.cluster.connection import Connection
 from foreword.cluster.framing import ChannelError
 from foreword.cluster.handshake import Identity
-from foreword.cluster.homes import MoveBudget, choose_home
 from foreword.cluster.messages import (
     Behind,
     Busy,
@@ -23,15 +23,12 @@ from foreword.cluster.messages import (
     Pong,
     Welcome,
 )
-from foreword.cluster.remote import waiting
-from foreword.cluster.remote.estimates import TokenRate
-from foreword.cluster.remote.pairing import NOTHING, Pairing
-from foreword.cluster.remote.peer import Peer
-from foreword.cluster.remote.prospects import is_overdue, may_come, prospects_of
-from foreword.cluster.remote.roster import Roster
+from foreword.cluster.node_registry import Peer, Roster
+from foreword.cluster.pairing import NOTHING, Pairing, is_overdue, may_come, prospects_of
 from foreword.cluster.reports import NodeReport
 from foreword.cluster.security import tenant_hash
 from foreword.cluster.settings import RemoteConfig, entries, parse_labels
+from foreword.cluster.waiting import TokenRate, most_worth, worth_waiting
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, DraftRequest
 
@@ -254,11 +251,11 @@ class RemoteDrafter:
         awaited: set[str] = set()
         while True:
             prospects = prospects_of(pairs, now, self._config.shadow)
-            seconds = waiting.worth_waiting(list(prospects.values()), rate)
+            seconds = worth_waiting(list(prospects.values()), rate)
             if seconds <= 0:
                 break
             if until is None:
-                until = began + waiting.most_worth(list(prospects.values()), rate)
+                until = began + most_worth(list(prospects.values()), rate)
             if now >= until:
                 self._waited_in_vain(pairs, now)
                 break

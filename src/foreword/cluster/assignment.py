@@ -1,4 +1,4 @@
-"""Which node drafts for a request: near, not too full, and the same one as long as it can be."""
+"""Assigns requests to nodes: near, not overloaded, and the same one as long as possible."""
 
 import math
 from collections.abc import Mapping, Sequence

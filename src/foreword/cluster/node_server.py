@@ -6,6 +6,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, Queue
 from time import monotonic
 
@@ -24,8 +25,7 @@ from foreword.cluster.messages import (
     ToNode,
     to_node,
 )
-from foreword.cluster.node.desk import DraftDesk
-from foreword.cluster.node.refusals import RefusalLog
+from foreword.cluster.node_service import DraftDesk
 
 _log = logging.getLogger(__name__)
 
@@ -234,3 +234,44 @@ def _names(connected: socket.socket) -> tuple[str, str]:
     if not isinstance(peer, tuple):
         return "on this machine", "on this machine"
     return str(peer[0]), f"{peer[0]}:{peer[1]}"
+
+
+REPEAT_SECONDS = 600.0
+"""Between two lines about the same host and reason."""
+
+MOST_KNOWN = 256
+"""Pairs of host and reason with lines of their own; all others share one, as peers can make up reasons."""
+
+_OTHERS = ("other hosts", "several reasons")
+
+
+@dataclass
+class _Repeated:
+    """One pair of host and reason."""
+
+    logged_at: float
+    held_back: int = 0  # refusals since the last line
+
+
+class RefusalLog:
+    """Logs the first refusal of a host and reason at once, repetitions with their number. Any thread may call it."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._known: dict[tuple[str, str], _Repeated] = {}
+        self._lock = threading.Lock()
+
+    def note(self, host: str, reason: str) -> None:
+        """Log a refusal, or count it for the next line."""
+        with self._lock:
+            now = self._clock()
+            pair = (host, reason)
+            if pair not in self._known and len(self._known) >= MOST_KNOWN:
+                pair = _OTHERS
+            known = self._known.get(pair)
+            if known is not None and now - known.logged_at < REPEAT_SECONDS:
+                known.held_back += 1
+                return
+            self._known[pair] = _Repeated(now)
+        more = f" ({known.held_back} more since the last such line)" if known and known.held_back else ""
+        _log.warning("target %s is not let in: %s%s", *pair, more)

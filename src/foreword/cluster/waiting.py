@@ -1,8 +1,11 @@
-"""What is known of a node, by what it did."""
+"""Measurements of a node, its circuit breaker, and how long a pass waits for it."""
 
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
 
 from foreword.speculation.draft import ROOT, Draft
 
@@ -146,3 +149,108 @@ class TokenRate:
 
 def _mixed(late: float | None, new: float) -> float:
     return new if late is None else late + _MEMORY * (new - late)
+
+
+MOST_NEEDED = 64
+"""Answers in time that a node which keeps being late has to give before it is waited for again."""
+
+AS_USUAL = 1.5
+"""An answer after at most so many times the usual time is in time, also of a node that has become slower."""
+
+
+@dataclass
+class Breaker:
+    """Closed: the node may be waited for. Open: what it says is used if it is there, and nobody waits."""
+
+    is_open: bool = True  # nothing was heard of it yet
+    is_late: bool = False  # and that is why it is open
+    reason: str = "not connected yet"
+    trips: int = 0
+    _limit: float = field(default=inf, repr=False)  # seconds that it was waited for in vain
+    _row: int = field(default=0, repr=False)  # trips without a calm time between them
+    _needed: int = field(default=1, repr=False)  # answers in time until it closes
+
+    def late(self, waited: float) -> None:
+        """It was waited for in vain."""
+        self._trip(f"no answer after {waited * 1e3:.1f} ms")
+        self.is_late, self._limit = True, waited
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone: that it was late before does not count for the next one."""
+        self._trip(reason)
+        self._row, self.is_late, self._limit = 0, False, inf
+
+    def believes(self, seconds: float, usual: float) -> bool:
+        """Whether an answer after so long speaks for it; `usual` is what is expected of it by now.
+
+        One that has become slower is not waited for again, as long as it was, before that is what is expected.
+        """
+        return seconds <= max(self._limit, AS_USUAL * usual)
+
+    def in_time(self) -> None:
+        """It has answered as it is expected to."""
+        if self.is_open:
+            self._needed -= 1
+            if self._needed <= 0:
+                self.is_open, self.is_late, self.reason, self._limit = False, False, "", inf
+        elif self._row:
+            self._row -= 1
+
+    def _trip(self, reason: str) -> None:
+        if not self.is_open:
+            self.trips += 1
+            self._row += 1
+        self.is_open, self.reason = True, reason
+        self._needed = min(2 ** max(self._row - 1, 0), MOST_NEEDED)
+
+
+UNKNOWN_SECONDS = 1e-3
+"""What a level is expected to take before one was measured."""
+
+
+class Prospect(NamedTuple):
+    """Levels that are on their way for some requests of one node which all have as many."""
+
+    requests: int
+    at_hand: int  # levels
+    wanted: int
+    survival: Sequence[float]  # by level, the chance that it is accepted
+    first_seconds: float  # until the next level comes
+    level_seconds: float  # from one to the next
+    late_after: float  # seconds from now after which the next level is late: nobody waits longer for it
+
+    @property
+    def gain(self) -> float:
+        """Tokens that all of it would bring."""
+        return self.requests * sum(self.survival[self.at_hand : self.wanted])
+
+    @property
+    def latest(self) -> float:
+        """Seconds from now until the last level that is wanted is late."""
+        return self.late_after + max(self.wanted - self.at_hand - 1, 0) * self.level_seconds
+
+
+def worth_waiting(prospects: Sequence[Prospect], tokens_per_second: float) -> float:
+    """Seconds until the moment that is worth most: tokens that come by then, less those that the wait costs."""
+    coming: list[tuple[float, float]] = []
+    for one in prospects:
+        when = max(one.first_seconds, 0.0)
+        if when > one.late_after:
+            continue
+        for chance in one.survival[one.at_hand : one.wanted]:
+            coming.append((when, one.requests * chance))
+            when += one.level_seconds  # levels behind the next one take their time
+    coming.sort()
+    best, best_when, gained = 0.0, 0.0, 0.0
+    for when, tokens in coming:
+        gained += tokens
+        if gained - tokens_per_second * when > best:
+            best, best_when = gained - tokens_per_second * when, when
+    return best_when
+
+
+def most_worth(prospects: Sequence[Prospect], tokens_per_second: float) -> float:
+    """Seconds beyond which a wait has cost more than all that could come would bring."""
+    gain = sum(one.gain for one in prospects)
+    late = max((one.latest for one in prospects), default=0.0)
+    return min(gain / tokens_per_second, late) if tokens_per_second > 0 else late

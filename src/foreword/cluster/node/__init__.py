@@ -1,1 +1,0 @@
-"""A draft node: an ordinary drafter behind a socket, for many targets."""

@@ -1,1 +1,0 @@
-"""The target's side: draft nodes as one more drafter."""
