@@ -1,9 +1,7 @@
 """`foreword chat` as a user has it: on a terminal, and through a pipe."""
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,15 +26,12 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_hf_model(tmp_path_factory.mktemp("long"), max_position_embeddings=65536, eos_token_id=0)
 
 
-def piped(model: Path, lines: bytes, *more: str, **env: str) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "foreword", "chat", "--model", str(model), *OPTIONS, *more]
-    return subprocess.run(
-        command, input=lines, capture_output=True, env={**os.environ, **env}, check=False, timeout=300
-    )
+def piped(model: Path, lines: str, *more: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return foreword("chat", "--model", str(model), *OPTIONS, *more, stdin=lines, env=env)
 
 
 def test_lines_through_a_pipe_are_answered_in_turn(tiny_model: Path):
-    run = piped(tiny_model, b"the sky\n\n/plain\nthe sea\n/stats\n/quit\nnever read\n", "--max-tokens", "24")
+    run = piped(tiny_model, "the sky\n\n/plain\nthe sea\n/stats\n/quit\nnever read\n", "--max-tokens", "24")
     assert run.returncode == 0, run.stderr
     llm = LLM(str(tiny_model), dtype="float32")
     messages, expected = [], ""
@@ -45,50 +40,35 @@ def test_lines_through_a_pipe_are_answered_in_turn(tiny_model: Path):
         answer = llm.chat(messages, SamplingParams(temperature=0, max_tokens=24))[0].outputs[0].text
         messages.append({"role": "assistant", "content": answer})
         expected += visible(answer) + "\n"
-    assert run.stdout.decode() == expected
-    notes = run.stderr.decode()
+    assert run.stdout == expected
+    notes = run.stderr
     for word in ("plain decoding", "tokens per pass", "session (2)"):
         assert word in notes
     assert "tokens sampled by the target" not in notes, "a pipe has no colours to explain"
-    assert b"\x1b" not in run.stderr
+    assert "\x1b" not in run.stderr
 
 
 @pytest.mark.model
 def test_the_default_model_is_talked_to_with_its_own_head(tmp_path: Path):
     """The head keeps rows in the KV pages: they are laid out for it at the start, or when it is asked for."""
     (tmp_path / "models").symlink_to(cache_directory() / "models")  # without what others' requests have shown
-    environment = os.environ | {"FOREWORD_CACHE": str(tmp_path)}
+    environment = {"FOREWORD_CACHE": str(tmp_path)}
     head = f'{{"method": "eagle3", "model": "{shipped_heads()[0].name}"}}'
-    question = b"Name three colours.\n"
+    question = "Name three colours.\n"
     texts = []
-    for options, lines in (
-        ([], question),
-        (["--speculation", "off"], f"/method {head}\n".encode() + question),
-    ):
-        command = [
-            sys.executable,
-            "-m",
-            "foreword",
-            "chat",
-            "--max-tokens",
-            "12",
-            "--temperature",
-            "0",
-            *options,
-        ]
-        run = subprocess.run(
-            command, input=lines, capture_output=True, check=False, timeout=300, env=environment
-        )
+    for options, lines in (([], question), (["--speculation", "off"], f"/method {head}\n" + question)):
+        told = ["chat", "--max-tokens", "12", "--temperature", "0", *options]
+        run = foreword(*told, stdin=lines, env=environment)
         assert run.returncode == 0, run.stderr
-        assert re.search(rb"[1-9]\d* of \d+ draft tokens accepted", run.stderr), run.stderr
+        assert re.search(r"[1-9]\d* of \d+ draft tokens accepted", run.stderr), run.stderr
         texts.append(run.stdout)
-    assert texts[0] == texts[1] != b""
+    assert texts[0] == texts[1] != ""
 
 
 def test_bytes_that_are_no_text_and_bad_commands_do_not_end_it(tiny_model: Path):
-    run = piped(tiny_model, b"\xff\xfe the sky\n/nonsense\n/depth many\nthe sea", "--max-tokens", "4")
+    run = piped(tiny_model, "\udcff\udcfe the sky\n/nonsense\n/depth many\nthe sea", "--max-tokens", "4")
     assert run.returncode == 0, run.stderr
-    notes = run.stderr.decode()
+    notes = run.stderr
     assert "unknown command /nonsense" in notes
     assert "/depth takes a whole number" in notes
     assert notes.count("tokens/s") == 2
@@ -96,11 +76,11 @@ def test_bytes_that_are_no_text_and_bad_commands_do_not_end_it(tiny_model: Path)
 
 def test_colours_tell_guesses_from_own_tokens_and_no_color_is_heard(tiny_model: Path):
     options = ["--max-tokens", "150", "--speculative-config", NGRAM]
-    line = b"the the the the the the\n"
-    coloured = piped(tiny_model, line, *options, FORCE_COLOR="1", TERM="xterm-256color").stdout.decode()
+    line = "the the the the the the\n"
+    coloured = piped(tiny_model, line, *options, FORCE_COLOR="1", TERM="xterm-256color").stdout
     assert GUESSED in coloured
     assert OWN in coloured
-    plain = piped(tiny_model, line, *options, NO_COLOR="1", FORCE_COLOR="1").stdout.decode()
+    plain = piped(tiny_model, line, *options, NO_COLOR="1", FORCE_COLOR="1").stdout
     assert "\x1b[38" not in plain
     bare = re.compile(r"\x1b\[[0-9;]*m")
     assert bare.sub("", coloured) == bare.sub("", plain)

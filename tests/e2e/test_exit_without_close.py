@@ -1,11 +1,9 @@
 """Programs that end without closing their engine end in peace."""
 
-import subprocess
-import sys
-
 import pytest
 
 from helpers.cpu import needs_cpu_kernels
+from helpers.warm_process import warm
 
 PROGRAM = """
 import asyncio, sys
@@ -69,6 +67,5 @@ NATIVE = {"drafter in the making"}
 )
 def test_a_program_that_closes_nothing_exits_cleanly(kind, tiny_model):
     program = PROGRAM.format(body=BODIES[kind])
-    command = [sys.executable, "-c", program, str(tiny_model)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    run = warm.run([str(tiny_model)], None, 120, program=program)
     assert (run.returncode, run.stderr) == (3 if kind == "failing program" else 0, "")

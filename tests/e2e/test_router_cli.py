@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,21 +12,17 @@ from foreword.server.settings import ServerSettings
 from helpers.command_line import assert_one_line_error, foreword
 from helpers.fake_engine import FakeEngine
 from helpers.local_server import local_server
+from helpers.serve_process import started
 from helpers.waiting import wait_until
+from helpers.warm_process import Forked
 
 
 @contextmanager
-def routing(targets: str) -> Iterator[tuple["subprocess.Popen[str]", httpx.Client]]:
-    command = [sys.executable, "-m", "foreword", "router", "--targets", targets, "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        url = next(word for word in process.stdout.readline().split() if word.startswith("http://"))
+def routing(targets: str) -> Iterator[tuple["subprocess.Popen[str] | Forked", httpx.Client]]:
+    with started("router", "--targets", targets, "--port", "0") as (process, output):
+        url = next(word for word in output.readline().split() if word.startswith("http://"))
         with httpx.Client(base_url=url, timeout=60, verify=False) as client:
             yield process, client
-    finally:
-        process.kill()
-        process.wait(30)
 
 
 def test_one_address_serves_two_targets_and_goes_on_with_one(tiny_model: Path):

@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.warm_process import WarmProcess
-
-
-@pytest.fixture(scope="module")
-def warm() -> WarmProcess:
-    return WarmProcess()
+from helpers.warm_process import warm
 
 
 def alone(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -29,25 +24,29 @@ def alone(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProc
         (("--version",), None),
     ],
 )
-def test_the_same_streams_and_exit_code(
-    warm: WarmProcess, tiny_model: Path, arguments: tuple[str, ...], stdin: str | None
-):
+def test_the_same_streams_and_exit_code(tiny_model: Path, arguments: tuple[str, ...], stdin: str | None):
     given = tuple(one.replace("{model}", f"--model={tiny_model}") for one in arguments)
     forked, fresh = warm.run(given, stdin, 60), alone(*given, stdin=stdin)
     assert (forked.returncode, forked.stdout) == (fresh.returncode, fresh.stdout)
     assert bool(forked.stderr) == bool(fresh.stderr)
 
 
-def test_another_environment_wants_a_process_of_its_own(warm: WarmProcess, monkeypatch: pytest.MonkeyPatch):
+def test_variables_that_modules_have_read_want_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch):
     warm.run(("--version",), None, 60)
     assert warm.fits()
-    monkeypatch.setitem(os.environ, "FOREWORD_CACHE", "elsewhere")
+    assert warm.fits({"FOREWORD_CACHE": "elsewhere"})
+    assert not warm.fits({"TRITON_INTERPRET": "7"})
+    monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "7")
     assert not warm.fits()
 
 
-def test_a_command_starts_where_its_caller_is(
-    warm: WarmProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_command_has_the_environment_of_its_caller(tmp_path: Path):
+    found = warm.run(("models",), None, 60, {"FOREWORD_CACHE": str(tmp_path / "elsewhere")})
+    assert str(tmp_path / "elsewhere") in found.stdout
+    assert str(tmp_path) not in warm.run(("models",), None, 60).stdout
+
+
+def test_a_command_starts_where_its_caller_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "few.jsonl").write_text('{"question": \n')
     run = warm.run(("bench", "drafters", "--dataset", "few.jsonl"), None, 60)

@@ -4,18 +4,17 @@ import os
 import subprocess
 import sys
 
-from helpers.warm_process import WarmProcess
+from helpers.warm_process import warm
 
 TIMEOUT = 300
-_warm = WarmProcess()
 
 
 def foreword(
     *arguments: str, env: dict[str, str] | None = None, stdin: str | None = None, timeout: float = TIMEOUT
 ) -> subprocess.CompletedProcess[str]:
-    """In a process that is forked from a warm one, or in a fresh one if its environment is another."""
-    if env is None and _warm.fits():
-        return _warm.run(arguments, stdin, timeout)
+    """In a process that is forked from a warm one, or in a fresh one if that has another environment."""
+    if warm.fits(env):
+        return warm.run(arguments, stdin, timeout, env)
     command = [sys.executable, "-m", "foreword", *arguments]
     environment = {**os.environ, **(env or {})}
     given = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}

@@ -3,14 +3,12 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from foreword import LLM
 from foreword.cluster.address import NodeAddress
@@ -23,6 +21,7 @@ from helpers.chaos_proxy import ChaosProxy
 from helpers.draft_nodes import remote_of, until
 from helpers.drafted_answers import PROMPTS, answers, mixed_params
 from helpers.hostile_node import Turncoat
+from helpers.warm_process import Forked, warm
 
 FORM = {"method": "draft_model", "model": "the one that is loaded"}
 
@@ -55,16 +54,17 @@ class NodeProcess:
 
     model: Path
     address: NodeAddress
-    _process: "subprocess.Popen[str] | None" = None
+    _process: Forked | None = None
+    _output: IO[str] = field(init=False)
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "foreword", "draft-node", "--model", str(self.model)]
-        command += ["--listen", str(self.address), "--dtype", "float32", "--device", "cpu"]
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ
-        )
-        assert self._process.stdout is not None
-        assert "drafts on" in self._process.stdout.readline()
+        command = ["draft-node", "--model", str(self.model), "--listen", str(self.address)]
+        reading, writing = os.pipe()
+        with Path(os.devnull).open("r+") as nothing, os.fdopen(writing, "w"):
+            streams = [nothing.fileno(), writing, nothing.fileno()]
+            self._process = warm.start([*command, "--dtype", "float32", "--device", "cpu"], streams)
+        self._output = os.fdopen(reading)
+        assert "drafts on" in self._output.readline()
 
     def hang(self) -> None:
         """Stop it where it is; the kernel keeps its connections open."""
@@ -79,6 +79,7 @@ class NodeProcess:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            self._output.close()
         self._process = None
 
     sessions = 0  # nobody here can look into it

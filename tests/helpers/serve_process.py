@@ -13,13 +13,14 @@ from typing import IO, Any
 import httpx
 
 from helpers.waiting import PATIENCE, wait_until
+from helpers.warm_process import Forked, warm
 
 TESTS = Path(__file__).parents[1]
 
 
 @dataclass
 class ServeProcess:
-    process: "subprocess.Popen[str]"
+    process: "subprocess.Popen[str] | Forked"
     url: str
     ready_line: str
 
@@ -44,24 +45,49 @@ def serve(
     factory: str | None = "load_slow_fake",
     log: IO[str] | None = None,
     files: int | None = None,
+    fresh: bool = False,
 ) -> Iterator[ServeProcess]:
-    """Start the command and wait for its line; killed at the end if it still runs. `files` it may have open at once."""
+    """Start the command and wait for its line; killed at the end if it still runs. `files` it may have open at once.
+
+    It is forked from a warm process, and its engine from it, unless it is to be `fresh`.
+    """
     fake = () if factory is None else ("--engine-factory", f"helpers.fake_engine:{factory}")
-    command = [sys.executable, "-m", "foreword", "serve", str(model), "--port", "0", *fake, *options]
-    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    if files is not None:
-        command = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "serve", *command]
-    environment = os.environ | {"PYTHONPATH": paths}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
+    with started(
+        "serve", str(model), "--port", "0", *fake, *options, log=log, files=files, fresh=fresh
+    ) as run:
+        process, output = run
+        line = output.readline()
         url = next((word for word in line.split() if word.startswith("http://")), "")
         yield ServeProcess(process, url, line)
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait(30)
+
+
+@contextmanager
+def started(
+    *arguments: str, log: IO[str] | None = None, files: int | None = None, fresh: bool = False
+) -> Iterator[tuple["subprocess.Popen[str] | Forked", IO[str]]]:
+    """Run `foreword` with what it prints; killed at the end if it still runs."""
+    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    reading, writing = os.pipe()
+    process: subprocess.Popen[str] | Forked
+    with os.fdopen(reading) as output:
+        with os.fdopen(writing, "w") as theirs:
+            if fresh or files is not None or not warm.fits():
+                command = [sys.executable, "-m", "foreword", *arguments]
+                if files is not None:
+                    command = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "serve", *command]
+                environment = os.environ | {"PYTHONPATH": paths}
+                process = subprocess.Popen(command, stdout=theirs, stderr=log, text=True, env=environment)
+            else:
+                errors = 2 if log is None else log.fileno()
+                with Path(os.devnull).open() as nothing:
+                    streams = [nothing.fileno(), theirs.fileno(), errors]
+                    process = warm.start(arguments, streams)
+        try:
+            yield process, output
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait(30)
 
 
 def wait_for_status(client: httpx.Client, path: str, status: int) -> None:

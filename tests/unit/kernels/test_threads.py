@@ -1,8 +1,6 @@
 """Threads of the CPU kernels: how many there may be, and what happens where they cannot run."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +8,7 @@ import pytest
 from foreword.errors import RequestError
 from foreword.kernels.native import choose_threads
 from helpers.cpu import needs_cpu_kernels
-
-TESTS = Path(__file__).parents[2]
+from helpers.warm_process import warm
 
 IMPORTS = "import os, resource, signal, sys, numpy as np; from foreword.kernels import _native\n"
 
@@ -22,16 +19,8 @@ resource.setrlimit(resource.RLIMIT_AS, (mapped + (256 << 20), resource.RLIM_INFI
 
 
 def run_script(script: str) -> str:
-    """What a fresh interpreter prints, within a limit: a hang is a failure."""
-    path = [str(TESTS), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTS + script],
-        env=os.environ | {"FOREWORD_THREADS": "3", "PYTHONPATH": os.pathsep.join(path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    """What the program prints, within a limit: a hang is a failure."""
+    done = warm.run([], None, 60, {"FOREWORD_THREADS": "3"}, IMPORTS + script)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

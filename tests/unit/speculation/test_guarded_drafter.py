@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import subprocess
 import sys
 import threading
 import weakref
@@ -16,6 +15,7 @@ from foreword.drafters.guard.caller_thread import LONGEST_REST, REST_FACTOR, Cal
 from foreword.drafters.guard.guarded import GuardedDrafter
 from foreword.speculation.draft import Draft
 from helpers.asks import ask, text_request
+from helpers.warm_process import warm
 
 GOOD = Draft.chain([1, 2], 1)
 VOCAB = 10
@@ -269,7 +269,5 @@ def test_a_drafter_that_hangs_for_ever_keeps_no_process_alive():
         "except NoAnswer:\n"
         "    print('left')\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert ended.stdout == "left\n"
+    ended = warm.run([], None, 120, program=program)
+    assert (ended.returncode, ended.stdout) == (0, "left\n")
