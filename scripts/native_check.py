@@ -12,7 +12,7 @@ from foreword.backends.cpu.packing import FORMS
 from foreword.backends.interface import Decoder
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
-from foreword.bench.costs.step_cost import measure_step_cost
+from foreword.bench.step_cost import measure_step_cost
 from foreword.kernels.native import ISA_VARIABLE, native_status
 from helpers.passes import all_logits
 from helpers.random_checkpoint import SMOLLM2_SHAPE, RandomCheckpoint

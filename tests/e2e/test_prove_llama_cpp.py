@@ -17,8 +17,7 @@ import pytest
 
 from foreword.proofs.server.client import Server
 from foreword.proofs.server.examination import CHECKS, examine, prepare
-from foreword.proofs.server.plan import LEAST_TOKENS, Plan
-from foreword.proofs.server.verdict import Outcome, Verdict
+from foreword.proofs.server.ground import LEAST_TOKENS, Outcome, Plan, Verdict
 from foreword.wire.openai_http import open_client
 from helpers.waiting import wait_until
 

@@ -8,8 +8,7 @@ import pytest
 
 from foreword.proofs.server.client import Server
 from foreword.proofs.server.examination import CHECKS, chosen, examine, prepare
-from foreword.proofs.server.plan import Plan
-from foreword.proofs.server.verdict import Outcome, Verdict
+from foreword.proofs.server.ground import Outcome, Plan, Verdict
 from foreword.wire.openai_http import open_client
 from helpers.command_line import assert_one_line_error, foreword
 from helpers.faulty_proxy import FAULTS, Fault, FaultyProxy

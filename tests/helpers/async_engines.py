@@ -19,8 +19,8 @@ from foreword.engine.outputs import RequestOutput
 from foreword.engine.parts import EngineParts
 from foreword.engine.streams import AnswerStream
 from foreword.engine.text import Vocabulary
-from foreword.proofs.drawing_drafter import DrawingDrafter
-from foreword.proofs.tiny_model import tiny_decoder
+from foreword.proofs.passes import tiny_decoder
+from foreword.proofs.statistics import DrawingDrafter
 from helpers.byte_pieces import PIECES, BytePieces
 from helpers.waiting import PATIENCE
 

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from foreword.bench.drafters.decode import Run
-from foreword.bench.drafters.records import Record
+from foreword.bench.drafters.decode import Record, Run
 
 PLAIN_RUN = Run(
     tokens=60,

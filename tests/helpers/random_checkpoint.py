@@ -1,6 +1,6 @@
 """A checkpoint of random numbers in memory: any shape, no files, no tokenizer."""
 
-from foreword.bench.costs.random_model import RandomCheckpoint
+from foreword.bench.random_models import RandomCheckpoint
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
 
 __all__ = ["SMOLLM2_SHAPE", "RandomCheckpoint"]

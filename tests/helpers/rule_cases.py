@@ -9,8 +9,7 @@ from foreword.acceptance.noise import Stream
 from foreword.acceptance.reference import noise
 from foreword.acceptance.reference.distribution import probabilities
 from foreword.acceptance.rules.drawn import Drawn
-from foreword.proofs.cases import Case, target_logits
-from foreword.proofs.draft_models import DraftModel
+from foreword.proofs.cases import Case, DraftModel, target_logits
 from foreword.speculation.draft import Draft
 
 

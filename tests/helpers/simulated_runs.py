@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from foreword.bench.costs.batch import run_batch
-from foreword.bench.costs.step_cost import measure_step_cost
+from foreword.bench.batch import run_batch
+from foreword.bench.draft_nodes import LinkReport
 from foreword.bench.drafters.measure import BenchSettings, DrafterBench
-from foreword.bench.drafters.methods import Method
-from foreword.bench.drafters.prompts import BenchPrompt
 from foreword.bench.drafters.summary import ALL, summarise
-from foreword.bench.link import LinkReport
+from foreword.bench.methods import Method
+from foreword.bench.prompts import BenchPrompt
+from foreword.bench.step_cost import measure_step_cost
 from foreword.engine.llm import LLM
 from foreword.progress import StageProgress
 from foreword.simulate.calibration import Calibration, with_drafter, with_link, with_steps

@@ -13,7 +13,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import AnswerDelta, NewRequest
-from foreword.proofs.tiny_model import tiny_decoder
+from foreword.proofs.passes import tiny_decoder
 from foreword.speculation.drafting import DraftRequest
 from helpers.engines import core_on
 from helpers.passes import all_logits

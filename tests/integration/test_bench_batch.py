@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from foreword import LLM
-from foreword.bench.costs.batch import measure_batches, run_batch
+from foreword.bench.batch import measure_batches, run_batch
 from foreword.errors import RequestError
 
 

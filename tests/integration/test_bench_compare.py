@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from foreword.bench.compare import contestants as listed
-from foreword.bench.compare.contestants import Contestant, Kind
-from foreword.bench.compare.race import Race
+from foreword.bench import compare as listed
+from foreword.bench.compare import Contestant, Kind, Race
 from helpers.command_line import assert_one_line_error, foreword
 
 

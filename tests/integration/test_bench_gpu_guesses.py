@@ -8,10 +8,16 @@ import pytest
 import torch
 
 from foreword.backends.torch.decoder import TorchDecoder
-from foreword.bench.gpu.controlled import measure_controller
-from foreword.bench.gpu.shapes import SHAPES, random_weights
-from foreword.bench.gpu.speculating import DEPTH, dealt_runs, measure_heads, measure_speculation, rate_for
-from foreword.bench.gpu.start import measure_start
+from foreword.bench.gpu.engines import measure_start
+from foreword.bench.gpu.speculating import (
+    DEPTH,
+    dealt_runs,
+    measure_controller,
+    measure_heads,
+    measure_speculation,
+    rate_for,
+)
+from foreword.bench.random_models import SHAPES, random_weights
 from foreword.engine.config import EngineConfig
 from foreword.models.config import ModelConfig
 from helpers.clocks import ScriptedClock

@@ -6,8 +6,7 @@ import random
 import pytest
 
 from foreword import LLM, SamplingParams
-from foreword.bench.pacing.fingerprint import guess_prompts
-from foreword.bench.pacing.traces import EVENT_BYTES, Chunk, record, short_prompts
+from foreword.bench.pacing import EVENT_BYTES, Chunk, guess_prompts, record, short_prompts
 from foreword.errors import RequestError
 from foreword.server.api.streams.pacing import BLOCK_BYTES, PaceMemory, replay
 from helpers.command_line import foreword

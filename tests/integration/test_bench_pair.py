@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from foreword.bench.drafters.prompts import BenchPrompt
-from foreword.bench.pair.measure import PLAIN, RULES, TEMPERATURES, PairBench, PairSettings, merged
+from foreword.bench.pair import PLAIN, RULES, TEMPERATURES, PairBench, PairSettings, merged
+from foreword.bench.prompts import BenchPrompt
 from foreword.engine.loader import load_model
 from helpers.command_line import assert_one_line_error, foreword
 from helpers.drafted_answers import noisy_copy

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from foreword.bench.drafters.prompts import own_prompts
+from foreword.bench.prompts import own_prompts
+from foreword.bench.serve.answer import Ending
 from foreword.bench.serve.generator import LoadGenerator, Run
-from foreword.bench.serve.outcome import Ending
+from foreword.bench.serve.load import Load, Question
 from foreword.bench.serve.report import Report, make_report
-from foreword.bench.serve.settings import Load, Question
 from foreword.errors import RequestError
 from foreword.wire.openai_http import ListedModel, listed_model, open_client
 from helpers.command_line import assert_one_line_error, foreword

@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 
 from foreword.acceptance.params import SamplingParams
-from foreword.bench.costs import verdict_time
-from foreword.bench.costs.host_time import WAYS, measure_host_time
+from foreword.bench import verdict_time
 from foreword.bench.drafters.decode import decode
 from foreword.bench.drafters.measure import PLAIN, BenchSettings, DrafterBench
-from foreword.bench.drafters.methods import parse_methods
-from foreword.bench.drafters.overhead import measure_overhead
-from foreword.bench.drafters.prompts import BenchPrompt
+from foreword.bench.methods import parse_methods
+from foreword.bench.overhead import WAYS, measure_host_time, measure_overhead
+from foreword.bench.prompts import BenchPrompt
 from foreword.engine.llm import LLM
 
 PROMPTS = [BenchPrompt("1", "chat", "the sky is blue"), BenchPrompt("2", "code", "def add(first, second):")]

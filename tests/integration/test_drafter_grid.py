@@ -7,8 +7,8 @@ import pytest
 
 from foreword import LLM
 from foreword.bench.drafters.grid import Cell, GridBench, GridSettings
-from foreword.bench.drafters.methods import parse_methods
-from foreword.bench.drafters.prompts import BenchPrompt
+from foreword.bench.methods import parse_methods
+from foreword.bench.prompts import BenchPrompt
 from foreword.engine.config import EngineConfig
 from helpers.command_line import assert_one_line_error, foreword
 

@@ -17,7 +17,7 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.parts import EngineParts
 from foreword.engine.text import Vocabulary
 from foreword.errors import EngineStopped, RequestError
-from foreword.proofs.drawing_drafter import DrawingDrafter
+from foreword.proofs.statistics import DrawingDrafter
 from foreword.speculation.drafting import Drafter
 from helpers.async_engines import VOCAB, GatedDecoder, deltas_of, long, run
 from helpers.waiting import until

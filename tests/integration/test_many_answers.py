@@ -11,8 +11,8 @@ from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.requests.request import Request
-from foreword.proofs.drawing_drafter import DrawingDrafter
-from foreword.proofs.tiny_model import tiny_decoder
+from foreword.proofs.passes import tiny_decoder
+from foreword.proofs.statistics import DrawingDrafter
 from foreword.speculation.verdict import Verdict
 from helpers.engines import core_on, run
 

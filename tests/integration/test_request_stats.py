@@ -12,8 +12,8 @@ from foreword.engine.messages import NewRequest, RequestStats
 from foreword.engine.parts import EngineParts
 from foreword.engine.requests.accounting import RequestLedger
 from foreword.engine.text import Vocabulary
-from foreword.proofs.drawing_drafter import DrawingDrafter
-from foreword.proofs.tiny_model import tiny_decoder
+from foreword.proofs.passes import tiny_decoder
+from foreword.proofs.statistics import DrawingDrafter
 from foreword.speculation.report import RequestReport, StepReport
 from foreword.speculation.requests import DraftPlan
 from foreword.speculation.verdict import Verdict

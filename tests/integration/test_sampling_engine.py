@@ -13,8 +13,8 @@ from foreword.backends.torch.decoder import TorchDecoder
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
 from foreword.engine.requests.request import Request
-from foreword.proofs.drawing_drafter import DrawingDrafter
-from foreword.proofs.tiny_model import tiny_decoder
+from foreword.proofs.passes import tiny_decoder
+from foreword.proofs.statistics import DrawingDrafter
 from helpers.engines import ask, core_on, run
 
 VOCAB, EOS = 40, 7

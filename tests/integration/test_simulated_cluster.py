@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from foreword import LLM
-from foreword.bench.drafters.prompts import BenchPrompt, own_prompts
-from foreword.bench.link import LinkReport, PassCost
+from foreword.bench.draft_nodes import LinkReport, PassCost
+from foreword.bench.prompts import BenchPrompt, own_prompts
 from helpers.draft_nodes import asking, remote_of
 from helpers.drafted_answers import noisy_copy
 from helpers.paced import NODE_PACE, TARGET_PACE, pace, paced_node

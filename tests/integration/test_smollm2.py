@@ -110,7 +110,7 @@ def test_resident_memory_in_float32(default_model: Path):
 
     program = (
         "import sys\nfrom foreword import LLM, SamplingParams\n"
-        "from foreword.bench.costs.memory import peak_resident_bytes\n"
+        "from foreword.bench.peers import peak_resident_bytes\n"
         "LLM(sys.argv[1], dtype='float32', device='cpu').generate('Hi', SamplingParams(max_tokens=4))\n"
         "print(peak_resident_bytes())\n"
     )

@@ -118,7 +118,7 @@ OPERATION_MUTANTS = (
     Mutant(
         120,
         "the search for a fleet ends with one that misses the goal",
-        "simulate/goal.py",
+        "simulate/sweep.py",
         "_least",
         "reaches(middle)",
         "not reaches(middle)",
@@ -127,7 +127,7 @@ OPERATION_MUTANTS = (
     Mutant(
         120,
         "draft nodes do not grow with the targets of a goal",
-        "simulate/goal.py",
+        "simulate/sweep.py",
         "_Fleets._nodes",
         "math.ceil(count * self._scenario.fleet.nodes / self._scenario.fleet.targets)",
         "self._scenario.fleet.nodes",

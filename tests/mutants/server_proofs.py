@@ -18,7 +18,7 @@ SERVER_PROOF_MUTANTS = (
     Mutant(
         BUG,
         "one of the usual names of the repetition penalty is missing",
-        "proofs/server/abilities.py",
+        "proofs/server/ground.py",
         "",
         "{'top_p': 1.0, 'top_k': 0, 'min_p': 0.0, 'typical_p': 1.0, 'presence_penalty': 0.0, "
         "'frequency_penalty': 0.0, 'repetition_penalty': 1.0, 'repeat_penalty': 1.0, 'dry_multiplier': "
@@ -31,7 +31,7 @@ SERVER_PROOF_MUTANTS = (
     Mutant(
         BUG,
         "texts that differ late are compared at their beginning only",
-        "proofs/server/plan.py",
+        "proofs/server/ground.py",
         "",
         "128",
         "24",
@@ -49,7 +49,7 @@ SERVER_PROOF_MUTANTS = (
     Mutant(
         BUG,
         "a stream that was cut for another request passes for an answer",
-        "proofs/server/concurrency.py",
+        "proofs/server/comparing.py",
         "_failure",
         "'the answer was cut off: it has no finish_reason' if result.is_cut else ''",
         "''",
@@ -78,7 +78,7 @@ SERVER_PROOF_MUTANTS = (
     Mutant(
         BUG,
         "a failure that happens alone too is blamed on concurrency",
-        "proofs/server/concurrency.py",
+        "proofs/server/comparing.py",
         "send_together",
         "isinstance(result, Answer) and alone.is_cut",
         "False",
@@ -87,7 +87,7 @@ SERVER_PROOF_MUTANTS = (
     Mutant(
         BUG,
         "a server that fails at an optional field is not examined at all",
-        "proofs/server/abilities.py",
+        "proofs/server/ground.py",
         "_answer",
         "(Broken, Refused)",
         "Refused",

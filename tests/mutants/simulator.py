@@ -47,7 +47,7 @@ SIMULATOR_MUTANTS = (
     Mutant(
         95,
         "draft nodes cost nothing",
-        "simulate/outcome.py",
+        "simulate/world.py",
         "outcome_of",
         "seconds * len(tallies) * scenario.prices.target + 0.9 * paid * scenario.prices.node",
         "seconds * len(tallies) * scenario.prices.target",
@@ -56,7 +56,7 @@ SIMULATOR_MUTANTS = (
     Mutant(
         95,
         "all kinds of work are like the first",
-        "simulate/guessing.py",
+        "simulate/costs.py",
         "Dice.__init__",
         "np.arange(requests) % len(kinds)",
         "np.zeros(requests, np.int64)",

@@ -5,10 +5,16 @@ import pytest
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.rules.rule import Rule
-from foreword.proofs.bounds import coupled_agreement, expected_accepted
-from foreword.proofs.draft_models import DraftModel, Guessing
-from foreword.proofs.enumeration import target_law, text_law, worst_deviation
-from foreword.proofs.pathwise import pathwise_mismatches
+from foreword.proofs.cases import DraftModel, Guessing
+from foreword.proofs.coupled import pathwise_mismatches
+from foreword.proofs.enumeration import (
+    TreeDrafting,
+    target_law,
+    text_law,
+    tree_step_law,
+    tree_text_law,
+    worst_deviation,
+)
 from foreword.proofs.statistics import (
     TREE,
     biased_law,
@@ -18,8 +24,17 @@ from foreword.proofs.statistics import (
     sampled_counts,
     true_law,
 )
-from foreword.proofs.suite import CHAIN_RULES, EXACT, PARAMETERS, QUICK, TREES, run_suites, small_case
-from foreword.proofs.tree_enumeration import TreeDrafting, tree_step_law, tree_text_law
+from foreword.proofs.suite import (
+    CHAIN_RULES,
+    EXACT,
+    PARAMETERS,
+    QUICK,
+    TREES,
+    coupled_agreement,
+    expected_accepted,
+    run_suites,
+    small_case,
+)
 
 
 @pytest.mark.parametrize("parameters", PARAMETERS)

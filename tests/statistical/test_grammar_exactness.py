@@ -6,12 +6,10 @@ import pytest
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import TokenLimits
 from foreword.acceptance.rules.rule import Rule
-from foreword.proofs.cases import Case
-from foreword.proofs.draft_models import DraftModel, Guessing
-from foreword.proofs.enumeration import target_law, text_law, worst_deviation
-from foreword.proofs.pathwise import likely_tree, plain_texts, step_batch
+from foreword.proofs.cases import Case, DraftModel, Guessing
+from foreword.proofs.coupled import likely_tree, plain_texts, step_batch
+from foreword.proofs.enumeration import TreeDrafting, target_law, text_law, tree_text_law, worst_deviation
 from foreword.proofs.suite import CHAIN_RULES, EXACT, TREES
-from foreword.proofs.tree_enumeration import TreeDrafting, tree_text_law
 from foreword.structured.params import StructuredOutputs
 from foreword.structured.state import GrammarError, GrammarState
 

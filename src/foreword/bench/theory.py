@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foreword.bench.json_output import read_output
+from foreword.bench.skeleton import read_output
 from foreword.errors import RequestError
 
 STEP_COMMAND = "foreword bench step --json"

@@ -6,8 +6,8 @@ from glob import escape
 from itertools import chain, count
 from typing import Any
 
-from foreword.bench.drafters.methods import Method
 from foreword.bench.drafters.summary import ALL, Row
+from foreword.bench.methods import Method
 from foreword.control.policy_file.document import OTHER
 
 WORTH_TRYING = 0.95

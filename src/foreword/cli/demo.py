@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from foreword.acceptance.params import SamplingParams
-    from foreword.bench.drafters.decode import Run
-    from foreword.bench.drafters.records import Record
+    from foreword.bench.drafters.decode import Record, Run
     from foreword.engine.llm import LLM
 
 PROMPTS = {
@@ -30,7 +29,7 @@ def demo(max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.
     Exit code 1 if a text differs.
     """
     from foreword.acceptance.params import SamplingParams
-    from foreword.bench.costs.memory import peak_resident_bytes
+    from foreword.bench.peers import peak_resident_bytes
 
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     began = perf_counter()
@@ -58,8 +57,7 @@ def demo(max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.
 
 def _answer_twice(llm: "LLM", kind: str, prompt: str, params: "SamplingParams", guesser: str) -> "Record":
     """Stream the speculative answer, then compute the plain one silently."""
-    from foreword.bench.drafters.decode import decode
-    from foreword.bench.drafters.records import Record
+    from foreword.bench.drafters.decode import Record, decode
     from foreword.models.tokenization.detokenizer import IncrementalDetokenizer
 
     stdout.print(f"\n[bold]{prompt}[/bold]")

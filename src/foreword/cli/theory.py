@@ -134,7 +134,7 @@ def _summary(predictions: "Sequence[Prediction]") -> dict[str, Any]:
 
 
 def _plot(found: "Mapping[str, Sequence[Prediction]]", path: Path, title: str) -> None:
-    from foreword.bench.line_charts import Chart, save_charts
+    from foreword.bench.pictures import Chart, save_charts
     from foreword.bench.theory import best
 
     tokens = {"": [(one.k, one.tokens_per_pass) for one in found[CLOSED_FORM]]}

@@ -21,7 +21,7 @@ from foreword.cli.console import (
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
-    from foreword.bench.drafters.methods import Method
+    from foreword.bench.methods import Method
     from foreword.engine.llm import LLM
 
 
@@ -51,10 +51,9 @@ def tune(
     Every prompt is answered plainly and with every drafter. `foreword serve --speculation-policy FILE` uses the file.
     """
     from foreword.bench.drafters.measure import BenchSettings, DrafterBench
-    from foreword.bench.drafters.methods import parse_methods
-    from foreword.bench.drafters.prompts import own_prompts, read_prompts, take_per_category
-    from foreword.bench.drafters.summary import summarise
-    from foreword.bench.drafters.table import drafter_table
+    from foreword.bench.drafters.summary import drafter_table, summarise
+    from foreword.bench.methods import parse_methods
+    from foreword.bench.prompts import own_prompts, read_prompts, take_per_category
     from foreword.bench.tune import recommend
 
     settings = BenchSettings(max_tokens, temperature)
@@ -108,7 +107,7 @@ def _require_own(out: Path) -> None:
 
 def _available(llm: "LLM") -> "list[Method]":
     """Those that need no settings, and the head that comes with the model."""
-    from foreword.bench.drafters.methods import Method, default_methods
+    from foreword.bench.methods import Method, default_methods
 
     methods = [method for method in default_methods() if method.label != "prediction"]
     choice = llm.loaded.choose_speculation("auto").config

@@ -5,18 +5,25 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import torch
 
+from foreword.acceptance.noise import Stream, absorbed, gumbel, key_tensor, stems
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import TokenLimits
+from foreword.acceptance.rules.drawn import Floats
 from foreword.acceptance.rules.rule import Rule
 from foreword.progress import StageProgress
-from foreword.proofs.bounds import coupled_agreement, expected_accepted
-from foreword.proofs.cases import Case
-from foreword.proofs.draft_models import DraftModel, Guessing
-from foreword.proofs.enumeration import step_law, target_law, text_law, worst_deviation
-from foreword.proofs.noise_quality import noise_checks
-from foreword.proofs.pathwise import pathwise_mismatches
-from foreword.proofs.report import ProofRow, bounded
+from foreword.proofs.cases import Case, DraftModel, Guessing
+from foreword.proofs.coupled import noise_checks, pathwise_mismatches
+from foreword.proofs.enumeration import (
+    TreeDrafting,
+    step_law,
+    target_law,
+    text_law,
+    tree_step_law,
+    tree_text_law,
+    worst_deviation,
+)
 from foreword.proofs.statistics import (
     chi_square,
     default_decoder,
@@ -24,8 +31,60 @@ from foreword.proofs.statistics import (
     sampled_counts,
     true_law,
 )
-from foreword.proofs.tree_enumeration import TreeDrafting, tree_step_law, tree_text_law
 from foreword.structured.params import StructuredOutputs
+
+
+@dataclass(frozen=True)
+class ProofRow:
+    """What was shown of a rule in one kind of case."""
+
+    rule: str  # the rule, or "all", or "noise"
+    case: str  # what was tried
+    tried: int  # cases, draws or samples
+    deviation: float  # the worst that was seen
+    limit: float  # what it must not exceed
+    passed: bool
+    # Share of planted faults that the check catches, where it is a statistical one.
+    power: float | None = None
+    note: str = ""  # what else is worth knowing
+
+
+def bounded(rule: str, case: str, tried: int, deviation: float, limit: float) -> ProofRow:
+    """A row that passes if its deviation stays within the limit."""
+    return ProofRow(rule, case, tried, deviation, limit, bool(deviation <= limit))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How often two distributions draw the same token with shared noise."""
+
+    distance: float  # total variation
+    agreed: float  # share of draws
+    error: float  # standard error of that share
+
+    @property
+    def bound(self) -> float:
+        """What sharing Gumbel noise guarantees."""
+        return (1 - self.distance) / (1 + self.distance)
+
+
+def expected_accepted(case: Case, draft: DraftModel, length: int) -> float:
+    """Draft tokens that one step accepts in expectation, by enumeration."""
+    law = step_law(case, draft, case.prompt, length)
+    return sum((len(tokens) - 1) * chance for tokens, chance in law.items())
+
+
+def coupled_agreement(p: Floats, q: Floats, draws: int, seed: int) -> Agreement:
+    """*Coupled* at one position: target and drafter draw from p and q with the same noise."""
+    keys = key_tensor(absorbed(stems(seed, 0, Stream.TARGET, 0), np.arange(draws)))
+    ids = torch.arange(len(p)).expand(draws, len(p))
+    noise = gumbel(keys[:, None].expand_as(ids), ids).numpy()
+    with np.errstate(divide="ignore"):
+        same = np.argmax(np.log(p) + noise, axis=1) == np.argmax(np.log(q) + noise, axis=1)
+    distance = float(np.abs(p - q).sum() / 2)
+    agreed = float(same.mean())
+    return Agreement(distance, agreed, float(np.sqrt(agreed * (1 - agreed) / draws)))
+
 
 EXACT = 1e-9
 NOISE_LIMIT = 4.5

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from foreword.bench.json_output import read_output
+from foreword.bench.skeleton import read_output
 from foreword.errors import RequestError
-from foreword.simulate.costs import ILLUSTRATIVE, Costs, LevelTimes, PassTimes
-from foreword.simulate.guessing import Guessing
+from foreword.simulate.costs import ILLUSTRATIVE, Costs, Guessing, LevelTimes, PassTimes
 from foreword.simulate.scenario import Network
 
 LEVEL_BY_LEVEL = ("draft_model", "self_quantized", "layer_skip", "eagle", "eagle3", "mtp")

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from foreword.errors import RequestError
-from foreword.simulate.costs import ILLUSTRATIVE, Costs
-from foreword.simulate.guessing import Guessing
+from foreword.simulate.costs import ILLUSTRATIVE, Costs, Guessing
 
 
 class Drafting(StrEnum):

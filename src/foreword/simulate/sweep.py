@@ -1,13 +1,15 @@
-"""One scenario, varied along one axis at a time."""
+"""One scenario varied along one axis at a time, and the smallest fleet that reaches a goal."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
+from foreword.errors import RequestError
 from foreword.progress import StageProgress
-from foreword.simulate.guessing import Guessing
-from foreword.simulate.outcome import Outcome
+from foreword.simulate.costs import Guessing
 from foreword.simulate.scenario import Drafting, Scenario
-from foreword.simulate.world import World
+from foreword.simulate.world import Outcome, World
 
 IN_STEP = "no run-ahead"
 """Draft nodes that draft while their targets wait."""
@@ -118,3 +120,161 @@ def _relevant(scenario: Scenario) -> Scenario:
     if scenario.drafting is Drafting.LOCAL:
         return alike
     return replace(alike, kinds=plain.kinds, k=plain.k)
+
+
+class Vary(StrEnum):
+    """The machines that are counted."""
+
+    TARGETS = "targets"  # with draft nodes in the scenario's proportion
+    NODES = "nodes"  # for the scenario's targets
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What the fleet is to reach; None: any value will do."""
+
+    tokens_per_second: float | None = None
+    token_ms_p95: float | None = None  # by request, the mean time of a token
+
+    def missed(self, found: Outcome) -> list[str]:
+        """Return the figures that fall short, with their values."""
+        missed = []
+        if self.tokens_per_second is not None and found.tokens_per_second < self.tokens_per_second:
+            missed.append(f"{found.tokens_per_second:.0f} tokens/s")
+        if self.token_ms_p95 is not None:
+            if found.token_ms_p95 is None:
+                missed.append("no request ended")
+            elif found.token_ms_p95 > self.token_ms_p95:
+                missed.append(f"p95 {found.token_ms_p95:.2f} ms per token")
+        return missed
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One fleet that was simulated."""
+
+    who: str  # drafts
+    targets: int
+    nodes: int
+    tokens_per_second: float
+    token_ms_p95: float | None
+    cost_per_hour: float
+    missed: list[str]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The smallest fleet for one way of drafting."""
+
+    who: str
+    fleet: Trial | None  # None: no fleet up to the bound reaches the goal
+    why_not: str = ""
+
+
+def find_fleets(
+    scenario: Scenario, goal: Goal, vary: Vary, most: int, on_progress: StageProgress
+) -> tuple[list[Trial], list[Answer]]:
+    """Return every fleet that was tried, and the smallest one for each way of drafting.
+
+    The search doubles the number of machines until the goal is reached and then bisects, so it takes for granted that
+    more machines are never worse.
+    """
+    _check(scenario, goal)
+    trials: list[Trial] = []
+    answers = []
+    for who in _drafting_choices(scenario, vary):
+        fleets = _Fleets(replace(scenario, drafting=who), goal, vary)
+
+        def reaches(count: int, who: Drafting = who, fleets: _Fleets = fleets) -> bool:
+            on_progress(f"{who}: {count} {vary}", len(trials), len(trials) + 1)
+            trials.append(fleets.tried(count))
+            return not trials[-1].missed
+
+        start = scenario.fleet.targets if vary is Vary.TARGETS else max(scenario.fleet.nodes, 1)
+        found = _least(reaches, start, most, fleets.is_hopeless)
+        fleet = None if found is None else fleets.tried(found)
+        answers.append(Answer(who.value, fleet, "" if fleet else fleets.why_not(most)))
+    return trials, answers
+
+
+def _check(scenario: Scenario, goal: Goal) -> None:
+    rates, wanted = scenario.traffic.rates, goal.tokens_per_second
+    if rates and wanted is not None:
+        offered = sum(rates) / len(rates) * scenario.traffic.answer
+        if wanted > offered:
+            raise RequestError(
+                f"--goal-tokens-per-second {wanted:g}: --rate brings {offered:g} a second; raise it, or leave it out"
+            )
+
+
+def _drafting_choices(scenario: Scenario, vary: Vary) -> list[Drafting]:
+    if vary is Vary.NODES:
+        return [Drafting.REMOTE]
+    return [who for who in Drafting if who is not Drafting.REMOTE or scenario.fleet.nodes]
+
+
+def _least(
+    reaches: Callable[[int], bool], start: int, most: int, is_hopeless: Callable[[], bool]
+) -> int | None:
+    """Return the least count from 1 to `most` that reaches the goal, if counts above it do too."""
+    low, high = 0, min(start, most)
+    while not reaches(high):
+        if high == most or is_hopeless():
+            return None
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return high
+
+
+class _Fleets:
+    """Fleets of one way of drafting, each simulated once."""
+
+    def __init__(self, scenario: Scenario, goal: Goal, vary: Vary) -> None:
+        self._scenario, self._goal, self._vary = scenario, goal, vary
+        self._known: dict[int, Trial] = {}
+        self._last: Trial | None = None
+
+    def tried(self, count: int) -> Trial:
+        """Return what a fleet of this size does."""
+        if count not in self._known:
+            fleet, prices = self._scenario.fleet, self._scenario.prices
+            targets = count if self._vary is Vary.TARGETS else fleet.targets
+            nodes = self._nodes(count)
+            found = World(replace(self._scenario, fleet=replace(fleet, targets=targets, nodes=nodes))).run()
+            used = nodes if self._scenario.drafting is Drafting.REMOTE else 0
+            cost = targets * prices.target + used * prices.node
+            self._known[count] = Trial(
+                self._scenario.drafting.value,
+                targets,
+                used,
+                found.tokens_per_second,
+                found.token_ms_p95,
+                cost,
+                self._goal.missed(found),
+            )
+        self._last = self._known[count]
+        return self._last
+
+    def _nodes(self, count: int) -> int:
+        """In proportion to the targets, and at least as many as fail."""
+        if self._vary is Vary.NODES:
+            wanted = count
+        else:
+            wanted = math.ceil(count * self._scenario.fleet.nodes / self._scenario.fleet.targets)
+        return max([wanted, *(failure.nodes for failure in self._scenario.failures)])
+
+    def is_hopeless(self) -> bool:
+        """Whether more targets cannot change what is missed: full batches are as slow on every target."""
+        assert self._last is not None
+        p95, most = self._last.token_ms_p95, self._goal.token_ms_p95
+        is_slow = p95 is not None and most is not None and p95 > most
+        return is_slow and self._vary is Vary.TARGETS and not self._scenario.traffic.rates
+
+    def why_not(self, most: int) -> str:
+        """Say what the last fleet fell short of."""
+        assert self._last is not None
+        if self.is_hopeless():
+            return f"{self._last.missed[-1]} with full batches on any number of targets; lower --batch, or give --rate"
+        return f"{' and '.join(self._last.missed)} with {most} {self._vary}; --goal-most allows no more"

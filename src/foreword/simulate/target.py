@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from foreword.simulate.chains import Chains, Cluster, Flags
-from foreword.simulate.guessing import Counts, Dice
+from foreword.simulate.costs import Counts, Dice
 from foreword.simulate.scenario import Drafting, Scenario
 
 _LEAST_TOKENS = 16

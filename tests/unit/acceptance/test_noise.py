@@ -12,7 +12,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.reference import noise as reference
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.rule import Rule
-from foreword.proofs.noise_quality import noise_checks
+from foreword.proofs.coupled import noise_checks
 from foreword.proofs.suite import NOISE_LIMIT
 
 NAMES = [(0, 0, 0, 0, 0), (2**64 - 1, 3, 3, 7, 2**31), (12345678901234567890, 1, 2, 99, 17)]

@@ -19,7 +19,7 @@ from foreword.acceptance.request import RECORD
 from foreword.acceptance.rules.rule import Rule
 from foreword.kernels import sampler as native
 from foreword.proofs.cases import Case, random_case, target_logits
-from foreword.proofs.pathwise import likely_tree
+from foreword.proofs.coupled import likely_tree
 from foreword.speculation.draft import Draft
 from helpers.judging import PLAIN, dense_probabilities, judgement, sampler
 from helpers.masked_rows import MaskedRows

@@ -18,9 +18,8 @@ from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
 from foreword.acceptance.rules.trees import DraftTrees
 from foreword.errors import RequestError
-from foreword.proofs.cases import Case, random_case
-from foreword.proofs.draft_models import DraftModel, Guessing
-from foreword.proofs.pathwise import likely_tree
+from foreword.proofs.cases import Case, DraftModel, Guessing, random_case
+from foreword.proofs.coupled import likely_tree
 from foreword.speculation.draft import Draft
 from helpers.judging import PLAIN, judgement, sampler
 from helpers.rule_cases import logits_along, noise_key, random_chain, row_after

@@ -9,9 +9,8 @@ from foreword.acceptance.judge import judge
 from foreword.acceptance.noise import Stream
 from foreword.acceptance.reference import noise, rules
 from foreword.acceptance.rules.rule import Rule
-from foreword.proofs.cases import Case, random_case
-from foreword.proofs.draft_models import DraftModel, Guessing
-from foreword.proofs.tree_enumeration import PossibleTree
+from foreword.proofs.cases import Case, DraftModel, Guessing, random_case
+from foreword.proofs.enumeration import PossibleTree
 from foreword.speculation.draft import Draft
 from helpers.judging import judgement
 from helpers.rule_cases import logits_along, noise_key, random_chain, row_after

@@ -5,7 +5,7 @@ import torch
 
 from foreword.backends.runner import ModelRunner
 from foreword.kv.paged_cache import PagedCache
-from foreword.proofs.tiny_model import tiny_decoder
+from foreword.proofs.passes import tiny_decoder
 from foreword.speculation.draft import Draft
 from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foreword.bench.costs.adapters import measure_adapters
+from foreword.bench.pass_costs import measure_adapters
 from foreword.errors import RequestError
 from helpers.adapters import decoder_of
 

@@ -9,13 +9,19 @@ from typing import Any
 import pytest
 
 from foreword.bench.control.bench import ControlSizes
-from foreword.bench.control.cells import CONTROLLER, PLAIN, Cell, CellRates, measure_cells, summarise
-from foreword.bench.control.conditions import Circumstances, Reaction, conditions, measure_conditions
-from foreword.bench.control.goals import goal_table
-from foreword.bench.control.mixed import MixedTraffic, measure_mixed, percentile
-from foreword.bench.control.report import ControlReport, cell_table, ratio_chart, reaction_table
-from foreword.bench.control.slowed import Brake, SlowedDrafter, slowed
-from foreword.bench.control.statistics import BestFixed, Interval, against_best, bootstrap, together
+from foreword.bench.control.changes import (
+    Brake,
+    Circumstances,
+    MixedTraffic,
+    Reaction,
+    SlowedDrafter,
+    conditions,
+    measure_conditions,
+    measure_mixed,
+    percentile,
+    slowed,
+)
+from foreword.bench.control.report import ControlReport, cell_table, goal_table, ratio_chart, reaction_table
 from foreword.bench.control.timeline import (
     Ended,
     Phase,
@@ -26,7 +32,20 @@ from foreword.bench.control.timeline import (
     settled_rate,
     worst_stretch,
 )
-from foreword.bench.control.windows import MIXED, Arm, Prompts, Window, tokens_at
+from foreword.bench.control.windows import (
+    CONTROLLER,
+    MIXED,
+    PLAIN,
+    Arm,
+    Cell,
+    CellRates,
+    Prompts,
+    Window,
+    measure_cells,
+    summarise,
+    tokens_at,
+)
+from foreword.bench.skeleton import BestFixed, Interval, against_best, bootstrap, together
 from foreword.drafters.combined import Routed
 from foreword.errors import RequestError
 from helpers.clocks import ScriptedClock

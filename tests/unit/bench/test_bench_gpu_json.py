@@ -9,12 +9,11 @@ import torch
 from typer.testing import CliRunner
 
 from foreword.backends import choice, loading
-from foreword.bench.gpu import controlled, report, shapes, speculating, start, tiles
-from foreword.bench.gpu.controlled import ControlledSpeed
-from foreword.bench.gpu.passes import PassTime
-from foreword.bench.gpu.report import BatchSpeed, GpuReport
-from foreword.bench.gpu.speculating import SpeculativeSpeed
-from foreword.bench.gpu.start import StartTime
+from foreword.bench import random_models
+from foreword.bench.gpu import engines, speculating, tiles
+from foreword.bench.gpu.device import PassTime
+from foreword.bench.gpu.engines import BatchSpeed, GpuReport, StartTime
+from foreword.bench.gpu.speculating import ControlledSpeed, SpeculativeSpeed
 from foreword.bench.gpu.tiles import TileTime
 from foreword.cli.main import app
 from helpers.cuda import needs_triton
@@ -41,12 +40,12 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def told(result: Any) -> Any:
         return lambda *_, **__: result
 
-    monkeypatch.setattr(shapes, "random_weights", told(Weights))
-    monkeypatch.setattr(start, "measure_start", told((None, START)))
-    monkeypatch.setattr(report, "measure_gpu", told(REPORT))
+    monkeypatch.setattr(random_models, "random_weights", told(Weights))
+    monkeypatch.setattr(engines, "measure_start", told((None, START)))
+    monkeypatch.setattr(engines, "measure_gpu", told(REPORT))
     monkeypatch.setattr(speculating, "measure_speculation", told([SPEED]))
     monkeypatch.setattr(speculating, "measure_heads", told([SPEED]))
-    monkeypatch.setattr(controlled, "measure_controller", told([CONTROL]))
+    monkeypatch.setattr(speculating, "measure_controller", told([CONTROL]))
     monkeypatch.setattr(tiles, "compile_ahead", told(None))
     way = TileTime((8, 8), 1, 1, None, 7.0, 4.0, same_bits=True)
     monkeypatch.setattr(tiles, "time_products", told([way]))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foreword.bench.drafters.methods import default_methods, parse_methods
+from foreword.bench.methods import default_methods, parse_methods
 from foreword.errors import RequestError
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foreword.bench.drafters.prompts import (
+from foreword.bench.prompts import (
     bench_prompts,
     own_prompts,
     parse_prompts,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from foreword.bench.drafters.records import Record
-from foreword.bench.drafters.resume import Ledger
+from foreword.bench.drafters.decode import Record
+from foreword.bench.drafters.measure import Ledger
 from foreword.errors import RequestError
 from helpers.bench_runs import record
 

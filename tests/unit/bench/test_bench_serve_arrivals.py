@@ -6,9 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from foreword.bench.drafters.prompts import BenchPrompt, own_prompts
-from foreword.bench.serve.arrivals import arrival_times, drop_points, prompts_in_turn
-from foreword.bench.serve.settings import Load
+from foreword.bench.prompts import BenchPrompt, own_prompts
+from foreword.bench.serve.load import Load, arrival_times, drop_points, prompts_in_turn
 
 
 def test_gaps_are_exponential_and_counts_are_poisson():

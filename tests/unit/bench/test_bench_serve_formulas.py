@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from foreword.bench.serve import formulas
-from foreword.bench.serve.goodput import Limits, parse_limits
-from foreword.bench.serve.outcome import ContentChunk, Ending, Outcome
+from foreword.bench.serve import report as formulas
+from foreword.bench.serve.answer import ContentChunk, Ending, Outcome
+from foreword.bench.serve.report import Limits, parse_limits
 from foreword.errors import RequestError
 
 

@@ -4,11 +4,10 @@ import json
 
 from rich.console import Console
 
+from foreword.bench.serve.answer import ContentChunk, Ending, Outcome
 from foreword.bench.serve.generator import Run
-from foreword.bench.serve.goodput import Limits
-from foreword.bench.serve.outcome import ContentChunk, Ending, Outcome
-from foreword.bench.serve.report import make_report, report_json
-from foreword.bench.serve.table import latency_table, summary_table
+from foreword.bench.serve.report import Limits, make_report, report_json
+from foreword.bench.serve.tables import latency_table, summary_table
 
 
 def completed(ttft: float, usage: int | None = 3, tokens: int | None = None) -> Outcome:

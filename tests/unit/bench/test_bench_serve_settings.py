@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from foreword.bench.serve.settings import Load, Question, extra_fields
+from foreword.bench.serve.load import Load, Question, extra_fields
 from foreword.errors import RequestError
 from foreword.wire.openai_http import base_address
 

@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreword.bench.serve.chunks import Chunk, ServerReportedError, parse_chunk
-from foreword.bench.serve.outcome import ContentChunk, Outcome
-from foreword.bench.serve.reader import AnswerReader
+from foreword.bench.serve.answer import (
+    AnswerReader,
+    Chunk,
+    ContentChunk,
+    Outcome,
+    ServerReportedError,
+    parse_chunk,
+)
 from foreword.wire.openai_http import EventParser
 
 STREAM = (

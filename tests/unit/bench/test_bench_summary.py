@@ -6,9 +6,7 @@ import pytest
 from rich.console import Console
 
 from foreword.bench.drafters.measure import median_run
-from foreword.bench.drafters.summary import ALL, summarise
-from foreword.bench.drafters.table import drafter_table
-from foreword.bench.drafters.worst import slowest_prompts
+from foreword.bench.drafters.summary import ALL, drafter_table, slowest_prompts, summarise
 from helpers.bench_runs import GUESSING_RUN, record
 
 

@@ -5,8 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from foreword.bench.drafters.grid import GridRecord
-from foreword.bench.drafters.page import cpu_speedups, grid_page, speedups
+from foreword.bench.drafters.grid import GridRecord, cpu_speedups, grid_page, speedups
 
 PLAIN = GridRecord("plain", "chat", 0.0, 4, 8, 400, 400, 20.0, 0.0, 18.0, 1.0, 9.0, 11.0)
 GUESSED = replace(

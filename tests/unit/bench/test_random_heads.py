@@ -4,12 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from foreword.bench.drafters.decode import Run
-from foreword.bench.drafters.methods import default_methods, is_random, parse_methods
-from foreword.bench.drafters.random_heads import write_random_head
-from foreword.bench.drafters.records import Record
-from foreword.bench.drafters.summary import summarise
-from foreword.bench.drafters.table import drafter_table
+from foreword.bench.drafters.decode import Record, Run
+from foreword.bench.drafters.summary import drafter_table, summarise
+from foreword.bench.methods import default_methods, is_random, parse_methods
+from foreword.bench.random_heads import write_random_head
 from foreword.errors import RequestError
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
 from foreword.models.heads.opening import open_head

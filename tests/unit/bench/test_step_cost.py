@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from foreword.bench.costs import step_cost
-from foreword.bench.costs.random_model import RandomCheckpoint, as_mixture
-from foreword.bench.costs.step_cost import PromptCost, check_sizes, compare_step_cost
+from foreword.bench import step_cost
+from foreword.bench.random_models import RandomCheckpoint, as_mixture
+from foreword.bench.step_cost import PromptCost, check_sizes, compare_step_cost
 from foreword.errors import RequestError
 from helpers.random_checkpoint import SMOLLM2_SHAPE
 

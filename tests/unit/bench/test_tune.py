@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from foreword.bench.drafters.methods import Method
 from foreword.bench.drafters.summary import summarise
+from foreword.bench.methods import Method
 from foreword.bench.tune import recommend
 from foreword.cli.tune import _require_own
 from foreword.control.policy_file.matching import Traits

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from foreword.simulate.costs import Costs, LevelTimes, PassTimes
-from foreword.simulate.guessing import Guessing
+from foreword.simulate.costs import Costs, Guessing, LevelTimes, PassTimes
 from foreword.simulate.scenario import Fleet, Network, Scenario, Traffic
 from foreword.simulate.world import World
 from helpers.virtual_cluster import Pacing, VirtualCluster

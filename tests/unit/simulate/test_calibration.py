@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foreword.bench.link import LinkReport, PassCost
+from foreword.bench.draft_nodes import LinkReport, PassCost
 from foreword.errors import RequestError
 from foreword.simulate.calibration import Calibration, calibrate, guessing_of, with_link
 from foreword.simulate.costs import ILLUSTRATIVE, PassTimes

@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from foreword.bench.link import LinkReport, PassCost
+from foreword.bench.draft_nodes import LinkReport, PassCost
 from foreword.bench.theory import FLAT, Drafting, StepCurve, predict
-from foreword.simulate.costs import Costs, LevelTimes, PassTimes
-from foreword.simulate.guessing import Guessing
-from foreword.simulate.outcome import Outcome
+from foreword.simulate.costs import Costs, Guessing, LevelTimes, PassTimes
 from foreword.simulate.scenario import Drafting as Who
 from foreword.simulate.scenario import Fleet, Network, Scenario, Traffic, Waiting
-from foreword.simulate.world import World
+from foreword.simulate.world import Outcome, World
 
 PASS, LEVEL = 10e-3, 0.5e-3
 AT_ONCE = Network(0.0, 0.0, 0.0, 0.0)

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from foreword.errors import RequestError
-from foreword.simulate.guessing import Guessing
-from foreword.simulate.outcome import Outcome, figure
-from foreword.simulate.scaled import scaling_told
+from foreword.simulate.costs import Guessing
+from foreword.simulate.report import scaling_told
 from foreword.simulate.scenario import (
     Autoscale,
     Drafting,
@@ -20,7 +19,7 @@ from foreword.simulate.scenario import (
     Scenario,
     Traffic,
 )
-from foreword.simulate.world import World
+from foreword.simulate.world import Outcome, World, figure
 
 SMALL = Scenario(Fleet(targets=2, nodes=2, batch=4), traffic=Traffic(prompt=16, answer=64), seconds=4.0)
 

@@ -7,8 +7,8 @@ import pytest
 
 from foreword.cli.cluster.goals import answer_lines, check_goal
 from foreword.errors import RequestError
-from foreword.simulate.goal import Goal, Vary, _least, find_fleets
 from foreword.simulate.scenario import Drafting, Failure, Fleet, Kind, Scenario, Traffic
+from foreword.simulate.sweep import Goal, Vary, _least, find_fleets
 from foreword.simulate.world import World
 
 SMALL = Scenario(Fleet(targets=2, nodes=1, batch=2), traffic=Traffic(prompt=0, answer=16), seconds=1.0)

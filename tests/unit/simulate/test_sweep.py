@@ -3,7 +3,7 @@
 from dataclasses import replace
 from xml.etree import ElementTree
 
-from foreword.simulate.page import simulation_page
+from foreword.simulate.report import simulation_page
 from foreword.simulate.scenario import Drafting, Failure, Fleet, Kind, Scenario, Traffic
 from foreword.simulate.sweep import IN_STEP, axes_of, compare_ways, sweep, ways
 

@@ -5,15 +5,29 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from foreword.bench.control.cells import CONTROLLER, PLAIN, measure_cells, summarise
-from foreword.bench.control.conditions import Circumstances, busy_core, conditions, measure_conditions
-from foreword.bench.control.mixed import measure_mixed
+from foreword.bench.control.changes import (
+    Brake,
+    Circumstances,
+    busy_core,
+    conditions,
+    measure_conditions,
+    measure_mixed,
+    slowed,
+)
 from foreword.bench.control.report import ControlReport
-from foreword.bench.control.slowed import Brake, slowed
 from foreword.bench.control.timeline import EngineLine
-from foreword.bench.control.windows import MIXED, Arm, EngineStation, Prompts
-from foreword.bench.drafters.methods import Method
-from foreword.bench.drafters.prompts import BenchPrompt
+from foreword.bench.control.windows import (
+    CONTROLLER,
+    MIXED,
+    PLAIN,
+    Arm,
+    EngineStation,
+    Prompts,
+    measure_cells,
+    summarise,
+)
+from foreword.bench.methods import Method
+from foreword.bench.prompts import BenchPrompt
 from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig

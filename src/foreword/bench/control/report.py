@@ -1,17 +1,116 @@
-"""A whole run, as tables for people and as JSON."""
+"""The controller's goals and figures as tables and as JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from foreword.bench.control.cells import CONTROLLER, Cell
-from foreword.bench.control.conditions import Reaction
-from foreword.bench.control.goals import Verdict, cell_verdicts, other_verdicts, reaction_verdicts, shown
-from foreword.bench.control.mixed import MixedTraffic
-from foreword.bench.line_charts import Chart
+from foreword.bench.control.changes import LEAST_WORST, MOST_RATIO, MixedTraffic, Reaction
+from foreword.bench.control.windows import CONTROLLER, LEAST_OF_BEST, LEAST_RATIO, MIXED, Cell
+from foreword.bench.pictures import Chart
+from foreword.bench.skeleton import Interval
+
+MOST_PROBES = 0.01
+"""Of the time of all steps, for guesses that are only compared with the text."""
+
+LEAST_OF_BEST_MIXED = 1.0
+"""Of the best fixed setting, where requests differ."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One promise."""
+
+    goal: str
+    holds: bool
+    figure: str  # where it is closest to failing
+    misses: Sequence[str] = ()  # where it failed
+
+
+def cell_verdicts(cells: Sequence[Cell]) -> list[Verdict]:
+    """Of every kind at every batch; a cell fails if all of its bounds are below the line."""
+
+    def to_plain(cell: Cell) -> Interval:
+        return cell.ratios[CONTROLLER]
+
+    def to_best(cell: Cell) -> Interval:
+        return cell.best.ratio
+
+    mixed = [cell for cell in cells if cell.kind == MIXED]
+    found = [
+        _of_cells(f"every cell at least {LEAST_RATIO} of plain", cells, to_plain, LEAST_RATIO),
+        _of_cells(f"every cell at least {LEAST_OF_BEST} of the best fixed", cells, to_best, LEAST_OF_BEST),
+        _of_cells("mixed traffic above the best fixed", mixed, to_best, LEAST_OF_BEST_MIXED),
+    ]
+    return [verdict for verdict in found if verdict is not None]
+
+
+def _of_cells(
+    goal: str, cells: Sequence[Cell], ratio: Callable[[Cell], Interval], least: float
+) -> Verdict | None:
+    if not cells:
+        return None
+    worst = min(cells, key=lambda cell: ratio(cell).high)
+    missing = [_told(cell, ratio(cell)) for cell in cells if ratio(cell).high < least]
+    return Verdict(goal, not missing, _told(worst, ratio(worst)), missing)
+
+
+def _told(cell: Cell, ratio: Interval) -> str:
+    return f"{cell.kind}, batch {cell.batch}: {shown(ratio)}"
+
+
+def reaction_verdicts(reactions: Sequence[Reaction]) -> list[Verdict]:
+    """How soon, and how bad meanwhile."""
+    found = []
+    for within in sorted({one.within for one in reactions}):
+        these = [one for one in reactions if one.within == within]
+        late = [_late(one) for one in these if one.seconds > within]
+        what = "off" if within == min(one.within for one in reactions) else "on again"
+        slowest = max(these, key=lambda one: one.seconds)
+        found.append(Verdict(f"{what} within {within:.0f} s", not late, _late(slowest), late))
+    if reactions:
+        low = [_low(one) for one in reactions if one.worst < LEAST_WORST]
+        worst = min(reactions, key=lambda one: one.worst)
+        found.append(Verdict(f"worst five seconds {LEAST_WORST} of plain", not low, _low(worst), low))
+    return found
+
+
+def _late(one: Reaction) -> str:
+    return f"{one.condition} ({one.phase}): {one.seconds:.1f} s"
+
+
+def _low(one: Reaction) -> str:
+    return f"{one.condition} ({one.phase}): {one.worst:.2f}"
+
+
+def other_verdicts(mixed: MixedTraffic | None, probe_share: float) -> list[Verdict]:
+    """Of plain requests beside others, and of the time that is spent on finding out."""
+    spent, is_dear = f"{100 * probe_share:.2f}%", probe_share > MOST_PROBES
+    goal = f"probes take at most {100 * MOST_PROBES:.0f}% of the time"
+    found = [Verdict(goal, not is_dear, spent, _if(is_dear, spent))]
+    if mixed is not None:
+        figure = f"{mixed.ratio:.3f}"
+        goal = f"plain requests beside others: p95 at most {MOST_RATIO}"
+        found.insert(0, Verdict(goal, mixed.holds, figure, _if(not mixed.holds, figure)))
+    return found
+
+
+def _if(is_missed: bool, figure: str) -> Sequence[str]:
+    return (figure,) if is_missed else ()
+
+
+def goal_table(verdicts: Sequence[Verdict]) -> Table:
+    """A line for every promise."""
+    table = Table("goal", "", "closest", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    for one in verdicts:
+        table.add_row(one.goal, "[green]pass[/green]" if one.holds else "[red]miss[/red]", one.figure)
+    return table
+
+
+def shown(ratio: Interval) -> str:
+    return f"{ratio.middle:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,17 @@
-"""From measurements to one row per drafter and category."""
+"""One row per drafter and category: figures, table and picture; and the slowest prompts."""
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from foreword.bench.drafters.decode import Run
-from foreword.bench.drafters.records import Record, cpu_speedup
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from foreword.bench.drafters.decode import Record, Run, cpu_speedup
+from foreword.bench.methods import is_random
+from foreword.bench.pictures import require_matplotlib, save_figure
 
 ALL = "all"
 """Name of the row over all categories."""
@@ -109,3 +115,172 @@ def _share(part: float, whole: float) -> float:
 
 def _distinct(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
+
+
+_FIGURES = ("n", "α", "τ", "speed-up", "draft", "verify", "accept", "rest", "memory", "differ")
+
+
+def drafter_table(rows: Sequence[Row], title: str) -> Table:
+    """Drafter by drafter, a line for every category and one for all of them. Fits 80 columns."""
+    caption = _CAPTION + (_RANDOM if any(is_random(row.drafter) for row in rows) else "")
+    table = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0)
+    table.title_justify = table.caption_justify = "left"
+    table.add_column("drafter", overflow="fold")
+    for name in _FIGURES:
+        table.add_column(name, justify="right", no_wrap=True)
+    shown = ""
+    for row in rows:
+        if row.drafter != shown:
+            table.add_row(f"[bold]{row.drafter}[/bold]")
+            shown = row.drafter
+        table.add_row(f"  {row.category}", *_cells(row), end_section=row.category == ALL)
+    return table
+
+
+_CAPTION = (
+    "n: prompts. α: guesses accepted, of those judged. τ: tokens per target pass. Speed-up: tokens per second "
+    "over all prompts of the line, relative to plain decoding of the same prompts in this run. Draft, verify, "
+    "accept, rest: milliseconds per step. All without the prompt's own passes. Memory: what the drafter adds. "
+    "Differ: texts that are not those of plain decoding."
+)
+
+_RANDOM = (
+    " Model=random: random weights. Such a head costs what a trained one costs and guesses nothing right, so that α, "
+    "τ and speed-up would say nothing; they are left out."
+)
+
+
+def _cells(row: Row) -> list[str]:
+    colour = "green" if row.speedup >= 1 else "yellow"
+    different = f"[red]{row.different_texts}[/red]" if row.different_texts else "0"
+    judged = [
+        "-" if row.alpha is None else f"{row.alpha:.2f}",
+        f"{row.tau:.2f}",
+        f"[{colour}]{row.speedup:.2f}×[/{colour}]",
+    ]
+    return [
+        str(row.prompts),
+        *(["-"] * len(judged) if is_random(row.drafter) else judged),
+        f"{row.draft_ms:.2f}",
+        f"{row.verify_ms:.1f}",
+        f"{row.accept_ms:.2f}",
+        f"{row.rest_ms:.2f}",
+        _megabytes(row.memory_bytes),
+        different,
+    ]
+
+
+def _megabytes(size: int | None) -> str:
+    if size is None:
+        return "-"
+    return f"{size / 1e6:.1f} MB" if size < 10e6 else f"{size / 1e6:.0f} MB"
+
+
+def plot_rows(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Two charts above each other, a group of bars for every category: τ and speed-up."""
+    require_matplotlib()
+    figure_module = importlib.import_module("matplotlib.figure")  # needs no display, keeps no global state
+    categories = list(dict.fromkeys(row.category for row in rows))
+    drafters = list(dict.fromkeys(row.drafter for row in rows))
+    width = max(7.0, 1.2 + 0.3 * len(categories) * (len(drafters) + 1))
+    figure = figure_module.Figure(figsize=(width, 7.0), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    _draw(upper, rows, "tau", "tokens per target pass (τ)")
+    _draw(lower, rows, "speedup", "speed-up over plain decoding")
+    figure.suptitle(title, fontsize=12)
+    handles, labels = upper.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False)
+    save_figure(figure, path)
+
+
+def _draw(axes: Any, rows: Sequence[Row], field: str, label: str) -> None:  # noqa: ANN401 - an optional package
+    categories = list(dict.fromkeys(row.category for row in rows))
+    drafters = list(dict.fromkeys(row.drafter for row in rows))
+    values = {(row.drafter, row.category): getattr(row, field) for row in rows}
+    bar = 0.8 / len(drafters)
+    for place, drafter in enumerate(drafters):
+        here = [index for index, category in enumerate(categories) if (drafter, category) in values]
+        heights = [values[drafter, categories[index]] for index in here]
+        middles = [index + bar * (place - (len(drafters) - 1) / 2) for index in here]
+        bars = axes.bar(middles, heights, bar, label=drafter)
+        axes.bar_label(bars, fmt="%.1f", fontsize=7, padding=1)
+    axes.axhline(1.0, color="black", linewidth=0.8, linestyle="--", label="plain decoding")
+    axes.set_ylabel(label)
+    axes.set_xticks(range(len(categories)), categories, rotation=20, ha="right")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(y=0.12)
+
+
+LEAST_RATIO = 0.95
+"""Of plain decoding, that no single prompt should fall below with what guesses by default."""
+
+MOST_SHOWN = 5
+
+LEAST_TOKENS = 16
+"""Of an answer that is judged by itself: a few steps are over before a clock tells them apart."""
+
+
+@dataclass(frozen=True)
+class Slowest:
+    """Of one drafter, the prompts with the lowest speed-up."""
+
+    drafter: str
+    prompts: int  # with answers of at least `LEAST_TOKENS`
+    below: int  # prompts with less than `LEAST_RATIO`
+    worst: Sequence[tuple[str, str, float]]  # (category, key of the prompt, speed-up), the lowest first
+    cpu_speedup: float | None = (
+        None  # over all prompts by the processor's time; None if it did not do the work
+    )
+    cpu_below: int = 0
+    cpu_worst: Sequence[tuple[str, str, float]] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "line": LEAST_RATIO}
+
+    @property
+    def told(self) -> str:
+        """One line for people."""
+        if not self.prompts:
+            return (
+                f"{self.drafter}: no plain answer has {LEAST_TOKENS} tokens, so no prompt is judged by itself"
+            )
+        line = (
+            f"{self.drafter}: {self.below} of {self.prompts} prompts below {LEAST_RATIO:.2f}×; "
+            f"slowest: {_shown(self.worst)}"
+        )
+        if self.cpu_speedup is None:
+            return line
+        return (
+            f"{line}; by the processor's time {self.cpu_speedup:.2f}× in all, {self.cpu_below} below: "
+            f"{_shown(self.cpu_worst)}"
+        )
+
+
+def slowest_prompts(records: Sequence[Record], most: int = MOST_SHOWN) -> list[Slowest]:
+    """For every drafter, in order of appearance."""
+    found = []
+    for drafter in dict.fromkeys(record.drafter for record in records):
+        all_own = [record for record in records if record.drafter == drafter]
+        own = [record for record in all_own if record.plain.tokens >= LEAST_TOKENS]
+        below, worst = _lowest([(record.speedup, record) for record in own], most)
+        by_cpu = [(ratio, record) for record in own if (ratio := cpu_speedup([record])) is not None]
+        if len(by_cpu) < len(own):
+            found.append(Slowest(drafter, len(own), below, worst))
+        else:
+            found.append(
+                Slowest(drafter, len(own), below, worst, cpu_speedup(all_own), *_lowest(by_cpu, most))
+            )
+    return found
+
+
+def _lowest(
+    rated: Sequence[tuple[float, Record]], most: int
+) -> tuple[int, tuple[tuple[str, str, float], ...]]:
+    """How many are below the line, and the lowest of all."""
+    ordered = sorted((ratio, record.prompt, record.category) for ratio, record in rated)
+    below = sum(ratio < LEAST_RATIO for ratio, _, _ in ordered)
+    return below, tuple((category, key, ratio) for ratio, key, category in ordered[:most])
+
+
+def _shown(prompts: Sequence[tuple[str, str, float]]) -> str:
+    return ", ".join(f"{ratio:.2f}× {category} {key}" for category, key, ratio in prompts)

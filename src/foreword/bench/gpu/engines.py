@@ -1,15 +1,41 @@
-"""The engine that `foreword bench gpu` times, and the texts that it is given."""
+"""Engines on a device: their start, plain decoding by batch, and all figures of `foreword bench gpu`."""
 
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from time import perf_counter
+from typing import TypeVar
+
+import torch
+
+from foreword.acceptance.params import SamplingParams
 from foreword.backends.interface import Decoder
-from foreword.bench.costs.step_cost import random_tokens
+from foreword.bench.batch import run_batch
+from foreword.bench.gpu.device import (
+    PassTime,
+    PassTimer,
+    copy_bandwidth,
+    matrix_operations,
+    matrix_rate,
+    prompt_seconds,
+    read_bandwidth,
+)
+from foreword.bench.step_cost import random_tokens
 from foreword.control.fixed import FixedPolicy
 from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.lookup.suffix import SuffixConfig, SuffixDrafter
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
+from foreword.engine.drafting.default_speculation import WITHOUT_A_HEAD
+from foreword.engine.messages import NewRequest
 from foreword.engine.parts import EngineParts
+from foreword.engine.pipeline import StepPipeline
+from foreword.engine.preparing import prepare_passes
 from foreword.engine.profiles import measure_profile
 from foreword.engine.text import Vocabulary
+from foreword.progress import Progress
 from foreword.speculation.drafting import Drafter
 
 DECODED = 64
@@ -49,3 +75,161 @@ def _engine(decoder: Decoder, parts: EngineParts) -> EngineCore:
 
 def random_prompts(decoder: Decoder, context: int, batch: int) -> list[list[int]]:
     return [random_tokens(context + 1, decoder.config.vocab_size)[1:] for _ in range(batch)]
+
+
+PROMPT = 4096
+"""Tokens of the timed prompt."""
+
+
+@dataclass(frozen=True)
+class BatchSpeed:
+    """Plain decoding at one batch size, through the engine."""
+
+    batch: int
+    tokens_per_second: float
+    step_ms: float
+    host_ms: float  # of a step, beside the pass and acceptance
+
+
+@dataclass(frozen=True)
+class GpuReport:
+    """What the device can do, and what the decoder gets of it."""
+
+    device: str
+    copy_terabytes: float  # a second, read and written
+    read_terabytes: float  # a second
+    matrix_teraflops: float
+    floor_ms: float  # of reading all weights once
+    rows: list[PassTime]  # passes of one request
+    batches: list[BatchSpeed]
+    prompt_ms: float  # of PROMPT tokens
+    prompt_rate: float  # of the matrix rate
+
+
+def measure_gpu(
+    decoder: Decoder,
+    *,
+    batches: Sequence[int],
+    rows: Sequence[int],
+    context: int,
+    progress: Callable[[str, int, int], None],
+) -> GpuReport:
+    """All figures; `progress` is told what is measured and how far it is."""
+    stages = [
+        "ceilings",
+        *(f"{count} rows" for count in rows),
+        *(f"batch {size}" for size in batches),
+        "prompt",
+    ]
+    done = iter(range(len(stages)))
+
+    def begin() -> None:
+        place = next(done)
+        progress(stages[place], place, len(stages))
+
+    begin()
+    device = decoder.device
+    ceilings = copy_bandwidth(device), read_bandwidth(device), matrix_rate(device)
+    timer = PassTimer(decoder, context, 1, max(rows))
+    passes = []
+    for count in rows:
+        begin()
+        passes.append(timer.time(1, count))
+    engine = timed_engine(decoder, context, max(batches))
+    speeds = []
+    for size in batches:
+        begin()
+        speeds.append(_batch_speed(engine, size, context))
+    begin()
+    prompt = prompt_seconds(decoder, PROMPT)
+    read = decoder.weight_bytes / ceilings[1]
+    return GpuReport(
+        device=torch.cuda.get_device_name(device),
+        copy_terabytes=ceilings[0] / 1e12,
+        read_terabytes=ceilings[1] / 1e12,
+        matrix_teraflops=ceilings[2] / 1e12,
+        floor_ms=read * 1e3,
+        rows=passes,
+        batches=speeds,
+        prompt_ms=prompt * 1e3,
+        prompt_rate=matrix_operations(decoder, PROMPT) / prompt / ceilings[2],
+    )
+
+
+def _batch_speed(engine: EngineCore, size: int, context: int) -> BatchSpeed:
+    prompts = random_prompts(engine.target, context, size)
+    run_batch(engine, prompts, 8, speculate=False)  # captures what is captured
+    run = run_batch(engine, prompts, DECODED, speculate=False)
+    return BatchSpeed(
+        size, run.tokens / run.seconds, 1e3 * run.seconds / run.steps, 1e3 * run.host_seconds / run.steps
+    )
+
+
+@dataclass(frozen=True)
+class StartTime:
+    """The parts follow each other."""
+
+    seconds: float  # of all
+    decoder_seconds: float  # finding out which products the library may compute
+    memory_seconds: float  # trying the largest pass, and taking the rest for KV
+    prepare_seconds: float  # compiling and capturing
+    prepared: int  # sizes of passes
+    wanted: int  # sizes that there was something to prepare for
+    profile_seconds: float  # finding out what passes cost
+    first_token_seconds: float  # of the first request
+    second_token_seconds: float  # until the next token
+
+
+Made = TypeVar("Made", bound=Decoder)
+
+
+def measure_start(
+    make: Callable[[], Made],
+    context: int,
+    progress: Progress,
+    config: EngineConfig | None = None,
+    clock: Callable[[], float] = perf_counter,
+) -> tuple[Made, StartTime]:
+    """`make` makes the decoder of weights that are there; the engine's memory is given back."""
+    config = config or EngineConfig()
+    marks = [clock()]
+    decoder = make()
+    marks.append(clock())
+    core = _default_engine(decoder, config)
+    marks.append(clock())
+    prepared = prepare_passes(core, config.max_num_seqs, progress, clock)
+    marks.append(clock())
+    core.situation.costs.begin_with(0, measure_profile(core, clock))
+    marks.append(clock())
+    marks += _tokens(core, context, clock)
+    core.close()
+    del core
+    gc.collect()
+    if decoder.device.type == "cuda":
+        torch.cuda.empty_cache()
+    parts = [end - begin for begin, end in pairwise(marks)]
+    made, memory, preparing, profile, first, second = parts
+    whole = marks[5] - marks[0]
+    figures = (whole, made, memory, preparing, prepared.sizes, prepared.wanted, profile, first, second)
+    return decoder, StartTime(*figures)
+
+
+def _default_engine(decoder: Decoder, config: EngineConfig) -> EngineCore:
+    """As a server makes it for a model without a head."""
+    speculation = SpeculationConfig.parse(WITHOUT_A_HEAD)
+    parts = EngineParts(config, MeasuredPolicy(), lambda _: SuffixDrafter(SuffixConfig()), speculation)
+    return EngineCore(decoder, Vocabulary(decoder.config.vocab_size), parts)
+
+
+def _tokens(core: EngineCore, context: int, clock: Callable[[], float]) -> tuple[float, float]:
+    """When the first two tokens of a request are there."""
+    (prompt,) = random_prompts(core.target, context, 1)
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    (request,) = core.add(NewRequest("start", tuple(prompt), params))
+    pipeline, marks = StepPipeline(core), [0.0, 0.0]
+    while core.has_requests or pipeline.is_busy:
+        before = len(request.output_ids)
+        pipeline.advance()
+        for place in range(before, len(request.output_ids)):
+            marks[place] = clock()
+    return marks[0], marks[1]

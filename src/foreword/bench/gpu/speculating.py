@@ -1,8 +1,8 @@
-"""Speculative decoding of a model with random weights: guesses are known beforehand and spoilt at a rate.
+"""Speculative decoding of a model with random weights: draft tokens are recorded and spoilt at a rate.
 
-A trained drafter's acceptance cannot be had without its weights, but its cost can: a drafter of the usual shape really
-drafts, and what it says is replaced by what the target is known to say, wrong as often as gives the wanted tokens per
-pass. The target verifies and judges these as any others.
+The acceptance of a trained drafter needs its weights, but its cost does not: a drafter of the usual shape really
+drafts, and its tokens are replaced by the target's own, wrong as often as gives the wanted tokens per pass. The target
+verifies these as any others.
 """
 
 import random
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, cycle, pairwise
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -20,9 +21,9 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.transfer import HostCopy, uploaded
 from foreword.backends.batch import Tap
 from foreword.backends.interface import Decoder
-from foreword.bench.costs.batch import run_batch
-from foreword.bench.gpu.engines import DECODED, random_prompts, timed_engine
-from foreword.bench.gpu.random_drafters import METHODS, head_drafter, random_head
+from foreword.bench.batch import BatchRun, run_batch
+from foreword.bench.gpu.engines import DECODED, controlled_engine, random_prompts, timed_engine
+from foreword.bench.random_heads import METHODS, head_drafter, random_head
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.engine.core import EngineCore
@@ -178,7 +179,7 @@ def measure_speculation(
             progress(f"{name}, batch {batch}", place * len(cases) + number, len(batches) * len(cases))
             drafter = RecordedDrafter(truth, rate_for(wanted, DEPTH), payer)
             engine = timed_engine(decoder, context, batch, FixedPolicy(drafter, DEPTH))
-            found.append(_speed(engine, name, prompts))
+            found.append(_speculative_speed(engine, name, prompts))
     return found
 
 
@@ -206,7 +207,7 @@ def measure_heads(
                 progress(f"{name}, batch {size}", len(found), stages)
                 drafter = RecordedDrafter(truth, rate_for(3.9, DEPTH), payer)
                 engine = timed_engine(decoder, context, size, FixedPolicy(drafter, DEPTH))
-                found.append(_speed(engine, name, prompts))
+                found.append(_speculative_speed(engine, name, prompts))
     return found
 
 
@@ -224,7 +225,7 @@ def recorded(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> dict[tuple[i
     return {tuple(request.tokens[: request.prompt_len]): request.output_ids for request in requests}
 
 
-def _speed(engine: EngineCore, name: str, prompts: Sequence[Sequence[int]]) -> SpeculativeSpeed:
+def _speculative_speed(engine: EngineCore, name: str, prompts: Sequence[Sequence[int]]) -> SpeculativeSpeed:
     for _ in range(WARM_UP):
         run_batch(engine, prompts, DECODED, speculate=False)
     speeds = []
@@ -241,3 +242,72 @@ def _speed(engine: EngineCore, name: str, prompts: Sequence[Sequence[int]]) -> S
             )
         )
     return sorted(speeds, key=lambda speed: speed.tokens_per_second)[RUNS // 2]
+
+
+QUALITIES = (3.9, 1.2)
+"""Tokens that a pass with all guesses would make."""
+
+ROUNDS = 6
+"""Windows of each way that count."""
+
+WARM_UP_WINDOWS = 4
+"""Windows before them: what is captured is captured there, and what guessing brings is found out."""
+
+
+@dataclass(frozen=True)
+class ControlledSpeed:
+    """The controller at one batch size."""
+
+    batch: int
+    offered: float  # tokens that a pass with all guesses would make
+    plain_tokens_per_second: float
+    tokens_per_second: float
+    ratio: float  # of neighbouring windows
+    lowest: float  # of these
+    tokens_per_pass: float  # of one request
+
+
+def measure_controller(
+    decoder: Decoder,
+    *,
+    batches: Sequence[int],
+    context: int,
+    progress: Callable[[str, int, int], None],
+    rounds: int = ROUNDS,
+) -> list[ControlledSpeed]:
+    """Every batch with either head; windows of both ways take turns on one engine."""
+    with TemporaryDirectory() as folder:
+        head = head_drafter(decoder, random_head(decoder, "eagle3", Path(folder) / "eagle3"))
+    found: list[ControlledSpeed] = []
+    for batch in batches:
+        prompts = random_prompts(decoder, context, batch)
+        truth = recorded(decoder, prompts)
+        for quality in QUALITIES:
+            progress(f"batch {batch}, {quality} offered", len(found), len(batches) * len(QUALITIES))
+            drafter = RecordedDrafter(truth, rate_for(quality, DEPTH), head)
+            engine = controlled_engine(decoder, context, batch, drafter, DEPTH)
+            found.append(_compared(engine, prompts, quality, rounds))
+    return found
+
+
+def _compared(
+    engine: EngineCore, prompts: Sequence[Sequence[int]], offered: float, rounds: int
+) -> ControlledSpeed:
+    plain: list[BatchRun] = []
+    controlled: list[BatchRun] = []
+    for number in range(-WARM_UP_WINDOWS, rounds):
+        ways = [(plain, False), (controlled, None)]
+        for runs, setting in ways if number % 2 else reversed(ways):
+            run = run_batch(engine, prompts, DECODED, speculate=setting)
+            if number >= 0:
+                runs.append(run)
+    ratios = [b.tokens_per_second / a.tokens_per_second for a, b in zip(plain, controlled, strict=True)]
+    return ControlledSpeed(
+        plain[0].batch,
+        offered,
+        median(run.tokens_per_second for run in plain),
+        median(run.tokens_per_second for run in controlled),
+        median(ratios),
+        min(ratios),
+        median(run.tokens / (run.steps * run.batch) for run in controlled),
+    )

@@ -14,7 +14,7 @@ from torch.nn import functional
 from foreword.backends.cuda.kernels.linear import Tile, linear
 from foreword.backends.cuda.kernels.tall import TallTile, can_be_tall, tall_linear
 from foreword.backends.cuda.products import REFERENCE_TILE, added_up, library_sum
-from foreword.bench.gpu.ceilings import device_seconds
+from foreword.bench.gpu.device import device_seconds
 
 _COLD_BYTES = 256 << 20
 """Weights that are read in turn, so that none is still in the cache."""

@@ -1,15 +1,149 @@
-"""What a run amounts to: counts, rates, latencies, goodput."""
+"""Sums up a load test: latencies, rates, goodput, failures."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from foreword.bench.serve import formulas
-from foreword.bench.serve.formulas import Spread, spread
+import numpy as np
+
+from foreword.bench.serve.answer import Ending, Outcome
 from foreword.bench.serve.generator import Run
-from foreword.bench.serve.goodput import Limits
-from foreword.bench.serve.outcome import Ending, Outcome
+from foreword.errors import RequestError
+
+PERCENTILES = (50, 90, 95, 99)
+
+
+def time_to_first_token(outcome: Outcome) -> float | None:
+    """TTFT: first chunk with text - when the request was due. None: there was no text."""
+    return outcome.chunks[0].time - outcome.due if outcome.chunks else None
+
+
+def end_to_end(outcome: Outcome) -> float | None:
+    """E2E: last chunk of the answer - when the request was due."""
+    return None if outcome.last is None else outcome.last - outcome.due
+
+
+def output_tokens(outcome: Outcome) -> int:
+    """From usage; else the tokens that chunks say they hold; else one for every chunk with text."""
+    if outcome.usage_tokens is not None:
+        return outcome.usage_tokens
+    if says_tokens(outcome):
+        return sum(chunk.tokens or 0 for chunk in outcome.chunks)
+    return len(outcome.chunks)
+
+
+def says_tokens(outcome: Outcome) -> bool:
+    """Whether there was text, and every chunk of it said how many tokens it holds."""
+    return bool(outcome.chunks) and all(chunk.tokens is not None for chunk in outcome.chunks)
+
+
+def time_per_output_token(outcome: Outcome) -> float | None:
+    """TPOT: (E2E - TTFT) / (output tokens - those of the first chunk). None: no text, or none after that.
+
+    The tokens of the first chunk all came at TTFT. Where it does not say how many they are, one is assumed.
+    """
+    ttft, e2e = time_to_first_token(outcome), end_to_end(outcome)
+    if ttft is None or e2e is None:
+        return None
+    first = outcome.chunks[0].tokens
+    later = output_tokens(outcome) - (1 if first is None else first)
+    return (e2e - ttft) / later if later > 0 else None
+
+
+def gaps(outcome: Outcome) -> list[float]:
+    """ITL: the time between two chunks with text, whatever number of tokens the second holds."""
+    times = [chunk.time for chunk in outcome.chunks]
+    return [after - before for before, after in pairwise(times)]
+
+
+def gaps_per_token(outcome: Outcome) -> list[float] | None:
+    """ITL per token: gap / tokens of the second chunk, once for each of them. None: tokens are not known.
+
+    Text that came with no token of its own (it was held back) leaves its gap to the next chunk.
+    """
+    if not says_tokens(outcome):
+        return None
+    per_token: list[float] = []
+    held = 0.0
+    for gap, chunk in zip(gaps(outcome), outcome.chunks[1:], strict=True):
+        held += gap
+        if chunk.tokens:
+            per_token += [held / chunk.tokens] * chunk.tokens
+            held = 0.0
+    return per_token
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A sample of times in milliseconds: how many, mean and percentiles."""
+
+    n: int
+    mean: float | None = None  # None: there is no value
+    percentiles: tuple[float, ...] = ()  # one for each of PERCENTILES
+    most: float | None = None
+
+    def as_json(self) -> dict[str, float | int | None]:
+        """One object; without values only n is not null."""
+        points = self.percentiles or (None,) * len(PERCENTILES)
+        named = {f"p{percent}_ms": point for percent, point in zip(PERCENTILES, points, strict=True)}
+        return {"n": self.n, "mean_ms": self.mean, **named, "max_ms": self.most}
+
+
+def spread(seconds: Sequence[float]) -> Spread:
+    """Percentiles are interpolated linearly between the two nearest values (numpy's default)."""
+    if not seconds:
+        return Spread(0)
+    ms = 1e3 * np.asarray(seconds, dtype=np.float64)
+    points = tuple(float(point) for point in np.percentile(ms, PERCENTILES, method="linear"))
+    return Spread(len(seconds), float(ms.mean()), points, float(ms.max()))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most milliseconds that a good request may take; None: no limit."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    e2el: float | None = None
+
+    def are_met(self, outcome: Outcome) -> bool:
+        """Whether the request was completed within all limits.
+
+        An answer of fewer than two tokens has no TPOT and meets that limit; one without text meets no TTFT limit.
+        """
+        if outcome.ending is not Ending.COMPLETED:
+            return False
+        ttft = time_to_first_token(outcome)
+        return (
+            _within(math.inf if ttft is None else ttft, self.ttft)
+            and _within(time_per_output_token(outcome) or 0.0, self.tpot)
+            and _within(end_to_end(outcome) or 0.0, self.e2el)
+        )
+
+
+def _within(seconds: float, limit_ms: float | None) -> bool:
+    return limit_ms is None or 1e3 * seconds <= limit_ms
+
+
+def parse_limits(text: str) -> Limits:
+    """`ttft:500,tpot:50,e2el:5000`, any of them, in milliseconds."""
+    limits: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, number = part.strip().partition(":")
+        if name not in ("ttft", "tpot", "e2el"):
+            raise RequestError(f"--goodput knows ttft, tpot and e2el, as in ttft:500,tpot:50; not {part!r}")
+        if name in limits:
+            raise RequestError(f"--goodput has {name} twice")
+        try:
+            limits[name] = float(number)
+        except ValueError:
+            limits[name] = math.nan
+        if not (math.isfinite(limits[name]) and limits[name] > 0):
+            raise RequestError(f"--goodput {name} takes milliseconds above 0, not {number!r}")
+    return Limits(**limits)
 
 
 @dataclass(frozen=True)
@@ -69,24 +203,24 @@ def make_report(run: Run, limits: Limits | None) -> Report:
         drops_too_late=sum(outcome.drop_after is not None for outcome in completed),
         failures=_failures(run.outcomes),
         without_usage=len(without_usage),
-        counted_by_chunks=sum(not formulas.says_tokens(outcome) for outcome in without_usage),
+        counted_by_chunks=sum(not says_tokens(outcome) for outcome in without_usage),
         with_text=sum(bool(outcome.chunks) for outcome in completed),
-        tokens_per_chunk_known=sum(map(formulas.says_tokens, completed)),
+        tokens_per_chunk_known=sum(map(says_tokens, completed)),
         prompt_tokens=sum(prompts) if len(prompts) == len(completed) else None,
-        output_tokens=sum(formulas.output_tokens(outcome) for outcome in completed),
+        output_tokens=sum(output_tokens(outcome) for outcome in completed),
         good=None if limits is None else sum(limits.are_met(outcome) for outcome in run.outcomes),
         latencies=_latencies(completed) | _lateness(run),
     )
 
 
 def _latencies(completed: Sequence[Outcome]) -> dict[str, Spread]:
-    per_token = [values for outcome in completed if (values := formulas.gaps_per_token(outcome)) is not None]
+    per_token = [values for outcome in completed if (values := gaps_per_token(outcome)) is not None]
     return {
-        "ttft": _spread_of(completed, formulas.time_to_first_token),
-        "tpot": _spread_of(completed, formulas.time_per_output_token),
-        "itl": spread([gap for outcome in completed for gap in formulas.gaps(outcome)]),
+        "ttft": _spread_of(completed, time_to_first_token),
+        "tpot": _spread_of(completed, time_per_output_token),
+        "itl": spread([gap for outcome in completed for gap in gaps(outcome)]),
         "itl_per_token": spread([gap for values in per_token for gap in values]),
-        "e2el": _spread_of(completed, formulas.end_to_end),
+        "e2el": _spread_of(completed, end_to_end),
     }
 
 

@@ -52,7 +52,7 @@ def accept(
 
     params, judged_by = SamplingParams(temperature=temperature, top_p=top_p), Rule.parse(rule)
     sizes = parse_sizes("--requests", requests)
-    from foreword.bench.costs.accept_cost import measure_accept_cost
+    from foreword.bench.pass_costs import measure_accept_cost
 
     llm = load_llm(model, dtype, device, backend)
     with progress_bar("measuring") as on_progress:

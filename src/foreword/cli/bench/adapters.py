@@ -31,7 +31,7 @@ def adapters(
     as_json: JsonOption = False,
 ) -> None:
     """Measure a decoding pass with LoRA adapters against the same pass without, in turns."""
-    from foreword.bench.costs.adapters import measure_adapters
+    from foreword.bench.pass_costs import measure_adapters
 
     llm = load_llm(model, dtype, device, backend)
     with progress_bar("measuring") as on_progress:

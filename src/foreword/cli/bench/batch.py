@@ -25,7 +25,7 @@ from foreword.cli.console import (
 )
 
 if TYPE_CHECKING:
-    from foreword.bench.costs.batch import BatchRow
+    from foreword.bench.batch import BatchRow
 
 
 def batch(
@@ -50,8 +50,8 @@ def batch(
     step without drafting, the forward pass and acceptance.
     """
     sizes = parse_sizes("--batches", batches)
-    from foreword.bench.costs.batch import measure_batches
-    from foreword.bench.drafters.prompts import own_prompts
+    from foreword.bench.batch import measure_batches
+    from foreword.bench.prompts import own_prompts
 
     llm = load_llm(model, dtype, device, backend, speculative_config)
     prompts = [llm.encode(prompt.text) for prompt in own_prompts()]
@@ -90,7 +90,7 @@ def _table(rows: "Sequence[BatchRow]") -> Table:
 
 
 def _plot(rows: "Sequence[BatchRow]", path: Path, title: str) -> None:
-    from foreword.bench.line_charts import Chart, save_charts
+    from foreword.bench.pictures import Chart, save_charts
 
     lines = {
         "plain": [(float(row.batch), row.plain_tokens_per_second) for row in rows],

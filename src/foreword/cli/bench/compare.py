@@ -19,7 +19,7 @@ from foreword.cli.console import (
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
-    from foreword.bench.compare.summary import Row
+    from foreword.bench.compare import Row
 
 
 def compare(
@@ -62,11 +62,8 @@ def compare(
     The same file or its equal conversion, the same token ids, greedy, one request at a time, all loaded and warm,
     taking turns. Ratios are of neighbouring answers, to the fastest plain peer, with 95% intervals.
     """
-    from foreword.bench.compare.contestants import contestants
-    from foreword.bench.compare.plot import plot_rows
-    from foreword.bench.compare.race import Race
-    from foreword.bench.compare.summary import summarise
-    from foreword.bench.drafters.prompts import own_prompts, read_prompts, take_per_category
+    from foreword.bench.compare import Race, contestants, plot_comparison, summarise
+    from foreword.bench.prompts import own_prompts, read_prompts, take_per_category
     from foreword.engine.prompts import encode_prompt
     from foreword.kernels.native import choose_threads
     from foreword.models.formats.checkpoint import open_checkpoint
@@ -94,7 +91,7 @@ def compare(
     for reason in absent:
         stdout.print(reason, markup=False, soft_wrap=True)
     if plot is not None:
-        plot_rows(rows, beside, plot, title)
+        plot_comparison(rows, beside, plot, title)
         stdout.print(f"plot: {plot}", soft_wrap=True)
     if as_json:
         print_json(

@@ -57,10 +57,9 @@ def control(
     slow, another process takes a core, the batch grows. Exit code 1 if a goal is missed.
     """
     from foreword.bench.control.bench import ControlSizes, default_fixed, measure_control
-    from foreword.bench.control.goals import goal_table
-    from foreword.bench.control.report import cell_table, ratio_chart, reaction_table
-    from foreword.bench.drafters.methods import parse_methods
-    from foreword.bench.drafters.prompts import own_prompts, read_prompts
+    from foreword.bench.control.report import cell_table, goal_table, ratio_chart, reaction_table
+    from foreword.bench.methods import parse_methods
+    from foreword.bench.prompts import own_prompts, read_prompts
 
     sizes = ControlSizes.of(
         quick,
@@ -88,7 +87,7 @@ def control(
             soft_wrap=True,
         )
     if plot is not None:
-        from foreword.bench.line_charts import save_charts
+        from foreword.bench.pictures import save_charts
 
         save_charts([ratio_chart(report.cells)], plot, f"{model}: controller against fixed settings")
         stdout.print(f"plot: {plot}", markup=False, soft_wrap=True)

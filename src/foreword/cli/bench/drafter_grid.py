@@ -40,11 +40,18 @@ class GridOptions:
 
 def drafter_grid(given: GridOptions) -> None:
     """Measure missing cells, then print the table and write the page and JSON."""
-    from foreword.bench.drafters.grid import Cell, GridBench, GridRecord, GridSettings
-    from foreword.bench.drafters.methods import default_methods, parse_methods
-    from foreword.bench.drafters.page import cpu_speedups, grid_page, speedups
-    from foreword.bench.drafters.prompts import bench_prompts, prompts_digest
-    from foreword.bench.drafters.resume import Ledger
+    from foreword.bench.drafters.grid import (
+        Cell,
+        GridBench,
+        GridRecord,
+        GridSettings,
+        cpu_speedups,
+        grid_page,
+        speedups,
+    )
+    from foreword.bench.drafters.measure import Ledger
+    from foreword.bench.methods import default_methods, parse_methods
+    from foreword.bench.prompts import bench_prompts, prompts_digest
 
     at_once = parse_sizes("--concurrency", given.concurrency or "1,4", least=1)
     if given.page is not None and not given.page.absolute().parent.is_dir():

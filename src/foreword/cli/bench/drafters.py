@@ -23,10 +23,9 @@ from foreword.cli.options.common import check_plot
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
-    from foreword.bench.drafters.measure import DrafterBench
-    from foreword.bench.drafters.prompts import BenchPrompt
-    from foreword.bench.drafters.records import Record
-    from foreword.bench.drafters.resume import Ledger
+    from foreword.bench.drafters.decode import Record
+    from foreword.bench.drafters.measure import DrafterBench, Ledger
+    from foreword.bench.prompts import BenchPrompt
     from foreword.engine.llm import LLM
 
 
@@ -101,12 +100,9 @@ def drafters(
         drafter_grid(options)
         return
     from foreword.bench.drafters.measure import BenchSettings, DrafterBench
-    from foreword.bench.drafters.methods import DEFAULT, default_methods, is_random, parse_methods
-    from foreword.bench.drafters.plot import plot_rows
-    from foreword.bench.drafters.prompts import bench_prompts
-    from foreword.bench.drafters.summary import summarise
-    from foreword.bench.drafters.table import drafter_table
-    from foreword.bench.drafters.worst import slowest_prompts
+    from foreword.bench.drafters.summary import drafter_table, plot_rows, slowest_prompts, summarise
+    from foreword.bench.methods import DEFAULT, default_methods, is_random, parse_methods
+    from foreword.bench.prompts import bench_prompts
 
     settings = BenchSettings(max_tokens, temperature, seed, repeats, history, ignore_eos)
     settings.sampling()  # refuses bad parameters before anything is loaded
@@ -139,11 +135,11 @@ def drafters(
 
 
 def _ledger(path: Path | None, llm: "LLM", settings: dict[str, Any]) -> "Ledger[Record] | None":
-    from foreword.bench.drafters.resume import Ledger
+    from foreword.bench.drafters.measure import Ledger
 
     if path is None:
         return None
-    from foreword.bench.drafters.records import Record
+    from foreword.bench.drafters.decode import Record
 
     decoder = type(llm.engine.target).__name__
     return Ledger(path, {"version": __version__, "decoder": decoder, **settings}, Record.from_json)

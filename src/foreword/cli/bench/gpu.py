@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     import torch
 
     from foreword.backends.torch.weights import DecoderWeights
-    from foreword.bench.gpu.controlled import ControlledSpeed
-    from foreword.bench.gpu.report import GpuReport
-    from foreword.bench.gpu.speculating import SpeculativeSpeed
-    from foreword.bench.gpu.start import StartTime
+    from foreword.bench.gpu.engines import GpuReport, StartTime
+    from foreword.bench.gpu.speculating import ControlledSpeed, SpeculativeSpeed
     from foreword.bench.gpu.tiles import TileTime
 
 
@@ -74,11 +72,9 @@ def gpu(
 
     from foreword.backends.choice import choose_backend
     from foreword.backends.loading import decoder_of
-    from foreword.bench.gpu.controlled import measure_controller
-    from foreword.bench.gpu.report import measure_gpu
-    from foreword.bench.gpu.shapes import draft_shape, named_shape, random_weights
-    from foreword.bench.gpu.speculating import measure_heads, measure_speculation
-    from foreword.bench.gpu.start import measure_start
+    from foreword.bench.gpu.engines import measure_gpu, measure_start
+    from foreword.bench.gpu.speculating import measure_controller, measure_heads, measure_speculation
+    from foreword.bench.random_models import draft_shape, named_shape, random_weights
 
     gc.freeze()  # as the engine's process does
     device = _gpu()

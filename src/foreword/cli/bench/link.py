@@ -47,7 +47,7 @@ def link(
     from foreword.cluster.settings import RemoteConfig, need_frames
 
     need_frames()
-    from foreword.bench.link import local_node, measure_link
+    from foreword.bench.draft_nodes import local_node, measure_link
     from foreword.cluster.address import NodeAddress
     from foreword.cluster.framing import ChannelError
     from foreword.cluster.handshake import Identity, TokenIds

@@ -43,7 +43,7 @@ from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from foreword.backends.interface import Decoder
-    from foreword.bench.costs.step_cost import EngineCosts, StepTimer
+    from foreword.bench.step_cost import EngineCosts, StepTimer
 
 app = typer.Typer(no_args_is_help=True, help="Measure costs and speed, always as ratios within one run.")
 app.command("accept")(accept.accept)
@@ -101,7 +101,7 @@ def step(
         raise RequestError(f"--compare knows llama.cpp only, not {compare!r}")
     sizes = parse_sizes("--tokens", tokens)
     prompts = parse_sizes("--prefill", prefill) if prefill else []
-    from foreword.bench.costs.step_cost import DecoderTimer, check_sizes, compare_step_cost
+    from foreword.bench.step_cost import DecoderTimer, check_sizes, compare_step_cost
 
     llm = load_llm(model, dtype, device, backend)
     target = llm.engine.target
@@ -132,8 +132,8 @@ def _mixture_timers(
     """A random mixture of the model's shape, and a random dense model of the same active size."""
     from foreword.backends.choice import choose_backend, fitted, pick_device
     from foreword.backends.loading import DecoderLoader
-    from foreword.bench.costs.random_model import RandomCheckpoint, as_mixture
-    from foreword.bench.costs.step_cost import DecoderTimer
+    from foreword.bench.random_models import RandomCheckpoint, as_mixture
+    from foreword.bench.step_cost import DecoderTimer
 
     place = pick_device(device)
     shapes = {OURS: as_mixture(target.config, experts), "dense": target.config}
@@ -148,8 +148,8 @@ def _mixture_timers(
 
 
 def _llama_cpp_timers(model: str, context: int, most_tokens: int) -> "dict[str, StepTimer]":
-    from foreword.bench.costs.llama_cpp import FILE_TYPES, quantized_copy
-    from foreword.bench.costs.llama_cpp_timer import LlamaCppTimer
+    from foreword.bench.peers import FILE_TYPES, quantized_copy
+    from foreword.bench.step_cost import LlamaCppTimer
     from foreword.kernels.native import choose_threads
     from foreword.models.sources.builtin import cache_directory
     from foreword.models.sources.resolve import resolve_model
@@ -182,7 +182,7 @@ def _show(costs: "dict[str, EngineCosts]", context: int) -> None:
 
 
 def _plot(costs: "dict[str, EngineCosts]", path: Path, title: str) -> None:
-    from foreword.bench.line_charts import Chart, save_charts
+    from foreword.bench.pictures import Chart, save_charts
 
     times = {name: [(float(step.n), step.ms) for step in cost.steps] for name, cost in costs.items()}
     save_charts([Chart("new tokens (n)", "milliseconds", times)], path, title)
@@ -209,7 +209,7 @@ def quality(
     as_json: JsonOption = False,
 ) -> None:
     """Compare the CPU kernels with float32: mean KL divergence and top-1 agreement."""
-    from foreword.bench.drafters.prompts import own_prompts
+    from foreword.bench.prompts import own_prompts
     from foreword.bench.quality import measure_quality, read_text
     from foreword.engine.loader import load_model
 

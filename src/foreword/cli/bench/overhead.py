@@ -23,8 +23,8 @@ from foreword.cli.console import (
 )
 
 if TYPE_CHECKING:
-    from foreword.bench.costs.host_time import HostTime
-    from foreword.bench.costs.verdict_time import VerdictTime
+    from foreword.bench.overhead import HostTime
+    from foreword.bench.verdict_time import VerdictTime
 
 
 def overhead(
@@ -50,10 +50,9 @@ def overhead(
     a busy machine. Last, for steps with drafts as on a GPU, the part of it that a device waits for.
     """
     lengths, sizes = parse_sizes("--contexts", contexts), parse_sizes("--batches", batches)
-    from foreword.bench.costs.host_time import measure_host_time
-    from foreword.bench.costs.verdict_time import measure_verdicts
-    from foreword.bench.drafters.methods import parse_methods
-    from foreword.bench.drafters.overhead import VERIFY_ROWS, measure_overhead
+    from foreword.bench.methods import parse_methods
+    from foreword.bench.overhead import VERIFY_ROWS, measure_host_time, measure_overhead
+    from foreword.bench.verdict_time import measure_verdicts
 
     wanted = parse_methods(methods)
     llm = load_llm(model, dtype, device, backend)

@@ -22,7 +22,7 @@ from foreword.cli.console import (
 from foreword.cli.options.common import check_plot
 
 if TYPE_CHECKING:
-    from foreword.bench.pacing.traces import Chunk, Trace
+    from foreword.bench.pacing import Chunk, Trace
 
 Streams = dict[tuple[int, int], list["Chunk"]]
 
@@ -57,9 +57,7 @@ def pacing(
     classifier compares each stream with those of the other repeats.
     """
     from foreword.acceptance.params import SamplingParams
-    from foreword.bench.pacing.fingerprint import guess_prompts
-    from foreword.bench.pacing.plot import plot_pacing
-    from foreword.bench.pacing.traces import record, short_prompts
+    from foreword.bench.pacing import guess_prompts, plot_pacing, record, short_prompts
 
     llm = load_llm(model, dtype, device, backend, speculative_config)
     asked = [llm.encode(text) for text in short_prompts(prompts)]
@@ -95,7 +93,7 @@ def _unpaced(traces: "list[Trace]") -> Streams:
 
 
 def _paced(traces: "list[Trace]") -> Streams:
-    from foreword.bench.pacing.traces import Chunk
+    from foreword.bench.pacing import Chunk
     from foreword.server.api.streams.pacing import PaceMemory, replay
 
     memory = PaceMemory()  # as on a server: streams follow each other

@@ -27,7 +27,7 @@ from foreword.cli.console import (
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
-    from foreword.bench.pools.measuring import PoolSpeed
+    from foreword.bench.draft_nodes import PoolSpeed
 
 
 def pools(
@@ -106,8 +106,8 @@ def pools(
         )
     if shape is None and draft is None:
         raise RequestError("--draft must name the model that drafts, or --shape a pair with random weights")
-    from foreword.bench.costs.step_cost import random_tokens
-    from foreword.bench.pools.measuring import measure_pools, ways_of_drafting
+    from foreword.bench.draft_nodes import measure_pools, ways_of_drafting
+    from foreword.bench.step_cost import random_tokens
     from foreword.engine.config import EngineConfig
 
     config = EngineConfig(gpu_memory_utilization=gpu_memory_utilization)
@@ -146,8 +146,7 @@ def _pair(
         assert draft is not None
         yield model, draft
         return
-    from foreword.bench.gpu.shapes import named_shape
-    from foreword.bench.pools.random_pair import write_agreeing_pair, write_random_pair
+    from foreword.bench.random_models import named_shape, write_agreeing_pair, write_random_pair
 
     config = named_shape(shape)
     other = None if draft_shape is None else named_shape(draft_shape)

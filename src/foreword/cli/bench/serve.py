@@ -15,11 +15,11 @@ from foreword.cli.options.common import check_plot
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
-    from foreword.bench.drafters.prompts import BenchPrompt
+    from foreword.bench.prompts import BenchPrompt
+    from foreword.bench.serve.answer import Outcome
     from foreword.bench.serve.generator import Run
-    from foreword.bench.serve.goodput import Limits
-    from foreword.bench.serve.outcome import Outcome
-    from foreword.bench.serve.settings import Load, Question
+    from foreword.bench.serve.load import Load, Question
+    from foreword.bench.serve.report import Limits
 
 DEFAULT_REQUESTS = 100
 DEFAULT_CONCURRENCY = 8
@@ -94,12 +94,10 @@ def serve(
 
     Percentiles are interpolated linearly. Goodput = requests that keep all limits, of all not dropped on purpose.
     """
-    from foreword.bench.drafters.prompts import own_prompts, read_prompts
-    from foreword.bench.serve.goodput import parse_limits
-    from foreword.bench.serve.plot import plot_latencies
-    from foreword.bench.serve.report import make_report, report_json
-    from foreword.bench.serve.settings import Load, Question, extra_fields
-    from foreword.bench.serve.table import latency_table, summary_table
+    from foreword.bench.prompts import own_prompts, read_prompts
+    from foreword.bench.serve.load import Load, Question, extra_fields
+    from foreword.bench.serve.report import make_report, parse_limits, report_json
+    from foreword.bench.serve.tables import latency_table, plot_latencies, summary_table
     from foreword.wire.openai_http import base_address
 
     if rate is not None and concurrency is not None:
@@ -150,7 +148,7 @@ async def _run(
 
 def _progress(show: Callable[[str, int, int], None], load: "Load") -> "Callable[[Outcome], None]":
     """Shows every request that is over: by number if that is bounded, else by time."""
-    from foreword.bench.serve.outcome import Ending
+    from foreword.bench.serve.answer import Ending
 
     start = perf_counter()
     over = {"answered": 0, "not": 0}

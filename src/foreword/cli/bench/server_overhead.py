@@ -41,9 +41,8 @@ def server_overhead(
 
     Greedy, on the shipped prompts. The server is started on a free port and measured by a client in this process.
     """
-    from foreword.bench.costs.server_overhead import Work, measure_server_overhead
-    from foreword.bench.drafters.prompts import own_prompts
-    from foreword.bench.served_model import served_model
+    from foreword.bench.prompts import own_prompts
+    from foreword.bench.server_overhead import Work, measure_server_overhead, served_model
     from foreword.engine.engine import Engine
     from foreword.engine.prompts import encode_prompt
     from foreword.models.formats.checkpoint import open_checkpoint

@@ -12,15 +12,15 @@ from foreword.cli.options.common import one_of
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
-    from foreword.simulate.goal import Answer, Goal, Trial
     from foreword.simulate.scenario import Scenario
+    from foreword.simulate.sweep import Answer, Goal, Trial
 
 VARIED = ("targets", "nodes")
 
 
 def goal_of(tokens_per_second: float | None, p95_ms: float | None) -> "Goal | None":
     """The goal of the two options; None: neither is given."""
-    from foreword.simulate.goal import Goal
+    from foreword.simulate.sweep import Goal
 
     if tokens_per_second is None and p95_ms is None:
         return None
@@ -46,7 +46,7 @@ def check_goal(
 
 def search_goal(scenario: "Scenario", goal: "Goal", vary: str | None, most: int | None) -> dict[str, Any]:
     """Search, print what was tried and the answers, and return both for --json."""
-    from foreword.simulate.goal import Vary, find_fleets
+    from foreword.simulate.sweep import Vary, find_fleets
 
     with stage_bar() as on_stage:
         trials, answers = find_fleets(scenario, goal, Vary(vary or "targets"), most or 128, on_stage)
@@ -76,7 +76,7 @@ def _counted(count: int, name: str) -> str:
 
 
 def _table(trials: "Sequence[Trial]") -> Table:
-    from foreword.simulate.outcome import figure
+    from foreword.simulate.world import figure
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("drafting", no_wrap=True)

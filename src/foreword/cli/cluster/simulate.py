@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from foreword.simulate.calibration import Calibration
-    from foreword.simulate.outcome import Outcome
     from foreword.simulate.scenario import Autoscale, Scenario
+    from foreword.simulate.world import Outcome
 
 WAITING = ("worth", "all", "none")
 
@@ -249,8 +249,7 @@ def _overridden(
     zone_ms: float | None,
 ) -> "Calibration":
     """Apply options, which take precedence over files."""
-    from foreword.simulate.costs import PassTimes
-    from foreword.simulate.guessing import Guessing
+    from foreword.simulate.costs import Guessing, PassTimes
 
     costs, network = found.costs, found.network
     if zone_ms is not None:
@@ -280,7 +279,7 @@ def _rates(text: str | None) -> tuple[float, ...]:
 def _about(
     calibration: "Calibration", scenario: "Scenario", compared: "Mapping[str, Outcome] | None" = None
 ) -> list[str]:
-    from foreword.simulate.scaled import scaling_told
+    from foreword.simulate.report import scaling_told
 
     lines = [f"measured: {what} ({file})" for what, file in calibration.measured.items()]
     if calibration.assumed:
@@ -305,7 +304,7 @@ def _about(
 
 
 def _table(compared: "Mapping[str, Outcome]") -> Table:
-    from foreword.simulate.outcome import figure
+    from foreword.simulate.world import figure
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("drafting", no_wrap=True)
@@ -340,7 +339,7 @@ def _table(compared: "Mapping[str, Outcome]") -> Table:
 def _write_page(
     path: Path, scenario: "Scenario", compared: "Mapping[str, Outcome]", about: list[str]
 ) -> list[dict[str, Any]]:
-    from foreword.simulate.page import simulation_page
+    from foreword.simulate.report import simulation_page
     from foreword.simulate.sweep import axes_of, sweep
 
     with stage_bar() as on_stage:

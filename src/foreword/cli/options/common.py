@@ -77,7 +77,7 @@ def check_model(name: str) -> str:
 def check_plot(path: Path | None) -> Path | None:
     """The picture's path, if pictures can be drawn and written there: better said now than after a run."""
     if path is not None:
-        from foreword.bench.plotting import require_matplotlib
+        from foreword.bench.pictures import require_matplotlib
 
         require_matplotlib()
         if not path.parent.is_dir():

@@ -99,8 +99,8 @@ def prove(
         raise RequestError(f"{without[0]} is for the examination of a server; add --url")
     if url is not None:
         from foreword.cli.prove.server import Asked, prove_server
-        from foreword.proofs.server.plan import FULL as FULL_PLAN
-        from foreword.proofs.server.plan import SMALL, STANDARD
+        from foreword.proofs.server.ground import FULL as FULL_PLAN
+        from foreword.proofs.server.ground import SMALL, STANDARD
 
         if not isfinite(tolerance):  # with it nothing could be refuted
             raise RequestError(f"--tolerance must be a finite number of nats, not {tolerance}")

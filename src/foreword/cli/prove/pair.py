@@ -9,7 +9,7 @@ from rich.table import Table
 from foreword.cli.console import print_json, stage_bar, stdout
 
 if TYPE_CHECKING:
-    from foreword.bench.pair.measure import Expectation, KindDivergence, RuleRun
+    from foreword.bench.pair import Expectation, KindDivergence, RuleRun
 
 PROMPTS_PER_KIND = 1
 FULL_PROMPTS_PER_KIND = 4
@@ -17,8 +17,8 @@ FULL_PROMPTS_PER_KIND = 4
 
 def prove_pair(target: str, draft: str, *, full: bool, as_json: bool) -> None:
     """Measure a pair, and print the speed-up to expect on this machine."""
-    from foreword.bench.drafters.prompts import own_prompts, take_per_category
-    from foreword.bench.pair.measure import PairBench, PairSettings, expectations, merged
+    from foreword.bench.pair import PairBench, PairSettings, expectations, merged
+    from foreword.bench.prompts import own_prompts, take_per_category
     from foreword.engine.loader import load_model
     from foreword.models.sources.resolve import resolve_model
 

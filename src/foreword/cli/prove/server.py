@@ -15,9 +15,7 @@ from foreword.errors import RequestError
 if TYPE_CHECKING:
     from foreword.proofs.server.client import Server
     from foreword.proofs.server.examination import Cost
-    from foreword.proofs.server.ground import Ground
-    from foreword.proofs.server.plan import Plan
-    from foreword.proofs.server.verdict import Reproduction, Verdict
+    from foreword.proofs.server.ground import Ground, Plan, Reproduction, Verdict
 
 _COLOURS = {
     "held": "green",

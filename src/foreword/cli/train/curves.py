@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from foreword.bench.line_charts import Chart, save_charts
+from foreword.bench.pictures import Chart, save_charts
 
 
 def save_curves(log: Path, path: Path, title: str) -> None:

@@ -1,13 +1,111 @@
-"""Two ways to the same text."""
+"""Sends requests to compare: two ways to one text, many at once, many draws; and shrinks a failing request."""
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from math import inf
 
-from foreword.proofs.server.answer import Answer, Choice
-from foreword.proofs.server.client import Body
-from foreword.proofs.server.ground import Ground
-from foreword.proofs.server.shrink import smallest
-from foreword.proofs.server.verdict import Outcome, Reproduction, Verdict, held, refuted
+from foreword.errors import RequestError
+from foreword.proofs.server.client import Answer, Body, Broken, Choice, Refused, Server
+from foreword.proofs.server.ground import FILTERS_OFF, Ground, Outcome, Reproduction, Verdict, held, refuted
+
+_FAILURES = (Broken, Refused, RequestError)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request of several that are sent at once."""
+
+    body: Body
+    streamed: bool = False
+
+
+class FailsTogether(Exception):  # noqa: N818 - says what the server did
+    """A request fails beside others and succeeds alone."""
+
+    def __init__(self, failure: str, prompt: str, alone: Answer, bodies: Sequence[Body]) -> None:
+        super().__init__(failure)
+        self.prompt = prompt
+        self.alone = alone  # the answer to the same request alone
+        self.bodies = bodies  # sent at once, they show it
+
+
+async def send_together(server: Server, calls: Sequence[Call]) -> list[Answer]:
+    """Return the answers to calls sent at once.
+
+    `FailsTogether` if a call fails that succeeds alone; a call that fails alone too raises what it raised alone.
+    """
+    found = await _send(server, calls)
+    for place, result in enumerate(found):
+        if not (failure := _failure(result)):
+            continue
+        alone = await server.send(calls[place].body, streamed=calls[place].streamed)
+        if isinstance(result, Answer) and alone.is_cut:
+            continue  # it never has a finish_reason: concurrency has no part in it
+        group = await _smallest_group(server, calls, place)
+        raise FailsTogether(failure, calls[place].body["prompt"], alone, group)
+    return [result for result in found if isinstance(result, Answer)]
+
+
+async def _smallest_group(server: Server, calls: Sequence[Call], failing: int) -> list[Body]:
+    """Return the bodies of two calls that show the failure, or of all where no pair does."""
+    group = calls
+    for other in range(len(calls)):
+        pair = [calls[place] for place in sorted((failing, other))]
+        if other != failing and any(map(_failure, await _send(server, pair))):
+            group = pair
+            break
+    return [server.wire_body(call.body, streamed=call.streamed) for call in group]
+
+
+async def _send(server: Server, calls: Sequence[Call]) -> list[Answer | BaseException]:
+    sent = (server.send(call.body, streamed=call.streamed) for call in calls)
+    return await asyncio.gather(*sent, return_exceptions=True)
+
+
+def _failure(result: Answer | BaseException) -> str:
+    """Return why a result is no whole answer; empty if it is one."""
+    if isinstance(result, Answer):
+        return "the answer was cut off: it has no finish_reason" if result.is_cut else ""
+    if isinstance(result, _FAILURES):
+        return str(result)
+    raise result
+
+
+MOST_TRIES = 16
+"""Requests (or comparisons) that finding a small one may cost."""
+
+
+async def smallest(body: Body, shows: Callable[[Body], Awaitable[bool]]) -> Body:
+    """The body with fewer tokens and fewer words as long as it still shows the fault."""
+    tries = MOST_TRIES
+
+    async def still(smaller: Body) -> bool:
+        nonlocal tries
+        tries -= 1
+        try:
+            return tries >= 0 and await shows(smaller)
+        except (Broken, Refused):
+            return False
+
+    tokens = 1
+    while tokens < body.get("max_tokens", 1):
+        if await still(smaller := {**body, "max_tokens": tokens}):
+            body = smaller
+            break
+        tokens *= 2
+    for unneeded in ({"logprobs"}, FILTERS_OFF.keys()):
+        smaller = {name: value for name, value in body.items() if name not in unneeded}
+        if smaller != body and await still(smaller):
+            body = smaller
+    words = body["prompt"].split(" ") if isinstance(body["prompt"], str) else []
+    while len(words) > 1:
+        words = words[len(words) // 2 :]
+        if not await still(smaller := {**body, "prompt": " ".join(words)}):
+            break
+        body = smaller
+    return body
+
 
 Ask = Callable[[Body], Awaitable[Answer]]
 
@@ -82,3 +180,36 @@ def is_near_tie(left: Choice, right: Choice, tolerance: float) -> bool:
         if a.text != b.text:
             return a.logprob - dict(a.top).get(b.text, -inf) <= tolerance
     return False
+
+
+SEEDS_APART = 1_000_003
+"""Between the seeds of draws and those of other checks."""
+
+MOST_ANSWERS = 64
+"""Answers under way together: servers refuse what they have no room for (ours begins at 128)."""
+
+
+def requests_for(ground: Ground) -> int:
+    """Requests that all draws take."""
+    return -(-ground.plan.draws // ground.abilities.n)
+
+
+async def draw(
+    ground: Ground, server: Server, depth: int, stream_of_seeds: int, *, logprobs: bool
+) -> AsyncIterator[tuple[str, Answer, Choice]]:
+    """(prompt, answer, choice) of all draws, prompts by turns, some requests at a time."""
+    texts, n = ground.plan.texts, ground.abilities.n
+    whole = requests_for(ground)
+    at_once = max(1, min(ground.plan.at_once, MOST_ANSWERS // n))
+    for begin in range(0, whole, at_once):
+        bodies = []
+        for k in range(begin, min(begin + at_once, whole)):
+            seed = SEEDS_APART * stream_of_seeds + k
+            several = {"n": n} if n > 1 else {}
+            body = ground.sampled(texts[k % len(texts)], seed, max_tokens=depth, **several)
+            bodies.append(ground.with_logprobs(body) if logprobs else body)
+        answers = await send_together(server, [Call(body) for body in bodies])
+        for body, answer in zip(bodies, answers, strict=True):
+            ground.judged(body["prompt"], answer)
+            for choice in answer.choices.values():
+                yield body["prompt"], answer, choice

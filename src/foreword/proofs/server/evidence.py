@@ -1,18 +1,25 @@
-"""Draws against the chances that were told for them.
+"""Statistical tests of draws, and how the chance of a false alarm is shared out among them.
 
-Something that should happen with chance p_i in draw i (the likeliest token is drawn, say) does or does not. A gambler
-bets on it at fair odds: e^λ / (1 − p + p e^λ) for one if it happens, 1 / (1 − p + p e^λ) if not. The mean of that is
-1, whatever came before, so the chance that the gambler ever has 1/α times the money of the beginning is at most α
-(Ville): exact for any number of draws, of any laws, dependent through their pasts. Many gamblers with one λ and one
-event each share the money of the beginning; together they have the same bound.
+Most checks compare texts that must be equal: on a correct server chance cannot refute them. The others draw, and
+the sum of their shares bounds the chance that a correct server is refuted at all (Bonferroni).
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp, lgamma, sqrt
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreword.proofs.server.verdict import CONFIDENCE
+from foreword.proofs.server.ground import CONFIDENCE
+
+FAMILY = 1e-4
+OWN_LOGPROBS = 4e-5  # draws against the server's own log probabilities
+WITHOUT_SPECULATION = 4e-5  # draws against draws without speculation
+COPIES = 1e-5  # answers of one request that are equal by chance
+
 
 Floats = NDArray[np.float64]
 
@@ -85,3 +92,66 @@ def distance(counts: Floats, law: Floats) -> Distance:
     seen = float(np.abs(counts / draws - law).sum() / 2)
     spread = float(np.sqrt(np.log(1 / (1 - CONFIDENCE)) / (2 * draws)))
     return Distance(seen, min(seen + spread, 1.0))
+
+
+PREFIXES = (4, 8, None)
+"""Characters by which texts are told apart: the first, some more, all."""
+MOST_CELLS = 24
+LEAST_COUNT = 8  # of a text in both samples: rarer ones can show nothing
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The cell in which two samples differ most."""
+
+    cell: str
+    counts: tuple[int, int]
+    p: float  # of a difference as large anywhere, if there is none
+
+
+def contrast(one: Sequence[str], other: Sequence[str]) -> Contrast:
+    """Compare two samples of texts, by their first characters and whole."""
+    found = [
+        (*cell, fisher(cell[1], cell[2], len(one), len(other)))
+        for characters in PREFIXES
+        for cell in _cells([text[:characters] for text in one], [text[:characters] for text in other])
+    ]
+    cell, a, b, p = min(found, key=lambda entry: entry[3])
+    return Contrast(cell, (a, b), min(p * len(found), 1.0))
+
+
+def _cells(one: Sequence[str], other: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Texts that are common enough in both samples together, and all others; which sample had them plays no part."""
+    left, right = Counter(one), Counter(other)
+    pooled = sorted((left + right).items(), key=lambda entry: (-entry[1], entry[0]))
+    common = [cell for cell, count in pooled[:MOST_CELLS] if count >= LEAST_COUNT]
+    found = [(cell, left[cell], right[cell]) for cell in common]
+    rest = len(one) - sum(c[1] for c in found), len(other) - sum(c[2] for c in found)
+    return [*found, ("all others", *rest)]
+
+
+def fisher(a: int, b: int, left: int, right: int) -> float:
+    """Two-sided chance of a split at least as uneven as `a` of `left` against `b` of `right`."""
+    both, draws = a + b, left + right
+    low, high = max(0, both - right), min(both, left)
+    whole = _log_choose(draws, both)
+
+    def chance(k: int) -> float:
+        return exp(_log_choose(left, k) + _log_choose(right, both - k) - whole)
+
+    below = sum(chance(k) for k in range(low, a + 1))
+    above = sum(chance(k) for k in range(a, high + 1))
+    return min(1.0, 2 * min(below, above))
+
+
+def visible_shift(share: float, draws: int, alarm: float) -> float:
+    """By how much a cell of this share would have had to differ to be seen with `CONFIDENCE`, by the normal law."""
+    normal = NormalDist()
+    deviations = normal.inv_cdf(1 - alarm / (2 * len(PREFIXES) * (MOST_CELLS + 1))) + normal.inv_cdf(
+        CONFIDENCE
+    )
+    return min(1.0, deviations * sqrt(2 * share * (1 - share) / draws))
+
+
+def _log_choose(n: int, k: int) -> float:
+    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)

@@ -6,29 +6,25 @@ from typing import Any
 
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
-from foreword.proofs.server.abilities import MOST_REQUESTS, probe
-from foreword.proofs.server.check import Check
-from foreword.proofs.server.checks.bias import Bias
-from foreword.proofs.server.checks.ends import Ends
-from foreword.proofs.server.checks.logprobs import Logprobs
-from foreword.proofs.server.checks.offsets import Offsets
-from foreword.proofs.server.checks.own_law import OwnLaw
-from foreword.proofs.server.checks.penalties import Penalties
-from foreword.proofs.server.checks.seed_alone import SeedAlone
-from foreword.proofs.server.checks.seed_batch import SeedBatch
-from foreword.proofs.server.checks.seed_traffic import SeedTraffic
-from foreword.proofs.server.checks.several import Several
-from foreword.proofs.server.checks.speculation import Speculation
-from foreword.proofs.server.checks.stop import Stop
-from foreword.proofs.server.checks.streamed import Streamed
-from foreword.proofs.server.checks.usage import UsageCounts
-from foreword.proofs.server.checks.without_speculation import WithoutSpeculation
+from foreword.proofs.server.checks.distributions import Logprobs, OwnLaw, WithoutSpeculation
+from foreword.proofs.server.checks.parameters import Bias, Penalties, Several
+from foreword.proofs.server.checks.seeds import SeedAlone, SeedBatch, SeedTraffic, Speculation, Streamed
+from foreword.proofs.server.checks.texts import Ends, Offsets, Stop, UsageCounts
 from foreword.proofs.server.client import Broken, Refused, Server
-from foreword.proofs.server.concurrency import FailsTogether
-from foreword.proofs.server.extent import Extent
-from foreword.proofs.server.ground import Ground
-from foreword.proofs.server.plan import Plan
-from foreword.proofs.server.verdict import Outcome, Reproduction, Verdict, not_tried, refuted
+from foreword.proofs.server.comparing import FailsTogether
+from foreword.proofs.server.ground import (
+    MOST_REQUESTS,
+    Check,
+    Extent,
+    Ground,
+    Outcome,
+    Plan,
+    Reproduction,
+    Verdict,
+    not_tried,
+    probe,
+    refuted,
+)
 
 CHECKS: Sequence[type[Check]] = (
     SeedAlone,

@@ -1,13 +1,221 @@
-"""What every check stands on."""
+"""What every check is given: the server, its abilities and the plan; and what it returns: a verdict."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice
+from typing import Any, ClassVar, Protocol
 
-from foreword.proofs.server.abilities import Abilities
-from foreword.proofs.server.answer import Answer
-from foreword.proofs.server.client import Body, Server
-from foreword.proofs.server.extent import Extent
-from foreword.proofs.server.plan import Plan
+from foreword.proofs.server.client import Answer, Body, Broken, Refused, Server
+
+FILTERS_OFF: Body = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,  # vLLM, SGLang, TGI
+    "repeat_penalty": 1.0,  # llama.cpp, llama-cpp-python, Ollama
+    "dry_multiplier": 0.0,
+    "xtc_probability": 0.0,
+    "mirostat": 0,  # llama.cpp
+    "mirostat_mode": 0,  # llama-cpp-python
+}
+"""Filters and penalties under their usual names, each with the value that switches it off.
+
+Servers have some of them on by default, and ignore or refuse the names that they do not know.
+"""
+
+_LISTED = (20, 5)  # alternatives per token, most first
+_ANSWERS = (16, 4, 2)  # answers per request, most first
+
+MOST_REQUESTS = 2 + len(FILTERS_OFF) + len(_LISTED) + 2 + len(_ANSWERS)
+"""Requests that probing sends at most."""
+
+_PROBE: Body = {"prompt": "a b c", "max_tokens": 2, "temperature": 0.0}
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """Fields that a server understands."""
+
+    filters_off: Body  # fields that switch its filters off
+    logprobs: int = 0  # alternatives that it lists per token
+    token_ids: bool = False  # it returns token ids, and takes them as a prompt
+    n: int = 1  # answers per request
+
+
+async def probe(server: Server) -> Abilities:
+    """Send one optional field after the other; `Broken` or `Refused` if a request without them fails."""
+    await server.ask(_PROBE)
+    filters = await _filters_off(server)
+    logprobs = 0
+    for count in _LISTED:
+        answer = await _answer(server, logprobs=count)
+        if answer and answer.first.tokens and answer.first.tokens[0].top:
+            logprobs = count
+            break
+    answer = await _answer(server, return_token_ids=True)
+    has_ids = bool(answer and answer.first.token_ids and answer.prompt_ids and server.route == "completions")
+    if has_ids and answer is not None:
+        has_ids = await _answer(server, prompt=answer.prompt_ids) is not None
+    n = 1
+    for count in _ANSWERS:
+        answer = await _answer(server, n=count, temperature=1.0, max_tokens=1)
+        if answer and len(answer.choices) == count:
+            n = count
+            break
+    return Abilities(filters, logprobs, has_ids, n)
+
+
+async def _filters_off(server: Server) -> Body:
+    """Return all filters' fields, or those that the server takes one by one where it refuses all together."""
+    if await _answer(server, **FILTERS_OFF):
+        return FILTERS_OFF
+    return {name: off for name, off in FILTERS_OFF.items() if await _answer(server, **{name: off})}
+
+
+async def _answer(server: Server, **fields: Any) -> Answer | None:  # noqa: ANN401 - any JSON
+    """Return the answer to a request with these fields; None where the server refuses it or fails."""
+    try:
+        return await server.ask({**_PROBE, **fields})
+    except (Broken, Refused):
+        return None
+
+
+# Texts that repeat themselves, which lookups guess well, and such as they guess badly.
+PROMPTS = (
+    "one two three one two three one two three one two",
+    "The capital of France is",
+    "def add(first, second):\n    return first + second\n\ndef multiply(first, second):\n    return",
+    "She sells sea shells by the sea shore; the shells she sells are",
+    "Once upon a time there was a",
+    "name,age\nAnna,31\nBen,45\nCleo,27\nDan,",
+    "To be, or not to be, that is the question: whether",
+    "The sky is blue because",
+    "1, 2, 4, 8, 16, 32, 64,",
+    '{"items": [{"id": 1, "ok": true}, {"id": 2, "ok": true}, {"id": 3,',
+    "Dear Sir or Madam,\n\nI am writing to you because",
+    "SELECT name, age FROM people WHERE age > 30 AND name",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The size of an examination."""
+
+    name: str
+    prompts: int  # texts that are tried for what must be equal
+    tokens: int  # of their answers
+    at_once: int  # requests under way together
+    draws: int  # sampled answers for the law
+    depth: int  # tokens of each of them
+
+    @property
+    def texts(self) -> Sequence[str]:
+        return tuple(islice(PROMPTS, self.prompts))
+
+
+LEAST_TOKENS = 128
+"""Of every text that is compared: speculation that changes texts may do so only after dozens of tokens."""
+
+SMALL = Plan("small", prompts=3, tokens=LEAST_TOKENS, at_once=4, draws=256, depth=4)
+STANDARD = Plan("standard", prompts=8, tokens=LEAST_TOKENS, at_once=8, draws=4_000, depth=8)
+FULL = Plan("full", prompts=12, tokens=2 * LEAST_TOKENS, at_once=16, draws=40_000, depth=8)
+
+
+@dataclass
+class Extent:
+    """Prompts of a check and the lengths of the answers that it judged."""
+
+    prompts: set[str] = field(default_factory=set)
+    most: int = 0  # tokens of the longest answer
+    fewest: int | None = None  # tokens of the shortest one; None where the server counts none
+    limit: int = 0  # the largest max_tokens
+
+    def add(self, prompt: str, answers: Sequence[Answer]) -> None:
+        """Count the answers of one case."""
+        self.prompts.add(prompt)
+        for answer in answers:
+            self.limit = max(self.limit, answer.body["max_tokens"])
+            for length in answer.lengths:
+                self.most = max(self.most, length)
+                self.fewest = length if self.fewest is None else min(self.fewest, length)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the longest answer; the limit where the server counts none."""
+        return self.limit if self.fewest is None else self.most
+
+    def __str__(self) -> str:
+        if not self.prompts:
+            return ""
+        if self.fewest is None:
+            return f"{len(self.prompts)} × ≤{self.limit}"
+        lengths = f"{self.most}" if self.fewest == self.most else f"{self.fewest}–{self.most}"
+        return f"{len(self.prompts)} × {lengths}"
+
+
+CONFIDENCE = 0.95
+"""Probability with which a fault of the stated size would have been seen."""
+
+
+class Outcome(StrEnum):
+    """How a claim stands after its check."""
+
+    HELD = "held"  # in every case that was tried; says nothing of other prompts or longer texts
+    DIFFERS_AT_TIES = "differs at near-ties"  # greedy texts part, but only where rounding may decide
+    NOT_REFUTED = "not refuted"  # a statistical test with a stated power
+    REFUTED = "refuted"
+    FAILS_TOGETHER = "fails under concurrency"  # requests fail beside others that succeed alone
+    NOT_TRIED = "not tried"  # the server has not got what it takes, or it rests on a claim that was refuted
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """The smallest request that shows the fault, what came of it and what should have."""
+
+    bodies: Sequence[Mapping[str, Any]]  # sent in this order, or at once if `at_once`
+    got: str
+    expected: str
+    at_once: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One line of the report."""
+
+    check: str
+    outcome: Outcome
+    tried: int = 0  # cases: requests compared, tokens drawn
+    detail: str = ""
+    visible: str = ""  # the fault that would have been seen
+    reproduction: Reproduction | None = None
+    extent: Extent = field(default_factory=Extent)
+
+    @property
+    def words(self) -> str:
+        """The verdict as people read it, with its number of cases."""
+        has_cases = self.outcome in (Outcome.HELD, Outcome.NOT_REFUTED)
+        return f"{self.outcome.value} in {self.tried:,}" if has_cases else self.outcome.value
+
+
+def held(check: str, tried: int, detail: str = "") -> Verdict:
+    """Return the verdict of a claim that held in every case; not tried if there was none."""
+    if not tried:
+        return not_tried(check, detail or "no request showed it")
+    share = 1 - (1 - CONFIDENCE) ** (1 / tried)
+    visible = f"a fault in {share:.1%} of requests like these ({CONFIDENCE:.0%})"
+    return Verdict(check, Outcome.HELD, tried, detail, visible)
+
+
+def not_tried(check: str, why: str) -> Verdict:
+    return Verdict(check, Outcome.NOT_TRIED, detail=why)
+
+
+def refuted(check: str, tried: int, detail: str, reproduction: Reproduction) -> Verdict:
+    return Verdict(check, Outcome.REFUTED, tried, detail, reproduction=reproduction)
 
 
 @dataclass(frozen=True)
@@ -41,3 +249,19 @@ class Ground:
     def with_logprobs(self, body: Body) -> Body:
         """As many alternatives as the server lists."""
         return {**body, "logprobs": self.abilities.logprobs} if self.abilities.logprobs else body
+
+
+class Check(Protocol):
+    """A claim that a server makes to its users."""
+
+    name: ClassVar[str]
+    claim: ClassVar[str]  # a sentence
+    rests_on: ClassVar[tuple[str, ...]]  # names of claims without which its outcome would say nothing
+
+    def cost(self, ground: Ground) -> int:
+        """Requests at most, unless the claim is refuted: then a few more, to find a small one that shows it."""
+        ...
+
+    async def examine(self, ground: Ground) -> Verdict:
+        """Ask and judge. `Refused`: the server has not got what it takes."""
+        ...

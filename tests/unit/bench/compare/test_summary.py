@@ -2,9 +2,7 @@
 
 import pytest
 
-from foreword.bench.compare.contestants import KINDS, Contestant, contestants
-from foreword.bench.compare.race import Answer
-from foreword.bench.compare.summary import summarise
+from foreword.bench.compare import KINDS, Answer, Contestant, contestants, summarise
 from foreword.errors import RequestError
 
 PLAIN, AUTO = Contestant("foreword", "plain"), Contestant("foreword", "auto")
@@ -56,7 +54,7 @@ def test_a_text_is_compared_with_that_of_the_same_weights():
 
 
 def test_who_takes_part(monkeypatch):
-    monkeypatch.setattr("foreword.bench.compare.contestants.find_spec", lambda name: None)
+    monkeypatch.setattr("foreword.bench.compare.find_spec", lambda name: None)
     assert {one.peer for one in contestants(None, {})} == {"foreword"}
     named = contestants(["llama.cpp"], {"llama.cpp": "/some/python"})
     assert [one.mode for one in named if one.peer == "llama.cpp"] == list(KINDS["llama.cpp"].modes)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from foreword.bench.pair.divergence import combined, coupled_agreement, divergence
-from foreword.bench.pair.measure import RuleRun, expectations, merged
-from foreword.proofs.bounds import coupled_agreement as drawn_agreement
+from foreword.bench.pair import RuleRun, expectations, merged
+from foreword.bench.quality import combined, coupled_agreement, divergence
+from foreword.proofs.suite import coupled_agreement as drawn_agreement
 
 P = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)
 Q = torch.tensor([[0.2, 0.6, 0.2]], dtype=torch.float64)

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from foreword import LLM
-from foreword.bench.gpu.shapes import SHAPES
-from foreword.bench.pools.measuring import PLAIN, measure_pools, ways_of_drafting
-from foreword.bench.pools.random_pair import write_agreeing_pair, write_random_pair
+from foreword.bench.draft_nodes import PLAIN, measure_pools, ways_of_drafting
+from foreword.bench.random_models import SHAPES, write_agreeing_pair, write_random_pair
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig
 
 

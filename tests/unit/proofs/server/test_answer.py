@@ -5,8 +5,7 @@ import asyncio
 import httpx2
 import pytest
 
-from foreword.proofs.server.answer import Answer, Usage
-from foreword.proofs.server.client import Broken, Refused, Server
+from foreword.proofs.server.client import Answer, Broken, Refused, Server, Usage
 from helpers.known_law_server import stream_response
 
 ENTRY = {

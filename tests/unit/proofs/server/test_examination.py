@@ -11,8 +11,7 @@ import pytest
 from foreword.errors import RequestError
 from foreword.proofs.server.client import Server
 from foreword.proofs.server.examination import CHECKS, chosen, cost, examine, prepare
-from foreword.proofs.server.plan import FULL, SMALL, STANDARD, Plan
-from foreword.proofs.server.verdict import Outcome, Verdict
+from foreword.proofs.server.ground import FULL, SMALL, STANDARD, Outcome, Plan, Verdict
 from foreword.wire.openai_http import open_client
 from helpers.faulty_proxy import FAULTS, FaultyProxy
 from helpers.known_law_server import ChangesTexts, CutsStreams, KnownLaws

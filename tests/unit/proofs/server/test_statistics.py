@@ -5,9 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from foreword.proofs.server import alarms
-from foreword.proofs.server.evidence import BETS, distance, log_evidence, visible_bias
-from foreword.proofs.server.two_samples import contrast, fisher
+from foreword.proofs.server import evidence as alarms
+from foreword.proofs.server.evidence import BETS, contrast, distance, fisher, log_evidence, visible_bias
 
 
 def test_the_shares_of_false_alarms_stay_within_the_family():

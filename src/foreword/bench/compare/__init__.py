@@ -1,1 +1,0 @@
-"""`foreword bench compare`: ourselves beside other engines, on the same model, prompts and machine."""

@@ -1,1 +1,0 @@
-"""One engine per file; each is imported only in the process that runs it."""

@@ -1,1 +1,0 @@
-"""What passes, steps and the parts of a step cost."""

@@ -1,0 +1,261 @@
+"""Costs and gains of draft nodes: latency of the link, and speed beside a draft model in the process."""
+
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter, sleep, thread_time
+
+import numpy as np
+
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.bench.batch import BatchRun, run_batch
+from foreword.cluster.address import NodeAddress
+from foreword.cluster.framing import FrameSplitter
+from foreword.cluster.handshake import PATIENCE, Identity, greet_node
+from foreword.cluster.messages import MAX_FRAME_BYTES, Ping, Pong, encode, from_node
+from foreword.cluster.pools.scaling import gained_tokens
+from foreword.cluster.remote_drafter import RemoteDrafter
+from foreword.cluster.settings import RemoteConfig
+from foreword.drafters.overrides import SpeculationSetting
+from foreword.engine.core import EngineCore
+from foreword.errors import RequestError
+from foreword.speculation.drafting import Ask, DraftRequest, Text
+
+PINGS = 200
+PROMPT = 64
+WORDS = 23
+"""Tokens of the made-up prompts, and how many different ones."""
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """One batch size."""
+
+    batch: int
+    passes: int
+    engine_ms: float  # that the engine's thread works for one pass, the median; waits are no work
+    waited_ms: float  # mean
+    levels: float  # at hand when the pass begins, mean
+    first_ms: float | None  # from a text to the first level behind it
+    level_ms: float | None  # from one level to the next
+
+
+@dataclass(frozen=True)
+class LinkReport:
+    """All that was measured with one node."""
+
+    node: str
+    round_trip_ms: float  # median of pings
+    round_trip_p99_ms: float
+    costs: tuple[PassCost, ...]
+
+    def break_even_ms(self, acceptance: float, levels: int, pass_ms: float) -> float | None:
+        """Round trip beyond which waiting for a node's levels costs more than they bring, at the smallest batch.
+
+        Levels that bring g tokens are worth g plain passes; what drafting them takes is not left for the way. None: no
+        level came in time, so that nobody knows what they take.
+        """
+        cost = min(self.costs, key=lambda one: one.batch)
+        if not cost.levels:
+            return None
+        return gained_tokens(acceptance, levels) * pass_ms - levels * (cost.level_ms or 0.0)
+
+
+@contextmanager
+def local_node(
+    model: str, method: str, device: str = "auto", *, run_ahead: bool = True, options: Sequence[str] = ()
+) -> Iterator[NodeAddress]:
+    """A node on this machine, in a process of its own, with more options of `foreword draft-node`."""
+    command = [sys.executable, "-m", "foreword", "draft-node", "--model", model, "--method", method]
+    command += ["--device", device, "--run-ahead" if run_ahead else "--no-run-ahead"]
+    command += [*options, "--listen", "127.0.0.1:0"]
+    node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert node.stdout is not None
+        line = node.stdout.readline()
+        if " drafts on " not in line:
+            raise RequestError("the draft node could not be started; see above")
+        yield NodeAddress.parse(line.split()[-1])
+    finally:
+        node.terminate()
+        node.wait()
+
+
+def measure_link(
+    address: NodeAddress,
+    identity: Identity,
+    config: RemoteConfig,
+    batches: Sequence[int],
+    passes: int,
+    pass_seconds: float,
+) -> LinkReport:
+    """Ping, then passes of every batch size that a target might make; each lasts as long as is said."""
+    times = sorted(_pings(address, identity))
+    drafter = RemoteDrafter(config, identity).start()
+    try:
+        _wait_for(drafter)
+        costs = tuple(_cost(drafter, identity, batch, passes, pass_seconds) for batch in batches)
+    finally:
+        drafter.close()
+    return LinkReport(str(address), median(times) * 1e3, times[int(0.99 * (len(times) - 1))] * 1e3, costs)
+
+
+def _pings(address: NodeAddress, identity: Identity) -> list[float]:
+    tls = identity.security.tls
+    connected = address.connect(PATIENCE)
+    try:
+        if tls is not None:
+            connected = tls.context(is_node=False).wrap_socket(connected)
+        greet_node(connected, identity)
+        splitter = FrameSplitter(MAX_FRAME_BYTES)
+        return [_ping(connected, splitter, number) for number in range(PINGS)]
+    finally:
+        connected.close()
+
+
+def _ping(connected: socket.socket, splitter: FrameSplitter, number: int) -> float:
+    began = perf_counter()
+    connected.sendall(encode(Ping(number)))
+    while True:  # reports of its load may come between
+        for frame in splitter.feed(connected.recv(1 << 16)):
+            if from_node(frame) == Pong(number):
+                return perf_counter() - began
+
+
+def _wait_for(drafter: RemoteDrafter) -> None:
+    until = perf_counter() + PATIENCE
+    while all(node.state == "down" for node in drafter.nodes()):
+        if perf_counter() > until:
+            raise RequestError(f"no draft node to measure: {drafter.nodes()[0].reason}")
+        sleep(0.01)
+
+
+_MATRIX = np.ones((192, 192), np.float32)
+
+
+def _compute(seconds: float) -> None:
+    """What a pass does to a core: it stays awake, and its caches are full of something else."""
+    until = perf_counter() + seconds
+    while perf_counter() < until:
+        _MATRIX @ _MATRIX
+
+
+def _token(place: int, number: int, size: int) -> int:
+    """Of a made-up text whose words come again and again, so that lookups have something to say."""
+    return (7 * place * place + place // 5 + 13 * number) % min(WORDS, size)
+
+
+def _cost(
+    drafter: RemoteDrafter, identity: Identity, batch: int, passes: int, pass_seconds: float
+) -> PassCost:
+    size = identity.vocabulary.size
+    texts = [[_token(place, number, size) for place in range(PROMPT)] for number in range(batch)]
+    limits, params = TokenLimits(size), SamplingParams(temperature=0)
+    samplers = [RequestSampler(params, limits, text, seed=0) for text in texts]
+    numbers = [secrets.randbits(62) for _ in texts]
+
+    def request(place: int) -> DraftRequest:
+        return DraftRequest(numbers[place], Text(texts[place]), samplers[place].drafting(), PROMPT)
+
+    spent: list[float] = []
+    waited, levels = 0.0, 0
+    for _ in range(passes):
+        asks = [Ask(request(place), 5, 5) for place in range(batch)]
+        before, began = drafter.nodes()[0].wait_seconds, thread_time()
+        drafts = drafter.propose(asks)
+        spent.append(thread_time() - began)
+        waited += drafter.nodes()[0].wait_seconds - before
+        levels += sum(draft.depth for draft in drafts)
+        _compute(pass_seconds)
+        for number, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
+            text.extend(draft.tokens[:2])  # some are right, then another token comes
+            text.append(_token(len(text), number, size))
+    node = drafter.nodes()[0]
+    for place in range(batch):
+        drafter.forget(request(place))
+    return PassCost(
+        batch,
+        passes,
+        median(spent) * 1e3,
+        waited / passes * 1e3,
+        levels / passes / batch,
+        node.first_ms,
+        node.level_ms,
+    )
+
+
+PLAIN = "plain"
+WARM = 16
+"""Tokens of each request before the clock starts: nodes read the prompts meanwhile."""
+
+
+@dataclass(frozen=True)
+class PoolSpeed:
+    """One way of drafting at one batch size; medians of several runs that took turns."""
+
+    way: str
+    batch: int
+    tokens_per_second: float
+    over_plain: float  # median of the ratios to the plain run of the same turn
+    tokens_per_pass: float  # of one request
+    step_ms: float
+
+
+def ways_of_drafting(
+    draft: str, devices: Sequence[str], guesses: int, nodes: ExitStack, *, run_ahead: Sequence[bool] = (True,)
+) -> dict[str, SpeculationSetting]:
+    """Nobody, the draft model in the target's process, and for each device a node of each kind, which `nodes` ends."""
+    depth = {"num_speculative_tokens": guesses, "fixed": True}
+    ways: dict[str, SpeculationSetting] = {
+        PLAIN: False,
+        "beside the target": {"method": "draft_model", "model": draft, **depth},
+    }
+    for device in devices:
+        for is_ahead in run_ahead:
+            address = nodes.enter_context(local_node(draft, "draft_model", device, run_ahead=is_ahead))
+            name = f"node on {device}{'' if is_ahead else ', no run-ahead'}"
+            ways[name] = {"method": "remote", "drafters": str(address), "shadow": 0, **depth}
+    return ways
+
+
+def measure_pools(
+    engine: EngineCore,
+    ways: Mapping[str, SpeculationSetting],
+    prompts: Sequence[Sequence[int]],
+    *,
+    batches: Sequence[int],
+    tokens: int,
+    repeats: int,
+    progress: Callable[[str, int, int], None],
+) -> list[PoolSpeed]:
+    """Every way at every batch size. The first turn warms up and does not count."""
+    found, stages = [], len(batches) * (repeats + 1) * len(ways)
+    for place, batch in enumerate(batches):
+        chosen = [prompts[index % len(prompts)] for index in range(batch)]
+        runs: dict[str, list[BatchRun]] = {way: [] for way in ways}
+        for turn in range(repeats + 1):
+            for number, (way, setting) in enumerate(ways.items()):
+                progress(f"{way}, batch {batch}", (place * (repeats + 1) + turn) * len(ways) + number, stages)
+                runs[way].append(run_batch(engine, chosen, tokens, setting, warm=WARM))
+        found += [_speed(way, batch, its[1:], runs[PLAIN][1:]) for way, its in runs.items()]
+    return found
+
+
+def _speed(way: str, batch: int, runs: Sequence[BatchRun], plain: Sequence[BatchRun]) -> PoolSpeed:
+    ratios = [
+        run.tokens_per_second / beside.tokens_per_second for run, beside in zip(runs, plain, strict=True)
+    ]
+    return PoolSpeed(
+        way,
+        batch,
+        median(run.tokens_per_second for run in runs),
+        median(ratios),
+        median(run.tokens / (run.steps * batch) for run in runs),
+        median(1e3 * run.seconds / run.steps for run in runs),
+    )

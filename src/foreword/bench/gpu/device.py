@@ -1,0 +1,137 @@
+"""The rates of a device, and the device time of a decoder's passes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from foreword.backends.interface import Decoder
+from foreword.backends.runner import ModelRunner
+from foreword.bench.step_cost import random_tokens
+from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
+from foreword.proofs.passes import lone_request
+from foreword.speculation.draft import Draft
+from foreword.speculation.requests import PassEntry
+from foreword.speculation.transaction import Transaction
+from foreword.speculation.verdict import NOTHING_DRAWN
+
+
+def timing_event() -> torch.cuda.Event:
+    """A mark in the stream of work whose time can be read."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def device_seconds(body: Callable[[], object], repeats: int = 10) -> float:
+    """Median seconds that the device works on what `body` hands over, after one round that warms up."""
+    body()
+    times = []
+    for _ in range(repeats):
+        begin, end = (timing_event() for _ in range(2))
+        begin.record()
+        body()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1000)
+    return float(median(times))
+
+
+def copy_bandwidth(device: torch.device, gigabytes: float = 4.0) -> float:
+    """Bytes a second that a copy reads and writes."""
+    source = torch.zeros(int(gigabytes * 1e9) // 2, dtype=torch.bfloat16, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / device_seconds(lambda: target.copy_(source))
+
+
+def read_bandwidth(device: torch.device, gigabytes: float = 4.0) -> float:
+    """Bytes a second that a sum reads."""
+    source = torch.zeros(int(gigabytes * 1e9) // 4, dtype=torch.float32, device=device)
+    return source.nbytes / device_seconds(source.sum)
+
+
+def matrix_rate(device: torch.device, size: int = 8192) -> float:
+    """Operations a second of a large bf16 matrix product on random numbers."""
+    a, b = (torch.randn((size, size), device=device).bfloat16() for _ in range(2))
+    return 2 * size**3 / device_seconds(lambda: a @ b)
+
+
+PASSES = 20
+"""Passes that are handed over one after the other before the device is waited for."""
+
+
+@dataclass(frozen=True)
+class PassTime:
+    """A pass over `requests` texts with `rows` new rows each."""
+
+    requests: int
+    rows: int
+    device_ms: float  # of a pass, with many under way
+    host_ms: float  # of handing one over
+
+
+class PassTimer:
+    """A decoder with texts of one length in its memory."""
+
+    def __init__(self, decoder: Decoder, context: int, requests: int, most_rows: int) -> None:
+        pages = requests * (-(-(context + most_rows) // PAGE_SIZE) + 1)
+        self._cache = PagedCache(pages)
+        self._runner = ModelRunner.allocate(decoder, pages, PAGE_SIZE)
+        self._requests = []
+        vocab_size = decoder.config.vocab_size
+        for _ in range(requests):
+            request = lone_request(self._cache, random_tokens(context, vocab_size), vocab_size)
+            with Transaction(self._cache, [PassEntry.of(request, context - 1)]) as transaction:
+                self._runner.forward(transaction.batch([Draft()]))
+                transaction.commit([NOTHING_DRAWN])
+            self._requests.append(request)
+
+    def time(self, requests: int, rows: int, repeats: int = 5) -> PassTime:
+        """A pass over the newest token of each and a chain after it, with all logits."""
+        chosen = self._requests[:requests]
+        drafts = [Draft.chain(request.tokens[: rows - 1], len(request.tokens)) for request in chosen]
+        device, host = [], []
+        with Transaction(self._cache, [PassEntry.of(request, 1) for request in chosen]) as transaction:
+            batch = transaction.batch(drafts)
+            for _ in range(3):
+                self._runner.forward(batch)
+            for _ in range(repeats):
+                torch.cuda.synchronize()
+                begin, end = (timing_event() for _ in range(2))
+                began = perf_counter()
+                begin.record()
+                for _ in range(PASSES):
+                    self._runner.forward(batch)
+                end.record()
+                host.append((perf_counter() - began) / PASSES)
+                end.synchronize()
+                device.append(begin.elapsed_time(end) / PASSES)
+        return PassTime(requests, rows, median(device), median(host) * 1e3)
+
+
+def prompt_seconds(decoder: Decoder, tokens: int, repeats: int = 5) -> float:
+    """Of a prompt in one pass, with the last token's logits."""
+    cache = PagedCache(-(-tokens // PAGE_SIZE) + 1)
+    runner = ModelRunner.allocate(decoder, cache.pool.num_pages, PAGE_SIZE)
+    vocab_size = decoder.config.vocab_size
+    request = lone_request(cache, random_tokens(tokens, vocab_size), vocab_size)
+    times = []
+    with Transaction(cache, [PassEntry.of(request, tokens)]) as transaction:
+        batch = transaction.batch([Draft()])
+        for _ in range(repeats + 2):
+            torch.cuda.synchronize()
+            began = perf_counter()
+            runner.forward(batch)
+            torch.cuda.synchronize()
+            times.append(perf_counter() - began)
+    return median(times[2:])
+
+
+def matrix_operations(decoder: Decoder, rows: int) -> float:
+    """Of the layers' matrix products over this many rows."""
+    return 2.0 * rows * decoder.layer_bytes / 2
+
+
+def step_times(timer: PassTimer, batches: Sequence[int], rows: Sequence[int]) -> list[PassTime]:
+    """Plain passes by batch, then passes of one request by rows."""
+    return [*(timer.time(batch, 1) for batch in batches), *(timer.time(1, count) for count in rows)]

@@ -1,0 +1,114 @@
+"""Parses the drafters to measure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.registry import drafter_kinds
+from foreword.errors import RequestError
+
+if TYPE_CHECKING:  # methods are checked before anything heavy is imported
+    from foreword.engine.llm import LLM
+
+
+@dataclass(frozen=True)
+class Method:
+    """A drafter with its settings."""
+
+    label: str  # short and readable; different settings have different labels
+    config: Mapping[str, Any] | None  # as `SpeculationConfig` reads it; None: what the engine does by itself
+
+
+RANDOM = "random"
+"""The `model` of a head with random weights."""
+
+DEFAULT = Method("default", None)
+"""Whoever guesses where nobody has said, and only where it pays: what `generate`, `chat` and `serve` do."""
+
+
+def default_methods() -> list[Method]:
+    """Every drafter that there is and that needs no settings. Heads need files, if only the target's."""
+    return [
+        _method({"method": name}) for name, kind in drafter_kinds().items() if _is_complete(kind.settings)
+    ]
+
+
+def request_config(method: Method, llm: "LLM", folder: Path) -> Mapping[str, Any]:
+    """What requests ask for; a method guesses at every step unless it says otherwise.
+
+    Random heads are written into the `folder`.
+    """
+    if method.config is not None and method.config.get("model") == RANDOM:
+        from foreword.bench.random_heads import write_random_head
+
+        (name,) = SpeculationConfig.parse(method.config).method
+        path = folder / name
+        if not path.exists():
+            write_random_head(name, llm.engine.target.config, path)
+        return {"fixed": True, **method.config, "model": str(path)}
+    if method.config is not None:
+        return {"fixed": True, **method.config}
+    choice = llm.loaded.choose_speculation("auto")
+    if choice.config is None:
+        raise RequestError(f"by default nobody guesses here: {choice.reason}")
+    return choice.config.as_mapping()
+
+
+def is_random(label: str) -> bool:
+    """Whether the method of this label is a head with random weights."""
+    return f"model={RANDOM}" in label.split()
+
+
+def parse_methods(text: str) -> list[Method]:
+    """Names and JSON objects separated by commas: `ngram,{"method": "suffix"},a+b,default`; `a+b` is both combined."""
+    methods = []
+    rest = text.strip()
+    while rest:
+        config, rest = _first(rest)
+        methods.append(DEFAULT if config == {"method": DEFAULT.label} else _method(config))
+        if rest and not rest.startswith(","):
+            raise RequestError(f"--methods: a comma is missing before {rest[:20]!r}")
+        rest = rest[1:].strip()
+    labels = [method.label for method in methods]
+    if not methods or len(set(labels)) != len(labels):
+        raise RequestError("--methods needs at least one drafter, and each of them once")
+    return methods
+
+
+def _first(text: str) -> tuple[Mapping[str, Any], str]:
+    """The first method of a list, and what comes after it."""
+    if text.startswith("{"):
+        try:
+            config, end = json.JSONDecoder().raw_decode(text)
+        except json.JSONDecodeError as error:
+            raise RequestError(f"--methods is neither names nor JSON: {error}") from None
+        return config, text[end:].strip()
+    name, comma, rest = text.partition(",")
+    names = [part.strip() for part in name.split("+")]
+    return {"method": names if len(names) > 1 else names[0]}, comma + rest.strip()
+
+
+def _method(config: Mapping[str, Any]) -> Method:
+    if config.get("model") == RANDOM and not isinstance(config.get("method"), str):
+        raise RequestError(
+            '--methods: a random model needs its method: {"method": "eagle3", "model": "random"}'
+        )
+    methods = SpeculationConfig.parse(config).method  # refuses what cannot be measured before anything loads
+    settings = [f"{key}={_short(value)}" for key, value in config.items() if key != "method"]
+    return Method(" ".join(["+".join(methods), *settings]), config)
+
+
+def _short(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """A setting as a label shows it: of a path that exists its last part."""
+    if isinstance(value, str) and "/" in value and Path(value).expanduser().exists():
+        return Path(value).name
+    return value
+
+
+def _is_complete(settings: type) -> bool:
+    known = fields(settings)
+    is_complete = all(f.default is not MISSING or f.default_factory is not MISSING for f in known)
+    return is_complete and "model" not in {field.name for field in known}

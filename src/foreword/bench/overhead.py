@@ -1,0 +1,301 @@
+"""Measures the cost of a draft relative to target passes, and the engine's host time per step."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import process_time
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from foreword.acceptance.params import SamplingParams
+from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.backends.interface import Decoder, KvStore
+from foreword.bench.methods import Method, request_config
+from foreword.bench.prompts import own_prompts
+from foreword.control.fixed import FixedPolicy
+from foreword.control.measured import MeasuredPolicy
+from foreword.drafters.config import SpeculationConfig
+from foreword.engine.config import EngineConfig
+from foreword.engine.core import EngineCore
+from foreword.engine.llm import LLM
+from foreword.engine.messages import NewRequest
+from foreword.engine.parts import EngineParts
+from foreword.engine.text import Vocabulary
+from foreword.errors import RequestError
+from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
+from foreword.progress import Progress
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.measured.situation import Situation
+from foreword.speculation.report import StageSeconds
+from foreword.speculation.requests import DraftPlan, PassEntry
+
+VERIFY_ROWS = (1, 6)
+"""Rows of the passes that drafting is compared with: plain decoding, and a verify of five guesses."""
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Median cost of one draft at one length of context."""
+
+    drafter: str
+    context: int
+    first_ms: float  # the first draft, which reads the whole text; once per request
+    draft_ms: float  # every later one
+    verify_ms: Mapping[int, float]  # rows of a target pass -> its milliseconds
+
+    def share(self, rows: int) -> float:
+        """Drafting as a part of a pass over this many rows."""
+        return self.draft_ms / self.verify_ms[rows]
+
+
+class WildGuesses:
+    """Always as many guesses as it is asked for, to get passes of a known size."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """The same token over and over."""
+        return [Draft.chain([0] * ask.max_nodes, len(ask.request.tokens), ask.request.epoch) for ask in asks]
+
+    def forget(self, request: DraftRequest) -> None:
+        """Nothing is kept."""
+
+
+class TurnPolicy(FixedPolicy):
+    """Lets the drafters of one request take turns, step by step."""
+
+    def __init__(self, turns: Mapping[str, tuple[Drafter, int]]) -> None:
+        super().__init__()
+        self._turns = turns  # name -> (drafter, number of guesses)
+        self.turn: str | None = None  # who drafts for the next step; None: nobody
+        self.max_nodes = max(nodes for _, nodes in turns.values())
+
+    def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
+        """Everything to the one whose turn it is."""
+        if self.turn is None:
+            return [None] * len(entries)
+        drafter, nodes = self._turns[self.turn]
+        return [DraftPlan(self.turn, drafter, nodes, nodes)] * len(entries)
+
+    def drafters(self) -> list[Drafter]:
+        return [drafter for drafter, _ in self._turns.values()]
+
+
+def measure_overhead(
+    llm: LLM,
+    methods: Sequence[Method],
+    contexts: Sequence[int],
+    repeats: int,
+    on_progress: Callable[[str, int, int], None],
+) -> list[Overhead]:
+    """Decode after every context; passes of known size and the drafters take turns within one answer."""
+    if repeats < 1:
+        raise RequestError(f"repeats must be at least 1, not {repeats}")
+    wild: dict[str, tuple[Drafter, int]] = {_rows(rows): (WildGuesses(), rows - 1) for rows in VERIFY_ROWS}
+    with TemporaryDirectory(prefix="foreword-heads-") as folder:  # files of random heads are read once
+        configs = {
+            method.label: SpeculationConfig.parse(request_config(method, llm, Path(folder)))
+            for method in methods
+        }
+        turns = wild | {
+            label: (llm.build_drafter(config), config.num_speculative_tokens)
+            for label, config in configs.items()
+        }
+    policy = TurnPolicy(turns)
+    engine = EngineCore(llm.engine.target, llm.loaded.vocabulary(), EngineParts(policy=policy))
+    tokens = (repeats + 1) * len(turns) * (policy.max_nodes + 1) + 1  # if every guess were accepted
+    if not contexts or min(contexts) < 1 or max(contexts) + tokens > engine.max_model_len:
+        raise RequestError(f"contexts must be in 1 .. {engine.max_model_len - tokens} for this model")
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    text = _text(llm, max(contexts))
+    found = []
+    for context in contexts:
+        (request,) = engine.add(NewRequest("overhead", tuple(text[:context]), params))
+        policy.turn = None
+        while not request.output_ids:
+            on_progress(f"reading {context} tokens", request.kv.computed, context)
+            engine.step()
+        steps = _take_turns(
+            engine,
+            policy,
+            list(turns),
+            repeats,
+            partial(on_progress, f"drafting behind {context} tokens"),
+        )
+        engine.abort(request.name)
+        found += [_overhead(label, context, steps) for label in configs]
+    return found
+
+
+def _take_turns(
+    engine: EngineCore, policy: TurnPolicy, turns: Sequence[str], repeats: int, on_progress: Progress
+) -> dict[str, list[StageSeconds]]:
+    """Where the time of every turn's steps went; each one's first is apart from `repeats` others."""
+    steps: dict[str, list[StageSeconds]] = {turn: [] for turn in turns}
+    for done in range(repeats + 1):
+        on_progress(done, repeats + 1)
+        for turn in turns:
+            policy.turn = turn
+            before = engine.seconds
+            engine.step()
+            steps[turn].append(engine.seconds - before)
+    return steps
+
+
+def _overhead(label: str, context: int, steps: Mapping[str, Sequence[StageSeconds]]) -> Overhead:
+    first, *later = (1e3 * step.draft for step in steps[label])
+    passes = {rows: [1e3 * step.verify for step in steps[_rows(rows)][1:]] for rows in VERIFY_ROWS}
+    return Overhead(label, context, first, median(later), {rows: median(ms) for rows, ms in passes.items()})
+
+
+def _rows(rows: int) -> str:
+    return f"a pass over {rows}"
+
+
+def _text(llm: LLM, length: int) -> list[int]:
+    """Our own prompts over and over, a few tokens further in every round: much matches, not all of it."""
+    tokens = [token for prompt in own_prompts() for token in llm.encode(prompt.text)]
+    rounds = (tokens[start:] + tokens[:start] for start in cycle(range(0, len(tokens), 97)))
+    return list(islice((token for one in rounds for token in one), length))
+
+
+CONTEXT = 128
+GUESSES = 4
+GROUP = 10
+"""Tokens of every prompt, guesses per request and step, and steps that are timed together."""
+
+WAYS: Mapping[str, Mapping[str, Any] | bool] = {
+    "plain": False,
+    "ngram": {"method": "ngram", "num_speculative_tokens": GUESSES, "fixed": True},
+    "suffix": {"method": "suffix", "num_speculative_tokens": GUESSES, "fixed": True},
+    "ngram, as measured": {"method": "ngram", "num_speculative_tokens": GUESSES},
+}
+"""How requests are decoded; the last one leaves it to the default policy."""
+
+_WORDS, _FIRST = 64, 300
+"""Tokens of the text, and the first of them."""
+
+_TURNS = np.random.default_rng(0).random(997) < 0.15
+"""By position: where the text leaves its usual way."""
+
+VOCABULARY = _FIRST + _WORDS
+"""Ids of the tokens are below this."""
+
+_PASS_SECONDS, _ROW_SECONDS = 5e-3, 5e-6  # of the clock that the engine sees: on it guesses pay
+
+
+@dataclass(frozen=True)
+class HostTime:
+    """The processor's time for one step: median of several groups of steps."""
+
+    way: str
+    batch: int
+    step_ms: float
+    tokens: float  # per request and step
+
+    @property
+    def request_us(self) -> float:
+        """For each request."""
+        return 1e3 * self.step_ms / self.batch
+
+
+def measure_host_time(
+    llm: LLM, batches: Sequence[int], groups: int, on_progress: Callable[[str, int, int], None]
+) -> list[HostTime]:
+    """Every way of decoding with every batch. Only the tokenizer of the model is used."""
+    if groups < 1 or not batches or min(batches) < 1:
+        raise RequestError("--repeats and every batch must be at least 1")
+    found = []
+    for place, batch in enumerate(batches):
+        for way, setting in WAYS.items():
+            on_progress(f"host time, batch {batch}", place, len(batches))
+            found.append(_host_time(llm, way, setting, batch, groups))
+    return found
+
+
+def _host_time(llm: LLM, way: str, setting: Mapping[str, Any] | bool, batch: int, groups: int) -> HostTime:
+    steps = (groups + 1) * GROUP + 1
+    target = FreePasses(llm.engine.target, CONTEXT + steps * (GUESSES + 1) + 1)
+    config = EngineConfig(
+        max_num_seqs=batch, max_num_batched_tokens=batch * (CONTEXT + GUESSES + 1), max_step_seconds=None
+    )
+    vocabulary = Vocabulary(VOCABULARY, frozenset(), llm.tokenizer)
+    parts = EngineParts(config, MeasuredPolicy(), llm.build_drafter, clock=lambda: target.clock)
+    engine = EngineCore(cast(Decoder, target), vocabulary, parts)
+    params = SamplingParams(temperature=0, max_tokens=steps * (GUESSES + 1), ignore_eos=True)
+    for index in range(batch):
+        engine.add(NewRequest(f"host-{index}", prompt(index), params, speculation=setting))
+    for _ in range(GROUP + 1):  # the prompts, and what is only done once
+        engine.step()
+    tokens, seconds = 0, []
+    for _ in range(groups):
+        began, target.spent = process_time(), 0.0
+        for _ in range(GROUP):
+            tokens += sum(len(delta.token_ids) for delta in engine.step())
+        seconds.append((process_time() - began - target.spent) / GROUP)
+    engine.close()
+    return HostTime(way, batch, 1e3 * median(seconds), tokens / (groups * GROUP * batch))
+
+
+def prompt(start: int) -> tuple[int, ...]:
+    """A prompt that goes the usual way of the text."""
+    tokens = [_FIRST + start % _WORDS]
+    while len(tokens) < CONTEXT:
+        tokens.append(int(_next(tokens[-1], len(tokens) - 1)))
+    return tuple(tokens)
+
+
+def _next(token: Any, position: Any) -> Any:  # noqa: ANN401 - numbers or arrays of them
+    """The token that follows: guesses from what was are right until the text turns."""
+    return usual_way(token, _TURNS[position % len(_TURNS)])
+
+
+def usual_way(token: Any, turn: Any = 0) -> Any:  # noqa: ANN401 - the same
+    """The token that follows where the text does not turn."""
+    return _FIRST + (5 * (token - _FIRST) + 1 + turn) % _WORDS
+
+
+@dataclass(frozen=True)
+class _NoBytes:
+    """The sizes of a KV store, and no memory."""
+
+    spec: PageSpec
+    num_pages: int
+    page_size: int
+
+    @property
+    def bytes_per_row(self) -> int:
+        return self.spec.bytes_per_row
+
+
+class FreePasses:
+    """A decoder that knows what comes next without a model. Its own time is kept apart."""
+
+    is_shape_invariant = True
+    device = torch.device("cpu")
+
+    def __init__(self, like: Decoder, context_length: int) -> None:
+        self.config = replace(like.config, vocab_size=VOCABULARY, context_length=context_length)
+        self.clock = 0.0  # seconds, as the engine sees them: a pass takes as long as a real one might
+        self.spent = 0.0  # seconds of the processor in passes
+        self._logits = np.eye(VOCABULARY, dtype=np.float32)
+
+    def kv_rows(self) -> RowSpec:
+        return RowSpec(DECODER_ROWS, num_layers=1, num_kv_heads=1, head_dim=1)
+
+    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> KvStore:
+        return cast(KvStore, _NoBytes(PageSpec.of(self.kv_rows(), extra), num_pages, page_size))
+
+    def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
+        began, arrays = process_time(), batch.arrays
+        rows = arrays.logit_rows
+        wanted = _next(arrays.token_ids[rows], arrays.positions[rows])
+        logits = torch.from_numpy(self._logits[wanted])
+        self.clock += _PASS_SECONDS + _ROW_SECONDS * len(arrays.token_ids)
+        self.spent += process_time() - began
+        return ForwardOutput(logits, {})

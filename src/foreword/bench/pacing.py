@@ -1,0 +1,218 @@
+"""What the timing of a stream leaks about its text: streams of a real engine, and a classifier of prompts."""
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.acceptance.params import SamplingParams
+from foreword.bench.pictures import require_matplotlib, save_figure
+from foreword.engine.core import EngineCore
+from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.errors import RequestError
+
+EVENT_BYTES = 240
+"""An event of OpenAI's completion stream without its text."""
+
+
+class Chunk(NamedTuple):
+    """What a watcher of the wire sees of a stream: when, and how many bytes."""
+
+    time: float
+    size: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One answer to one prompt."""
+
+    prompt: int
+    repeat: int
+    bursts: tuple[tuple[float, tuple[int, ...]], ...]  # time after the first, bytes of each token's text
+
+    @property
+    def unevenness(self) -> int:
+        """How much the number of tokens changes from one delivery to the next, in all."""
+        return sum(abs(len(later) - len(earlier)) for (_, earlier), (_, later) in pairwise(self.bursts))
+
+    def unpaced(self) -> list[Chunk]:
+        """As `--stream-pacing burst` sends it: one event for every delivery."""
+        return [Chunk(time, EVENT_BYTES + sum(sizes)) for time, sizes in self.bursts]
+
+    def units(self) -> list[tuple[float, list[int]]]:
+        """The bursts with one event for every token, to be paced."""
+        return [(time, [EVENT_BYTES + size for size in sizes]) for time, sizes in self.bursts]
+
+
+def short_prompts(count: int) -> list[str]:
+    """The first this many of fifty everyday questions."""
+    text = (files("foreword.bench") / "data" / "short_prompts.txt").read_text(encoding="utf-8")
+    known = text.splitlines()
+    if count > len(known):
+        raise RequestError(f"there are {len(known)} prompts; lower --prompts")
+    return known[:count]
+
+
+def record(
+    engine: EngineCore,
+    prompts: Sequence[Sequence[int]],
+    repeats: int,
+    params: SamplingParams,
+    speculate: bool,
+    on_progress: Callable[[int, int], None],
+) -> list[Trace]:
+    """Answer every prompt `repeats` times, alone on the engine, in turns so that a drift of speed hits all alike."""
+    traces: list[Trace] = []
+    for repeat in range(repeats):
+        for number, prompt in enumerate(prompts):
+            on_progress(len(traces), repeats * len(prompts))
+            traces.append(Trace(number, repeat, _answer(engine, prompt, params, speculate)))
+    return traces
+
+
+def _answer(
+    engine: EngineCore, prompt: Sequence[int], params: SamplingParams, speculate: bool
+) -> tuple[tuple[float, tuple[int, ...]], ...]:
+    engine.add(
+        NewRequest("pacing", tuple(prompt), params, speculation={"fixed": True} if speculate else False)
+    )
+    bursts: list[tuple[float, tuple[int, ...]]] = []
+    first, ended = None, False
+    while not ended:
+        deltas = engine.step()
+        now = perf_counter()
+        for delta in deltas:
+            first = now if first is None else first
+            bursts.append((now - first, _sizes(delta)))
+            ended = delta.finish_reason is not None
+    return tuple(bursts)
+
+
+def _sizes(delta: AnswerDelta) -> tuple[int, ...]:
+    """Bytes of the text in JSON, shared out among the tokens."""
+    tokens = max(len(delta.token_ids), 1)
+    whole, rest = divmod(len(json.dumps(delta.text, ensure_ascii=False).encode()), tokens)
+    return tuple(whole + (place < rest) for place in range(tokens))
+
+
+Vector = npt.NDArray[np.float64]
+
+_FIRST = 48  # chunks that are compared one by one
+
+
+@dataclass(frozen=True)
+class Guessing:
+    """How often a watcher named the right prompt."""
+
+    stream: str  # how it was sent
+    features: str  # what the watcher looked at
+    right: int
+    trials: int
+    chance: float
+
+    @property
+    def accuracy(self) -> float:
+        """Part of the trials that were right."""
+        return self.right / self.trials
+
+
+def features(chunks: Sequence[Chunk]) -> dict[str, Vector]:
+    """What a watcher can look at, by name."""
+    sizes = np.array([chunk.size for chunk in chunks], dtype=np.float64)
+    times = np.array([chunk.time for chunk in chunks], dtype=np.float64)
+    gaps = np.diff(times)
+    # Logarithms: whether a gap is 5 or 10 ms matters more than whether it is 105 or 110.
+    sequence = {"sizes": _fit(sizes), "timing": _fit(np.log1p(1e3 * gaps))}
+    totals = np.array([len(chunks), sizes.sum(), times[-1] - times[0]])
+    return sequence | {
+        "sizes and timing": np.concatenate([sequence["sizes"], sequence["timing"]]),
+        "totals": np.log1p(totals),
+    }
+
+
+def guess_prompts(stream: str, watched: Mapping[tuple[int, int], Sequence[Chunk]]) -> list[Guessing]:
+    """For every kind of feature: each stream, by (prompt, repeat), is compared with those of all other repeats."""
+    keys = sorted(watched)
+    repeats = {repeat for _, repeat in keys}
+    if len(repeats) < 2:
+        raise RequestError("--repeats must be at least 2: one to learn from, one to guess")
+    seen = {key: features(chunks) for key, chunks in watched.items()}
+    prompts = len({prompt for prompt, _ in keys})
+    results = []
+    for name in next(iter(seen.values())):
+        table = np.stack([seen[key][name] for key in keys])
+        right = sum(_hits(table, keys, repeat) for repeat in repeats)
+        results.append(Guessing(stream, name, right, len(keys), 1 / prompts))
+    return results
+
+
+def _hits(table: Vector, keys: Sequence[tuple[int, int]], left_out: int) -> int:
+    """Right guesses for the streams of one repeat. table: [streams, features]"""
+    known = np.array([repeat != left_out for _, repeat in keys])
+    names = np.array([prompt for prompt, _ in keys])
+    spread = table[known].std(axis=0)
+    scaled = (table - table[known].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    distances = np.linalg.norm(scaled[~known][:, None, :] - scaled[known][None, :, :], axis=2)
+    # Of several that are equally near, one by lot: the first would be right too often where all look alike.
+    lots = np.random.default_rng(left_out).random(distances.shape)
+    nearest = np.lexsort((lots, distances), axis=1)[:, 0]
+    return int((names[known][nearest] == names[~known]).sum())
+
+
+def _fit(values: Vector) -> Vector:
+    """The first values. A shorter stream is filled up with its median: how long it is, is among the totals."""
+    fitted = np.full(_FIRST, np.median(values) if len(values) else 0.0)
+    fitted[: min(len(values), _FIRST)] = values[:_FIRST]
+    return fitted
+
+
+_SHOWN_SECONDS = 1.0
+
+
+def plot_pacing(examples: dict[str, Sequence[Chunk]], rows: Sequence[Guessing], path: Path) -> None:
+    """Left: chunks on the wire, by kind of stream. Right: accuracy of the classifier."""
+    require_matplotlib()
+    figure_module = importlib.import_module("matplotlib.figure")  # needs no display, keeps no global state
+    figure = figure_module.Figure(figsize=(11.0, 5.0), layout="constrained")
+    grid = figure.add_gridspec(len(examples), 2, width_ratios=(3, 2))
+    first = None
+    for place, (name, chunks) in enumerate(examples.items()):
+        axes = figure.add_subplot(grid[place, 0], sharex=first)
+        first = first or axes
+        _draw_chunks(axes, name, chunks)
+    axes.set_xlabel("milliseconds after the first token")
+    _draw_accuracy(figure.add_subplot(grid[:, 1]), rows)
+    save_figure(figure, path)
+
+
+def _draw_chunks(axes: Any, name: str, chunks: Sequence[Chunk]) -> None:  # noqa: ANN401 - an optional package
+    shown = [chunk for chunk in chunks if chunk.time <= _SHOWN_SECONDS]
+    axes.vlines([1e3 * chunk.time for chunk in shown], 0, [chunk.size for chunk in shown], linewidth=1.5)
+    axes.set_ylim(0, 1.15 * max(chunk.size for chunk in shown))
+    axes.set_ylabel("bytes")
+    axes.set_title(name, fontsize=10, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_accuracy(axes: Any, rows: Sequence[Guessing]) -> None:  # noqa: ANN401 - an optional package
+    kinds = list(dict.fromkeys(row.features for row in rows))
+    streams = list(dict.fromkeys(row.stream for row in rows))
+    width = 0.8 / len(streams)
+    for place, stream in enumerate(streams):
+        heights = [100 * row.accuracy for row in rows if row.stream == stream]
+        middles = [index + width * (place - (len(streams) - 1) / 2) for index in range(len(kinds))]
+        axes.bar_label(axes.bar(middles, heights, width, label=stream), fmt="%.0f", fontsize=8, padding=1)
+    axes.axhline(100 * rows[0].chance, color="black", linewidth=0.8, linestyle="--", label="chance")
+    axes.set_xticks(range(len(kinds)), kinds, rotation=15, ha="right")
+    axes.set_ylabel("prompts named right, %")
+    axes.set_ylim(0, 110)
+    axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,1 +1,0 @@
-"""What a stream's rhythm tells about its text."""

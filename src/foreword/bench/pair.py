@@ -1,0 +1,219 @@
+"""Measures a target and its draft model: their distributions, and the engine with every acceptance rule."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from foreword.acceptance.params import SamplingParams
+from foreword.backends.interface import Decoder
+from foreword.bench.drafters.decode import Run, decode
+from foreword.bench.prompts import BenchPrompt
+from foreword.bench.quality import Divergence, combined, divergence, log_probabilities
+from foreword.bench.theory import Drafting, StepCurve, pass_cost
+from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.model.draft_model import check_same_vocabulary
+from foreword.engine.config import EngineConfig
+from foreword.engine.llm import make_core
+from foreword.engine.loader import LoadedModel
+from foreword.engine.prompts import encode_prompt
+from foreword.errors import RequestError
+from foreword.progress import StageProgress
+
+TEMPERATURES = (0.0, 0.7, 1.0)
+RULES = ("coupled", "token", "block")
+PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class PairSettings:
+    """How much is measured."""
+
+    max_tokens: int = 48  # of every answer
+    guesses: int = 5  # of every draft
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class KindDivergence:
+    """The two laws on one kind of text at one temperature."""
+
+    kind: str
+    temperature: float
+    found: Divergence
+
+
+@dataclass
+class RuleRun:
+    """The engine with one rule at one temperature, over all texts."""
+
+    rule: str  # or plain
+    temperature: float
+    kind: str
+    tokens: int = 0
+    passes: int = 0
+    drafts: list[int] = field(default_factory=list)  # that have this level
+    accepted: list[int] = field(default_factory=list)  # at this level
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    accept_seconds: float = 0.0
+
+    @staticmethod
+    def of(rule: str, temperature: float, kind: str, run: Run) -> "RuleRun":
+        return RuleRun(
+            rule,
+            temperature,
+            kind,
+            run.tokens,
+            run.passes,
+            list(run.drafted_per_position),
+            list(run.accepted_per_position),
+            run.draft_seconds,
+            run.verify_seconds,
+            run.accept_seconds,
+        )
+
+    @property
+    def per_position(self) -> list[float]:
+        """Share of drafts that are accepted up to and including this guess."""
+        return [a / d if d else 0.0 for a, d in zip(self.accepted, self.drafts, strict=True)]
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return self.tokens / self.passes if self.passes else 0.0
+
+    def add(self, other: "RuleRun") -> None:
+        for name in ("tokens", "passes", "draft_seconds", "verify_seconds", "accept_seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.drafts, self.accepted = _sums(self.drafts, other.drafts), _sums(self.accepted, other.accepted)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What drafts of k guesses should bring, from measured acceptance and measured times."""
+
+    rule: str
+    temperature: float
+    k: int
+    tokens_per_pass: float
+    cost: float  # of a draft and its pass, in plain passes
+    speedup: float
+
+
+class PairBench:
+    """Two loaded models with the same tokens."""
+
+    def __init__(
+        self, target: LoadedModel, draft: LoadedModel, draft_name: str, settings: PairSettings
+    ) -> None:
+        check_same_vocabulary(target.checkpoint, draft.checkpoint)
+        self._target, self._draft = target, draft
+        self._room = min(model.decoder.config.context_length for model in (target, draft))
+        self._speculation = SpeculationConfig.parse(
+            {
+                "method": "draft_model",
+                "model": draft_name,
+                "num_speculative_tokens": settings.guesses,
+                "fixed": True,
+            }
+        )
+        self._settings = settings
+
+    def run(
+        self, prompts: Sequence[BenchPrompt], progress: StageProgress
+    ) -> tuple[list[KindDivergence], list[RuleRun]]:
+        """Every temperature, kind and rule."""
+        tokenizer, room = self._target.tokenizer, self._room
+        encoded = [(prompt.category, encode_prompt(tokenizer, prompt.text)) for prompt in prompts]
+        encoded = [one for one in encoded if len(one[1]) + self._settings.max_tokens <= room]
+        if not encoded:
+            raise RequestError(f"no prompt fits into a context of {room} tokens with its answer")
+        runs: list[RuleRun] = []
+        texts: list[_Text] = []
+        for rule in (PLAIN, *RULES):
+            for kind, temperature, prompt, run in self._answers(rule, encoded, progress):
+                runs.append(RuleRun.of(rule, temperature, kind, run))
+                if rule == PLAIN:
+                    texts.append(_Text(kind, temperature, [*prompt, *run.token_ids], len(prompt)))
+        return self._divergences(texts, progress), runs
+
+    def _answers(
+        self, rule: str, prompts: Sequence[tuple[str, list[int]]], progress: StageProgress
+    ) -> Iterator[tuple[str, float, list[int], Run]]:
+        is_plain = rule == PLAIN
+        config = EngineConfig(acceptance_rule="coupled" if is_plain else rule)
+        core = make_core(self._target, config, None if is_plain else self._speculation.as_mapping())
+        cases = [(t, *prompt) for t in TEMPERATURES for prompt in prompts]
+        settings = self._settings
+        try:
+            decode(core, prompts[0][1], SamplingParams(temperature=0, max_tokens=4), tenant="warm-up")
+            for number, (temperature, kind, prompt) in enumerate(cases):
+                progress(f"{rule}, temperature {temperature:g}, {kind}", number, len(cases))
+                params = SamplingParams(
+                    temperature=temperature,
+                    max_tokens=settings.max_tokens,
+                    seed=settings.seed,
+                    ignore_eos=True,
+                )
+                yield kind, temperature, prompt, decode(core, prompt, params, tenant=f"case {number}")
+        finally:
+            core.close()
+
+    def _divergences(self, texts: "Sequence[_Text]", progress: StageProgress) -> list[KindDivergence]:
+        found: dict[tuple[str, float], list[Divergence]] = defaultdict(list)
+        for number, text in enumerate(texts):
+            progress(f"laws, temperature {text.temperature:g}, {text.kind}", number, len(texts))
+            pair = [_scores(model.decoder, text) for model in (self._target, self._draft)]
+            width = min(scores.shape[-1] for scores in pair)  # padding at the end is nobody's token
+            target, draft = (scores[:, :width] for scores in pair)
+            found[text.kind, text.temperature].append(divergence(target, draft, text.temperature))
+        return [KindDivergence(kind, t, combined(parts)) for (kind, t), parts in found.items()]
+
+
+@dataclass(frozen=True)
+class _Text:
+    kind: str
+    temperature: float
+    tokens: list[int]
+    prompt_len: int
+
+
+def _scores(decoder: Decoder, text: _Text) -> Tensor:
+    """Of the answer's places alone."""
+    return log_probabilities(decoder, text.tokens)[text.prompt_len - 1 : -1].float().cpu()
+
+
+def merged(runs: Sequence[RuleRun], *, by_kind: bool) -> list[RuleRun]:
+    """Runs of the same rule and temperature together, and of the same kind if that is asked for."""
+    sums: dict[tuple[str, float, str], RuleRun] = {}
+    for run in runs:
+        key = (run.rule, run.temperature, run.kind if by_kind else "all")
+        sums.setdefault(key, RuleRun(*key)).add(run)
+    return list(sums.values())
+
+
+def expectations(runs: Sequence[RuleRun], guesses: int) -> list[Expectation]:
+    """For every rule and temperature and every number of guesses up to the measured one."""
+    together = merged(runs, by_kind=False)
+    plain = {run.temperature: run for run in together if run.rule == PLAIN}
+    found = []
+    for run in together:
+        if run.rule == PLAIN or not run.drafts:
+            continue
+        alone = plain[run.temperature]
+        plain_pass = (alone.verify_seconds + alone.accept_seconds) / alone.passes
+        per_guess = run.draft_seconds / sum(run.drafts) / plain_pass
+        ratio = (run.verify_seconds + run.accept_seconds) / run.passes / plain_pass
+        curve = StepCurve(((1, 1.0), (guesses + 1, ratio)))
+        for k in range(1, len(run.drafts) + 1):
+            tokens = 1 + sum(run.per_position[:k])
+            cost = pass_cost(k, Drafting(per_guess), curve)
+            found.append(Expectation(run.rule, run.temperature, k, tokens, cost, tokens / cost))
+    return found
+
+
+def _sums(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    width = max(len(one), len(other))
+    padded = [list(part) + [0] * (width - len(part)) for part in (one, other)]
+    return [a + b for a, b in zip(*padded, strict=True)]

@@ -1,0 +1,268 @@
+"""Other engines for `foreword bench compare`, each in a process of its own: JSON lines in, JSON lines out.
+
+Started as `python -m foreword.bench.peers PATH MODEL MODE THREADS [DRAFT]`. What engines print goes to standard error.
+Engines are imported by the class that runs them; nothing else here needs torch, as a peer may live in another
+environment.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import count as numbers
+from itertools import islice
+from pathlib import Path
+from queue import SimpleQueue
+from time import perf_counter
+from typing import IO, Any, Protocol
+
+from foreword.errors import ForewordError, RequestError
+
+FILE_TYPES = {"Q8_0": 7, "Q4_0": 2}
+"""Formats that llama.cpp is measured in, with its own numbers for them."""
+
+CACHE = "FOREWORD_COMPARE_CACHE"
+"""Variable with the folder for files that llama.cpp writes; set by the process that compares."""
+
+CONTEXT = 4096
+LOOKUP_TOKENS = 10  # the number in the documentation of llama-cpp-python and of transformers
+VLLM_DRAFT_TOKENS = 5
+
+
+class Peer(Protocol):
+    """A loaded model that answers greedily, one request at a time."""
+
+    def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
+        """Yield exactly `count` tokens after the prompt, in the portions in which they come; keep nothing."""
+        ...
+
+
+class Ours:
+    """Foreword itself: `plain`, `auto` or the name of a method; `draft_model` with its path."""
+
+    def __init__(self, model: str, mode: str, threads: int, draft: str | None = None) -> None:
+        from foreword.drafters.names import named_methods
+        from foreword.engine.llm import LLM
+
+        named = {"method": mode, "model": draft} if draft else named_methods(mode)
+        speculation = {"plain": "off", "auto": "auto"}.get(mode) or {**named, "fixed": True}
+        self._llm = LLM(model, speculation=speculation)
+        self._numbers = numbers()
+
+    def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
+        """Yield the tokens of every engine step; a tenant of its own finds nothing in the prefix cache."""
+        from foreword.acceptance.params import SamplingParams
+        from foreword.engine.messages import NewRequest
+
+        params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+        engine, tenant = self._llm.engine, f"answer {next(self._numbers)}"
+        (request,) = engine.add(NewRequest("compare", tuple(prompt), params, tenant))
+        done = len(request.tokens)
+        while request.finish_reason is None:
+            engine.step()
+            if len(request.tokens) > done:
+                yield request.tokens[done:]
+                done = len(request.tokens)
+
+
+class LlamaCpp:
+    """A format that llama.cpp writes itself (`Q8_0`, `Q4_0`), alone or with `lookup`, its prompt lookup."""
+
+    def __init__(self, model: str, mode: str, threads: int) -> None:
+        kind, _, lookup = mode.partition(" ")
+        library = load_llama_cpp()
+        path = quantized_copy(Path(model), Path(os.environ[CACHE]), kind)
+        extra: dict[str, Any] = {}
+        if lookup:
+            from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+            draft_model = LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS)
+            extra = {"draft_model": draft_model, "logits_all": True}
+        self._llama = library.Llama(
+            str(path), n_ctx=CONTEXT, n_threads=threads, n_threads_batch=threads, verbose=False, **extra
+        )
+
+    def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
+        self._llama.reset()
+        for token in islice(self._llama.generate(list(prompt), temp=0.0, reset=False), count):
+            yield [token]
+
+
+class Portions:
+    """A streamer for transformers that passes on what it is given; the first is the prompt."""
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[list[int] | None] = SimpleQueue()
+
+    def put(self, value: Any) -> None:  # noqa: ANN401 - a tensor
+        self.queue.put(value.reshape(-1).tolist())
+
+    def end(self) -> None:
+        self.queue.put(None)
+
+
+class Transformers:
+    """`plain`, `prompt lookup`, or `assisted` by a draft model, on the CPU or whatever torch has."""
+
+    def __init__(self, model: str, mode: str, threads: int, draft: str | None = None) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+        self._model = self._loaded(model)
+        self._extra: dict[str, Any] = {}
+        if mode == "prompt lookup":
+            self._extra = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
+        elif draft is not None:
+            self._extra = {"assistant_model": self._loaded(draft)}
+
+    @staticmethod
+    def _loaded(model: str) -> Any:  # noqa: ANN401 - transformers' own
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        path = Path(model)
+        source = {"pretrained_model_name_or_path": model}
+        if path.is_file():
+            source = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        return AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+
+    def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
+        """Yield tokens from a thread, as `generate` returns nothing before its end."""
+        import torch
+
+        inputs, portions = torch.tensor([list(prompt)]), Portions()
+        arguments = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, **self._extra}
+        mask = torch.ones_like(inputs)
+
+        def run() -> None:
+            try:
+                self._model.generate(
+                    inputs, attention_mask=mask, max_new_tokens=count, streamer=portions, **arguments
+                )
+            finally:
+                portions.end()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        portions.queue.get()  # the prompt
+        while (portion := portions.queue.get()) is not None:
+            yield portion
+        thread.join()
+
+
+class Vllm:
+    """`plain` or `ngram`, offline. It returns an answer whole: the first token is timed by an answer of one."""
+
+    def __init__(self, model: str, mode: str, threads: int) -> None:
+        import vllm
+
+        lookup = {"method": "ngram", "num_speculative_tokens": VLLM_DRAFT_TOKENS, "prompt_lookup_max": 4}
+        self._llm: Any = vllm.LLM(
+            model, speculative_config=lookup if mode == "ngram" else None, enable_prefix_caching=False
+        )
+
+    def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
+        import vllm
+
+        for length in (1, count):
+            params = vllm.SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+            (output,) = self._llm.generate([{"prompt_token_ids": list(prompt)}], params, use_tqdm=False)
+            yield list(output.outputs[0].token_ids)[0 if length == 1 else 1 :]
+
+
+def _drop(level: int, text: bytes, data: int) -> None:
+    """Discard a log line."""
+
+
+# Lives as long as the module: llama.cpp keeps the pointer.
+_SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_drop)
+
+
+class LlamaCppError(ForewordError):
+    """llama.cpp refused a file or a pass."""
+
+
+def load_llama_cpp() -> Any:  # noqa: ANN401
+    """Return llama-cpp-python's bindings, silenced; one line if they are not installed."""
+    try:
+        library = importlib.import_module("llama_cpp")
+    except ImportError as error:
+        raise RequestError(
+            "--compare llama.cpp needs llama-cpp-python: pip install 'foreword[compare]' (compiles for minutes)"
+        ) from error
+    library.llama_log_set(_SILENT, ctypes.c_void_p(0))
+    library.llama_backend_init()
+    return library
+
+
+def quantized_copy(source: Path, directory: Path, kind: str) -> Path:
+    """Return the model in llama.cpp's format `kind`, written by llama.cpp itself and kept for the next time."""
+    library = load_llama_cpp()
+    target = directory / f"{source.stem}.{kind}.gguf"
+    if target.exists():
+        return target
+    directory.mkdir(parents=True, exist_ok=True)
+    settings = library.llama_model_quantize_default_params()
+    settings.ftype = FILE_TYPES[kind]
+    settings.allow_requantize = True
+    unfinished = target.with_suffix(".part")
+    if library.llama_model_quantize(str(source).encode(), str(unfinished).encode(), ctypes.byref(settings)):
+        raise LlamaCppError(f"llama.cpp cannot write {source} as {kind}; give a .gguf file that it can read")
+    return unfinished.rename(target)
+
+
+def peak_resident_bytes() -> int:
+    """Return the peak resident memory of this process, by the kernel's count.
+
+    Read from /proc rather than getrusage, whose figure a child inherits from the process that forked it.
+    """
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status has no VmHWM")
+
+
+def main() -> None:
+    """Load an engine, report that it is ready, then answer until the input ends."""
+    path, model, mode, threads, *draft = sys.argv[1:]
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    try:
+        module, _, name = path.partition(":")
+        peer = getattr(importlib.import_module(module), name)(model, mode, int(threads), *draft)
+    except Exception as error:  # whatever an engine raises when it cannot load
+        _report(out, {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
+        return
+    _report(out, {"ready": True})
+    for line in sys.stdin:
+        wanted = json.loads(line)
+        _report(out, _timed_answer(peer, wanted["prompt"], wanted["count"]))
+
+
+def _timed_answer(peer: Peer, prompt: list[int], count: int) -> dict[str, Any]:
+    began = perf_counter()
+    first: float | None = None
+    first_tokens = 0
+    tokens: list[int] = []
+    for portion in peer.tokens(prompt, count):
+        tokens += portion
+        if first is None and tokens:
+            first, first_tokens = perf_counter() - began, len(tokens)
+    return {
+        "tokens": tokens,
+        "first_seconds": first or 0.0,
+        "first_tokens": first_tokens,
+        "seconds": perf_counter() - began,
+        "peak_bytes": peak_resident_bytes(),
+    }
+
+
+def _report(out: IO[str], value: dict[str, Any]) -> None:
+    print(json.dumps(value), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Pictures of measurements, drawn with matplotlib, which is optional."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foreword.errors import RequestError
+
+
+def require_matplotlib() -> Any:  # noqa: ANN401 - an optional package
+    """The plotting package, or a line that says how to get it."""
+    try:
+        return importlib.import_module("matplotlib")
+    except ImportError:
+        raise RequestError(
+            '--plot needs matplotlib: pip install "foreword[plot]", or pip install matplotlib'
+        ) from None
+
+
+def save_figure(figure: Any, path: Path) -> None:  # noqa: ANN401 - an optional package
+    """Write the picture, in the format that the file's name asks for."""
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise RequestError(f"--plot {path} cannot be written: {error}") from None
+
+
+Line = Sequence[tuple[float, float]]
+"""Points (x, y), by x."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over the same axis."""
+
+    x_label: str
+    y_label: str
+    lines: Mapping[str, Line]  # by what the legend says
+    level: tuple[float, str] | None = None  # a dashed line at this height, and what it means
+    marked: Line = ()  # single points to point at
+
+
+def save_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
+    """The charts side by side in one picture, all from zero up."""
+    require_matplotlib()
+    figure_module = importlib.import_module("matplotlib.figure")  # needs no display, keeps no global state
+    figure = figure_module.Figure(figsize=(1.0 + 4.5 * len(charts), 4.2), layout="constrained")
+    for axes, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
+        _draw(axes, chart)
+    figure.suptitle(title, fontsize=11)
+    save_figure(figure, path)
+
+
+def _draw(axes: Any, chart: Chart) -> None:  # noqa: ANN401 - an optional package
+    for name, points in chart.lines.items():
+        axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=4, label=name)
+    if chart.level is not None:
+        height, meaning = chart.level
+        axes.axhline(height, color="black", linewidth=0.8, linestyle="--", label=meaning)
+    for x, y in chart.marked:
+        axes.plot([x], [y], marker="o", markersize=11, fillstyle="none", color="black")
+    axes.set_xlabel(chart.x_label)
+    axes.set_ylabel(chart.y_label)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)  # all of these axes count things
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(chart.lines) > 1 or chart.level is not None:
+        axes.legend(frameon=False, fontsize=8)

@@ -1,1 +1,0 @@
-"""Drafting beside the target and on nodes, measured in one run."""

@@ -1,0 +1,131 @@
+"""Prompts to measure with: the shipped ones, or a file of JSON lines."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from foreword.errors import RequestError
+
+
+@dataclass(frozen=True)
+class BenchPrompt:
+    """One question and the kind of work that it is."""
+
+    name: str  # the file's own id of it, or the number of its line
+    category: str
+    text: str
+
+    @property
+    def key(self) -> str:
+        """Tells this prompt from every other, also from one of the same name in another file."""
+        return f"{self.name}-{hashlib.sha256(self.text.encode()).hexdigest()[:12]}"
+
+
+def own_prompts() -> list[BenchPrompt]:
+    """The prompts that ship with the package."""
+    resource = files("foreword.bench") / "data" / "prompts.jsonl"
+    return parse_prompts(resource.read_text(encoding="utf-8"), "the package's own prompts")
+
+
+def bench_prompts(paths: Sequence[Path] | None, limit: int | None) -> list[BenchPrompt]:
+    """The first `limit` prompts of every category of these files; our own without any.
+
+    A category that several files have is told apart by their names: GSM8K's "math" is not Spec-Bench's.
+    """
+    if not paths:
+        return take_per_category(own_prompts(), limit)
+    read = [(path, take_per_category(read_prompts(path), limit)) for path in paths]
+    seen = Counter(category for _, prompts in read for category in {prompt.category for prompt in prompts})
+    found = [
+        replace(prompt, category=f"{prompt.category} ({path.stem})") if seen[prompt.category] > 1 else prompt
+        for path, prompts in read
+        for prompt in prompts
+    ]
+    _refuse_twice(found, "the datasets")
+    return found
+
+
+def prompts_digest(prompts: Sequence[BenchPrompt]) -> str:
+    """The same for the same prompts in the same categories and order."""
+    told = "\n".join(f"{prompt.category} {prompt.key}" for prompt in prompts)
+    return hashlib.sha256(told.encode()).hexdigest()[:12]
+
+
+def read_prompts(path: Path) -> list[BenchPrompt]:
+    """Prompts from a file of JSON lines, one of the formats that `parse_prompts` knows on every line."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RequestError(f"dataset {path} cannot be read as text: {reason}") from None
+    return parse_prompts(text, str(path))
+
+
+def parse_prompts(text: str, source: str) -> list[BenchPrompt]:
+    """One prompt for every line that is not blank; a line that is none is refused by its number."""
+    prompts = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            prompts.append(_parse_line(line, number))
+        except (ValueError, RecursionError) as error:
+            why = "JSON that is too deep" if isinstance(error, RecursionError) else error
+            raise RequestError(f"{source}, line {number}: {why}") from None
+    if not prompts:
+        raise RequestError(f"{source}: there are no prompts in it")
+    _refuse_twice(prompts, source)
+    return prompts
+
+
+def _refuse_twice(prompts: Sequence[BenchPrompt], source: str) -> None:
+    twice = [key for key, count in Counter(prompt.key for prompt in prompts).items() if count > 1]
+    if twice:
+        raise RequestError(f"{source}: prompt {twice[0].rpartition('-')[0]} is there twice")
+
+
+def take_per_category(prompts: Sequence[BenchPrompt], limit: int | None) -> list[BenchPrompt]:
+    """The first `limit` prompts of every category, in the order of the file; None: all."""
+    if limit is None:
+        return list(prompts)
+    if limit < 1:
+        raise RequestError(f"--limit-per-category must be at least 1, not {limit}")
+    taken: Counter[str] = Counter()
+    kept = []
+    for prompt in prompts:
+        taken[prompt.category] += 1
+        if taken[prompt.category] <= limit:
+            kept.append(prompt)
+    return kept
+
+
+def _parse_line(line: str, number: int) -> BenchPrompt:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg})") from None
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    if "turns" in value:  # Spec-Bench and our own: only the first turn is asked
+        turns = value["turns"]
+        if not isinstance(turns, list) or not turns:
+            raise ValueError("turns must be a list of at least one text")
+        name = str(value.get("question_id", number))
+        return BenchPrompt(name, _text(value, "category"), _text({"turns": turns[0]}, "turns"))
+    if "prompt" in value:  # HumanEval
+        return BenchPrompt(str(value.get("task_id", number)), "code", _text(value, "prompt"))
+    if "question" in value:  # GSM8K
+        return BenchPrompt(str(number), "math", _text(value, "question"))
+    raise ValueError("no prompt: a line has turns (and category), or prompt, or question")
+
+
+def _text(value: Mapping[str, Any], key: str) -> str:
+    text = value.get(key)
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{key} must be a text that is not empty")
+    return text

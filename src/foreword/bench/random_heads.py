@@ -1,0 +1,187 @@
+"""Draft heads with random weights in their usual sizes: they cost what trained ones cost."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from foreword.backends.interface import Decoder
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.drafters.heads.dflash import DFlashHead
+from foreword.drafters.heads.dspark import DSparkHead
+from foreword.drafters.heads.loading import LoadedHead, taps_of
+from foreword.drafters.heads.medusa import MedusaDrafter
+from foreword.drafters.heads.p_eagle import PEagleHead
+from foreword.drafters.heads.stepwise import StepwiseHead
+from foreword.drafters.heads.vocabulary import DraftVocabulary
+from foreword.errors import RequestError
+from foreword.kv.spec import RowSpec
+from foreword.models.config import ModelConfig
+from foreword.models.heads.layouts.common import layer_shapes
+from foreword.models.heads.layouts.eagle import MASK_HIDDEN
+from foreword.models.heads.opening import Head, open_head
+from foreword.models.heads.spec import DRAFTERS_OWN, MARKOV
+from foreword.speculation.drafting import Drafter
+
+MEDUSA_HEADS, DFLASH_LAYERS, DFLASH_BLOCK, DRAFT_VOCAB, TAPS = 5, 5, 16, 32_000, 3
+"""As most are published: Medusa's heads, DFlash's layers and rows of a block, tokens of a reduced vocabulary."""
+
+DSPARK_BLOCK, DSPARK_RANK = 7, 256
+"""And DSpark's rows of a block and the numbers of its Markov head."""
+
+Shaped = tuple[dict[str, tuple[int, ...]], dict[str, Any]]
+
+
+def write_random_head(method: str, target: ModelConfig, path: Path) -> Path:
+    """Write a head of this method for this target into a new directory."""
+    if method not in _SHAPES:
+        raise RequestError(
+            f"--methods: there is no random model for {method!r}, only for {', '.join(_SHAPES)}"
+        )
+    shapes, config = _SHAPES[method](target)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: (torch.randn(shape, generator=generator) * 0.02).bfloat16() for name, shape in shapes.items()
+    }
+    if config.get("draft_vocab_size", target.vocab_size) < target.vocab_size:
+        tensors["d2t"] = torch.zeros(config["draft_vocab_size"], dtype=torch.int64)
+    path.mkdir(parents=True)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
+def _layer_config(target: ModelConfig, layers: int = 1) -> dict[str, Any]:
+    attention, mlp = target.layer.attention, target.layer.mlp
+    return {
+        "hidden_size": target.hidden_size,
+        "intermediate_size": mlp.intermediate_size,
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "num_hidden_layers": layers,
+        "vocab_size": target.vocab_size,
+        "rms_norm_eps": target.norm.eps,
+        "rope_theta": target.rope.theta,
+    }
+
+
+def _layers(target: ModelConfig, layers: int, inputs: int = 1) -> dict[str, tuple[int, ...]]:
+    """Layers like the target's without biases; the first reads `inputs` times as many numbers."""
+    layer = target.layer
+    attention = replace(layer.attention, bias=False, output_bias=False, qk_norm=False)
+    plain = replace(layer, attention=attention, mlp=replace(layer.mlp, bias=False))
+    hidden = target.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {}
+    for index in range(layers):
+        shapes |= layer_shapes(index, plain, hidden, hidden if index else inputs * hidden)
+        shapes[f"layers.{index}.input_layernorm.weight"] = (hidden,)
+    return shapes
+
+
+def _eagle(target: ModelConfig) -> Shaped:
+    shapes = _layers(target, 1) | {"fc.weight": (target.hidden_size, 2 * target.hidden_size)}
+    del shapes["layers.0.input_layernorm.weight"]
+    return shapes, _layer_config(target)
+
+
+def _eagle3(target: ModelConfig) -> Shaped:
+    hidden, draft_vocab = target.hidden_size, min(DRAFT_VOCAB, target.vocab_size)
+    shapes = _layers(target, 1, inputs=2) | {
+        "fc.weight": (hidden, TAPS * hidden),
+        "layers.0.hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (draft_vocab, hidden),
+    }
+    middle = max(target.num_layers // 2, 1)
+    layers = [min(2, middle), middle, max(target.num_layers - 3, middle)]
+    own = {"draft_vocab_size": draft_vocab, "eagle_aux_hidden_state_layer_ids": layers}
+    return shapes, _layer_config(target) | own
+
+
+def _p_eagle(target: ModelConfig) -> Shaped:
+    shapes, config = _eagle3(target)
+    return shapes | {MASK_HIDDEN: (1, 1, TAPS * target.hidden_size)}, config | {"mask_token_id": 0}
+
+
+def _mtp(target: ModelConfig) -> Shaped:
+    hidden = target.hidden_size
+    module = {name.removeprefix("layers.0."): shape for name, shape in _layers(target, 1).items()}
+    module |= {"eh_proj.weight": (hidden, 2 * hidden)}
+    module |= {f"{name}.weight": (hidden,) for name in ("enorm", "hnorm", "shared_head.norm")}
+    return {f"model.layers.{target.num_layers}.{name}": shape for name, shape in module.items()}, (
+        _layer_config(target)
+    )
+
+
+def _medusa(target: ModelConfig) -> Shaped:
+    hidden, shapes = target.hidden_size, dict[str, tuple[int, ...]]()
+    for head in range(MEDUSA_HEADS):
+        shapes[f"medusa_head.{head}.0.linear.weight"] = (hidden, hidden)
+        shapes[f"medusa_head.{head}.0.linear.bias"] = (hidden,)
+        shapes[f"medusa_head.{head}.1.weight"] = (target.vocab_size, hidden)
+    return shapes, {"medusa_num_heads": MEDUSA_HEADS, "medusa_num_layers": 1}
+
+
+def _dflash(target: ModelConfig) -> Shaped:
+    hidden, layers = target.hidden_size, min(DFLASH_LAYERS, target.num_layers)
+    shapes = _layers(target, layers) | {
+        "fc.weight": (hidden, TAPS * hidden),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    }
+    ids = [0, target.num_layers // 2, target.num_layers - 1]
+    own = {"mask_token_id": 0, "target_layer_ids": ids, "block_size": DFLASH_BLOCK}
+    return shapes, _layer_config(target, layers) | {"dflash_config": own}
+
+
+def _dspark(target: ModelConfig) -> Shaped:
+    shapes, config = _dflash(target)
+    markov = {f"{name}.weight": (target.vocab_size, DSPARK_RANK) for name in MARKOV}
+    block = {**config["dflash_config"], "block_size": DSPARK_BLOCK}
+    return shapes | markov, config | {"dflash_config": block}
+
+
+_SHAPES: Mapping[str, Callable[[ModelConfig], Shaped]] = {
+    "eagle": _eagle,
+    "eagle3": _eagle3,
+    "p_eagle": _p_eagle,
+    "mtp": _mtp,
+    "medusa": _medusa,
+    "dflash": _dflash,
+    "dspark": _dspark,
+}
+
+
+METHODS = ("eagle3", "p_eagle", "dflash", "dspark", "medusa")
+
+
+def random_head(decoder: Decoder, method: str, path: Path) -> Head:
+    """A head of this method, written to a new directory."""
+    return open_head(write_random_head(method, decoder.config, path)).fitted(decoder.config)
+
+
+def head_drafter(decoder: Decoder, head: Head, is_reference: bool = False) -> Drafter:
+    """A drafter of chains; as a reference, the head of a torch decoder runs in plain torch, whatever its backend."""
+    method, spec = head.spec.kind, head.spec
+    vocabulary = DraftVocabulary(head.token_ids, decoder.config.vocab_size, decoder.device)
+    plain = decoder if is_reference and isinstance(decoder, TorchDecoder) else None
+    if method == "medusa":
+        runner = decoder.medusa(head) if plain is None else TorchDecoder.medusa(plain, head)
+        return MedusaDrafter(runner, taps_of(spec)[0], vocabulary, width=1)
+    loaded = LoadedHead(
+        decoder.head(head, method) if plain is None else TorchDecoder.head(plain, head, method),
+        RowSpec(method, len(spec.layers), *spec.layers[0].attention.kept),
+        taps_of(spec),
+        vocabulary,
+        {name: head.load(name).to(decoder.device) for name in DRAFTERS_OWN if spec.has(name)},
+    )
+    if method == "dspark":
+        return DSparkHead(loaded, 1, confidence=0.0)
+    if method == "dflash":
+        return DFlashHead(loaded, 1)
+    return (PEagleHead if method == "p_eagle" else StepwiseHead)(loaded, 1)

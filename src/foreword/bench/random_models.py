@@ -1,0 +1,265 @@
+"""Models with random weights: the cost of a pass does not depend on the values of the weights."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer as HfTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+from torch import Tensor
+
+from foreword.backends.torch.weights import DecoderWeights, LayerWeights
+from foreword.errors import RequestError
+from foreword.models.config import (
+    AttentionSpec,
+    ExpertsSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelConfig,
+    NormSpec,
+    RopeSpec,
+)
+from foreword.models.formats.checkpoint import QuantizedTensor, open_checkpoint, stretches
+from foreword.models.layer_shapes import expected_shapes
+from foreword.models.tokenization.tokenizer import Tokenizer
+
+
+def _llama(
+    vocab: int, hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, dim: int, tied: bool
+) -> ModelConfig:
+    layer = LayerSpec(AttentionSpec(heads, kv_heads, dim), MlpSpec(mlp))
+    return ModelConfig(
+        architecture="llama",
+        vocab_size=vocab,
+        hidden_size=hidden,
+        context_length=131_072,
+        layers=(layer,) * layers,
+        norm=NormSpec(1e-5),
+        rope=RopeSpec(500_000.0),
+        tied_embeddings=tied,
+    )
+
+
+SHAPES = {
+    "llama-8b": _llama(128_256, 4096, 14_336, 32, 32, 8, 128, tied=False),
+    "llama-1b": _llama(128_256, 2048, 8192, 16, 32, 8, 64, tied=True),
+    "smollm2-135m": _llama(49_152, 576, 1536, 30, 9, 3, 64, tied=True),
+}
+
+
+def named_shape(name: str) -> ModelConfig:
+    """A shape by name, or that of a checkpoint."""
+    if name in SHAPES:
+        return SHAPES[name]
+    if Path(name).exists():
+        return open_checkpoint(Path(name)).config
+    raise RequestError(f"no shape {name!r}; use {', '.join(SHAPES)} or the path of a model")
+
+
+def draft_shape(target: ModelConfig) -> ModelConfig:
+    """A small model that could draft for the target."""
+    return replace(SHAPES["llama-1b"], vocab_size=target.vocab_size)
+
+
+def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
+    """Numbers of the size that trained weights have, the same every time."""
+    generator = torch.Generator(device).manual_seed(0)
+    spec, width = config.layer.attention, config.hidden_size
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        numbers = torch.empty((rows, columns), dtype=dtype, device=device)
+        return numbers.normal_(0.0, columns**-0.5, generator=generator)
+
+    def ones() -> Tensor:
+        return torch.ones(width, dtype=dtype, device=device)
+
+    def layer() -> LayerWeights:
+        mlp = config.layer.mlp.intermediate_size
+        return LayerWeights(
+            input_norm=ones(),
+            qkv=matrix(spec.query_width + 2 * spec.kv_width, width),
+            qkv_bias=None,
+            query_norm=None,
+            key_norm=None,
+            output=matrix(width, spec.query_width),
+            output_bias=None,
+            mlp_norm=ones(),
+            gate_up=matrix(2 * mlp, width),
+            gate_up_bias=None,
+            down=matrix(width, mlp),
+            down_bias=None,
+        )
+
+    embedding = matrix(config.vocab_size, width)
+    head = embedding if config.tied_embeddings else matrix(config.vocab_size, width)
+    return DecoderWeights(embedding, tuple(layer() for _ in config.layers), ones(), head)
+
+
+EXPERTS_USED = 2
+
+
+class RandomCheckpoint:
+    """Weights that keep the residual stream at a sane size, drawn when they are asked for; it has no tokenizer."""
+
+    def __init__(self, config: ModelConfig, blocks: Mapping[str, QuantizedTensor] | None = None) -> None:
+        self.config = config
+        self.path = Path("random numbers")
+        self._shapes = expected_shapes(config)
+        self._seeds = {name: seed for seed, name in enumerate(sorted(self._shapes))}
+        self._blocks = blocks or {}
+
+    def tensor_names(self) -> frozenset[str]:
+        return frozenset(self._shapes)
+
+    def load(self, name: str, dtype: torch.dtype) -> Tensor:
+        """The same numbers every time."""
+        shape = self._shapes[name]
+        values = torch.randn(shape, generator=torch.Generator().manual_seed(self._seeds[name]))
+        return (1 + 0.1 * values if len(shape) == 1 else values * shape[1] ** -0.5).to(dtype)
+
+    def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
+        yield from stretches(self.load(name, dtype), rows)
+
+    def quantized(self, name: str) -> QuantizedTensor | None:
+        return self._blocks.get(name)
+
+    def release(self) -> None:
+        pass
+
+    def sampling_defaults(self) -> dict[str, float]:
+        return {}
+
+    def tokenizer(self) -> Tokenizer:
+        raise NotImplementedError
+
+
+def as_mixture(config: ModelConfig, experts: int) -> ModelConfig:
+    """A dense model's shape with experts instead of its MLPs; those that a token takes are as wide together."""
+    if not EXPERTS_USED < experts <= 1024:
+        raise RequestError(f"a mixture has {EXPERTS_USED + 1} .. 1024 experts, not {experts}")
+    return replace(config, layers=tuple(_with_experts(layer, experts) for layer in config.layers))
+
+
+def _with_experts(layer: LayerSpec, count: int) -> LayerSpec:
+    if layer.mlp.experts is not None:
+        raise RequestError("the model has experts already; give a dense one")
+    size = layer.mlp.intermediate_size // EXPERTS_USED
+    experts = ExpertsSpec(count, EXPERTS_USED, size, normalize=True)
+    return replace(layer, mlp=MlpSpec(0, activation=layer.mlp.activation, experts=experts))
+
+
+QUIET = 0.02
+"""How much the layers that a draft does not have say, compared with its own."""
+
+_END = "<|end|>"
+
+
+def write_random_pair(config: ModelConfig, draft_layers: int, folder: Path) -> tuple[Path, Path]:
+    """Directories of the target and of its draft, as transformers would write them."""
+    tensors = _tensors(config, lambda layer: 1.0 if layer < draft_layers else QUIET)
+    target, draft = folder / "target", folder / "draft"
+    _write(target, config, len(config.layers), tensors)
+    kept = {name: tensor for name, tensor in tensors.items() if _layer_of(name) < draft_layers}
+    _write(draft, config, draft_layers, kept)
+    return target, draft
+
+
+def write_agreeing_pair(
+    target: ModelConfig, draft: ModelConfig, agreement: float, folder: Path
+) -> tuple[Path, Path]:
+    """Directories of two models; after this part of all tokens the draft's guess is the target's own token."""
+    size = target.vocab_size
+    generator = torch.Generator().manual_seed(1)
+    order = torch.randperm(size, generator=generator)
+    follows = torch.empty_like(order)
+    follows[order] = order.roll(-1)  # one circle of all tokens, so that texts pass by all kinds of them
+    wrong = torch.randperm(size, generator=generator)[: round((1 - agreement) * size)]
+    guessed = follows.clone()
+    guessed[wrong] = follows[wrong].roll(1)
+    written = []
+    for name, config, after in (("target", target, follows), ("draft", draft, guessed)):
+        untied = replace(config, vocab_size=size, tied_embeddings=False)
+        tensors = _tensors(untied, lambda layer: QUIET)
+        embedding = tensors["model.embed_tokens.weight"]
+        tensors["lm_head.weight"][after] = embedding
+        embedding *= config.hidden_size**0.5  # louder than all layers
+        _write(folder / name, untied, len(config.layers), tensors)
+        written.append(folder / name)
+    return written[0], written[1]
+
+
+def _layer_of(name: str) -> int:
+    """-1: it belongs to none."""
+    return int(name.split(".")[2]) if name.startswith("model.layers.") else -1
+
+
+def _tensors(config: ModelConfig, gain_of: Callable[[int], float]) -> dict[str, Tensor]:
+    """`gain_of` says how loud a layer is."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    generator = torch.Generator(device).manual_seed(0)
+    attention, mlp, width = config.layer.attention, config.layer.mlp.intermediate_size, config.hidden_size
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> Tensor:
+        numbers = torch.empty((rows, columns), dtype=torch.bfloat16, device=device)
+        return numbers.normal_(0.0, gain * columns**-0.5, generator=generator).cpu()
+
+    ones = torch.ones(width, dtype=torch.bfloat16)
+    tensors = {
+        "model.embed_tokens.weight": matrix(config.vocab_size, width),
+        "model.norm.weight": ones.clone(),
+    }
+    if not config.tied_embeddings:
+        tensors["lm_head.weight"] = matrix(config.vocab_size, width)
+    for index in range(len(config.layers)):
+        gain, layer = gain_of(index), f"model.layers.{index}."
+        tensors |= {
+            f"{layer}self_attn.q_proj.weight": matrix(attention.query_width, width),
+            f"{layer}self_attn.k_proj.weight": matrix(attention.kv_width, width),
+            f"{layer}self_attn.v_proj.weight": matrix(attention.kv_width, width),
+            f"{layer}self_attn.o_proj.weight": matrix(width, attention.query_width, gain),
+            f"{layer}mlp.gate_proj.weight": matrix(mlp, width),
+            f"{layer}mlp.up_proj.weight": matrix(mlp, width),
+            f"{layer}mlp.down_proj.weight": matrix(width, mlp, gain),
+            f"{layer}input_layernorm.weight": ones.clone(),
+            f"{layer}post_attention_layernorm.weight": ones.clone(),
+        }
+    return tensors
+
+
+def _write(path: Path, config: ModelConfig, layers: int, tensors: dict[str, Tensor]) -> None:
+    attention = config.layer.attention
+    described = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.layer.mlp.intermediate_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": config.norm.eps,
+        "rope_theta": config.rope.theta,
+        "tie_word_embeddings": config.tied_embeddings,
+        "torch_dtype": "bfloat16",
+    }
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    _tokenizer(config.vocab_size).save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": _END}), encoding="utf-8")
+
+
+def _tokenizer(size: int) -> HfTokenizer:
+    """Bytes, and names for all other ids: nobody reads these texts."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*alphabet, *(f"<{number}>" for number in range(size - len(alphabet) - 1)), _END]
+    tokenizer = HfTokenizer(models.BPE({name: number for number, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([_END])
+    return tokenizer

@@ -1,0 +1,174 @@
+"""Reads one streamed answer: its events, and the times and counts of the request."""
+
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from foreword.wire.openai_http import EventParser
+
+
+class Ending(StrEnum):
+    """How a request ended. Only the completed ones enter latencies and throughput."""
+
+    COMPLETED = "completed"
+    DROPPED = "dropped on purpose"
+    REFUSED = "HTTP error"
+    TIMEOUT = "timeout"
+    NO_CONNECTION = "no connection"
+    CUT_OFF = "cut off by the server"
+    REPORTED = "error in the stream"
+    MALFORMED = "malformed answer"
+
+
+@dataclass(frozen=True)
+class ContentChunk:
+    """One arrival of text."""
+
+    time: float
+    tokens: int | None  # tokens that came with it and since the chunk of text before; None: not known
+
+
+@dataclass
+class Outcome:
+    """One request, filled in while it runs; times are seconds of one monotonic clock."""
+
+    due: float  # when it was to be sent: latencies count from here
+    sent: float | None = None  # when all of it had been written to a connection; None: it never was
+    over: float = 0.0  # when nothing more was to come, for whatever reason
+    ending: Ending | None = None
+    detail: str = ""  # of a failure
+    status: int | None = None  # HTTP status, once there is one
+    retry_after: str | None = None  # what the server sent with a refusal
+    chunks: list[ContentChunk] = field(default_factory=list)
+    last: float | None = None  # arrival of the last chunk of the answer, with text or with the finish reason
+    prompt_tokens: int | None = None  # from usage
+    usage_tokens: int | None = None  # output tokens from usage
+    drop_after: int | None = None  # content chunks after which it was to be dropped
+
+
+DONE = b"[DONE]"
+FAILED_REASONS = ("error", "abort")  # a server's own word for an answer that it gave up
+
+
+class ServerReportedError(Exception):
+    """The server has put an error into the stream."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One event of an answer."""
+
+    has_choice: bool = False  # it is part of the answer, not about it
+    has_content: bool = False  # it holds text
+    tokens: int | None = None  # how many tokens it holds, if it says so
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None  # of the whole request, from usage
+    output_tokens: int | None = None  # of the answer up to here, from usage
+
+
+def parse_chunk(data: bytes) -> Chunk:
+    """An event's data; ValueError if it is no chunk of an answer, ServerReportedError if it is an error."""
+    try:
+        event = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError(f"an event that is not JSON: {data[:60]!r}") from None
+    if not isinstance(event, dict):
+        raise ValueError(f"an event that is no object: {data[:60]!r}")
+    if event.get("error"):
+        raise ServerReportedError(_message(event["error"]))
+    choices = event.get("choices")
+    usage = event.get("usage")
+    if not isinstance(choices, list) or not (choices or usage):
+        return _no_answer(event, data)
+    usage = usage if isinstance(usage, dict) else {}
+    choice = choices[0] if choices else {}
+    if not isinstance(choice, dict):
+        raise ValueError(f"a choice that is no object: {data[:60]!r}")
+    reason = choice.get("finish_reason")
+    if reason in FAILED_REASONS:
+        raise ServerReportedError(f"finish_reason {reason}")
+    return Chunk(
+        has_choice=bool(choices),
+        has_content=_has_content(choice),
+        tokens=_token_count(choice),
+        finish_reason=reason if isinstance(reason, str) else None,
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        output_tokens=_count(usage.get("completion_tokens")),
+    )
+
+
+def _no_answer(event: dict[str, Any], data: bytes) -> Chunk:
+    """An event with an empty list of choices says nothing (some servers open with one); another is refused."""
+    if event.get("choices") == []:
+        return Chunk()
+    raise ValueError(f"an event without choices: {data[:60]!r}")
+
+
+def _message(error: object) -> str:
+    text = error.get("message") if isinstance(error, dict) else error
+    return str(text)[:200]
+
+
+def _has_content(choice: dict[str, Any]) -> bool:
+    """Whether there is text in it: a completion's, a chat message's, or that of a model that thinks aloud."""
+    delta = choice.get("delta")
+    parts = delta if isinstance(delta, dict) else {}
+    texts = (choice.get("text"), parts.get("content"), parts.get("reasoning_content"), parts.get("reasoning"))
+    return any(isinstance(text, str) and text for text in texts)
+
+
+def _token_count(choice: dict[str, Any]) -> int | None:
+    """Tokens of the chunk: from its token ids if they are there, else from its logprobs."""
+    logprobs = choice.get("logprobs")
+    said = logprobs if isinstance(logprobs, dict) else {}
+    for tokens in (choice.get("token_ids"), said.get("tokens"), said.get("content")):
+        if isinstance(tokens, list):
+            return len(tokens)
+    return None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+class AnswerReader:
+    """Takes the bytes of an answer with the times of their arrival; all events of one arrival have its time."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        self._events = EventParser()
+        self._counted = 0  # output tokens by the usage of the last chunk that had one
+        self._waiting: int | None = None  # tokens that have come and whose text has not
+        self.is_finished = False  # the answer is whole: a finish reason or [DONE] was there
+
+    def take(self, received: bytes, time: float) -> None:
+        """Read on; ValueError or ServerReportedError if this is no answer."""
+        for data in self._events.feed(received):
+            if data.strip() == DONE:
+                self.is_finished = True
+            else:
+                self._take_chunk(parse_chunk(data), time)
+
+    def _take_chunk(self, chunk: Chunk, time: float) -> None:
+        outcome = self._outcome
+        if chunk.prompt_tokens is not None:
+            outcome.prompt_tokens = chunk.prompt_tokens
+        tokens = self._tokens_of(chunk)
+        if not chunk.has_choice:
+            return
+        outcome.last = time
+        if tokens is not None:
+            self._waiting = (self._waiting or 0) + tokens
+        if chunk.has_content:
+            outcome.chunks.append(ContentChunk(time, self._waiting if tokens is not None else None))
+            self._waiting = None
+        self.is_finished |= chunk.finish_reason is not None
+
+    def _tokens_of(self, chunk: Chunk) -> int | None:
+        """What the chunk says itself, else by how much usage has grown with it."""
+        if chunk.output_tokens is None:
+            return chunk.tokens
+        grown = chunk.output_tokens - self._counted
+        self._counted = self._outcome.usage_tokens = chunk.output_tokens
+        return grown if chunk.tokens is None else chunk.tokens

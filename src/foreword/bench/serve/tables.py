@@ -1,0 +1,122 @@
+"""The report of a load test as tables and as a picture."""
+
+import importlib
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from foreword.bench.pictures import require_matplotlib, save_figure
+from foreword.bench.serve.answer import Ending, Outcome
+from foreword.bench.serve.report import PERCENTILES, Limits, Report, Spread, gaps, time_to_first_token
+
+ROWS = {
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "itl_per_token": "ITL per token",
+    "e2el": "E2E",
+    "sent_late": "sent late",
+    "read_late": "read late",
+}
+
+
+def latency_table(report: Report, title: str) -> Table:
+    """Latencies in milliseconds, with the number of values behind each line."""
+    headings = ["ms", "n", "mean", *(f"p{percent}" for percent in PERCENTILES), "max"]
+    table = Table(*headings, title=escape(title))
+    table.columns[0].no_wrap = True
+    for column in table.columns[1:]:
+        column.justify, column.no_wrap = "right", True
+    for name, label in ROWS.items():
+        table.add_row(label, *_cells(report.latencies[name]))
+    return table
+
+
+def _cells(spread: Spread) -> list[str]:
+    points = spread.percentiles or (None,) * len(PERCENTILES)
+    values = [spread.mean, *points, spread.most]
+    return [str(spread.n), *map(_short, values)]
+
+
+def _short(ms: float | None) -> str:
+    """Few enough digits for the table to fit a narrow terminal."""
+    if ms is None:
+        return "-"
+    return f"{ms:.{2 if ms < 100 else 1 if ms < 1000 else 0}f}"
+
+
+def summary_table(report: Report, limits: Limits | None) -> Table:
+    """Counts, rates, goodput and failures, one to a line."""
+    table = Table.grid(padding=(0, 2))
+    for name, text in _lines(report, limits):
+        table.add_row(escape(name), escape(text))
+    return table
+
+
+def _lines(report: Report, limits: Limits | None) -> Iterator[tuple[str, str]]:
+    yield (
+        "requests",
+        f"{report.sent} sent, {report.completed} completed (latencies and rates are of these), "
+        f"{report.failures.total} failed, {report.dropped} dropped on purpose",
+    )
+    yield "time", f"{report.seconds:.2f} s"
+    rates = report.per_second(report.completed), report.per_second(report.output_tokens)
+    yield "throughput", f"{rates[0]:.2f} requests/s, {rates[1]:.1f} output tokens/s"
+    prompt = "not told" if report.prompt_tokens is None else str(report.prompt_tokens)
+    yield "tokens", f"{report.output_tokens} output, {prompt} prompt"
+    if limits is not None and report.good is not None:
+        yield "goodput", _goodput(report, limits)
+    for kind, count in report.failures.by_kind.items():
+        yield f"failed: {kind}", f"{count} ({report.failures.details[kind] or 'no message'})"
+    yield from _notes(report)
+
+
+def _goodput(report: Report, limits: Limits) -> str:
+    asked = {"ttft": limits.ttft, "tpot": limits.tpot, "e2el": limits.e2el}
+    named = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in asked.items() if limit is not None)
+    share = "-" if report.good_share is None else f"{100 * report.good_share:.1f}%"
+    return f"{report.good} requests = {share}, {report.per_second(report.good or 0):.2f} requests/s ({named})"
+
+
+def _notes(report: Report) -> Iterator[tuple[str, str]]:
+    failures = report.failures
+    if failures.too_many:
+        values = ", ".join(failures.retry_after) or "never"
+        told = failures.too_many_with_retry_after
+        yield "429", f"{failures.too_many}, {told} of them with Retry-After ({values})"
+    if report.without_usage:
+        by_tokens = report.without_usage - report.counted_by_chunks
+        yield (
+            "note",
+            f"answers without usage: {report.without_usage}; tokens counted as the chunks say: {by_tokens}, "
+            f"as one per chunk with text: {report.counted_by_chunks}",
+        )
+    if report.tokens_per_chunk_known < report.with_text:
+        known = report.tokens_per_chunk_known
+        which = f"of {known} of {report.with_text} answers: the others'" if known else "not known: the"
+        yield "note", f"ITL per token is {which} chunks do not say how many tokens they hold"
+    if report.drops_too_late:
+        yield "note", f"{report.drops_too_late} answers were whole before they could be dropped"
+
+
+def plot_latencies(outcomes: Sequence[Outcome], path: Path, title: str) -> None:
+    """Two charts side by side, of completed requests: the distributions of TTFT and ITL, as cumulative shares."""
+    require_matplotlib()
+    figure_module = importlib.import_module("matplotlib.figure")
+    completed = [outcome for outcome in outcomes if outcome.ending is Ending.COMPLETED]
+    samples = {
+        "TTFT": [value for outcome in completed if (value := time_to_first_token(outcome)) is not None],
+        "ITL (gap between chunks)": list(chain.from_iterable(map(gaps, completed))),
+    }
+    figure = figure_module.Figure(figsize=(9.0, 4.0), layout="constrained")
+    for axes, (name, seconds) in zip(figure.subplots(1, 2, sharey=True), samples.items(), strict=True):
+        if seconds:
+            axes.ecdf([1e3 * value for value in seconds])
+        axes.set_xlabel(f"{name}, ms ({len(seconds)} values)")
+        axes.set_ylabel("share of values up to this")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=11)
+    save_figure(figure, path)

@@ -1,0 +1,204 @@
+"""What the server adds to the engine's own time per token, both measured in turns in one run."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from time import perf_counter, process_time
+from typing import Any
+from urllib.parse import urlsplit
+
+from foreword.acceptance.params import SamplingParams
+from foreword.engine.engine import Engine
+from foreword.engine.messages import NewRequest
+from foreword.errors import ForewordError
+from foreword.progress import StageProgress
+
+_READ_BYTES = 1 << 16
+_STOP_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class StreamedAnswer:
+    """An answer and when it came, on the clock of perf_counter."""
+
+    text: str
+    first: float  # the first text
+    last: float  # the last text
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A running server."""
+
+    address: str  # host:port
+    process_id: int
+
+    def cpu_seconds(self) -> tuple[float, float]:
+        """Processor time so far of the API process and of the engine's."""
+        tasks = Path(f"/proc/{self.process_id}/task/{self.process_id}/children").read_text(encoding="ascii")
+        return _cpu_seconds(self.process_id), sum(_cpu_seconds(int(child)) for child in tasks.split())
+
+    async def stream(self, body: dict[str, Any]) -> StreamedAnswer:
+        """Post to /v1/completions and read the stream to its end."""
+        host, _, port = self.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        content = json.dumps(body | {"stream": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {self.address}\r\nConnection: close\r\n"
+        length = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        writer.write(f"{head}{length}".encode() + content)
+        parts: list[bytes] = []
+        times: list[float] = []
+        while data := await reader.read(_READ_BYTES):
+            parts.append(data)
+            if b"data: {" in data:
+                times.append(perf_counter())
+        writer.close()
+        text = _text_of(b"".join(parts))
+        return StreamedAnswer(text, times[0], times[-1])
+
+
+def _cpu_seconds(process_id: int) -> float:
+    """User and system time; the fields are counted after the name, which may hold anything."""
+    fields = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _text_of(answer: bytes) -> str:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if b" 200 " not in head.split(b"\r\n", 1)[0]:
+        raise ForewordError(f"the server refused: {body[:300].decode(errors='replace')}")
+    events = b"".join(_chunks(body)).decode().split("\n\n")
+    told = [json.loads(event[6:]) for event in events if event.startswith("data: {")]
+    failed = next((event["error"]["message"] for event in told if "error" in event), None)
+    if failed is not None:
+        raise ForewordError(f"the server failed: {failed}")
+    return "".join(choice["text"] for event in told for choice in event["choices"])
+
+
+def _chunks(body: bytes) -> Iterator[bytes]:
+    """The contents of HTTP's chunked encoding."""
+    start = 0
+    while start < len(body):
+        end = body.index(b"\r\n", start)
+        length = int(body[start:end], 16)
+        yield body[end + 2 : end + 2 + length]
+        start = end + 2 + length + 2
+
+
+@contextmanager
+def served_model(model: str, options: Sequence[str]) -> Iterator[ServedModel]:
+    """`foreword serve` on a free port of this machine, until the block ends."""
+    command = [sys.executable, "-m", "foreword", "serve", model, "--port", "0", *options]
+    environment = {name: value for name, value in os.environ.items() if name != "FOREWORD_API_KEY"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        line = process.stdout.readline() if process.stdout is not None else ""
+        url = next((word for word in line.split() if word.startswith("http://")), None)
+        if url is None:
+            raise ForewordError("`foreword serve` did not start; its message is above")
+        yield ServedModel(urlsplit(url).netloc, process.pid)
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What both sides answer: the same tokens from the same prompts, all streams at once, greedily."""
+
+    prompts: Sequence[list[int]]  # token ids, one list per stream
+    tokens: int  # per stream
+
+
+@dataclass(frozen=True)
+class OverheadRun:
+    """All streams answered once."""
+
+    token_ms: float  # first to last token of a stream, per token after the first; mean over streams
+    engine_cpu_ms: float  # processor time per token of the process that has the engine
+    api_cpu_ms: float  # the same of the API process
+
+
+@dataclass(frozen=True)
+class OverheadReport:
+    """Medians over the repeats."""
+
+    streams: int
+    tokens: int
+    engine: OverheadRun
+    server: OverheadRun
+    ratio: float  # server over engine time per token: median of the ratios of neighbouring runs
+    ratios: list[float]
+
+
+async def measure_server_overhead(
+    engine: Engine, server: ServedModel, work: Work, repeats: int, on_progress: StageProgress
+) -> OverheadReport:
+    """Engine and server in turns, one of them busy at a time, after one round that does not count."""
+    rounds = []
+    for number in range(repeats + 1):
+        on_progress("measuring", number, repeats + 1)
+        alone, alone_texts = await _run_engine(engine, work, f"round-{number}")
+        served, served_texts = await _run_server(server, work)
+        if alone_texts != served_texts:
+            raise ForewordError("engine and server did not give the same texts; there is nothing to compare")
+        rounds.append((alone, served))
+    counted = rounds[1:]
+    ratios = [served.token_ms / alone.token_ms for alone, served in counted]
+    return OverheadReport(
+        len(work.prompts),
+        work.tokens,
+        _medians([alone for alone, _ in counted]),
+        _medians([served for _, served in counted]),
+        median(ratios),
+        ratios,
+    )
+
+
+async def _run_engine(engine: Engine, work: Work, name: str) -> tuple[OverheadRun, list[str]]:
+    params = SamplingParams(temperature=0, max_tokens=work.tokens, ignore_eos=True)
+
+    async def answer(number: int, prompt: list[int]) -> StreamedAnswer:
+        request = NewRequest(f"{name}-{number}", tuple(prompt), params)
+        texts, times = [], []
+        async for delta in engine.submit(request):
+            texts.append(delta.text)
+            times.append(perf_counter())
+        return StreamedAnswer("".join(texts), times[0], times[-1])
+
+    before = process_time()
+    answers = await asyncio.gather(*(answer(i, prompt) for i, prompt in enumerate(work.prompts)))
+    return _run_of(answers, work, process_time() - before, 0.0), [a.text for a in answers]
+
+
+async def _run_server(server: ServedModel, work: Work) -> tuple[OverheadRun, list[str]]:
+    body = {"max_tokens": work.tokens, "temperature": 0, "ignore_eos": True}
+    before = server.cpu_seconds()
+    answers = await asyncio.gather(*(server.stream(body | {"prompt": prompt}) for prompt in work.prompts))
+    api, engine = (now - then for now, then in zip(server.cpu_seconds(), before, strict=True))
+    return _run_of(answers, work, engine, api), [a.text for a in answers]
+
+
+def _run_of(answers: Sequence[StreamedAnswer], work: Work, engine_cpu: float, api_cpu: float) -> OverheadRun:
+    token_ms = mean(1e3 * (answer.last - answer.first) / (work.tokens - 1) for answer in answers)
+    tokens = len(answers) * work.tokens
+    return OverheadRun(token_ms, 1e3 * engine_cpu / tokens, 1e3 * api_cpu / tokens)
+
+
+def _medians(runs: Sequence[OverheadRun]) -> OverheadRun:
+    return OverheadRun(
+        median(run.token_ms for run in runs),
+        median(run.engine_cpu_ms for run in runs),
+        median(run.api_cpu_ms for run in runs),
+    )

@@ -1,0 +1,239 @@
+"""Measures one target pass over n new tokens: the curve that the gain of speculation depends on."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter, sleep
+from typing import Protocol
+
+import torch
+
+from foreword.backends.batch import MAX_DRAFT_NODES
+from foreword.backends.interface import Decoder
+from foreword.backends.runner import ModelRunner
+from foreword.bench.peers import LlamaCppError, load_llama_cpp
+from foreword.engine.requests.request import Request
+from foreword.errors import RequestError
+from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
+from foreword.proofs.passes import lone_request
+from foreword.speculation.draft import Draft
+from foreword.speculation.requests import PassEntry
+from foreword.speculation.transaction import Transaction
+from foreword.speculation.verdict import NOTHING_DRAWN
+
+PROMPT_REPEATS = 5
+"""A prompt takes as long as a hundred steps, so fewer of them are timed."""
+
+PAUSE_SECONDS = 0.05
+"""Between engines: threads of the last one may still spin for a while."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Cost of a pass over `n` new tokens."""
+
+    n: int
+    ms: float  # median
+    ratio: float  # to the first n measured
+
+
+@dataclass(frozen=True)
+class PromptCost:
+    """Cost of computing a prompt of `n` tokens in one pass."""
+
+    n: int
+    ms: float  # median
+
+
+@dataclass(frozen=True)
+class EngineCosts:
+    """The whole curve of one engine."""
+
+    steps: list[StepCost]
+    prompts: list[PromptCost]
+
+
+class StepTimer(Protocol):
+    """An engine with a context in its KV that can be asked for the same pass again and again."""
+
+    def step(self, n: int) -> float:
+        """Seconds of a pass over n new tokens after the context, with the logits of all."""
+        ...
+
+    def prefill(self, count: int) -> float:
+        """Seconds of computing a prompt of `count` tokens from nothing, with the last one's logits."""
+        ...
+
+
+def random_tokens(count: int, vocab_size: int) -> list[int]:
+    """The same tokens every time, for every engine."""
+    generator = torch.Generator().manual_seed(0)
+    tokens: list[int] = torch.randint(0, vocab_size, (count,), generator=generator).tolist()
+    return tokens
+
+
+class DecoderTimer:
+    """Times passes of a decoder of ours: the newest committed token and a chain after it."""
+
+    def __init__(self, target: Decoder, context: int, most_tokens: int) -> None:
+        self._cache = PagedCache(-(-context // PAGE_SIZE) + -(-most_tokens // PAGE_SIZE) + 1)
+        self._runner = ModelRunner.allocate(target, self._cache.pool.num_pages, PAGE_SIZE)
+        self._request = self._new_request(context)
+        if context > 1:
+            self._pass(self._request, context - 1, commit=True)
+
+    def step(self, n: int) -> float:
+        """Seconds of a pass over n new tokens after the context, with the logits of all."""
+        draft = Draft.chain(self._request.tokens[: n - 1], len(self._request.tokens))
+        return self._pass(self._request, 1, draft)
+
+    def prefill(self, count: int) -> float:
+        """Seconds of computing a prompt of `count` tokens from nothing, with the last one's logits."""
+        request = self._new_request(count)
+        seconds = self._pass(request, count)
+        self._cache.close(request.kv)
+        return seconds
+
+    def _new_request(self, length: int) -> Request:
+        vocab_size = self._runner.decoder.config.vocab_size
+        return lone_request(self._cache, random_tokens(length, vocab_size), vocab_size)
+
+    def _pass(self, request: Request, rows: int, draft: Draft | None = None, commit: bool = False) -> float:
+        entry = PassEntry.of(request, rows)
+        with Transaction(self._cache, [entry]) as transaction:  # left without commit: every pass starts alike
+            batch = transaction.batch([draft or Draft()])
+            began = perf_counter()
+            self._runner.forward(batch).logits.cpu()  # waits for the device
+            seconds = perf_counter() - began
+            if commit:
+                transaction.commit([NOTHING_DRAWN])
+        return seconds
+
+
+def measure_step_cost(
+    target: Decoder,
+    new_tokens: Sequence[int],
+    *,
+    context: int = 256,
+    repeats: int = 15,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[StepCost]:
+    """Median milliseconds of a pass over each number of new tokens."""
+    check_sizes(new_tokens, context, repeats, target.config.context_length)
+    timer = DecoderTimer(target, context, max(new_tokens))
+    return compare_step_cost({"": timer}, new_tokens, repeats=repeats, progress=progress)[""].steps
+
+
+def compare_step_cost(
+    timers: Mapping[str, StepTimer],
+    new_tokens: Sequence[int],
+    *,
+    prompts: Sequence[int] = (),
+    repeats: int = 15,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, EngineCosts]:
+    """Costs of several engines, measured in turn within every repeat: a slow spell hits all of them alike."""
+    times = {name: _Times() for name in timers}
+    for repeat in range(repeats + 1):  # the first round warms up
+        for turn, (name, timer) in enumerate(timers.items(), 1):
+            if len(timers) > 1:
+                sleep(PAUSE_SECONDS)
+            for n in new_tokens:
+                times[name].steps[n].append(timer.step(n))
+            for n in prompts if repeat <= PROMPT_REPEATS else ():
+                times[name].prompts[n].append(timer.prefill(n))
+            if progress is not None:
+                progress(repeat * len(timers) + turn, (repeats + 1) * len(timers))
+    return {name: _costs(taken) for name, taken in times.items()}
+
+
+@dataclass
+class _Times:
+    """Seconds of one engine's passes by their size, the warm-up first."""
+
+    steps: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    prompts: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+
+def _costs(times: _Times) -> EngineCosts:
+    medians = {n: 1e3 * median(seconds[1:]) for n, seconds in times.steps.items()}
+    first = next(iter(medians.values()))
+    steps = [StepCost(n, ms, ms / first) for n, ms in medians.items()]
+    prompts = [PromptCost(n, 1e3 * median(seconds[1:])) for n, seconds in times.prompts.items()]
+    return EngineCosts(steps, prompts)
+
+
+def check_sizes(
+    new_tokens: Sequence[int],
+    context: int,
+    repeats: int,
+    context_length: int,
+    prompts: Sequence[int] = (),
+) -> None:
+    """Refuse sizes that no pass can have."""
+    if any(not 1 <= n <= context_length for n in prompts):
+        raise RequestError(f"prompts must be 1 .. {context_length} tokens long, the model's context length")
+    if not new_tokens or any(not 1 <= n <= MAX_DRAFT_NODES + 1 for n in new_tokens):
+        raise RequestError(f"the numbers of new tokens must be in 1 .. {MAX_DRAFT_NODES + 1}")
+    if repeats < 1:
+        raise RequestError(f"repeats must be at least 1, not {repeats}")
+    if not context >= 1 or context + max(new_tokens) > context_length:
+        raise RequestError(
+            f"context + new tokens must be in 2 .. {context_length}, the model's context length"
+        )
+
+
+class LlamaCppTimer:
+    """Times passes of llama.cpp over the same tokens as ours."""
+
+    def __init__(self, path: Path, context: int, most_tokens: int, threads: int) -> None:
+        self._library = library = load_llama_cpp()
+        self._model = library.llama_model_load_from_file(
+            str(path).encode(), library.llama_model_default_params()
+        )
+        if not self._model:
+            raise LlamaCppError(f"llama.cpp cannot load {path}; delete it and try again")
+        settings = library.llama_context_default_params()
+        settings.n_ctx = context + most_tokens + 64
+        settings.n_batch = settings.n_ubatch = max(context, most_tokens, 512)
+        settings.n_threads = settings.n_threads_batch = threads
+        self._context = library.llama_init_from_model(self._model, settings)
+        self._batch = library.llama_batch_init(settings.n_batch, 0, 1)
+        vocab = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model))
+        self._tokens = random_tokens(max(context, most_tokens), vocab)
+        self._length = context - 1  # the newest committed token is part of every step
+        if self._length:
+            self._decode(self._tokens[: self._length], 0, all_logits=False)
+
+    def step(self, n: int) -> float:
+        """Seconds of a pass over n new tokens after the context, with the logits of all."""
+        newest = self._tokens[self._length : self._length + 1]
+        return self._timed(newest + self._tokens[: n - 1], self._length, all_logits=True)
+
+    def prefill(self, count: int) -> float:
+        """Seconds of computing a prompt of `count` tokens from nothing, with the last one's logits."""
+        self._cut(0)
+        seconds = self._timed(self._tokens[:count], 0, all_logits=False)
+        self._decode(self._tokens[: self._length], 0, all_logits=False)
+        return seconds
+
+    def _timed(self, tokens: list[int], start: int, all_logits: bool) -> float:
+        began = perf_counter()
+        self._decode(tokens, start, all_logits)
+        seconds = perf_counter() - began
+        self._cut(start)
+        return seconds
+
+    def _cut(self, length: int) -> None:
+        self._library.llama_memory_seq_rm(self._library.llama_get_memory(self._context), 0, length, -1)
+
+    def _decode(self, tokens: list[int], start: int, all_logits: bool) -> None:
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, start + i, 1, 0
+            batch.logits[i] = all_logits or i == len(tokens) - 1
+        if self._library.llama_decode(self._context, batch):
+            raise LlamaCppError("llama.cpp refused a pass; try a shorter --context")

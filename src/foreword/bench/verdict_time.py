@@ -1,0 +1,214 @@
+"""The host time that a device waits for: from a verdict to the next pass, with passes and drafters that take none."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import process_time
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.transfer import HostCopy
+from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap
+from foreword.backends.interface import (
+    ChainPlan,
+    Decoder,
+    HeadInput,
+    HeadOutput,
+    HeadRunner,
+    KvStore,
+    PendingChains,
+)
+from foreword.bench.overhead import CONTEXT, VOCABULARY, FreePasses, prompt, usual_way
+from foreword.control.fixed import FixedPolicy
+from foreword.drafters.heads.loading import LoadedHead
+from foreword.drafters.heads.stepwise import StepwiseHead
+from foreword.drafters.heads.vocabulary import DraftVocabulary
+from foreword.engine.config import EngineConfig
+from foreword.engine.core import EngineCore
+from foreword.engine.messages import NewRequest
+from foreword.engine.parts import EngineParts
+from foreword.engine.text import Vocabulary
+from foreword.kv.spec import RowSpec
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.recovery import UnderWay
+
+GUESSES = 5
+GROUP = 10
+"""Guesses per request and step, and steps that are timed together."""
+
+WIDTH = 8
+"""Numbers of a hidden state: nobody reads them."""
+
+Numbers = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True)
+class VerdictTime:
+    """The processor's time for the parts of one step with guesses: medians of several groups of steps."""
+
+    guesses: str  # whose
+    batch: int
+    tokens: float  # per request and step
+    verdict_ms: float  # judging, committing, telling drafters
+    launch_ms: float  # then scheduling, asking drafters and laying out, until the next pass is handed over
+    beside_ms: float  # what is left to do while that runs: beginning to guess behind it, books
+
+    @property
+    def waited_ms(self) -> float:
+        """That a device waits, but for what it has to draft meanwhile."""
+        return self.verdict_ms + self.launch_ms
+
+
+def measure_verdicts(
+    like: Decoder, batches: Sequence[int], groups: int, on_progress: Callable[[str, int, int], None]
+) -> list[VerdictTime]:
+    """Guesses of a lookup and of a head that goes on guessing behind every pass, with every batch."""
+    ways: Mapping[str, Callable[[], Drafter]] = {"lookup": KnownGuesses, "head": free_head}
+    found = []
+    for place, batch in enumerate(batches):
+        for name, make in ways.items():
+            on_progress(f"verdicts, batch {batch}", place, len(batches))
+            found.append(_measure(like, name, make(), batch, groups))
+    return found
+
+
+def _measure(like: Decoder, name: str, drafter: Drafter, batch: int, groups: int) -> VerdictTime:
+    most = ((groups + 1) * GROUP + 2) * (GUESSES + 1)
+    target = _TappedPasses(like, CONTEXT + most + 1)
+    config = EngineConfig(
+        max_num_seqs=batch,
+        max_num_batched_tokens=batch * (CONTEXT + GUESSES + 1),
+        max_step_seconds=None,
+        max_draft_share=1e9,
+        enable_prefix_caching=False,
+    )
+    parts = EngineParts(config, FixedPolicy(drafter, GUESSES), clock=lambda: target.clock)
+    engine = EngineCore(cast(Decoder, target), Vocabulary(VOCABULARY), parts)
+    params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
+    for index in range(batch):
+        engine.add(NewRequest(f"verdict-{index}", prompt(index), params))
+    steps = _Steps(engine, target, drafter)
+    steps.run(GROUP + 1)  # the prompts, and what is only done once
+    timed = [steps.run(GROUP) for _ in range(groups)]
+    engine.close()
+    tokens, *seconds = zip(*timed, strict=True)
+    milliseconds = [1e3 * median(part) / GROUP for part in seconds]
+    return VerdictTime(name, batch, sum(tokens) / (groups * GROUP * batch), *milliseconds)
+
+
+class _Steps:
+    """Steps as on a device: the next pass is handed over before the books of the last are done."""
+
+    def __init__(self, engine: EngineCore, target: "_TappedPasses", drafter: Drafter) -> None:
+        self._engine, self._target = engine, target
+        self._drafter = drafter if isinstance(drafter, KnownGuesses) else None
+        self._under_way: UnderWay | None = None
+
+    def run(self, steps: int) -> tuple[int, float, float, float]:
+        """Tokens, and the seconds of all verdicts, launches and what was done beside passes."""
+        tokens, verdict, launch, beside = 0, 0.0, 0.0, 0.0
+        engine, target = self._engine, self._target
+        under_way = self._under_way or engine.launch()
+        for _ in range(steps):
+            assert under_way is not None
+            began, free = process_time(), self._free
+            report = engine.commit(under_way)
+            judged = process_time()
+            under_way = engine.launch()
+            handed_over = target.handed_over
+            tokens += sum(len(delta.token_ids) for delta in engine.settle(report))
+            verdict += judged - began
+            launch += handed_over - judged - (self._free - free)
+            beside += process_time() - handed_over - target.spent_last
+        self._under_way = under_way
+        return tokens, verdict, launch, beside
+
+    @property
+    def _free(self) -> float:
+        """Seconds of a lookup that counts as one that takes no time."""
+        return 0.0 if self._drafter is None else self._drafter.spent
+
+
+class _TappedPasses(FreePasses):
+    """Passes with hidden states that say nothing, and the time at which the last one was handed over."""
+
+    handed_over = 0.0
+    spent_last = 0.0  # seconds of the processor in it
+
+    def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
+        self.handed_over = process_time()
+        logits = super().forward(batch, store).logits
+        hidden = {tap: torch.zeros(len(batch.hidden_rows), WIDTH) for tap in batch.taps}
+        self.spent_last = process_time() - self.handed_over
+        return ForwardOutput(logits, hidden)
+
+
+class KnownGuesses:
+    """A lookup that goes the usual way of the text. Its own time is kept apart."""
+
+    def __init__(self) -> None:
+        self.spent = 0.0  # seconds of the processor
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        began = process_time()
+        newest = np.array([ask.request.tokens[-1] for ask in asks])
+        guesses = _guessed(newest).tolist()
+        self.spent += process_time() - began
+        return [
+            Draft.chain(
+                tokens[: min(ask.max_nodes, ask.max_depth)], len(ask.request.tokens), ask.request.epoch
+            )
+            for tokens, ask in zip(guesses, asks, strict=True)
+        ]
+
+    def forget(self, request: DraftRequest) -> None:
+        """Nothing is kept."""
+
+
+def free_head() -> StepwiseHead:
+    """A head that guesses token by token, behind passes that are still judged, and computes nothing for it."""
+    vocabulary = DraftVocabulary(None, VOCABULARY, torch.device("cpu"))
+    taps = (Tap(0), Tap(1))
+    return StepwiseHead(
+        LoadedHead(cast(HeadRunner, _FreeChains()), RowSpec("free", 1, 1, 1), taps, vocabulary), 1
+    )
+
+
+class _FreeChains:
+    """The runner of such a head."""
+
+    anticipates = True
+    stops = False
+    weight_bytes = 0
+
+    def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
+        rows = len(wanted.arrays.logit_rows)
+        return HeadOutput(torch.zeros(rows, VOCABULARY), torch.zeros(rows, WIDTH))
+
+    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> PendingChains:
+        judged, arrays = plan.unsettled, wanted.arrays
+        if judged is None:
+            newest = arrays.token_ids[arrays.logit_rows]
+        else:
+            drawn = judged.drawn.numpy()
+            guesses = np.where(judged.places < 0, -1, judged.guesses.numpy()[judged.places])
+            rows = judged.first[:, None] + np.arange(guesses.shape[1])
+            right = np.cumprod(guesses == drawn[np.minimum(rows, len(drawn) - 1)], axis=1).sum(axis=1)
+            newest = drawn[judged.first + right]
+        tokens = torch.from_numpy(_guessed(newest).astype(np.int64).ravel())
+        places = [range(GUESSES * row, GUESSES * row + GUESSES) for row in range(len(newest))]
+        return PendingChains(HostCopy(tokens, tokens), places)
+
+
+def _guessed(newest: Numbers) -> Numbers:
+    """[texts, guesses], right until the text turns."""
+    columns = []
+    for _ in range(GUESSES):
+        newest = usual_way(newest)
+        columns.append(newest)
+    return np.stack(columns, axis=1)

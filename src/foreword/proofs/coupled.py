@@ -1,0 +1,193 @@
+"""*Coupled*: the same tokens as plain sampling, exactly, and the quality of the noise that everything is drawn with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from foreword.acceptance.batch import Judgement
+from foreword.acceptance.judge import judge
+from foreword.acceptance.noise import Keys, Stream, absorbed, bits, gumbel, key_tensor, stems
+from foreword.acceptance.rules.drawn import Floats
+from foreword.acceptance.rules.trees import DraftTrees
+from foreword.proofs.cases import Case, random_case, target_logits
+
+LENGTH = 6
+"""Tokens of plain text that each case is compared on."""
+
+BATCH = 128
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A draft: tokens and parents, as in `Draft`."""
+
+    tokens: list[int]
+    parents: list[int]
+
+    def path(self, node: int) -> list[int]:
+        """The tokens from the first level down to a node."""
+        tokens: list[int] = []
+        while node != -1:
+            tokens.insert(0, self.tokens[node])
+            node = self.parents[node]
+        return tokens
+
+
+EMPTY = Tree([], [])
+
+
+def step_batch(
+    cases: Sequence[Case], texts: Sequence[Sequence[int]], drafts: Sequence[Tree]
+) -> list[list[int]]:
+    """One batched step: the tokens that each request commits after its text (prompt included)."""
+    samplers = [case.sampler() for case in cases]
+    for sampler, case, text in zip(samplers, cases, texts, strict=True):
+        sampler.commit(text[len(case.prompt) :])
+    histories = [
+        [[*text, *tree.path(node)] for node in range(-1, len(tree.tokens))]
+        for text, tree in zip(texts, drafts, strict=True)
+    ]
+    logits = target_logits(cases, histories)
+    trees = DraftTrees.stack([tree.tokens for tree in drafts], [tree.parents for tree in drafts])
+    verdicts = judge(Judgement.of(logits, trees, samplers))
+    committed = []
+    for i in range(len(cases)):
+        if (error := verdicts.error(i)) is not None:
+            raise AssertionError(f"case {i} failed: {error}")
+        committed.append(verdicts.tokens(trees, i))
+    return committed
+
+
+def plain_texts(cases: Sequence[Case], length: int) -> list[list[int]]:
+    """Each case's text, prompt included, one token at a time without any draft."""
+    texts = [list(case.prompt) for case in cases]
+    for _ in range(length):
+        for text, new in zip(texts, step_batch(cases, texts, [EMPTY] * len(cases)), strict=True):
+            text.extend(new)
+    return texts
+
+
+def likely_tree(rng: np.random.Generator, vocab: int, truth: Sequence[int]) -> Tree:
+    """A random tree in which many nodes continue the true text, so that verdicts of all depths occur."""
+    tree = Tree([], [])
+    for node in range(int(rng.integers(0, 12))):
+        parent = int(rng.integers(max(-1, node - 3), node))
+        path = tree.path(parent)
+        true_next = truth[len(path)] if path == list(truth[: len(path)]) and len(path) < len(truth) else -1
+        guess = true_next if true_next >= 0 and rng.random() < 0.6 else int(rng.integers(vocab))
+        tree.tokens.append(guess)
+        tree.parents.append(parent)
+    return tree
+
+
+def pathwise_mismatches(count: int, seed: int) -> tuple[int, int, int]:
+    """(cases tried, draft tokens accepted in them, cases whose text differs from plain sampling)."""
+    rng = np.random.default_rng(seed)
+    accepted = wrong = 0
+    for start in range(0, count, BATCH):
+        cases = [random_case(rng) for _ in range(min(BATCH, count - start))]
+        plain = plain_texts(cases, LENGTH)
+        texts = [list(case.prompt) for case in cases]
+        truths = [text[len(case.prompt) :] for case, text in zip(cases, plain, strict=True)]
+        drafts = [likely_tree(rng, c.limits.vocab_size, t) for c, t in zip(cases, truths, strict=True)]
+        for truth, tokens in zip(truths, step_batch(cases, texts, drafts), strict=True):
+            accepted += len(tokens) - 1
+            wrong += tokens[: len(truth)] != truth[: len(tokens)]
+    return count, accepted, wrong
+
+
+CELLS = 16
+TAIL_BITS = 12
+
+
+@dataclass(frozen=True)
+class NoiseCheck:
+    """One property: how far off it is, in standard deviations of what chance does."""
+
+    name: str
+    draws: int
+    deviation: float
+
+
+def keys_of(
+    seed: int = 1, sample: int = 0, stream: Stream = Stream.TARGET, nonce: int = 0, rows: int = 64
+) -> Keys:
+    """[rows], keys of neighbouring positions."""
+    return absorbed(stems(seed, sample, stream, nonce), np.arange(rows))
+
+
+def words(keys: Keys, tokens: int) -> np.ndarray:
+    """uint64 [keys, tokens], the raw bits."""
+    ids = torch.arange(tokens).expand(len(keys), tokens)
+    return bits(key_tensor(keys)[:, None].expand_as(ids), ids).numpy().view(np.uint64)
+
+
+def noise_checks(rows: int = 64, tokens: int = 16_384) -> list[NoiseCheck]:
+    """All properties, on fixed names: the same numbers every time."""
+    here = words(keys_of(rows=rows), tokens)
+    neighbours = {
+        "tokens": (here[:, :-1], here[:, 1:]),
+        "positions": (here[:-1], here[1:]),
+        "seeds": (here, words(keys_of(seed=2, rows=rows), tokens)),
+        "distant seeds": (here, words(keys_of(seed=1 | 1 << 63, rows=rows), tokens)),
+        "samples": (here, words(keys_of(sample=1, rows=rows), tokens)),
+        "streams": (here, words(keys_of(stream=Stream.DRAFT, rows=rows), tokens)),
+        "nonces": (here, words(keys_of(nonce=1, rows=rows), tokens)),
+    }
+    checks = [
+        NoiseCheck(f"independence of neighbouring {name}", a.size, pair_deviation(a, b))
+        for name, (a, b) in neighbours.items()
+    ]
+    return [*checks, bit_balance(here), uniformity(here), ties(here), *tails(rows, tokens)]
+
+
+def pair_deviation(a: np.ndarray, b: np.ndarray) -> float:
+    """Chi-square of the joint high bits of two aligned arrays, in standard deviations."""
+    shift = np.uint64(60)
+    cell = (a >> shift) * np.uint64(CELLS) + (b >> shift)
+    return standardised(np.bincount(cell.ravel().astype(np.int64), minlength=CELLS**2))
+
+
+def standardised(counts: np.ndarray) -> float:
+    """How far the counts of equally likely cells are from even, as a normal deviate."""
+    expected = counts.sum() / len(counts)
+    chi = float(((counts - expected) ** 2 / expected).sum())
+    freedom = len(counts) - 1
+    return (chi - freedom) / float(np.sqrt(2 * freedom))
+
+
+def bit_balance(here: np.ndarray) -> NoiseCheck:
+    """Each of the 64 bits is set half of the time."""
+    shares = [float(((here >> np.uint64(bit)) & np.uint64(1)).mean()) for bit in range(64)]
+    worst = max(abs(share - 0.5) for share in shares)
+    return NoiseCheck("balance of every bit", here.size, worst * 2 * float(np.sqrt(here.size)))
+
+
+def uniformity(here: np.ndarray) -> NoiseCheck:
+    """The high bits fill 4096 cells evenly."""
+    counts = np.bincount((here >> np.uint64(52)).ravel().astype(np.int64), minlength=4096)
+    return NoiseCheck("uniformity", here.size, standardised(counts))
+
+
+def ties(here: np.ndarray) -> NoiseCheck:
+    """No two draws are equal, in a million; with 24 bits there would be tens of thousands of pairs."""
+    equal = here.size - len(np.unique((here >> np.uint64(10)) | np.uint64(1)))
+    return NoiseCheck("ties", here.size, float(equal) * 100)
+
+
+def tails(rows: int, tokens: int) -> list[NoiseCheck]:
+    """Both ends of the Gumbel distribution, where bits are few, are as heavy as they should be and finite."""
+    ids = torch.arange(tokens).expand(rows, tokens)
+    noise: Floats = gumbel(key_tensor(keys_of(rows=rows))[:, None].expand_as(ids), ids).numpy()
+    share = 2.0**-TAIL_BITS
+    high, low = -np.log(-np.log1p(-share)), -np.log(-np.log(share))
+    spread = float(np.sqrt(share * noise.size))
+    infinite = float((~np.isfinite(noise)).sum()) * 100
+    upper = abs(float((noise > high).sum()) - share * noise.size) / spread
+    lower = abs(float((noise < low).sum()) - share * noise.size) / spread
+    return [
+        NoiseCheck("upper tail", noise.size, upper + infinite),
+        NoiseCheck("lower tail", noise.size, lower + infinite),
+    ]

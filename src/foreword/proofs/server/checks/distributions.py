@@ -1,0 +1,314 @@
+"""Log probabilities are the model's own, and tokens are drawn with them, with speculation and without."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from math import exp, log
+from typing import ClassVar
+
+import numpy as np
+
+from foreword.proofs.server.client import HALF, Answer, Body, Choice, Server, Token
+from foreword.proofs.server.comparing import draw, requests_for
+from foreword.proofs.server.evidence import (
+    BETS,
+    OWN_LOGPROBS,
+    WITHOUT_SPECULATION,
+    Contrast,
+    Floats,
+    contrast,
+    distance,
+    gains,
+    log_evidence,
+    visible_bias,
+    visible_shift,
+)
+from foreword.proofs.server.ground import (
+    CONFIDENCE,
+    Ground,
+    Outcome,
+    Reproduction,
+    Verdict,
+    held,
+    not_tried,
+    refuted,
+)
+
+PLACES = 3
+"""Tokens of an answer that are scored again by a request of their own."""
+
+
+@dataclass(frozen=True)
+class _Fault:
+    bodies: list[Body]
+    got: str
+    expected: str
+
+
+class Logprobs:
+    """Lists that make sense in themselves, and the same numbers when the text is read instead of written."""
+
+    name: ClassVar[str] = "logprobs"
+    claim: ClassVar[str] = (
+        "log probabilities form a law, greedy takes their largest, and a re-score repeats them"
+    )
+    rests_on: ClassVar[tuple[str, ...]] = ("seed alone",)
+
+    def cost(self, ground: Ground) -> int:
+        if not ground.abilities.logprobs:
+            return 0
+        return ground.plan.prompts * (1 + PLACES + (ground.plain is not None))
+
+    async def examine(self, ground: Ground) -> Verdict:
+        if not ground.abilities.logprobs:
+            return not_tried(self.name, "the server lists no log probabilities")
+        answers = places = 0
+        for text in ground.plan.texts:
+            body = ground.greedy(text)
+            if ground.abilities.token_ids:
+                body["return_token_ids"] = True
+            answer = await ground.server.ask(body)
+            fault = _law_fault(answer, ground.tolerance) or await self._plain_fault(ground, body, answer)
+            scored = 0
+            if fault is None:
+                fault, scored = await self._rescored(ground, answer)
+            places += scored
+            answers += 1
+            ground.judged(text, answer)
+            if fault is not None:
+                shown = Reproduction(fault.bodies, fault.got, fault.expected)
+                return refuted(self.name, places, f"{fault.got}, expected {fault.expected}", shown)
+        if not places:
+            return held(self.name, answers, "no token could be scored again")
+        return held(self.name, places, "tokens scored again")
+
+    async def _rescored(self, ground: Ground, answer: Answer) -> tuple[_Fault | None, int]:
+        """Ask for single tokens after prompts that end with the answer so far."""
+        tokens, scored = answer.first.tokens, 0
+        for place in sorted({len(tokens) * k // (PLACES + 1) for k in range(1, PLACES + 1)}):
+            prompt = _prefix(ground, answer, place)
+            again = await ground.server.ask({**answer.body, "prompt": prompt, "max_tokens": 1})
+            if not again.first.tokens or not _is_same_prefix(answer, again, place):
+                continue  # read as other tokens than it was written: it says nothing
+            scored += 1
+            if fault := _difference(tokens[place], again.first.tokens[0], ground.tolerance):
+                bodies = [{**answer.body, "max_tokens": place + 1}, dict(again.body)]
+                return _Fault(bodies, f"token {place}: {fault[0]}", f"re-scored: {fault[1]}"), scored
+        return None, scored
+
+    async def _plain_fault(self, ground: Ground, body: Body, answer: Answer) -> _Fault | None:
+        if ground.plain is None:
+            return None
+        plain = await ground.plain.ask(body)
+        for place, (a, b) in enumerate(zip(answer.first.tokens, plain.first.tokens, strict=False)):
+            if a.text != b.text:
+                return None  # another check's business
+            if fault := _difference(a, b, ground.tolerance):
+                bodies = [{**answer.body, "max_tokens": place + 1}, {**plain.body, "max_tokens": place + 1}]
+                return _Fault(bodies, f"token {place}: {fault[0]}", f"without speculation: {fault[1]}")
+        return None
+
+
+def _prefix(ground: Ground, answer: Answer, place: int) -> str | list[int]:
+    ids = answer.first.token_ids
+    if ground.abilities.token_ids and ids and answer.prompt_ids:
+        return [*answer.prompt_ids, *ids[:place]]
+    return str(answer.body.get("prompt", "")) + "".join(token.text for token in answer.first.tokens[:place])
+
+
+def _is_same_prefix(answer: Answer, again: Answer, place: int) -> bool:
+    if isinstance(again.body.get("prompt"), list):
+        return True
+    if "messages" in again.body or answer.usage is None or again.usage is None:
+        return False
+    return again.usage.prompt == answer.usage.prompt + place
+
+
+def _law_fault(answer: Answer, tolerance: float) -> _Fault | None:
+    for place, token in enumerate(answer.first.tokens):
+        if not token.top:
+            continue
+        mass = sum(exp(logprob) for _, logprob in token.top)
+        best = token.top[0][1]
+        said = f"token {place}: {token.text!r} {token.logprob:.3f}"
+        bodies = [{**answer.body, "max_tokens": place + 1}]
+        if mass > 1 + tolerance:
+            return _Fault(bodies, f"token {place}: chances of {mass:.3f} in all", "at most 1")
+        if HALF not in token.text and abs(token.logprob - best) > tolerance:
+            return _Fault(bodies, said, f"greedy takes the largest, {token.top[0][0]!r} {best:.3f}")
+    return None
+
+
+def _difference(one: Token, other: Token, tolerance: float) -> tuple[str, str] | None:
+    """Where two accounts of one place differ by more than rounding explains; only likely tokens are compared."""
+    known = dict(other.top)
+    for text, logprob in ((one.text, one.logprob), *one.top[:3]):
+        if HALF not in text and text in known and logprob > -3 and abs(known[text] - logprob) > tolerance:
+            return f"{text!r} {logprob:.4f}", f"{known[text]:.4f}"
+    return None
+
+
+EVENTS = ("the likeliest token", "the second", "the third to fifth", "a token that is not listed")
+_RANKS = ((0, 1), (1, 2), (2, 5))
+
+
+class OwnLaw:
+    """The first tokens of many answers at temperature 1, each against the list that came with it."""
+
+    name: ClassVar[str] = "distribution against own logprobs"
+    claim: ClassVar[str] = (
+        "at temperature 1 tokens are drawn with the chances that the server's log probabilities tell"
+    )
+    rests_on: ClassVar[tuple[str, ...]] = ("logprobs", "n")
+
+    def cost(self, ground: Ground) -> int:
+        return requests_for(ground) if ground.abilities.logprobs else 0
+
+    async def examine(self, ground: Ground) -> Verdict:
+        if not ground.abilities.logprobs:
+            return not_tried(self.name, "the server lists no log probabilities")
+        drawn = _Drawn()
+        async for prompt, answer, choice in draw(ground, ground.server, ground.plan.depth, 1, logprobs=True):
+            drawn.bodies.setdefault(prompt, dict(answer.body))
+            drawn.add(prompt, choice)
+        chances, happened = drawn.arrays(drawn.rows)
+        seen = log_evidence(chances, happened)
+        bias = visible_bias(chances[:, 0], len(EVENTS) * len(BETS), OWN_LOGPROBS)
+        if seen >= log(1 / OWN_LOGPROBS):
+            if drawn.hidden_ends / max(len(drawn.rows), 1) > bias / 4:
+                return not_tried(self.name, "the server lists no end token, whose chance is then not known")
+            return self._refuted(drawn, seen)
+        upper = drawn.first_distance()
+        detail = f"evidence e^{seen:.1f} of e^{log(1 / OWN_LOGPROBS):.1f}; TV of first tokens ≤ {upper:.3f}"
+        visible = f"a total variation of {bias:.2%} towards {EVENTS[0]} ({CONFIDENCE:.0%})"
+        return Verdict(self.name, Outcome.NOT_REFUTED, len(chances), detail, visible)
+
+    def _refuted(self, drawn: "_Drawn", seen: float) -> Verdict:
+        """The prompt, and the fewest tokens of its answers, in which it shows most."""
+        by_prompt = defaultdict(list)
+        for row in drawn.rows:
+            by_prompt[row[0]].append(row)
+        prompt = max(by_prompt, key=lambda text: log_evidence(*drawn.arrays(by_prompt[text])))
+        rows = by_prompt[prompt]
+        for depth in range(1, max(row[1] for row in rows) + 2):
+            rows = [row for row in by_prompt[prompt] if row[1] < depth]
+            if log_evidence(*drawn.arrays(rows)) >= log(1 / OWN_LOGPROBS):
+                break
+        chances, happened = drawn.arrays(rows)
+        event = int(gains(chances, happened).max(axis=1).argmax())
+        body = {**drawn.bodies[prompt], "max_tokens": depth}
+        body.pop("seed")  # it takes many
+        told = f"in {len(rows)} draws {EVENTS[event]} came {happened[:, event].sum()} times"
+        shown = Reproduction([body], told, f"{chances[:, event].sum():.0f} times")
+        detail = f"evidence e^{seen:.1f}, {EVENTS[event]} came too " + (
+            "often" if happened[:, event].sum() > chances[:, event].sum() else "seldom"
+        )
+        return refuted(self.name, len(drawn.rows), detail, shown)
+
+
+Row = tuple[str, int, tuple[float, ...], tuple[bool, ...]]
+"""Prompt, place, chances of the events, which of them happened."""
+
+
+class _Drawn:
+    """All draws, and the first tokens by prompt."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.bodies: dict[str, dict[str, object]] = {}
+        self._firsts: dict[str, list[Token]] = defaultdict(list)
+        self.hidden_ends = 0  # answers whose end token is not among the listed ones
+
+    def add(self, prompt: str, choice: Choice) -> None:
+        listed = "".join(token.text for token in choice.tokens)
+        self.hidden_ends += choice.finish_reason == "stop" and listed == choice.text
+        for place, token in enumerate(choice.tokens):
+            if token.top:
+                self.rows.append((prompt, place, *_events(token)))
+        if choice.tokens and choice.tokens[0].top:
+            self._firsts[prompt].append(choice.tokens[0])
+
+    def arrays(self, rows: list[Row]) -> tuple[Floats, "np.ndarray[tuple[int, int], np.dtype[np.bool_]]"]:
+        chances = np.array([row[2] for row in rows]).reshape(-1, len(EVENTS))
+        return np.clip(chances, 0.0, 1.0), np.array([row[3] for row in rows]).reshape(-1, len(EVENTS))
+
+    def first_distance(self) -> float:
+        """The largest bound of any prompt on the total variation of its first token."""
+        return max((_first_distance(tokens) for tokens in self._firsts.values()), default=1.0)
+
+
+def _events(token: Token) -> tuple[tuple[float, ...], tuple[bool, ...]]:
+    rank = _rank(token)
+    chances = [sum(exp(p) for _, p in token.top[a:b]) for a, b in _RANKS]
+    happened = [rank is not None and a <= rank < b for a, b in _RANKS]
+    listed = sum(exp(p) for _, p in token.top)
+    return (*chances, 1 - listed), (*happened, rank is None)
+
+
+def _rank(token: Token) -> int | None:
+    """Its place in the list; tokens of one text are told apart by their numbers."""
+    for rank, (text, logprob) in enumerate(token.top):
+        if text == token.text and abs(logprob - token.logprob) < 1e-6:
+            return rank
+    return None
+
+
+def _first_distance(tokens: list[Token]) -> float:
+    cells = len(tokens[0].top)
+    counts = np.zeros(cells + 1)
+    for token in tokens:
+        rank = _rank(token)
+        counts[cells if rank is None else min(rank, cells)] += 1
+    law = np.array([exp(p) for _, p in tokens[0].top])
+    return distance(counts, np.append(law, max(0.0, 1 - law.sum()))).upper
+
+
+DEPTH = 3
+"""Tokens of the texts that are compared: the more, the rarer each text is."""
+
+
+class WithoutSpeculation:
+    """Texts of a few tokens drawn with and without speculation, prompt by prompt."""
+
+    name: ClassVar[str] = "distribution with and without speculation"
+    claim: ClassVar[str] = "texts have the same law with speculation and without"
+    rests_on: ClassVar[tuple[str, ...]] = ("n",)
+
+    def cost(self, ground: Ground) -> int:
+        return 2 * requests_for(ground) if ground.plain else 0
+
+    async def examine(self, ground: Ground) -> Verdict:
+        if ground.plain is None:
+            return not_tried(self.name, "needs --plain-url, or --plain-body with what turns speculation off")
+        with_it = await _texts(ground, ground.server, 2)
+        without = await _texts(ground, ground.plain, 3)
+        alarm = WITHOUT_SPECULATION / len(with_it)
+        worst: tuple[float, str, Contrast] | None = None
+        for prompt, drawn in with_it.items():
+            found = contrast(without[prompt], drawn)
+            if worst is None or found.p < worst[0]:
+                worst = found.p, prompt, found
+        assert worst is not None
+        draws = len(with_it[worst[1]])
+        if worst[0] < alarm:
+            return self._refuted(ground, worst[1], worst[2], len(with_it) * draws)
+        shift = visible_shift(0.25, draws, alarm)
+        visible = f"a text of a quarter's chance that is off by {shift:.1%} ({CONFIDENCE:.0%})"
+        detail = f"smallest p {worst[0]:.2g} of {alarm:.1g}"
+        return Verdict(self.name, Outcome.NOT_REFUTED, 2 * len(with_it) * draws, detail, visible)
+
+    def _refuted(self, ground: Ground, prompt: str, found: Contrast, tried: int) -> Verdict:
+        body = ground.server.wire_body(ground.sampled(prompt, 0, max_tokens=DEPTH, n=ground.abilities.n))
+        body.pop("seed")
+        without, with_it = found.counts
+        shown = Reproduction(
+            [body], f"{found.cell!r} {with_it} times with speculation", f"{without} times as without"
+        )
+        detail = f"{found.cell!r} has another chance with speculation (p = e^{log(max(found.p, 1e-300)):.0f})"
+        return refuted(self.name, tried, detail, shown)
+
+
+async def _texts(ground: Ground, server: Server, seeds: int) -> dict[str, list[str]]:
+    drawn: dict[str, list[str]] = {text: [] for text in ground.plan.texts}
+    async for prompt, _, choice in draw(ground, server, DEPTH, seeds, logprobs=False):
+        drawn[prompt].append(choice.text)
+    return drawn

@@ -1,0 +1,220 @@
+"""What an answer says of itself is right: counts, offsets, stop texts and its end."""
+
+from typing import ClassVar
+
+from foreword.proofs.server.client import HALF, Answer, Body, Choice
+from foreword.proofs.server.comparing import brief, smallest
+from foreword.proofs.server.ground import Ground, Reproduction, Verdict, held, not_tried, refuted
+
+
+class UsageCounts:
+    """Whole and streamed answers, cut at several lengths."""
+
+    name: ClassVar[str] = "usage"
+    claim: ClassVar[str] = "usage counts the tokens that were written, and its total is the sum"
+    rests_on: ClassVar[tuple[str, ...]] = ()
+
+    def cost(self, ground: Ground) -> int:
+        return 4 * ground.plan.prompts
+
+    async def examine(self, ground: Ground) -> Verdict:
+        tried = 0
+        for seed, text in enumerate(ground.plan.texts):
+            for tokens in (1, ground.plan.tokens - 3):
+                body = ground.with_logprobs(ground.sampled(text, seed, max_tokens=tokens))
+                whole, streamed = await ground.server.ask(body), await ground.server.stream(body)
+                ground.judged(text, whole, streamed)
+                if whole.usage is None:
+                    return not_tried(self.name, "the server tells no usage")
+                tried += 2
+                if fault := _usage_fault(whole) or _usage_fault(streamed):
+                    return await self._refuted(ground, body, fault, tried)
+                if streamed.usage is not None and whole.usage.prompt != streamed.usage.prompt:
+                    fault = f"a prompt of {whole.usage.prompt} tokens has {streamed.usage.prompt} in a stream"
+                    return await self._refuted(ground, body, fault, tried)
+        return held(self.name, tried)
+
+    async def _refuted(self, ground: Ground, body: Body, fault: str, tried: int) -> Verdict:
+        async def shows(smaller: Body) -> bool:
+            return bool(_usage_fault(await ground.server.ask(smaller)))
+
+        answer = await ground.server.ask(await smallest(body, shows))
+        shown = Reproduction(
+            [answer.body], f"{answer.usage} of {brief(answer)}", _usage_fault(answer) or fault
+        )
+        return refuted(self.name, tried, fault, shown)
+
+
+def _usage_fault(answer: Answer) -> str:
+    """What is wrong with an answer's usage; empty if nothing is."""
+    usage = answer.usage
+    if usage is None:  # streams need not have it
+        return ""
+    if usage.total != usage.prompt + usage.completion:
+        return f"{usage.prompt} and {usage.completion} tokens are not {usage.total}"
+    most = answer.body["max_tokens"] * len(answer.choices)
+    listed = sum(len(choice.tokens) for choice in answer.choices.values())
+    if listed and listed != usage.completion:
+        return f"{listed} tokens came, {usage.completion} are counted"
+    is_cut = all(choice.finish_reason == "length" for choice in answer.choices.values())
+    if usage.completion > most or (is_cut and usage.completion != most):
+        return f"{usage.completion} tokens are counted of answers cut at {most}"
+    return ""
+
+
+class Offsets:
+    """Greedy and sampled answers with log probabilities."""
+
+    name: ClassVar[str] = "offsets"
+    claim: ClassVar[str] = "the listed tokens are those of the text, each at its offset"
+    rests_on: ClassVar[tuple[str, ...]] = ()
+
+    def cost(self, ground: Ground) -> int:
+        return 2 * ground.plan.prompts if ground.abilities.logprobs else 0
+
+    async def examine(self, ground: Ground) -> Verdict:
+        if not ground.abilities.logprobs:
+            return not_tried(self.name, "the server lists no log probabilities")
+        tried = 0
+        for seed, text in enumerate(ground.plan.texts):
+            for body in (ground.greedy(text), ground.with_logprobs(ground.sampled(text, seed))):
+                answer = await ground.server.ask(body)
+                ground.judged(text, answer)
+                tried += 1
+                if fault := _offset_fault(answer.first):
+                    return await self._refuted(ground, body, fault, tried)
+        return held(self.name, tried)
+
+    async def _refuted(self, ground: Ground, body: Body, fault: str, tried: int) -> Verdict:
+        async def shows(smaller: Body) -> bool:
+            return bool(_offset_fault((await ground.server.ask(smaller)).first))
+
+        answer = await ground.server.ask(await smallest(body, shows))
+        tokens = [token.text for token in answer.first.tokens]
+        got = f"{tokens[:12]} at {answer.first.offsets[:12]} of {answer.text[:80]!r}"
+        return refuted(
+            self.name, tried, fault, Reproduction([answer.body], got, _offset_fault(answer.first) or fault)
+        )
+
+
+def _offset_fault(choice: Choice) -> str:
+    texts = [token.text for token in choice.tokens]
+    told = len(choice.offsets)
+    for place in range(min(told, len(texts)) - 1):
+        step = choice.offsets[place + 1] - choice.offsets[place]
+        if HALF not in texts[place] and step != len(texts[place]):
+            return f"token {place} has {len(texts[place])} characters, the next is {step} further"
+    whole = "".join(texts)
+    if HALF in whole + choice.text:
+        return ""
+    # A text may lack the space that it begins with; after an end there are tokens that are not shown.
+    fits = (
+        whole.lstrip().startswith(choice.text.strip())
+        if choice.finish_reason == "stop"
+        else (whole.strip() == choice.text.strip())
+    )
+    return "" if fits else "the listed tokens do not spell the text"
+
+
+STOPS = 3
+"""Places of an answer that are made stop texts."""
+
+
+class Stop:
+    """Pieces of a known answer become stop texts, within tokens and across them."""
+
+    name: ClassVar[str] = "stop"
+    claim: ClassVar[str] = (
+        "an answer with a stop text is the answer without it, up to where the stop text begins"
+    )
+    rests_on: ClassVar[tuple[str, ...]] = ("seed alone", "streamed equals whole")
+
+    def cost(self, ground: Ground) -> int:
+        return ground.plan.prompts * (1 + 2 * STOPS)
+
+    async def examine(self, ground: Ground) -> Verdict:
+        tried = 0
+        for seed, text in enumerate(ground.plan.texts):
+            body = ground.sampled(text, seed)
+            unstopped = await ground.server.ask(body)
+            ground.judged(text, unstopped)
+            whole = unstopped.text
+            for stop, place in _stops(whole):
+                for ask in (ground.server.ask, ground.server.stream):
+                    answer = await ask({**body, "stop": [stop]})
+                    ground.judged(text, answer)
+                    tried += 1
+                    if (answer.text, answer.first.finish_reason) != (whole[:place], "stop"):
+                        fault = f"with the stop {stop!r} the text is not what stands before it"
+                        small = await self._smaller(ground, body, stop, place)
+                        shown = Reproduction(
+                            [{**answer.body, **small}], brief(answer), f"{whole[:place][-120:]!r} (stop)"
+                        )
+                        return refuted(self.name, tried, fault, shown)
+        return held(self.name, tried)
+
+    async def _smaller(self, ground: Ground, body: Body, stop: str, place: int) -> Body:
+        """Fewest tokens that still reach the stop text."""
+        tokens = 1
+        while tokens < body["max_tokens"]:
+            if len((await ground.server.ask({**body, "max_tokens": tokens})).text) >= place + len(stop):
+                return {"max_tokens": tokens}
+            tokens *= 2
+        return {}
+
+
+def _stops(text: str) -> list[tuple[str, int]]:
+    """Pieces of the text and where they first occur: of three characters, and of one."""
+    found: dict[int, str] = {}
+    for k in range(1, STOPS + 1):
+        begin = len(text) * k // (STOPS + 1)
+        piece = text[begin : begin + (1 if k == 2 else 3)]
+        if piece and piece.strip() and HALF not in piece:
+            found[text.index(piece)] = piece
+    return [(piece, place) for place, piece in found.items() if place > 0]
+
+
+MORE = 8
+"""Tokens that are allowed beyond those of the first answer."""
+
+
+class Ends:
+    """The same seed with more room: the same text if it had ended, a longer one if it was cut."""
+
+    name: ClassVar[str] = "ends"
+    claim: ClassVar[str] = "finish_reason is right: stop texts go no further with more room, cut ones do"
+    rests_on: ClassVar[tuple[str, ...]] = ("seed alone",)
+
+    def cost(self, ground: Ground) -> int:
+        return 4 * ground.plan.prompts
+
+    async def examine(self, ground: Ground) -> Verdict:
+        tried = ended = 0
+        for seed, text in enumerate(ground.plan.texts):
+            for tokens in (ground.plan.tokens // 2, ground.plan.tokens):
+                body = ground.sampled(text, seed, max_tokens=tokens)
+                answer = await ground.server.ask(body)
+                longer = await ground.server.ask({**body, "max_tokens": tokens + MORE})
+                ground.judged(text, answer, longer)
+                tried += 1
+                ended += answer.first.finish_reason == "stop"
+                if fault := _end_fault(answer, longer):
+                    bodies = [answer.body, longer.body]
+                    shown = Reproduction(bodies, f"{brief(answer)}, then {brief(longer)}", fault)
+                    return refuted(self.name, tried, fault, shown)
+        return held(self.name, tried, f"{ended} ended by themselves")
+
+
+def _end_fault(answer: Answer, longer: Answer) -> str:
+    reason, text, more = answer.first.finish_reason, answer.text, longer.text
+    if reason not in ("stop", "length"):
+        return f"finish_reason must be stop or length, not {reason!r}"
+    if reason == "stop" and (more, longer.first.finish_reason) != (text, "stop"):
+        return "it had ended (stop), and more room must change nothing"
+    # The last character of a cut text may be half of one.
+    if reason == "length" and not more.startswith(text.rstrip(HALF)):
+        return "it was cut (length), and with more room it must go on from there"
+    counted, room = answer.usage, answer.body["max_tokens"]
+    if reason == "length" and counted is not None and counted.completion < room:
+        return f"it says that it was cut at {room} tokens, and has {counted.completion}"
+    return ""

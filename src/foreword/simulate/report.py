@@ -1,0 +1,110 @@
+"""A simulation as one page, and the autoscaler's effect as one line."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from foreword.bench.page import Lines, chart, colours_of, html_page, section
+from foreword.simulate.scenario import Autoscale, Scenario
+from foreword.simulate.sweep import Point
+from foreword.simulate.world import LOOK_SECONDS, Outcome, figure
+
+
+def scaling_told(scenario: Scenario, outcome: Outcome) -> str:
+    """One line."""
+    rule, over_time = scenario.autoscale, outcome.nodes_over_time
+    assert rule is not None
+    have, wanted = over_time[0], outcome.nodes_wanted
+    if min(over_time) != max(over_time):
+        return f"--autoscale: nodes at first {have}, at most {max(over_time)}, at the end {over_time[-1]}"
+    if wanted is None or wanted == have:
+        return (
+            f"--autoscale changed nothing: by the ratio formula {have} is the number of nodes for this load"
+        )
+    return f"--autoscale changed nothing: nodes wanted {wanted}, there {have}, but {_too_short(rule, wanted > have)}"
+
+
+def _too_short(rule: Autoscale, is_more: bool) -> str:
+    after = rule.up_after if is_more else rule.down_after
+    what = f"one is added after {after:g} s of too few and drafts {rule.boot:g} s later (--boot-s)"
+    if not is_more:
+        what = f"one is given back after {after:g} s of too many"
+    # The first tenth of the time is warm-up, and the load is looked at every second.
+    seconds = math.ceil((after + is_more * rule.boot + 3 * LOOK_SECONDS) / 0.9)
+    return f"{what}: simulate --seconds {seconds} or more"
+
+
+_HEADS = (
+    "who drafts",
+    "tokens/s",
+    "per target",
+    "tokens/pass",
+    "ms/token p50",
+    "p95",
+    "latency p95",
+    "cost per million",
+)
+_FIGURES: tuple[tuple[str, Callable[[Outcome], float | None]], ...] = (
+    ("tokens per second and target", lambda one: one.tokens_per_second_per_target),
+    ("milliseconds per token, p95 of requests", lambda one: one.token_ms_p95),
+    ("cost of a million tokens", lambda one: one.cost_per_million),
+)
+
+
+def simulation_page(
+    scenario: Scenario,
+    compared: Mapping[str, Outcome],
+    points: Sequence[Point],
+    about: Sequence[str],
+) -> str:
+    """What was compared, what happened when, and each axis with its three pictures."""
+    fleet = scenario.fleet
+    title = (
+        f"simulated: {fleet.targets} targets, {fleet.nodes} draft nodes, batch {fleet.batch}, K {scenario.k}"
+    )
+    colours = colours_of(list(dict.fromkeys([*compared, *(point.who for point in points)])))
+    sections = [section("as it is", _over_time(scenario, compared, colours), _HEADS, _rows(compared))]
+    for axis in dict.fromkeys(point.axis for point in points):
+        own = [point for point in points if point.axis == axis]
+        charts = [chart(f"{name} by {axis}", _lines(own, read), colours) for name, read in _FIGURES]
+        heads = (axis, *_HEADS)
+        rows = [(f"{point.value:g}", *_row(point.who, point.outcome)) for point in own]
+        sections.append(section(f"over {axis}", charts, heads, rows))
+    return html_page(title, about, colours, sections)
+
+
+def _over_time(scenario: Scenario, compared: Mapping[str, Outcome], colours: Mapping[str, str]) -> list[str]:
+    def times(values: Sequence[float]) -> list[tuple[float, float]]:
+        counted = enumerate(values, 1)
+        return [(place * scenario.seconds / len(values), value) for place, value in counted]
+
+    tokens = {who: times(one.tokens_over_time) for who, one in compared.items()}
+    nodes = {who: times(one.nodes_over_time) for who, one in compared.items() if any(one.nodes_over_time)}
+    return [
+        chart("tokens per second over time (s)", tokens, colours),
+        chart("draft nodes over time (s)", nodes, colours),
+    ]
+
+
+def _lines(points: Sequence[Point], read: Callable[[Outcome], float | None]) -> Lines:
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for point in points:
+        if (value := read(point.outcome)) is not None:
+            lines.setdefault(point.who, []).append((point.value, value))
+    return lines
+
+
+def _rows(compared: Mapping[str, Outcome]) -> list[tuple[str, ...]]:
+    return [_row(who, one) for who, one in compared.items()]
+
+
+def _row(who: str, one: Outcome) -> tuple[str, ...]:
+    return (
+        who,
+        f"{one.tokens_per_second:.0f}",
+        f"{one.tokens_per_second_per_target:.0f}",
+        figure(one.tokens_per_pass, ".2f"),
+        figure(one.token_ms_p50, ".2f"),
+        figure(one.token_ms_p95, ".2f"),
+        "-" if one.latency_p95 is None else f"{one.latency_p95:.2f} s",
+        figure(one.cost_per_million, ".3g"),
+    )
