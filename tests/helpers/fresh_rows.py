@@ -13,8 +13,8 @@ from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Commit, KvMemory, needs_of
+from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.requests import as_drafter_sees
-from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 
 
 class Fresh:

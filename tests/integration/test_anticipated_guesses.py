@@ -16,12 +16,11 @@ from foreword.engine.core import EngineCore
 from foreword.engine.loader import LoadedModel
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.parts import EngineParts
-from foreword.speculation import step
+from foreword.speculation import pipeline
 from foreword.speculation.accept import Acceptance
-from foreword.speculation.drafting import needs_of
+from foreword.speculation.drafting import KvMemory, needs_of
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry
-from foreword.speculation.transaction import Transaction
 from foreword.speculation.verdict import Verdict
 from helpers.anticipating import AnticipatingRunner, let_anticipate
 from helpers.cpu import needs_cpu_kernels
@@ -114,22 +113,22 @@ def _note(deltas: list[AnswerDelta], said: dict[tuple[str, int], Any]) -> None:
 @pytest.fixture
 def troubled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some passes fail when they are judged, and some rows of a head are lost: what was begun behind them must go."""
-    judge, go_on = Acceptance.verdicts, step.anticipate
+    judge, draft_early = Acceptance.verdicts, pipeline.draft_early
 
     def failing(self: Acceptance) -> list[Verdict]:
         if sum(len(entry.request.tokens) for entry in self.entries) % 23 == 0 and any(map(len, self.drafts)):
             raise ConnectionError("planted")
         return judge(self)
 
-    def forgetful(transaction: Transaction, *args: Any) -> None:
-        for entry in transaction.entries:
+    def forgetful(launched: pipeline.Launched, memory: KvMemory) -> bool:
+        for entry in launched.transaction.entries:
             if len(entry.request.tokens) % 11 == 0:
                 for rows in entry.kv.extra.values():
                     rows.clip(rows.end - 2)
-        go_on(transaction, *args)
+        return draft_early(launched, memory)
 
     monkeypatch.setattr(Acceptance, "verdicts", failing)
-    monkeypatch.setattr(step, "anticipate", forgetful)
+    monkeypatch.setattr(pipeline, "draft_early", forgetful)
 
 
 @pytest.mark.usefixtures("troubled")

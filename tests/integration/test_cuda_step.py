@@ -19,7 +19,7 @@ from foreword.kv.paged_cache import PagedCache
 from foreword.kv.spec import DECODER_ROWS
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
-from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
+from foreword.speculation.layout import BatchBuffers, SequenceRows
 from helpers.passes import DEVICES, make_request
 from helpers.tiny_models import make_hf_model
 from helpers.trees import random_tokens, random_tree

@@ -19,8 +19,8 @@ from foreword.kv.spec import RowSpec
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Commit, RequestRows
+from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.requests import as_drafter_sees
-from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 from helpers.cpu import cpu_decoder, needs_cpu_kernels
 from helpers.exits import write_exit
 from helpers.passes import torch_decoder

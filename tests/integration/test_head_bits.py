@@ -16,7 +16,7 @@ from foreword.kv.spec import RowSpec
 from foreword.models.heads.opening import Head, open_head
 from foreword.models.heads.spec import Join
 from foreword.speculation.draft import Draft
-from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
+from foreword.speculation.layout import BatchBuffers, SequenceRows
 from helpers.cpu import cpu_decoder, needs_cpu_kernels
 from helpers.tiny_heads import HEAD_DIM, HIDDEN, KV_HEADS, TinyHead
 from helpers.tiny_models import make_hf_model

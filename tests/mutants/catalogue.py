@@ -244,7 +244,7 @@ MUTANTS = (
     Mutant(
         29,
         "a batch that is a little larger than its memory",
-        "speculation/rows/batch_memory.py",
+        "speculation/layout.py",
         "BatchMemory.views",
         "entries > len(self._memory)",
         "entries > len(self._memory) + 1",
@@ -262,7 +262,7 @@ MUTANTS = (
     Mutant(
         19,
         "the rows of a prompt chunk see one another whole",
-        "speculation/rows/layout.py",
+        "speculation/layout.py",
         "_ways_of_one",
         "own + 1",
         "np.full(run, run)",

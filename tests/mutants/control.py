@@ -437,7 +437,7 @@ CONTROL_MUTANTS = (
         "a head that is left out is told of every step in which another guesses",
         "speculation/observing.py",
         "Observation.of",
-        "if own is not None and tells is not None and (not tells(entry.request)):\n    own = None",
+        "if own is not None and notifies is not None and (not notifies(entry.request)):\n    own = None",
         "",
         (
             f"{UNIT}/speculation/test_observing.py"

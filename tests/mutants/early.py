@@ -4,7 +4,7 @@ from catalogue import LOGPROBS, UNIT, Mutant
 
 LATE = "tests/integration/test_drafters_made_late.py"
 ADAPTERS = "tests/integration/test_adapter_engine.py"
-EARLY_DRAFTS = f"{UNIT}/speculation/test_anticipating.py"
+EARLY_DRAFTS = f"{UNIT}/speculation/test_early_drafting.py"
 
 EARLY_MUTANTS = (
     Mutant(
@@ -127,8 +127,8 @@ EARLY_MUTANTS = (
     Mutant(
         105,
         "a drafter that was not to draft goes on after the pass",
-        "speculation/anticipating.py",
-        "anticipate",
+        "speculation/pipeline.py",
+        "draft_early",
         "observer.is_on and anticipates(observer.drafter)",
         "anticipates(observer.drafter)",
         (EARLY_DRAFTS,),
@@ -136,8 +136,8 @@ EARLY_MUTANTS = (
     Mutant(
         105,
         "an early draft begins with the states of a run's first token",
-        "speculation/anticipating.py",
-        "anticipate",
+        "speculation/pipeline.py",
+        "draft_early",
         "state + entry.run - 1",
         "state",
         (EARLY_DRAFTS,),

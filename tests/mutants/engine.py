@@ -175,7 +175,7 @@ ENGINE_MUTANTS = (
     Mutant(
         18,
         "the masks of the batch before stay in memory that is used again",
-        "speculation/rows/layout.py",
+        "speculation/layout.py",
         "_fill_single_places",
         "arrays.ancestor_masks.fill(0)",
         "",
@@ -184,7 +184,7 @@ ENGINE_MUTANTS = (
     Mutant(
         18,
         "a block table of the same length is taken for the same table",
-        "speculation/rows/batch_memory.py",
+        "speculation/layout.py",
         "PageTables.of",
         "known != sequence.pages",
         "len(known) != len(sequence.pages)",
@@ -193,7 +193,7 @@ ENGINE_MUTANTS = (
     Mutant(
         39,
         "rows are laid out as if a request's pages lay behind its first one",
-        "speculation/rows/layout.py",
+        "speculation/layout.py",
         "_fill_places",
         "arrays.block_tables[ways.part_of, page]",
         "arrays.block_tables[ways.part_of, 0] + page",

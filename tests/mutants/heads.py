@@ -180,17 +180,17 @@ HEAD_MUTANTS = (
         71,
         "the pass moves rows that the head has written again since",
         "speculation/transaction.py",
-        "Transaction.lend",
+        "Transaction.reserve_drafter_rows",
         "if asked:\n"
-        "    self._moves = self._cache.take_moves()\n"
+        "    self._moves = self.cache.take_moves()\n"
         "    if self._moves:\n"
-        "        copies = [(move.source, self._cache.slot(move.owner, move.row)) for move in "
+        "        copies = [(move.source, self.cache.slot(move.owner, move.row)) for move in "
         "self._moves]\n"
         "        store.move(torch.tensor(copies, dtype=torch.int32))",
         "if False:\n"
-        "    self._moves = self._cache.take_moves()\n"
+        "    self._moves = self.cache.take_moves()\n"
         "    if self._moves:\n"
-        "        copies = [(move.source, self._cache.slot(move.owner, move.row)) for move in "
+        "        copies = [(move.source, self.cache.slot(move.owner, move.row)) for move in "
         "self._moves]\n"
         "        store.move(torch.tensor(copies, dtype=torch.int32))",
         (IN_PAGES,),
@@ -236,7 +236,7 @@ HEAD_MUTANTS = (
         "drafters that a policy brings are not told",
         "speculation/observing.py",
         "_observers",
-        "(*watching, *brought)",
+        "(*watching, *policy_drafters)",
         "watching",
         (f"{OBSERVING}::test_all_who_may_draft_for_a_request_are_told_with_the_states_that_each_needs",),
     ),
@@ -244,7 +244,7 @@ HEAD_MUTANTS = (
         71,
         "rows of an accepted path count as being where they belong",
         "speculation/observing.py",
-        "Observation.tell",
+        "Observation.notify",
         "entry.computed + entry.run",
         "entry.computed + entry.run + len(verdict.path)",
         (f"{OBSERVING}::test_a_commit_says_which_rows_stay_where_they_are",),

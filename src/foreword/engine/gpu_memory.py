@@ -7,7 +7,7 @@ from foreword.backends.runner import ModelRunner
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.speculation.draft import NO_DRAFT
-from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
+from foreword.speculation.layout import BatchBuffers, SequenceRows
 
 GIB = 1 << 30
 

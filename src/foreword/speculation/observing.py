@@ -1,10 +1,13 @@
-"""Which drafters are told what a pass has made final, and what they are told."""
+"""Observers of steps: notifies drafters of committed tokens and hidden states, then costs, policy and statistics."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
 from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
 
 from foreword.backends.batch import ForwardOutput, Tap
 from foreword.speculation.draft import Draft
@@ -19,27 +22,84 @@ from foreword.speculation.drafting import (
     choices_of,
     needs_of,
 )
-from foreword.speculation.kept_states import KeptStates
+from foreword.speculation.measured.situation import Situation
+from foreword.speculation.probe import FaultLog
 from foreword.speculation.proposing import Plans
+from foreword.speculation.protocols import Policy
+from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest, as_drafter_sees
-from foreword.speculation.verdict import Verdict
 
-Tells = Callable[[StepRequest], bool]
-"""Whether a request's own drafter is told of it."""
+Notifies = Callable[[StepRequest], bool]
+"""Whether a request's own drafter is notified of it."""
+
+PLANNING = 2
+"""Observers, the first of the list, that the next plan depends on."""
+
+
+class StepObservers:
+    """Calls everything that learns from a step with the step's report; an observer that fails costs no request.
+
+    Drafters are called at once, costs and the policy before the next plan, statistics while the next pass is in flight.
+    """
+
+    def __init__(
+        self, situation: Situation, policy: Policy, faults: FaultLog, memory: KvMemory | None
+    ) -> None:
+        self._faults, self._memory = faults, memory
+        self._policy_drafters = list(policy.drafters())
+        self._notifies: Notifies | None = getattr(policy, "tells", None)
+        self._observers: Sequence[tuple[str, Callable[[StepReport], None]]] = (
+            ("books", situation.learn),
+            ("learn", policy.learn),
+            ("books", situation.count),
+        )
+        self._reports: list[StepReport] = []  # that some observer has not seen
+        self._planned = 0  # of these, the first that PLANNING observers have seen
+
+    def of_pass(self, entries: Sequence[PassEntry], plans: Plans) -> "Observation":
+        """Return the drafters that observe a pass."""
+        return Observation.of(entries, plans, self._policy_drafters, self._memory, self._notifies)
+
+    def publish(self, report: StepReport, observation: "Observation", output: ForwardOutput) -> None:
+        """Notify the drafters; the other observers see the report when they are called."""
+        with self._faults.forgiven("observe"):
+            observation.notify(report, output)
+        self._reports.append(report)
+
+    def before_plan(self) -> None:
+        """Call the observers that the next plan depends on."""
+        for report in self._reports[self._planned :]:
+            self._call(self._observers[:PLANNING], report)
+        self._planned = len(self._reports)
+
+    def catch_up(self) -> None:
+        """Call all observers with the reports that they have not seen."""
+        self.before_plan()
+        reports, self._reports, self._planned = self._reports, [], 0
+        for report in reports:
+            self._call(self._observers[PLANNING:], report)
+
+    def _call(
+        self, observers: Sequence[tuple[str, Callable[[StepReport], None]]], report: StepReport
+    ) -> None:
+        for stage, observe in observers:
+            with self._faults.forgiven(stage):
+                observe(report)
 
 
 class Observer(NamedTuple):
-    """A drafter that is told of an entry."""
+    """A drafter that observes an entry."""
 
     drafter: Observes
     needs: DrafterNeeds
-    is_on: bool  # whether it was meant to guess for it in this step
+    is_on: bool  # whether it was meant to draft for it in this step
 
 
 @dataclass(frozen=True)
 class Observation:
     """The entries of a pass whose drafters need more than tokens."""
 
+    entries: Sequence[PassEntry]
     observers: Sequence[Sequence[Observer]]  # [entries]
     taps: tuple[Tap, ...] = ()  # of all of them together
     memory: KvMemory | None = None
@@ -48,22 +108,22 @@ class Observation:
     def of(
         entries: Sequence[PassEntry],
         plans: Plans,
-        brought: Sequence[Drafter],
+        policy_drafters: Sequence[Drafter],
         memory: KvMemory | None,
-        tells: Tells | None = None,
+        notifies: Notifies | None = None,
     ) -> "Observation":
-        """Whoever may draft for a request is told of it, whether or not it is asked to guess in this pass.
+        """Return which drafters observe which entry, whether or not they draft in this pass.
 
-        These are the request's own drafter, the one that the policy has planned, and those that it `brought` along. A
-        policy that leaves a drafter out for long may say so by `tells`: then of its own only the planned one is told.
+        These are the request's own drafter, the planned one, and those that the policy owns. If the policy's `notifies`
+        returns False for a request, its own drafter observes it only while it is planned.
         """
-        watching = [drafter for drafter in brought if needs_of(drafter)]
-        # Most requests of a pass have the same drafters: who they are is worked out once.
+        watching = [drafter for drafter in policy_drafters if needs_of(drafter)]
+        # Most requests of a pass have the same drafters: their observers are found once.
         known: dict[tuple[int, int], tuple[Mapping[int, Drafter], Sequence[Observer]]] = {}
         observers: list[Sequence[Observer]] = []
         for entry, plan in zip(entries, plans, strict=True):
             own = entry.request.speculation
-            if own is not None and tells is not None and not tells(entry.request):
+            if own is not None and notifies is not None and not notifies(entry.request):
                 own = None
             if own is None and plan is None and not watching:
                 observers.append(())
@@ -72,12 +132,12 @@ class Observation:
             if key not in known:
                 known[key] = _observers(own, plan, watching)
             drafters, some = known[key]
-            entry.request.asked.update(drafters)  # so that they hear of the end, too
+            entry.request.asked.update(drafters)  # so that they are notified of its end, too
             observers.append(some)
         if not any(observers):
-            return Observation(observers)
+            return Observation(entries, observers)
         each = [one.needs for _, some in known.values() for one in some]
-        return Observation(observers, reduce(or_, each, NO_NEEDS).taps, memory)
+        return Observation(entries, observers, reduce(or_, each, NO_NEEDS).taps, memory)
 
     @cached_property
     def wanted(self) -> list[bool]:
@@ -89,14 +149,14 @@ class Observation:
 
     @cached_property
     def _distinct(self) -> dict[int, Sequence[Observer]]:
-        """Those of all entries by their id(): most have the same."""
+        """The distinct observer lists by their id(): most entries share one."""
         return {id(some): some for some in self.observers}
 
-    def first_rows(self, entries: Sequence[PassEntry], drafts: Sequence[Draft]) -> list[int | None]:
+    def first_rows(self, drafts: Iterable[Draft]) -> list[int | None]:
         """[entries], where the hidden states of each begin among those that are kept; None: its are not."""
         places: list[int | None] = []
         first = 0
-        for entry, draft, is_wanted in zip(entries, drafts, self.wanted, strict=True):
+        for entry, draft, is_wanted in zip(self.entries, drafts, self.wanted, strict=True):
             places.append(first if is_wanted else None)
             if is_wanted:
                 first += entry.run + len(draft)
@@ -107,30 +167,16 @@ class Observation:
         """Whether any of them needs the target's own draws."""
         return any(one.needs.draws for some in self._distinct.values() for one in some)
 
-    def tell(
-        self,
-        entries: Sequence[PassEntry],
-        drafts: Sequence[Draft],
-        verdicts: Sequence[Verdict],
-        applied: Sequence[bool],
-        output: ForwardOutput,
-    ) -> None:
-        """Tell every drafter of its requests that are still there."""
+    def notify(self, report: StepReport, output: ForwardOutput) -> None:
+        """Notify every drafter of the commits of its requests that are still present."""
         if not any(self.observers):
             return
-        told: dict[int, tuple[Observes, list[Commit]]] = {}
-        hidden, memory = output.hidden, self.memory
-        of_all = zip(
-            entries,
-            self.observers,
-            drafts,
-            verdicts,
-            applied,
-            self.first_rows(entries, drafts),
-            strict=True,
-        )
-        for entry, some, draft, verdict, is_there, first in of_all:
-            if not some or not is_there or verdict.poisoned:
+        commits: dict[int, tuple[Observes, list[Commit]]] = {}
+        hidden, memory, parts = output.hidden, self.memory, report.requests
+        places = self.first_rows(part.verdict.draft for part in parts)
+        for entry, some, part, first in zip(self.entries, self.observers, parts, places, strict=True):
+            verdict = part.verdict
+            if not some or not part.applied or verdict.poisoned:
                 continue
             request, settled = as_drafter_sees(entry.request), entry.computed + entry.run
             states = NO_STATES if first is None else KeptStates(hidden, first, entry.run, verdict.path)
@@ -140,24 +186,24 @@ class Observation:
                     entry.computed,
                     entry.run + len(verdict.path),
                     states if needs.taps else NO_STATES,
-                    draft,
+                    verdict.draft,
                     verdict.draws if needs.draws else (),
                     memory.of(entry.kv) if needs.rows and memory is not None else None,
                     settled,
                     is_on,
                 )
-                heard = told.get(id(drafter))
-                if heard is None:
-                    heard = told[id(drafter)] = drafter, []
-                heard[1].append(commit)
-        for drafter, commits in told.values():
-            drafter.observe(commits)
+                own = commits.get(id(drafter))
+                if own is None:
+                    own = commits[id(drafter)] = drafter, []
+                own[1].append(commit)
+        for drafter, its in commits.values():
+            drafter.observe(its)
 
 
 def _observers(
-    own: DraftPlan | None, plan: DraftPlan | None, brought: Sequence[Drafter]
+    own: DraftPlan | None, plan: DraftPlan | None, policy_drafters: Sequence[Drafter]
 ) -> tuple[Mapping[int, Drafter], Sequence[Observer]]:
-    """The drafters by their id(), and what they are told."""
+    """Return the drafters by their id(), and as observers."""
     watching = [
         drafter
         for one in (own, plan)
@@ -166,7 +212,7 @@ def _observers(
         if needs_of(drafter)
     ]
     planned = () if plan is None else [id(drafter) for drafter in _parts(plan.drafter)]
-    found = {id(drafter): drafter for drafter in (*watching, *brought)}
+    found = {id(drafter): drafter for drafter in (*watching, *policy_drafters)}
     observers = [
         Observer(cast(Observes, drafter), needs_of(drafter), number in planned)
         for number, drafter in found.items()
@@ -175,5 +221,38 @@ def _observers(
 
 
 def _parts(drafter: Drafter) -> Iterable[Drafter]:
-    """Those that a policy chooses between are told one by one: the one that it has chosen only once."""
+    """Return the drafters that a policy chooses between: each observes by itself, the chosen one once."""
     return choices_of(drafter).values() or (drafter,)
+
+
+class KeptStates(Mapping[Tap, Tensor]):
+    """One request's rows of the hidden states that a pass has kept, gathered when they are read."""
+
+    __slots__ = ("_path", "first", "of_pass", "stop")
+
+    def __init__(self, of_pass: Mapping[Tap, Tensor], first: int, run: int, path: Sequence[int]) -> None:
+        """Its rows begin at `first` with its run; those of the accepted nodes follow."""
+        self.of_pass = of_pass
+        self.first = first
+        # Of a chain, nothing lies between them: node numbers rise along a path.
+        self._path = None if not path or path[-1] == len(path) - 1 else path
+        self.stop = first + run + (len(path) if self._path is None else 0)
+
+    @property
+    def are_together(self) -> bool:
+        """Whether they are all the rows from `first` to `stop`."""
+        return self._path is None
+
+    def __getitem__(self, tap: Tap) -> Tensor:
+        states = self.of_pass[tap]
+        if self._path is None:
+            is_all = self.stop - self.first == states.shape[0]
+            return states if is_all else states[self.first : self.stop]
+        kept = torch.tensor([*range(self.first, self.stop), *(self.stop + node for node in self._path)])
+        return states[kept.to(states.device)]
+
+    def __iter__(self) -> Iterator[Tap]:
+        return iter(self.of_pass)
+
+    def __len__(self) -> int:
+        return len(self.of_pass)

@@ -14,6 +14,7 @@ from foreword.speculation.drafting import Ask, DraftRequest, KvMemory, needs_of
 from foreword.speculation.report import DrafterCall
 from foreword.speculation.requests import Aside, DraftPlan, PassEntry, as_drafter_sees
 from foreword.speculation.service import Wish, guess_shares
+from foreword.speculation.transaction import Transaction
 
 Plans = Sequence[DraftPlan | None]
 
@@ -120,13 +121,33 @@ def wishes(entries: Sequence[PassEntry], nodes: Sequence[int]) -> list[Wish]:
     return [Wish(count, entry.request.tenant, entry.request.service) for entry, count in pairs]
 
 
+def plain(entries: Sequence[PassEntry]) -> Plans:
+    """Return the plans of plain decoding."""
+    return [None] * len(entries)
+
+
 def propose(
+    transaction: Transaction,
+    plans: Plans,
+    max_rows: int | None,
+    clock: Callable[[], float],
+    memory: KvMemory | None = None,
+) -> Proposal:
+    """Return one draft for every entry, for no more than there is room for.
+
+    `memory` is for drafters that keep rows in the pages.
+    """
+    entries = transaction.entries
+    fitted = fit_to_room(entries, plans, transaction.cache, max_rows)
+    if memory is not None and any(fitted):
+        transaction.reserve_drafter_rows(fitted, memory.store)
+    return call_drafters(entries, fitted, clock, memory)
+
+
+def call_drafters(
     entries: Sequence[PassEntry], plans: Plans, clock: Callable[[], float], memory: KvMemory | None = None
 ) -> Proposal:
-    """One draft for every entry. Each drafter is asked once, for all of its requests.
-
-    `memory` is for those that keep rows in the pages.
-    """
+    """Call each planned drafter once, for all of its requests, and keep what is usable of its drafts."""
     drafts, asked = [NO_DRAFT] * len(entries), [NOBODY] * len(entries)
     if not any(plans):
         return Proposal(drafts, asked=asked)

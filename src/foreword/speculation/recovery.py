@@ -7,10 +7,11 @@ from typing import NamedTuple
 import torch
 
 from foreword.errors import EngineStopped
-from foreword.speculation.proposing import NOBODY, Proposal
+from foreword.speculation.pipeline import Launched
+from foreword.speculation.proposing import NOBODY, Proposal, plain
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
 from foreword.speculation.requests import PassEntry
-from foreword.speculation.step import Launched, Stepper, plain
+from foreword.speculation.step import Stepper
 from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
 
 
@@ -65,11 +66,11 @@ class Recovery:
             return self.stepper.resolve(under_way.launched)
         except Exception as error:
             self._note("step", error)
-        later = self.stepper.newest  # under way, and no other for those whose tokens it draws
+        later = self.stepper.pipeline.newest  # under way, and no other for those whose tokens it draws
         # One whose rows a later pass is moving takes part in the next step.
         free = [entry.again() for entry in mine if not self.stepper.cache.is_busy(entry.kv)]
         reports = self._again(free) if free else []
-        self.stepper.newest = later
+        self.stepper.pipeline.newest = later
         return _merged(under_way, reports, under_way.launch_seconds + self.stepper.clock() - began)
 
     def _again(self, present: Sequence[PassEntry]) -> list[StepReport]:
@@ -114,7 +115,7 @@ def _why(error: Exception) -> str:
 def _merged(failed: UnderWay, reports: Sequence[StepReport], seconds: float) -> StepReport:
     """The reports of several smaller steps as one, in the order of the whole; what the first try drafted is in it."""
     proposal = Proposal() if isinstance(failed.launched, Exception) else failed.launched.proposal
-    verified = 0.0 if isinstance(failed.launched, Exception) else failed.launched.verify_seconds
+    verified = 0.0 if isinstance(failed.launched, Exception) else failed.launched.probe.verify_seconds
     asked = proposal.asked or [NOBODY] * len(failed.entries)
     found = {part.request.request_id: part for report in reports for part in report.requests}
     parts = []

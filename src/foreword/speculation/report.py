@@ -90,21 +90,20 @@ class StepReport:
     rows: int = field(init=False)  # of the pass, guesses included
     tokens: int = field(init=False)  # that were committed
     decodes_only: bool = field(init=False)  # whether no prompt was computed beside the answers
-    seconds_per_row: StageSeconds = field(
-        init=False
-    )  # without drafting, which is billed to those who were asked
 
     def __post_init__(self) -> None:
-        parts, spent = self.requests, self.seconds
+        parts = self.requests
         self.guessing = [part for part in parts if part.asked or part.verdict.draft.parents]
         runs = [part.run for part in parts]
         self.rows = sum(runs) + sum([len(part.verdict.draft) for part in self.guessing])
         self.tokens = sum([len(part.verdict.tokens) for part in parts])
         self.decodes_only = runs.count(1) == len(runs)
-        rows = max(self.rows, 1)
-        self.seconds_per_row = StageSeconds(
-            0.0, spent.verify / rows, spent.accept / rows, (spent.total - spent.draft) / rows
-        )
+
+    @property
+    def seconds_per_row(self) -> StageSeconds:
+        """Without drafting, which is billed to the requests that were drafted for."""
+        rows, spent = max(self.rows, 1), self.seconds
+        return StageSeconds(0.0, spent.verify / rows, spent.accept / rows, (spent.total - spent.draft) / rows)
 
     @property
     def mean_context(self) -> int:

@@ -12,8 +12,8 @@ from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence, RowMove
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import needs_of
+from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.requests import DraftPlan, PassEntry
-from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 from foreword.speculation.verdict import Verdict
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Transaction:
 
     def __init__(self, cache: PagedCache, entries: Sequence[PassEntry]) -> None:
         """Take hold of the sequences; raises, and holds none, if a pass is under way for one of them."""
-        self._cache = cache
+        self.cache = cache
         self.entries = list(entries)
         self._moves: list[RowMove] = []
         cache.begin_pass([entry.kv for entry in entries])
@@ -46,9 +46,9 @@ class Transaction:
     def reserve(self) -> None:
         """Take the pages that the committed tokens of this pass need; cached pages may give way to them."""
         for entry in self.entries:
-            self._cache.reserve(entry.kv, entry.run)
+            self.cache.reserve(entry.kv, entry.run)
 
-    def lend(self, plans: Sequence[DraftPlan | None], store: KvStore) -> None:
+    def reserve_drafter_rows(self, plans: Sequence[DraftPlan | None], store: KvStore) -> None:
         """Make the pages ready for drafters that keep rows of their own in them and are asked now.
 
         They write behind the text, as far as its pages were found free, and they read what was committed: so pending
@@ -60,18 +60,18 @@ class Transaction:
             if plan is not None and needs_of(plan.drafter).rows
         ]
         for entry, plan, _ in asked:
-            self._cache.reserve(entry.kv, entry.run + plan.max_nodes)
+            self.cache.reserve(entry.kv, entry.run + plan.max_nodes)
         for entry, plan, scratch in asked:
             if scratch <= plan.max_nodes:
                 continue
-            room = (len(entry.kv.pages) + self._cache.free_pages) * self._cache.page_size - entry.computed
-            self._cache.reserve(
+            room = (len(entry.kv.pages) + self.cache.free_pages) * self.cache.page_size - entry.computed
+            self.cache.reserve(
                 entry.kv, max(entry.kv.reserved - entry.computed, min(entry.run + scratch, room))
             )
         if asked:
-            self._moves = self._cache.take_moves()
+            self._moves = self.cache.take_moves()
             if self._moves:
-                copies = [(move.source, self._cache.slot(move.owner, move.row)) for move in self._moves]
+                copies = [(move.source, self.cache.slot(move.owner, move.row)) for move in self._moves]
                 store.move(torch.tensor(copies, dtype=torch.int32))
 
     def batch(
@@ -90,8 +90,8 @@ class Transaction:
         for entry, draft in zip(self.entries, drafts, strict=True):
             count = entry.run + len(draft.parents)
             if entry.kv.reserved != entry.computed + count:
-                self._cache.reserve(entry.kv, count)
-        moves = self._cache.take_moves()
+                self.cache.reserve(entry.kv, count)
+        moves = self.cache.take_moves()
         self._moves += moves
         watched = observed or [False] * len(self.entries)
         rows = [
@@ -109,18 +109,18 @@ class Transaction:
             )
             for entry, draft, wants in zip(self.entries, drafts, watched, strict=True)
         ]
-        batch = (buffers or BatchBuffers(entries=0)).lay_out(self._cache, rows, moves, taps)
+        batch = (buffers or BatchBuffers(entries=0)).lay_out(self.cache, rows, moves, taps)
         for entry, draft in zip(self.entries, drafts, strict=True):
             if not draft.parents:
                 entry.kv.foresee(entry.run)
         return batch
 
-    def reach(self, rows: Sequence[int]) -> None:
+    def reserve_early(self, rows: Sequence[int]) -> None:
         """Take pages for so many rows of every entry, its run and guesses included, as far as they are free.
 
         For drafters that guess on while the pass is judged: what they write behind it is nobody's else until then.
         """
-        cache = self._cache
+        cache = self.cache
         for entry, count in zip(self.entries, rows, strict=True):
             room = (len(entry.kv.pages) + cache.free_pages) * cache.page_size - entry.computed
             if entry.kv.reserved < entry.computed + min(count, room):
@@ -132,12 +132,12 @@ class Transaction:
         for entry in self.entries:
             if entry.is_present:
                 entry.kv.end_pass()
-        self._cache.settle_moves(self._moves)
+        self.cache.settle_moves(self._moves)
         pairs = zip(self.entries, verdicts, strict=True)
         return [self._commit_one(entry, verdict) for entry, verdict in pairs]
 
     def _commit_one(self, entry: PassEntry, verdict: Verdict) -> bool:
-        cache = self._cache
+        cache = self.cache
         if not entry.is_present:
             return False
         try:
@@ -160,5 +160,5 @@ class Transaction:
         self._open = False
         for entry in self.entries:
             if entry.is_present:
-                self._cache.lose_pass(entry.kv, entry.computed)
-        self._cache.lose_moves(self._moves)
+                self.cache.lose_pass(entry.kv, entry.computed)
+        self.cache.lose_moves(self._moves)

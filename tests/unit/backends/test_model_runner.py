@@ -7,7 +7,7 @@ from foreword.backends.runner import ModelRunner
 from foreword.kv.paged_cache import PagedCache
 from foreword.proofs.passes import tiny_decoder
 from foreword.speculation.draft import Draft
-from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
+from foreword.speculation.layout import BatchBuffers, SequenceRows
 
 TOKENS = [1, 2, 3]
 

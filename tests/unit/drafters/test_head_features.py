@@ -8,7 +8,7 @@ import pytest
 from foreword.backends.batch import SideBySide, Tap
 from foreword.drafters.heads.in_pages import KEPT_ALONE, KEPT_TOGETHER, HeadInPages
 from foreword.kv.states import States
-from foreword.speculation.kept_states import KeptStates
+from foreword.speculation.observing import KeptStates
 
 TAPS = (Tap(1), Tap(4))
 

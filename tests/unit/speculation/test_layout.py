@@ -12,8 +12,7 @@ from foreword.backends.batch import MAX_DRAFT_NODES, ForwardBatch, Tap
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import GONE, KvSequence, RowMove
 from foreword.speculation.draft import Draft
-from foreword.speculation.rows.batch_memory import PAGES_AT_ONCE, PageTables
-from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
+from foreword.speculation.layout import PAGES_AT_ONCE, BatchBuffers, PageTables, SequenceRows
 from helpers.trees import random_tokens, random_tree
 
 

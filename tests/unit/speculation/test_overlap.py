@@ -13,6 +13,7 @@ from foreword.control.fixed import FixedPolicy
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import NO_NEEDS, Ask, Commit, DrafterNeeds, DraftRequest
+from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.step import Stepper
 from helpers.clocks import ScriptedClock
@@ -117,14 +118,15 @@ def test_a_step_with_guesses_is_followed_by_none_for_the_same_request():
 def test_books_that_fail_cost_no_token_and_no_lesson(monkeypatch: pytest.MonkeyPatch):
     cache = PagedCache(8)
     request = started(cache, [1, 2, 3])
-    stepper = Stepper(HistoryTarget(), cache, FixedPolicy())
+    policy, situation = FixedPolicy(), Situation()
     heard: list[int] = []
-    monkeypatch.setattr(stepper.policy, "learn", lambda report: heard.append(len(report.requests)))
+    monkeypatch.setattr(policy, "learn", lambda report: heard.append(len(report.requests)))
 
     def fail(report: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(stepper.situation, "learn", fail)
+    monkeypatch.setattr(situation, "learn", fail)
+    stepper = Stepper(HistoryTarget(), cache, policy, situation=situation)
     for _ in range(3):
         stepper.step([entry(request)])
     assert request.output_ids == plain_text([1, 2, 3], 3)

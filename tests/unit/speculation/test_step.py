@@ -16,7 +16,7 @@ from foreword.engine.requests.request import Request, RequestLimits
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import ROOT, Draft, stack
 from foreword.speculation.drafting import Ask, DraftRequest
-from foreword.speculation.proposing import propose
+from foreword.speculation.proposing import call_drafters
 from foreword.speculation.recovery import Recovery
 from foreword.speculation.requests import Aside, DraftPlan, PassEntry
 from foreword.speculation.step import Stepper
@@ -155,7 +155,7 @@ def test_one_that_is_asked_aside_is_asked_in_the_same_call_and_changes_nothing()
     looked_at = Aside(DraftPlan("second", second, 2, 2), kept.append)
     plans = [DraftPlan("first", first, 2, 2, aside=looked_at), DraftPlan("second", second, 2, 2)]
     entries = [PassEntry.of(request, request.lag) for request in requests]
-    proposal = propose(entries, plans, lambda: 0.0)
+    proposal = call_drafters(entries, plans, lambda: 0.0)
     assert [(call.method, call.asks) for call in proposal.calls] == [("first", 1), ("second", 2)]
     assert [one.method for one in proposal.asked] == ["first", "second"]
     assert len(kept) == 1

@@ -15,7 +15,7 @@ from foreword.drafters.resources import DrafterResources
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import Draft, marked_cold
 from foreword.speculation.drafting import Ask, RequestRows
-from foreword.speculation.rows.layout import SequenceRows
+from foreword.speculation.layout import SequenceRows
 
 LAG = 0
 """The row of a token is made from its own states. The newest token has none yet: it begins the block."""

@@ -13,7 +13,7 @@ from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
 from foreword.drafters.heads.loading import LoadedRows
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, RequestRows
-from foreword.speculation.rows.layout import SequenceRows
+from foreword.speculation.layout import SequenceRows
 
 LAG = 0
 """The row of a token is made from its own state. The newest token has none yet: it is read first."""

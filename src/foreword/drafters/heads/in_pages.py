@@ -14,8 +14,8 @@ from foreword.kv.extra_rows import ExtraRows
 from foreword.kv.states import States, stacked
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Commit, DrafterNeeds, DraftRequest, RequestRows
-from foreword.speculation.kept_states import KeptStates
-from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
+from foreword.speculation.layout import BatchBuffers, SequenceRows
+from foreword.speculation.observing import KeptStates
 
 FILLED_AT_ONCE = 16
 """Committed rows that are left to the next guess; more of them are filled as soon as they are told of."""

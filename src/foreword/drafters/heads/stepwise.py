@@ -17,7 +17,7 @@ from foreword.drafters.heads.loading import LoadedHead
 from foreword.kv.states import States, stacked
 from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import Ask, Commit, DraftRequest, RequestRows, Unjudged
-from foreword.speculation.rows.layout import SequenceRows
+from foreword.speculation.layout import SequenceRows
 
 LAG = 1
 """A row is made from its own token and the features of the position before: the first token has none."""

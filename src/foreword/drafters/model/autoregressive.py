@@ -18,7 +18,7 @@ from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, DraftRequest
-from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
+from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.service import fair_shares
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreword.engine.requests.request import Request
-from foreword.speculation.faults import FaultLog
 from foreword.speculation.measured.situation import Situation
+from foreword.speculation.probe import FaultLog
 from foreword.speculation.protocols import Policy
 
 PLANNED_EVERY, PLANNED_SELDOM = 64, 256

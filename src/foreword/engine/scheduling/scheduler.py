@@ -21,8 +21,8 @@ from foreword.engine.scheduling.order import (
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence
-from foreword.speculation.faults import FaultLog
 from foreword.speculation.measured.situation import Situation
+from foreword.speculation.probe import FaultLog
 from foreword.speculation.protocols import Policy
 from foreword.speculation.requests import PassEntry
 

@@ -18,7 +18,7 @@ from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.spec import RowSpec
 from foreword.models.heads.opening import open_head
 from foreword.speculation.draft import Draft
-from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
+from foreword.speculation.layout import BatchBuffers, SequenceRows
 from helpers.cuda import KERNEL_DEVICE, captures, cuda_decoder, has_gpu, needs_triton
 from helpers.tiny_heads import HEAD_DIM, HIDDEN, KV_HEADS, TinyHead
 from helpers.tiny_models import make_hf_model

@@ -6,8 +6,8 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.rules.rule import Rule
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.scheduling.asynchronous import PLANNED_EVERY, PLANNED_SELDOM, Lookout
-from foreword.speculation.faults import FaultLog
 from foreword.speculation.measured.situation import Situation
+from foreword.speculation.probe import FaultLog
 from foreword.speculation.requests import DraftPlan
 from helpers.requests import lone_request
 

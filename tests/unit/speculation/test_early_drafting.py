@@ -7,10 +7,11 @@ import torch
 
 from foreword.backends.batch import Tap
 from foreword.kv.paged_cache import PagedCache
-from foreword.speculation.anticipating import anticipate
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DrafterNeeds, KvMemory, Unjudged
 from foreword.speculation.observing import Observation, Observer
+from foreword.speculation.pipeline import Launched, draft_early
+from foreword.speculation.proposing import Proposal
 from foreword.speculation.requests import DraftPlan, PassEntry
 from helpers.pending_drafts import left_pending
 from helpers.requests import lone_request
@@ -47,17 +48,18 @@ def noted(first_is_on: bool) -> list[Unjudged]:
     drafts = left_pending([Draft.chain([7, 8], len(entry.request.tokens)) for entry in entries])
     plan: Any = DraftPlan("early", drafter, 2, 2)  # type: ignore[arg-type]
     observers = [(Observer(drafter, NEEDS, is_on),) for is_on in (first_is_on, True)]  # type: ignore[arg-type]
-    transaction = SimpleNamespace(entries=entries, reach=lambda rows: None)
+    transaction = SimpleNamespace(entries=entries, reserve_early=lambda rows: None)
     acceptance = SimpleNamespace(newest=torch.zeros(10), first_rows=lambda: dict(enumerate(FIRST_ROWS)))
-    anticipate(
+    launched = Launched(
         transaction,  # type: ignore[arg-type]
         [plan, plan],
-        drafts,
-        Observation(observers, NEEDS.taps),  # type: ignore[arg-type]
-        acceptance,  # type: ignore[arg-type]
+        Proposal(drafts),
+        Observation(entries, observers, NEEDS.taps),  # type: ignore[arg-type]
         SimpleNamespace(hidden={}),  # type: ignore[arg-type]
-        KvMemory(cache, None),  # type: ignore[arg-type]
+        acceptance,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
     )
+    draft_early(launched, KvMemory(cache, None))  # type: ignore[arg-type]
     return drafter.seen
 
 

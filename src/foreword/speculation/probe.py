@@ -1,0 +1,118 @@
+"""Instruments of a step: its clocks, its report, and the faults that were recovered from."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+import torch
+
+from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.speculation.proposing import NOBODY, Proposal
+from foreword.speculation.protocols import Target
+from foreword.speculation.report import RequestReport, StageSeconds, StepReport
+from foreword.speculation.requests import PassEntry
+from foreword.speculation.verdict import Verdict
+
+_log = logging.getLogger(__name__)
+
+
+class StepProbe:
+    """Times one step, notes whether it was cold, and writes its report."""
+
+    __slots__ = ("_began", "_clock", "is_cold", "launch_seconds", "verify_seconds")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Start the clock of the launch."""
+        self._clock, self._began = clock, clock()
+        self.launch_seconds = 0.0  # of the whole launch
+        self.verify_seconds = 0.0  # of launching the pass; on a CPU, of the pass
+        self.is_cold = False  # whether the pass or an early draft compiled or captured something
+
+    def forward(self, target: Target, batch: ForwardBatch) -> ForwardOutput:
+        """Run the pass and time it."""
+        began = self._clock()
+        output = target.forward(batch)
+        self.verify_seconds = self._clock() - began
+        self.is_cold = output.is_cold
+        return output
+
+    def launched(self) -> None:
+        """Stop the clock of the launch."""
+        self.launch_seconds = self._clock() - self._began
+
+    def resolves(self) -> None:
+        """Start the clock of the second half. What runs between the halves is not part of this step."""
+        self._began = self._clock()
+
+    def report(
+        self,
+        entries: Sequence[PassEntry],
+        proposal: Proposal,
+        verdicts: Sequence[Verdict],
+        applied: Sequence[bool],
+    ) -> StepReport:
+        """Return the report of the committed step; `finish` adds its times."""
+        proposal = proposal.arrived()
+        asked = proposal.asked or [NOBODY] * len(entries)
+        parts = [
+            RequestReport(
+                entry.request,
+                verdict,
+                entry.run,
+                entry.computed,
+                entry.draws,
+                who.method,
+                who.seconds,
+                present,
+            )
+            for entry, verdict, who, present in zip(entries, verdicts, asked, applied, strict=True)
+        ]
+        report = StepReport(parts, proposal.calls, StageSeconds(proposal.seconds))
+        report.is_cold = self.is_cold or proposal.is_cold
+        return report
+
+    def finish(self, report: StepReport) -> StepReport:
+        """Set the report's times; the drafters' observation of the step is part of them."""
+        accepting = self._clock() - self._began
+        total = self.launch_seconds + accepting
+        report.seconds = StageSeconds(report.seconds.draft, self.verify_seconds, accepting, total)
+        return report
+
+
+class FaultLog:
+    """Counts faults by stage; the first of each stage is logged."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def note(self, stage: str, error: BaseException) -> None:
+        """Count a fault that cost no more than drafts or a retry."""
+        self.counts[stage] += 1
+        if self.counts[stage] == 1:
+            trace = None if isinstance(error, torch.OutOfMemoryError) else error  # its place says nothing
+            _log.error("a %s failed and is recovered from: %s", stage, error, exc_info=trace)
+
+    def forgiven(self, stage: str) -> "_Forgiven":
+        """Return a context that notes what is raised inside, and continues after it."""
+        return _Forgiven(self, stage)
+
+
+class _Forgiven:
+    """A context; every step enters several, and one made of a generator takes three times as long."""
+
+    __slots__ = ("_log", "_stage")
+
+    def __init__(self, log: FaultLog, stage: str) -> None:
+        self._log, self._stage = log, stage
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, Exception):
+            self._log.note(self._stage, error)
+            return True
+        return False
