@@ -287,4 +287,5 @@ if __name__ == "__main__":
         _run_and_end(main)
     else:
         sys.argv[0] = "-c"
+        gc.unfreeze()
         exec(compile(text, "<string>", "exec"))  # in this module, which the interpreter's end empties first
