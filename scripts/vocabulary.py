@@ -44,12 +44,10 @@ PACKAGES = (
     "integrations",
     "kernels",
     "kv",
-    "models",
     "proofs",
     "server",
     "simulate",
     "speculation",
-    "train",
     "wire",
 )
 

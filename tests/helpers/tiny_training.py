@@ -4,8 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from foreword.train.heads.learner import Learner, Recipe
-from foreword.train.loop.optimizer import Rates
-from foreword.train.loop.schedule import Stretch
+from foreword.train.loop.optimizer import Rates, Stretch
 from foreword.train.loop.trainer import Trainer, TrainSettings
 from foreword.train.passes.packing import fitting_size
 from foreword.train.passes.target import Target

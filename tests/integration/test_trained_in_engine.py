@@ -26,7 +26,7 @@ CASES = {
     "draft_model": DraftRecipe(layers=1),
     "layer_skip": ExitRecipe(layer=1),
     "medusa": MedusaRecipe(heads=GUESSES, draft_vocab=200),
-    "dflash": DFlashRecipe(layers=1, guesses=GUESSES, draft_vocab=200),
+    "dflash": DFlashRecipe(layers=1, draft_tokens=GUESSES, draft_vocab=200),
     "eagle3": Eagle3Recipe(draft_vocab=200),
 }
 

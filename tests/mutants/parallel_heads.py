@@ -36,7 +36,7 @@ PARALLEL_HEAD_MUTANTS = (
         "the newest token's row of a DFlash block guesses, too",
         "drafters/heads/dflash.py",
         "DFlashHead._block_rows",
-        "arrays.row_starts[:-1] + int(not self._spec.anchor_guesses)",
+        "arrays.row_starts[:-1] + int(not self._spec.anchor_drafts)",
         "arrays.row_starts[:-1]",
         (f"{LOGITS}[DFlash-torch]",),
     ),

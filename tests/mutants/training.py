@@ -11,7 +11,7 @@ TRAINING_MUTANTS = (
     Mutant(
         99,
         "a training replaces files that are not its own",
-        "train/loop/places.py",
+        "train/files.py",
         "require_own",
         "_names(out) - {TEXTS, TRAINING}",
         "set()",
@@ -20,7 +20,7 @@ TRAINING_MUTANTS = (
     Mutant(
         99,
         "--resume without a state begins anew",
-        "train/loop/places.py",
+        "train/files.py",
         "require_own",
         "resume and (not state_in(out).exists())",
         "False",
@@ -29,7 +29,7 @@ TRAINING_MUTANTS = (
     Mutant(
         99,
         "pieces are written over what they are made of",
-        "train/loop/places.py",
+        "train/files.py",
         "require_pieces_alone",
         "export.resolve() == trained.resolve()",
         "False",
@@ -38,7 +38,7 @@ TRAINING_MUTANTS = (
     Mutant(
         99,
         "pieces are written among files of others",
-        "train/loop/places.py",
+        "train/files.py",
         "require_pieces_alone",
         "MANIFEST not in names or any((not _is_piece(name) for name in names - {MANIFEST}))",
         "MANIFEST not in names",

@@ -97,7 +97,7 @@ def open_adapter(path: Path, config: ModelConfig) -> Lora:
     for name, tensor in tensors.items():
         layer, module, side = _place(name, path, config)
         sides.setdefault((layer, module), {})[side] = tensor
-    # What cannot be an adapter of this model is told before what is missing of one that could.
+    # First report what cannot be an adapter of this model, then what is missing of one that could.
     wanted = sorted(_expected(settings, config) | sides.keys())
     for layer, module in wanted:
         _check_place(path, config, layer, module)

@@ -51,7 +51,7 @@ class RopeSpec:
 
     theta: float  # base of the frequencies
     scaling: RopeScaling | None = None  # None: plain
-    magnitude: float = 1.0  # turned numbers are multiplied with it (YaRN, LongRoPE)
+    magnitude: float = 1.0  # rotated numbers are multiplied with it (YaRN, LongRoPE)
     rotary_dim: int | None = None  # only this many numbers at the start of a head turn; None: all
 
 
@@ -59,12 +59,12 @@ class RopeSpec:
 class LatentSpec:
     """Latent attention (MLA): a token keeps one short row, from which all heads compute their keys and values.
 
-    The row has `kv_rank` numbers that are normed, and `rope_dim` that are turned and shared by all heads.
+    The row has `kv_rank` numbers that are normed, and `rope_dim` that are rotated and shared by all heads.
     """
 
     kv_rank: int  # width of the compressed keys and values
-    query_rank: int | None  # width that queries are compressed to on their way; None: they are not
-    nope_dim: int  # numbers of a key that are not turned
+    query_rank: int | None  # width that queries are compressed to; None: they are not
+    nope_dim: int  # numbers of a key that are not rotated
     rope_dim: int  # those that are
     value_dim: int  # numbers of a value
     eps: float = 1e-6  # of the norms on what is compressed, which no config names
@@ -101,7 +101,7 @@ class AttentionSpec:
 
     @property
     def query_rows(self) -> int:
-        """Columns of the query projection's output: of each head the query, and behind it the gate if there is one."""
+        """Columns of the query projection's output: of each head the query, followed by its gate if there is one."""
         return self.query_width * (2 if self.gated else 1)
 
     @property
@@ -115,7 +115,7 @@ class AttentionSpec:
         return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
 
     @property
-    def turned(self) -> int:
+    def rotary_dim(self) -> int:
         """Numbers of a head that positions may turn."""
         return self.head_dim if self.latent is None else self.latent.rope_dim
 

@@ -65,7 +65,7 @@ def _yarn(plain: Tensor, theta: float, scaling: YarnRopeScaling) -> Tensor:
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """What YaRN multiplies turned numbers with, so that attention over longer texts stays as sharp."""
+    """What YaRN multiplies rotated numbers with, so that attention over longer texts stays as sharp."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -77,10 +77,10 @@ def longrope_magnitude(factor: float, original_context: int) -> float:
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate pairs (i, i + dim / 2) of heads [rows, heads, numbers] by cos and sin [rows, dim / 2].
 
-    Numbers behind the first `dim` stay as they are.
+    Numbers after the first `dim` stay as they are.
     """
     dim = 2 * cos.shape[-1]
     first, second = heads[..., :dim].chunk(2, dim=-1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    return torch.cat(turned if dim == heads.shape[-1] else (*turned, heads[..., dim:]), dim=-1)
+    rotated = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat(rotated if dim == heads.shape[-1] else (*rotated, heads[..., dim:]), dim=-1)

@@ -73,7 +73,7 @@ HOSTILE: list[Any] = [-1, 0, 2**40, True, "many", [1], {"a": 1}, 1.5, float("nan
 def inverse_frequencies_of(config: ModelConfig) -> None:
     """What a backend computes first of rotary settings."""
     for layer in dict.fromkeys(config.layers):
-        found = frequencies(layer.attention.rope or config.rope, layer.attention.turned)
+        found = frequencies(layer.attention.rope or config.rope, layer.attention.rotary_dim)
         assert found.isfinite().all()
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from foreword.models.formats.checkpoint import open_checkpoint
-from foreword.train.identity import identity_of
+from foreword.train.files import identity_of
 from helpers.tiny_models import write_gguf
 
 

@@ -36,4 +36,4 @@ def _kind(attention: AttentionSpec, rope: RopeSpec) -> tuple[RopeSpec, int] | No
     """How a layer turns: by what, and how many numbers."""
     if not attention.is_rotated:
         return None
-    return attention.rope or rope, attention.turned
+    return attention.rope or rope, attention.rotary_dim

@@ -99,7 +99,7 @@ def _show(directory: Path, model: str, count: int) -> None:
 
     from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
-    from foreword.train.identity import identity_of
+    from foreword.train.files import identity_of
     from foreword.train.texts.documents import count_shards, read_shards, require_written_by
 
     if not count_shards(directory):

@@ -76,7 +76,7 @@ class Workplace:
         from foreword.engine.config import EngineConfig
         from foreword.engine.llm import make_core
         from foreword.engine.loader import load_model
-        from foreword.train.texts.engine_batch import EngineBatch
+        from foreword.train.texts.jobs import EngineBatch
 
         loaded = load_model(str(self._path), device="cpu", generation_config="none")
         rows = rows or _CPU_ROWS
@@ -88,7 +88,7 @@ class Workplace:
     @cached_property
     def identity(self) -> str:
         """What texts and states say of the model that they are of."""
-        from foreword.train.identity import identity_of
+        from foreword.train.files import identity_of
 
         return identity_of(self.checkpoint)
 
@@ -119,8 +119,8 @@ def run_training(
     """Train, measure and write the outcome; `--minutes` count from here on."""
     from dataclasses import replace
 
+    from foreword.train.files import TEXTS, require_own, require_pieces_alone, require_same_kind
     from foreword.train.loop.output import write_pieces
-    from foreword.train.loop.places import TEXTS, require_own, require_pieces_alone, require_same_kind
     from foreword.train.loop.run import TrainRun, train
     from foreword.train.loop.texts import gather_texts
     from foreword.train.loop.trainer import TrainSettings

@@ -55,7 +55,7 @@ class DFlashHead(HeadInPages):
         ]
         parts = [self._block(ask, found) for ask, found in zip(asks, pages, strict=True)]
         places = [
-            min(len(part.draft) + self._spec.anchor_guesses, ask.max_depth, ask.max_nodes)
+            min(len(part.draft) + self._spec.anchor_drafts, ask.max_depth, ask.max_nodes)
             for ask, part in zip(asks, parts, strict=True)
         ]
         blocks = self._block_rows(pages[0].cache, parts, places, np.array(starts, np.int32))
@@ -77,7 +77,7 @@ class DFlashHead(HeadInPages):
         arrays = self._buffers.lay_out(cache, parts, ()).arrays
         if not self._spec.is_causal:
             _see_all(arrays, parts)
-        firsts = arrays.row_starts[:-1] + int(not self._spec.anchor_guesses)
+        firsts = arrays.row_starts[:-1] + int(not self._spec.anchor_drafts)
         wanted = [np.arange(first, first + count) for first, count in zip(firsts, places, strict=True)]
         arrays = arrays._replace(logit_rows=np.concatenate(wanted).astype(np.int32))
         return HeadInput(arrays, starts, torch.empty(len(arrays.token_ids), 0), are_own=True)

@@ -51,7 +51,7 @@ def family_named(values: Mapping[str, Any], origin: str) -> Architecture:
     if _is_recurrent(name, values):
         raise CheckpointError(
             f"{origin}: {name[:60]} has recurrent layers, whose state would have to be rolled back with rejected "
-            "guesses; that is not supported yet, use another model"
+            "draft tokens; that is not supported yet, use another model"
         )
     nearest = max(
         BY_HF_CLASS, key=lambda known: SequenceMatcher(None, _stem(name[:60]), _stem(known)).ratio()

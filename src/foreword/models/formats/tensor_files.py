@@ -15,7 +15,7 @@ from foreword.models.config import AttentionSpec
 
 
 @dataclass(frozen=True)
-class Turned:
+class RotatedRows:
     """Rows of heads of which the last numbers are rotated pairs."""
 
     rows: int  # of all heads
@@ -30,17 +30,17 @@ class Turned:
         return (first[:, None] + one).reshape(-1)
 
 
-def turned_rows(attention: AttentionSpec) -> dict[str, Turned]:
+def rotated_rows(attention: AttentionSpec) -> dict[str, RotatedRows]:
     """By name in a layer: queries and keys, or what latent attention turns."""
     latent = attention.latent
     if latent is None:
         found = {
-            "q_proj": Turned(attention.query_width, attention.head_dim, attention.head_dim),
-            "k_proj": Turned(attention.kv_width, attention.head_dim, attention.head_dim),
+            "q_proj": RotatedRows(attention.query_width, attention.head_dim, attention.head_dim),
+            "k_proj": RotatedRows(attention.kv_width, attention.head_dim, attention.head_dim),
         }
     else:
-        heads = Turned(attention.query_width, attention.head_dim, latent.rope_dim)
-        shared = Turned(latent.row_dim, latent.row_dim, latent.rope_dim)
+        heads = RotatedRows(attention.query_width, attention.head_dim, latent.rope_dim)
+        shared = RotatedRows(latent.row_dim, latent.row_dim, latent.rope_dim)
         found = {"q_proj": heads, "q_b_proj": heads, "kv_a_proj_with_mqa": shared}
     return {
         f"self_attn.{name}.{kind}": turned for name, turned in found.items() for kind in ("weight", "bias")

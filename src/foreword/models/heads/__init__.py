@@ -1,1 +1,1 @@
-"""Trained draft heads: what their files are, whoever wrote them."""
+"""Trained draft heads: what their files are, in every published layout."""

@@ -19,7 +19,7 @@ def describe_head(head: Head) -> dict[str, Any]:
         "method": spec.kind,
         "layout": _layout(head),
         "parameters": sum(prod(shape) for name, shape in spec.shapes.items() if name not in TABLES),
-        **_guesses(spec),
+        **_drafted(spec),
         **_layers(spec),
         "hidden_size": spec.hidden_size,
         "target_hidden_size": spec.target_hidden_size,
@@ -33,13 +33,13 @@ def describe_head(head: Head) -> dict[str, Any]:
     }
 
 
-def _guesses(spec: HeadSpec) -> dict[str, Any]:
-    """How many tokens it guesses in one pass, where that is not one."""
+def _drafted(spec: HeadSpec) -> dict[str, Any]:
+    """Return how many tokens it drafts in one pass, where that is not one."""
     if spec.join is Join.NONE:
         return {"guesses_at_once": spec.num_heads, "blocks_of_each": spec.blocks_per_head}
     if spec.join is Join.CONTEXT:
         return {
-            "guesses_at_once": spec.block_size - (not spec.anchor_guesses),
+            "guesses_at_once": spec.block_size - (not spec.anchor_drafts),
             "mask_token": spec.mask_token_id,
         }
     return {} if spec.mask_token_id is None else {"guesses_at_once": "any", "mask_token": spec.mask_token_id}
@@ -78,9 +78,7 @@ def _reads(spec: HeadSpec) -> str:
     if spec.reads_normed:
         return "the last hidden states, after the final norm"
     if spec.boundaries is None:
-        spread = (
-            "spread over its layers" if spec.join is Join.CONTEXT else "after layers 2, half and all but 3"
-        )
+        spread = "spread over its layers" if spec.join is Join.CONTEXT else "after layers 2, n/2 and n-3 of n"
         return f"{spec.num_taps} hidden states, {spread}"
     return "hidden states after layers " + ", ".join(map(str, spec.boundaries))
 

@@ -95,7 +95,7 @@ class HeadFiles:
         scheme = scheme_of(self.fields)
         if scheme is None or not set(scheme.needed) <= parts.keys():
             raise CheckpointError(
-                f"{self.path}: tensor {name} has scales that nobody reads; use another head"
+                f"{self.path}: tensor {name} has scales of an unknown form; use another head"
             )
         return unpacked(scheme, parts, name, self.path)
 
@@ -222,7 +222,7 @@ def fitted(spec: HeadSpec, target: ModelConfig, origin: str) -> HeadSpec:
     wrong = [b for b in boundaries if not 0 <= b <= target.num_layers]
     if wrong:
         raise CheckpointError(
-            f"{origin} reads the target behind layer {wrong[0]} and it has {target.num_layers}; use another head"
+            f"{origin} reads the target after layer {wrong[0]} and it has {target.num_layers}; use another head"
         )
     return replace(spec, boundaries=boundaries)
 
@@ -235,7 +235,7 @@ def _require(own: int, wanted: int, what: str, origin: str) -> None:
 
 
 def draft_token_ids(spec: HeadSpec, files: HeadFiles) -> Tensor | None:
-    """int64 [draft vocabulary], the target's id of every token that the head can guess; None: they are the same.
+    """int64 [draft vocabulary], the target's id of every token that the head can draft; None: they are the same.
 
     The file has offsets: token i of the head is token i + d2t[i] of the target.
     """

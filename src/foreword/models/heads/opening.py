@@ -10,7 +10,7 @@ from torch import Tensor
 from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
-from foreword.models.formats.tensor_files import turned_rows
+from foreword.models.formats.tensor_files import rotated_rows
 from foreword.models.heads.files import HeadFiles, draft_token_ids, fitted
 from foreword.models.heads.layouts.common import head_kind
 from foreword.models.heads.layouts.dflash import read_dflash
@@ -38,11 +38,11 @@ class Head:
 
     spec: HeadSpec
     files: HeadFiles
-    token_ids: Tensor | None  # int64 [draft vocabulary], the target's ids of what it guesses; None: the same
+    token_ids: Tensor | None  # int64 [draft vocabulary], the target's ids of its tokens; None: the same
 
     @property
     def acceptance_by_level(self) -> tuple[float, ...]:
-        """How often its guesses were right when it was made, as its config says; empty: it does not say."""
+        """Return its published acceptance by level, from its config; empty: none was published."""
         found = self.files.config.get("acceptance_by_level")
         rates = found if isinstance(found, list) else []
         is_right = all(isinstance(rate, int | float) and 0 <= rate <= 1 for rate in rates)
@@ -56,8 +56,8 @@ class Head:
         if name == "fc.weight" and self.spec.hidden_first:
             return tensor.roll(self.spec.hidden_size, dims=1)  # embedding first, as in all other heads
         if self.spec.interleaved and name.startswith("layers."):
-            turned = turned_rows(self.spec.layers[0].attention).get(name.split(".", 2)[2])
-            return tensor if turned is None else tensor[torch.from_numpy(turned.order())]
+            rotated = rotated_rows(self.spec.layers[0].attention).get(name.split(".", 2)[2])
+            return tensor if rotated is None else tensor[torch.from_numpy(rotated.order())]
         return tensor
 
     def without(self, names: Sequence[str]) -> "Head":

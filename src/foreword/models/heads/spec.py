@@ -18,7 +18,7 @@ MARKOV = ("markov_head.markov_w1", "markov_head.markov_w2")
 """DSpark's matrices: numbers for the token before, and what they say of the next."""
 
 CONFIDENCE = "confidence_head.proj"
-"""DSpark's guess at whether a guess will be accepted."""
+"""DSpark's estimate that a draft token will be accepted."""
 
 
 class Join(Enum):
@@ -45,7 +45,7 @@ class HeadSpec:
     norm: NormSpec
     rope: RopeSpec
     vocab_size: int  # of the target that it was made for
-    draft_vocab_size: int  # tokens that it can guess
+    draft_vocab_size: int  # tokens that it can draft
     target_hidden_size: int
     num_taps: int  # hidden states of the target that make up the features
     # Which: the residual stream after so many layers. None: the usual ones, which depend on the target's depth.
@@ -59,12 +59,12 @@ class HeadSpec:
     norms_minus_one: bool = False  # the weights of norms are stored less one
     hidden_first: bool = False  # a fused `fc.weight` is stored for features before the embedding
     mask_token_id: int | None = (
-        None  # stands for tokens that are not known yet, in heads that guess many at once
+        None  # stands for tokens that are not known yet, in heads that draft many at once
     )
-    block_size: int = 0  # DFlash: rows of one guess, the newest token's and masks
-    is_causal: bool = False  # DFlash: rows of a block do not see those behind them
-    anchor_guesses: bool = False  # DFlash: a row guesses what follows it; else, what a mask stands for
-    num_heads: int = 0  # Medusa: tokens that it guesses, each by a head of its own
+    block_size: int = 0  # DFlash: rows of one block, the newest token's and masks
+    is_causal: bool = False  # DFlash: rows of a block do not see those after them
+    anchor_drafts: bool = False  # DFlash: a row drafts what follows it; else, what a mask stands for
+    num_heads: int = 0  # Medusa: tokens that it drafts, each by a head of its own
     blocks_per_head: int = 0  # Medusa: residual blocks of each
 
     @property

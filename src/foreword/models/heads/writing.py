@@ -50,7 +50,7 @@ def stored_tensors(head: Head) -> dict[str, Tensor]:
 def speculators_config(head: Head) -> dict[str, Any]:
     """config.json of an EAGLE-3 head as speculators has it. Other heads keep the config that they came with."""
     spec, given = head.spec, dict(head.files.config)
-    if spec.kind == "medusa":  # vLLM's names, and what it wants to be told of them
+    if spec.kind == "medusa":  # vLLM's names, and the keys that it requires
         return given | {"vocab_size": spec.vocab_size, "medusa_fc_bias": spec.has("blocks.0.layers.0.bias")}
     if spec.kind != "eagle3":
         return given

@@ -128,7 +128,7 @@ def fetch(model: BuiltinModel, progress: StageProgress) -> Path:
 
 
 def _silent(stage: str, done: int, total: int) -> None:
-    """Report to nobody."""
+    """Report nothing."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A jinja2 environment for programs that nobody trusts: what one rendering may do is bounded.
+"""A jinja2 environment for untrusted programs: what one rendering may do is bounded.
 
 Work is counted in lines of Python, which does not depend on the machine; texts are bounded wherever a template can
 make them grow, before they are made.

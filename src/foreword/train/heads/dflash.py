@@ -17,7 +17,7 @@ from foreword.backends.torch.norms import rms_norm
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.rope import rotate
-from foreword.train.heads.eagle3_files import layer_config, speculators_section
+from foreword.train.heads.config_files import layer_config, speculators_section
 from foreword.train.heads.learner import (
     LearnedFiles,
     Learner,
@@ -46,7 +46,7 @@ class DFlashRecipe:
     """A head of some layers with the target's sizes."""
 
     layers: int = 2
-    guesses: int = 4  # masks in a block
+    draft_tokens: int = 4  # masks in a block
     taps: tuple[int, ...] | None = None
     intermediate: int | None = None
     draft_vocab: int = 16384
@@ -115,13 +115,13 @@ class DFlashHead(Learner):
         self.tap_scales.copy_(scales_of(target.features(batch, self.taps).taps))
 
     def loss_steps(self, depth: int) -> int:
-        return min(depth, self._recipe.guesses)
+        return min(depth, self._recipe.draft_tokens)
 
     def output(self, step: int) -> Tensor:
         return self.lm_head
 
     def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
-        target, eps, slots = self.target, self.target.config.norm.eps, self._recipe.guesses + 1
+        target, eps, slots = self.target, self.target.config.norm.eps, self._recipe.draft_tokens + 1
         weights = {
             name: tensor.to(target.dtype) for name, tensor in self.weights().items() if name != _OUTPUT
         }
@@ -150,7 +150,7 @@ class DFlashHead(Learner):
     ) -> Tensor:
         """One layer over all slots of all blocks."""
         halves = self._halves if torch.is_grad_enabled() else self._plain
-        eps, slots = self.target.config.norm.eps, self._recipe.guesses + 1
+        eps, slots = self.target.config.norm.eps, self._recipe.draft_tokens + 1
         q, k, v = (
             part.reshape(slots, -1, *part.shape[1:])
             for part in halves.before(stream, *rotation, tensors, self.target.sizes, eps)
@@ -174,13 +174,13 @@ class DFlashHead(Learner):
         both = (*self.matrices.items(), *self.norms.items(), ("lm_head", self.lm_head))
         return {key.replace("/", ".") + ".weight": value for key, value in both}
 
-    def files(self, checkpoint: Checkpoint, guesses: int) -> LearnedFiles:
+    def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
         """Speculators' layout."""
         layer = layer_config(checkpoint.config, self.intermediate, self._recipe.layers)
         config = {
             "architectures": ["DFlashSpeculator"],
             "speculators_model_type": "dflash",
-            "block_size": self._recipe.guesses + 1,
+            "block_size": self._recipe.draft_tokens + 1,
             "mask_token_id": int(self.mask_token),
             "aux_hidden_state_layer_ids": list(self.taps),
             "draft_vocab_size": len(self.vocabulary.token_ids),
@@ -188,7 +188,7 @@ class DFlashHead(Learner):
             "torch_dtype": "bfloat16",
             "transformer_layer_config": layer
             | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
-            "speculators_config": speculators_section("dflash", checkpoint, guesses),
+            "speculators_config": speculators_section("dflash", checkpoint, draft_tokens),
         }
         return LearnedFiles(config, self.file_tensors() | vocabulary_tensors(self.vocabulary))
 

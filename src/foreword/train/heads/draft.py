@@ -11,9 +11,9 @@ from torch.nn.functional import embedding
 from foreword.errors import RequestError
 from foreword.models.config import AttentionSpec, LayerSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
-from foreword.train.heads.draft_files import hf_settings, tokenizer_files
+from foreword.train.heads.config_files import hf_settings, tokenizer_files
 from foreword.train.heads.learner import LearnedFiles, stored
-from foreword.train.heads.stack import EMBEDDING, NORM, LayerStack, guesses_of, without_factors
+from foreword.train.heads.stack import EMBEDDING, NORM, LayerStack, states_by_level, without_factors
 from foreword.train.passes.packing import PackedBatch
 from foreword.train.passes.target import Features, Target
 from foreword.train.passes.vocabulary import DraftVocabulary
@@ -115,9 +115,9 @@ class DraftModel(LayerStack):
     def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
         weights = self.cast()
         table = self.target.weights.embedding if self._borrows else weights[EMBEDDING]
-        yield from guesses_of(self.run(embedding(batch.token_ids, table), batch, weights), batch, count)
+        yield from states_by_level(self.run(embedding(batch.token_ids, table), batch, weights), batch, count)
 
-    def files(self, checkpoint: Checkpoint, guesses: int) -> LearnedFiles:
+    def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
         """A directory as any model's; what it borrows is copied into it."""
         tensors: dict[str, Tensor] = self.file_tensors()
         borrowed: dict[str, Tensor] = {}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from foreword.backends.torch.norms import rms_norm
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.rope import rotate
-from foreword.train.heads.eagle3_files import eagle3_config
+from foreword.train.heads.config_files import layer_config, speculators_section
 from foreword.train.heads.learner import (
     LearnedFiles,
     Learner,
@@ -122,9 +122,9 @@ class Eagle3Head(Learner):
     def output(self, step: int) -> Tensor:
         return self.lm_head
 
-    def files(self, checkpoint: Checkpoint, guesses: int) -> LearnedFiles:
+    def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
         tensors = self.file_tensors() | vocabulary_tensors(self.vocabulary)
-        return LearnedFiles(eagle3_config(self, checkpoint, guesses), tensors)
+        return LearnedFiles(eagle3_config(self, checkpoint, draft_tokens), tensors)
 
     def weights(self) -> dict[str, nn.Parameter]:
         found = {"lm_head.weight": self.lm_head}
@@ -214,3 +214,23 @@ def _after(
     gated = silu(linear(normed, weights["gate_proj"])) * linear(normed, weights["up_proj"])
     stream = stream + linear(gated, weights["down_proj"])
     return rms_norm(stream, weights["hidden_norm"], eps), rms_norm(stream, weights["norm"], eps)
+
+
+def eagle3_config(head: "Eagle3Head", checkpoint: Checkpoint, draft_tokens: int) -> dict[str, Any]:
+    """config.json."""
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": len(head.vocabulary.token_ids),
+        "target_hidden_size": None,
+        "norm_before_residual": True,
+        "norm_before_fc": False,
+        "fc_norm": False,
+        "norm_output": False,
+        "embed_requires_grad": False,
+        "eagle_aux_hidden_state_layer_ids": list(head.taps),
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "transformer_layer_config": layer_config(checkpoint.config, head.intermediate),
+        "speculators_config": speculators_section("eagle3", checkpoint, draft_tokens),
+    }

@@ -1,4 +1,4 @@
-"""An early exit: one layer and a norm that turn the target's state after its first layers into a guess."""
+"""An early exit: one layer and a norm that turn the target's state after its first layers into draft logits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from torch import Tensor
 from foreword.errors import RequestError
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
-from foreword.train.heads.draft_files import hf_settings
+from foreword.train.heads.config_files import hf_settings
 from foreword.train.heads.learner import LearnedFiles
-from foreword.train.heads.stack import NORM, LayerStack, guesses_of, without_factors
+from foreword.train.heads.stack import NORM, LayerStack, states_by_level, without_factors
 from foreword.train.passes.packing import PackedBatch
 from foreword.train.passes.target import Features, Target
 from foreword.train.passes.vocabulary import DraftVocabulary
@@ -65,9 +65,9 @@ class ExitAdapter(LayerStack):
         self.weights()[NORM].copy_(self.target.weights.final_norm)
 
     def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
-        yield from guesses_of(self.run(features.taps[0], batch, self.cast()), batch, count)
+        yield from states_by_level(self.run(features.taps[0], batch, self.cast()), batch, count)
 
-    def files(self, checkpoint: Checkpoint, guesses: int) -> LearnedFiles:
+    def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
         """Tensors as in a model of one layer that has no embedding."""
         settings = hf_settings(without_factors(self.config), checkpoint.tokenizer())
         settings |= {"exit_layer": self.taps[0], "exit_of": checkpoint.path.name}

@@ -33,10 +33,10 @@ TAPS_MATRIX = "fc.weight"
 
 
 class Learner(nn.Module, ABC):
-    """Weights that learn to guess ahead of a frozen target.
+    """Weights that learn to draft for a frozen target.
 
-    Guess number s of a tail row is about `batch.predicted(s)`. A method says which state an output matrix turns into
-    the logits of that guess. Weights are float32; a pass casts them to the target's numbers once.
+    Draft token s of a tail row predicts `batch.predicted(s)`. A method says which state an output matrix turns into
+    the logits of that token. Weights are float32; a pass casts them to the target's numbers once.
     """
 
     method: ClassVar[str]
@@ -54,14 +54,14 @@ class Learner(nn.Module, ABC):
 
     @abstractmethod
     def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
-        """For each of the first `count` guesses the states [tails, hidden] that the output matrix reads."""
+        """For each of the first `count` draft tokens the states [tails, hidden] that the output matrix reads."""
 
     @abstractmethod
     def output(self, step: int) -> Tensor:
-        """The output matrix [vocabulary, hidden] of a guess."""
+        """The output matrix [vocabulary, hidden] of a draft token."""
 
     def loss_steps(self, depth: int) -> int:
-        """Guesses that have a loss of their own."""
+        """Return how many draft tokens have a loss of their own."""
         return depth
 
     @abstractmethod
@@ -93,8 +93,8 @@ class Learner(nn.Module, ABC):
         return self.tap_scales.repeat_interleave(self.target.config.hidden_size)
 
     @abstractmethod
-    def files(self, checkpoint: Checkpoint, guesses: int) -> LearnedFiles:
-        """The head or model as others read it; `guesses` is how many it should be asked for at a time."""
+    def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
+        """The head or model as others read it; `draft_tokens` is how many should be drafted at a time."""
 
     def others(self) -> list[nn.Parameter]:
         """The parameters that are no matrices inside the head."""
@@ -109,7 +109,7 @@ class Recipe(Protocol):
 
     @property
     def vocabulary_size(self) -> int | None:
-        """Tokens that can be guessed: the most frequent ones; None: all."""
+        """Tokens that can be drafted: the most frequent ones; None: all."""
         ...
 
     def check(self, target: ModelConfig) -> None:

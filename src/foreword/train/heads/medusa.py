@@ -1,4 +1,4 @@
-"""Medusa heads: one for each guess, all from the same state of the target."""
+"""Medusa heads: one for each draft token, all from the same state of the target."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class MedusaRecipe:
 
 
 class MedusaHeads(Learner):
-    """Head i reads the state of the newest token that the target has seen, and guesses the token i + 2 after it."""
+    """Head i reads the state of the newest token that the target has seen, and drafts the token i + 2 after it."""
 
     method = "medusa"
 
@@ -89,7 +89,7 @@ class MedusaHeads(Learner):
             found[f"blocks.{head}.layers.{block}.bias"] = self.biases[name]
         return found | {f"lm_heads.{head}.weight": matrix for head, matrix in enumerate(self.lm_heads)}
 
-    def files(self, checkpoint: Checkpoint, guesses: int) -> LearnedFiles:
+    def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
         """vLLM's names: the layout that has a table of tokens."""
         tensors = self.file_tensors()
         tokens = self.vocabulary.token_ids.cpu()

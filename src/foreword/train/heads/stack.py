@@ -1,7 +1,8 @@
 """Decoder layers that learn, by their Hugging Face names: what `draft` and `exit` share.
 
-Both write token by token. Where all earlier guesses were right their state is that of reading the text itself, so one
-causal pass over the text holds every guess: number s of tail row i is made at row i + s + 1.
+Both write token by token. Where all earlier draft tokens were right, their state is that of reading the text
+itself. One causal pass over the text therefore holds every draft token: number s of tail row i
+is made at row i + s + 1.
 """
 
 from collections.abc import Iterator, Mapping
@@ -56,7 +57,7 @@ class LayerStack(Learner):
         return name not in (EMBEDDING, "lm_head.weight")
 
     def loss_steps(self, depth: int) -> int:
-        """The first guess alone: all others are the same function of later rows."""
+        """The first draft token alone: all others are the same function of later rows."""
         return 1
 
     def output(self, step: int) -> Tensor:
@@ -136,8 +137,8 @@ class LayerStack(Learner):
         return {name: tensor.to(self.target.dtype) for name, tensor in self.weights().items()}
 
 
-def guesses_of(states: Tensor, batch: PackedBatch, count: int) -> Iterator[Tensor]:
-    """The states of every guess out of one pass over the text."""
+def states_by_level(states: Tensor, batch: PackedBatch, count: int) -> Iterator[Tensor]:
+    """Return the states of every draft token from one pass over the text."""
     for step in range(count):
         yield states[(batch.tail_rows + step + 1).clamp(max=len(states) - 1)]
 

@@ -13,6 +13,9 @@ from foreword.train.loop.trainer import Trainer
 from foreword.train.passes.packing import BatchSize
 from foreword.train.passes.vocabulary import DraftVocabulary
 
+_RENAMED = {"guesses": "draft_tokens"}
+"""Keys of recipes in states that version 0.1 saved, and what they are called now."""
+
 
 def save_training(path: Path, trainer: Trainer, recipe: Recipe, model: str | None) -> None:
     """Everything from which training goes on exactly; `model` is the target's identity."""
@@ -42,7 +45,8 @@ class SavedTraining:
                 f"{self._path} was trained for another model; resume with that one or choose another --out"
             )
         wanted = {"method": recipe.method, **asdict(recipe)}  # type: ignore[call-overload]
-        found = {"method": self.state["method"], **self.state["recipe"]}
+        kept = {_RENAMED.get(key, key): value for key, value in self.state["recipe"].items()}
+        found = {"method": self.state["method"], **kept}
         for key, value in wanted.items():
             if found.get(key) != value:
                 raise RequestError(

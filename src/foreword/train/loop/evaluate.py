@@ -1,4 +1,4 @@
-"""Tokens per target pass that guesses would give, without running them: chains from every place, then a walk."""
+"""Tokens per target pass that drafts would give, without running them: chains from every place, then a walk."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from foreword.train.texts.documents import Document
 
 @dataclass(frozen=True)
 class TauReport:
-    """What chains of `depth` guesses are worth."""
+    """Tokens per pass of chains of `depth` draft tokens."""
 
     depth: int
     tokens: dict[str, int]  # by kind: committed tokens after the first of each answer
     passes: dict[str, int]  # by kind: target passes for them
-    first_guess: float  # share of places at which the first guess is right
-    by_level: tuple[float, ...] = ()  # of each guess, where all before it are right
+    first_hit: float  # share of places at which the first draft token is right
+    by_level: tuple[float, ...] = ()  # of each level, where all before it are right
 
     def tau(self, kind: str | None = None) -> float:
         kinds = [kind] if kind is not None else list(self.tokens)
@@ -35,7 +35,7 @@ class TauReport:
 def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize, depth: int) -> TauReport:
     """Greedy chains along texts that the target wrote greedily: exact up to rounding.
 
-    A chain's guess number s counts only if all before it are the text's own tokens, so those are fed to it.
+    A chain's draft token s counts only if all before it are the text's own tokens, so those are fed to it.
     """
     tokens: dict[str, int] = {}
     passes: dict[str, int] = {}
@@ -46,7 +46,7 @@ def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize
         hits, counts = _hits(learner, batch, depth)
         first_hits += int((hits[0] & counts).sum())
         first_places += int(counts.sum())
-        accepted = hits.long().cumprod(0).sum(0).tolist()  # right guesses from each place on
+        accepted = hits.long().cumprod(0).sum(0).tolist()  # accepted draft tokens from each place on
         begin = 0
         for document in group:
             length = len(document.tokens) - tail_begin(document)
@@ -63,7 +63,9 @@ def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize
 
 
 def walk(accepted: Sequence[int], document: Document, depth: int) -> list[int]:
-    """Right guesses of every pass of decoding the document's first answer, whose first token comes with the prompt.
+    """Return the accepted draft tokens of every pass that decodes the document's first answer.
+
+    The prompt's pass gives its first token.
 
     `accepted` counts from the slot `tail_begin` on; the slot before the newest token says what is accepted next.
     """
@@ -78,20 +80,20 @@ def walk(accepted: Sequence[int], document: Document, depth: int) -> list[int]:
 
 
 def _hits(learner: Learner, batch: PackedBatch, depth: int) -> tuple[Tensor, Tensor]:
-    """bool [guesses, tails]: each guess is the text's own token; and which tail rows predict an answer's token."""
+    """bool [draft tokens, tails]: each is the text's own token; and which tail rows predict an answer's token."""
     target, token_ids_of = learner.target, learner.vocabulary.token_ids
     features = target.features(batch, learner.taps)
     hits = []
     for step, states in enumerate(learner.steps(batch, features, depth)):
         token_ids, counts = batch.predicted(step)
         matrix = learner.output(step).to(target.dtype)
-        guesses = torch.cat(
+        draft_tokens = torch.cat(
             [
                 wide_logits(states[begin : begin + CHUNK], matrix).argmax(-1)
                 for begin in range(0, len(states), CHUNK)
             ]
         )
-        hits.append((token_ids_of[guesses] == token_ids) & counts)
+        hits.append((token_ids_of[draft_tokens] == token_ids) & counts)
     return torch.stack(hits), batch.predicted(0)[1]
 
 

@@ -1,7 +1,9 @@
-"""What was trained, as files, and in pieces that can be carried."""
+"""Writes what was trained: files, a model card, and pieces that can be carried."""
 
 import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,19 @@ from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.files import expanded
 from foreword.models.heads.layouts.common import SCALE
 from foreword.models.heads.writing import GROUP, rounded
-from foreword.train.files import write_json, write_tensors, write_text, written_whole
+from foreword.train.files import (
+    MANIFEST,
+    WEIGHTS,
+    identity_of,
+    require_new,
+    require_pieces_alone,
+    write_json,
+    write_tensors,
+    write_text,
+    written_whole,
+)
 from foreword.train.heads.learner import LearnedFiles
-from foreword.train.identity import identity_of
-from foreword.train.loop.places import MANIFEST, WEIGHTS, require_new, require_pieces_alone
+from foreword.train.loop.evaluate import TauReport
 
 CARD = "README.md"
 PIECE_BYTES = 15_000_000
@@ -93,14 +104,14 @@ def join_pieces(pieces: Path, out: Path, checkpoint: Checkpoint) -> None:
     files = dict(manifest["files"])
     config = json.loads(files.pop("config.json"))
     if manifest["from_target"]:
-        from foreword.train.heads.draft_files import tokenizer_files
+        from foreword.train.heads.config_files import tokenizer_files
 
         files |= tokenizer_files(checkpoint.tokenizer())
     card = files.pop(CARD, "")
     digest = write_output(out, LearnedFiles(config, tensors | borrowed, files, frozenset(borrowed)))
     if card:
-        rounded_on_its_way = " (rounded to 8 bits on its way)" if manifest["bits"] == 8 else ""
-        write_text(out / CARD, card.replace(f"`{manifest['source']}`", f"`{digest}`{rounded_on_its_way}"))
+        rounding = " (rounded to 8 bits)" if manifest["bits"] == 8 else ""
+        write_text(out / CARD, card.replace(f"`{manifest['source']}`", f"`{digest}`{rounding}"))
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -157,3 +168,60 @@ def _in_16_bits(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, tensor in tensors.items()
         if not name.endswith(SCALE)
     }
+
+
+_NAMES = {
+    "eagle3": ("An EAGLE-3 head", "eagle3"),
+    "medusa": ("Medusa heads", "medusa"),
+    "dflash": ("A DFlash head", "dflash"),
+    "draft": ("A draft model", "draft_model"),
+    "exit": ("An early exit", "layer_skip"),
+}
+"""By method: what was trained, and the method of speculation that runs it."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a card says."""
+
+    method: str
+    target: str
+    command: str
+    steps: int
+    batch_tokens: int
+    sha256: str
+    data: tuple[str, ...]  # sentences
+    measured: Mapping[str, TauReport]  # by set of texts
+
+
+def write_card(directory: Path, card: Card) -> None:
+    """README.md."""
+    title, method = _NAMES[card.method]
+    key = "adapter" if card.method == "exit" else "model"
+    lines = [
+        f"# {title} for {card.target}",
+        "",
+        f'Use it with `--speculation \'{{"method": "{method}", "{key}": "DIRECTORY"}}\'`. It drafts; the model '
+        "decides: it cannot change a text.",
+        "",
+        f"- **File**: `model.safetensors`, SHA-256 `{card.sha256}`.",
+        f"- **Data**: {' '.join(card.data)}",
+        f"- **Training**: {card.steps:,} steps of {card.batch_tokens:,} tokens.",
+        "",
+        "  ```console",
+        f"  $ {card.command}",
+        "  ```",
+        "",
+    ]
+    for name, report in card.measured.items():
+        lines += [
+            f"- **Tokens per pass**, {name}, greedy, {report.depth} draft tokens; the first is right in "
+            f"{report.first_hit:.1%} of all places:",
+            "",
+            "  | kind | τ |",
+            "  | --- | ---: |",
+            f"  | all | {report.tau():.2f} |",
+            *(f"  | {kind} | {tau:.2f} |" for kind, tau in report.by_kind().items()),
+            "",
+        ]
+    write_text(directory / CARD, "\n".join(lines))

@@ -11,14 +11,12 @@ import torch
 
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint
-from foreword.train.files import require_space
+from foreword.train.files import TRAINING, WEIGHTS, require_own, require_space, state_in
 from foreword.train.heads.learner import Learner, Recipe
-from foreword.train.loop.card import Card, write_card
 from foreword.train.loop.checkpoints import SavedTraining, save_training
 from foreword.train.loop.evaluate import TauReport
-from foreword.train.loop.output import read_weights, write_output
-from foreword.train.loop.places import TRAINING, WEIGHTS, require_own, state_in
-from foreword.train.loop.schedule import Stretch
+from foreword.train.loop.optimizer import Stretch
+from foreword.train.loop.output import Card, read_weights, write_card, write_output
 from foreword.train.loop.texts import RunTexts
 from foreword.train.loop.trainer import Trainer, TrainProgress, TrainSettings
 from foreword.train.passes.packing import fitting_size, require_fitting
@@ -163,8 +161,8 @@ class _Session:
             kinds = ", ".join(f"{kind} {tau:.2f}" for kind, tau in report.by_kind().items())
             self._tau = f", τ {report.tau():.2f}"
             self._watcher.say(
-                f"  τ at {report.depth} guesses, {name}: {report.tau():.3f} "
-                f"(first guess {report.first_guess:.3f}; {kinds})"
+                f"  τ at {report.depth} draft tokens, {name}: {report.tau():.3f} "
+                f"(first draft token {report.first_hit:.3f}; {kinds})"
             )
             self._log(
                 {"step": self._trainer.step, "set": name, "tau": report.tau(), "kinds": report.by_kind()}

@@ -1,4 +1,4 @@
-"""Training: batches of the target's own texts, its states recomputed, a loss for every guess of a chain."""
+"""Training: batches of the target's own texts, its states recomputed, a loss for every draft token of a chain."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,8 +10,7 @@ from torch import Tensor
 
 from foreword.train.heads.learner import Learner
 from foreword.train.loop.evaluate import TauReport, measure_tau
-from foreword.train.loop.optimizer import HeadOptimizer, Rates
-from foreword.train.loop.schedule import Stretch
+from foreword.train.loop.optimizer import HeadOptimizer, Rates, Stretch
 from foreword.train.passes.loss import CHUNK, OutputLoss, judge_rows, target_probabilities
 from foreword.train.passes.packing import BatchSize, PackedBatch, batches
 from foreword.train.passes.target import Features
@@ -22,8 +21,8 @@ from foreword.train.texts.documents import Document
 class TrainSettings:
     """How it is trained."""
 
-    depth: int = 4  # guesses of a chain
-    step_decay: float = 0.85  # weight of each further guess
+    depth: int = 4  # draft tokens of a chain
+    step_decay: float = 0.85  # weight of each further draft token
     rates: Rates = field(default_factory=Rates)
     clip: float = 1.0
     warm_up: int = 50  # steps
@@ -37,8 +36,8 @@ class TrainProgress:
     """Means since the last report."""
 
     step: int
-    loss: float  # of the first guess, per answer token
-    hits: tuple[float, ...]  # by guess: right, given that all before it were
+    loss: float  # of the first draft token, per answer token
+    hits: tuple[float, ...]  # by level: share of right tokens, given that all before were right
     gradient: float
     rows_per_second: float
     steps_per_second: float
@@ -61,7 +60,7 @@ class Trainer:
         self._optimizer = HeadOptimizer(list(learner.matrices.values()), learner.others(), settings.rates)
         # Seed of the order, its first step, texts that it is about.
         self._order = (settings.seed, 0, len(documents))
-        self._alive = [1.0] * self._depth  # share of tail rows whose chain holds up to each guess
+        self._alive = [1.0] * self._depth  # share of tail rows whose chain holds up to each level
         self._generator = torch.Generator(self.target.device).manual_seed(settings.seed)
 
     def train(
@@ -121,7 +120,7 @@ class Trainer:
         self._generator.set_state(state["generator"].cpu())
 
     def _one(self, batch: PackedBatch, factor: float) -> Tensor:
-        """One step; sums for the report: loss, gradient norm, then alive rows and hits by guess."""
+        """One step; sums for the report: loss, gradient norm, then alive rows and hits by level."""
         losses, alive, hits = self._losses(batch, self.target.features(batch, self.learner.taps))
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         gradient = self._optimizer.clip(self.settings.clip)
@@ -161,7 +160,7 @@ class Trainer:
     def _rows(self, step: int, living: Tensor, counts: Tensor) -> Tensor:
         """Tail rows for the output matrix: those whose chain still holds, and some others to fill up.
 
-        Where an earlier guess was wrong, the target never sees the later ones.
+        Where an earlier draft token was wrong, the target never sees the later ones.
         """
         size = self._output_rows(step)
         if size == self.size.tails:

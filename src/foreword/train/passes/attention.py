@@ -7,7 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foreword.train.passes.devices import to_device
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device; from page-locked memory, so that the host goes on at once."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Span
 def chain_attention(
     q: Tensor, k: Tensor, v: Tensor, own: list[tuple[Tensor, Tensor]], queries: Spans, keys: Spans
 ) -> Tensor:
-    """Causal attention in which a query also sees keys and values of its own: one for each guess before it.
+    """Causal attention in which a query also sees keys and values of its own: one for each draft token before it.
 
     `own` holds keys and values [query rows, kv heads, dim] of the chain's earlier steps, row by row.
     """
@@ -49,8 +54,8 @@ def chain_attention(
     scores = _dense_scores(q, k, queries, keys)  # [heads, rows, keys]
     own_scores = _own_scores(q, own_keys).permute(1, 0, 2)  # [heads, rows, steps]
     weights = torch.cat((scores, own_scores), dim=-1).softmax(-1)
-    past, guesses = weights[..., : len(k)], weights[..., len(k) :]
-    seen = _weighted(past, v) + _own_weighted(guesses.permute(1, 0, 2), own_values)
+    past, draft_tokens = weights[..., : len(k)], weights[..., len(k) :]
+    seen = _weighted(past, v) + _own_weighted(draft_tokens.permute(1, 0, 2), own_values)
     return seen.to(q.dtype)
 
 
@@ -86,7 +91,7 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor
 def _paged(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor:
     """The engine's kernel, for which every row is a page: the heads that share keys read them once.
 
-    A flash kernel for whole texts takes 64 queries at a time, of which 63 would be nobody's.
+    A flash kernel for whole texts takes 64 queries at a time, of which 63 would be unused.
     """
     from foreword.backends.cuda.kernels.attention import RowTiles, Sight, attend
 
@@ -95,7 +100,7 @@ def _paged(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor:
         positions=rows.lengths - 1,
         prefix_lens=rows.lengths,
         block_tables=rows.numbers[:, None],
-        ancestors=rows.numbers,  # nobody has any
+        ancestors=rows.numbers,  # no row has any
         page_size=context,
         has_trees=False,
     )

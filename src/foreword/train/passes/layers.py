@@ -93,7 +93,7 @@ def run_layers(
 
 
 def tracked(stream: Tensor) -> Tensor:
-    """A stream with a gradient that nobody needs: the first layer is then compiled together with the others."""
+    """A stream with a gradient that is not needed: the first layer is then compiled together with the others."""
     return (
         stream.detach().requires_grad_() if torch.is_grad_enabled() and not stream.requires_grad else stream
     )

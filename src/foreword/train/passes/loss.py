@@ -30,7 +30,7 @@ def judge_rows(
 
 
 class OutputLoss(torch.autograd.Function):
-    """Loss of states [rows, hidden] through the output matrix; also whether each row's guess is right.
+    """Loss of states [rows, hidden] through the output matrix; also whether each row's draft token is right.
 
     The gradient is made along the way: its scale is known, since the loss is the last thing computed.
     """

@@ -1,7 +1,7 @@
 """Batches of fixed size: texts one after the other, and of each the rows from which answers are predicted.
 
 A slot at row i holds token i + 1 and the target's state at i, and predicts token i + 2. A head needs every slot's key
-and value, but guesses only in the tail of a text: from the slot that predicts the answer's first token on.
+and value, but draft tokens only in the tail of a text: from the slot that predicts the answer's first token on.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from foreword.errors import RequestError
-from foreword.train.passes.attention import Spans
-from foreword.train.passes.devices import to_device
+from foreword.train.passes.attention import Spans, to_device
 from foreword.train.texts.documents import Document
 
 
@@ -40,7 +39,7 @@ class PackedBatch:
     documents: tuple[Document, ...]
 
     def predicted(self, step: int) -> tuple[Tensor, Tensor]:
-        """The token that each tail row's guess number `step` is about, and whether it counts: part of an answer."""
+        """The token that each tail row's draft token `step` predicts, and whether it counts: part of an answer."""
         rows = self.tail_rows + step + 2
         inside = rows < self.text_ends
         rows = rows.clamp(max=len(self.token_ids) - 1)

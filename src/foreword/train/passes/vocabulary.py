@@ -1,4 +1,4 @@
-"""The tokens that a head can guess: those that answers use most."""
+"""The tokens that a head can draft: those that answers use most."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def whole_vocabulary(vocab_size: int) -> DraftVocabulary:
 
 
 def vocabulary_tensors(vocabulary: DraftVocabulary) -> dict[str, Tensor]:
-    """`d2t` and `t2d` of a head file; nothing where the head can guess every token."""
+    """`d2t` and `t2d` of a head file; nothing where the head can draft every token."""
     if len(vocabulary.token_ids) == len(vocabulary.draft_ids):
         return {}
     return {"d2t": vocabulary.d2t.cpu(), "t2d": (vocabulary.draft_ids >= 0).cpu()}

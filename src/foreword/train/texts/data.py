@@ -46,7 +46,7 @@ class WritingReport:
 
 
 class _Shards:
-    """Documents on their way into shards."""
+    """Documents that are being written into shards."""
 
     def __init__(self, directory: Path, settings: WritingSettings) -> None:
         self._directory = directory

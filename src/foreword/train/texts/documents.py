@@ -115,7 +115,7 @@ def _read_shard(path: Path) -> Iterator[Document]:
 
 @contextmanager
 def _told_of(path: Path) -> Iterator[None]:
-    """A shard that cannot be read is told of in one line."""
+    """Report a shard that cannot be read in one line."""
     try:
         yield
     except (

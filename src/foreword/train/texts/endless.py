@@ -1,4 +1,4 @@
-"""One endless batch: rows of a static KV cache write texts; whoever is finished makes room for the next job.
+"""One endless batch: rows of a static KV cache write texts; a finished row takes the next job.
 
 A decoding step reads and writes only tensors that stay where they are, so on a GPU it is captured once and replayed.
 The host looks at the results of one stretch of steps while the next one runs.
@@ -13,11 +13,9 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from foreword.acceptance.noise import gumbel
-from foreword.train.passes.attention import CacheRows, Spans, decode_attention
-from foreword.train.passes.devices import to_device
+from foreword.train.passes.attention import CacheRows, Spans, decode_attention, to_device
 from foreword.train.passes.target import Target, wide_logits
-from foreword.train.texts.host_texts import NOTHING, HostTexts
-from foreword.train.texts.jobs import Job
+from foreword.train.texts.jobs import NOTHING, HostTexts, Job
 
 _NEXT_KEY = 0x1E3779B97F4A7C15  # from one token's noise to the next: odd, so that none comes twice
 

@@ -1,8 +1,16 @@
-"""Texts to continue, and whoever continues them."""
+"""Texts that a model writes for training: jobs, what their rows have written, and jobs run through the engine."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
+
+from foreword.acceptance.params import SamplingParams
+from foreword.engine.core import EngineCore
+from foreword.engine.messages import NewRequest
+from foreword.errors import RequestError
 
 
 @dataclass
@@ -17,7 +25,7 @@ class Job:
 
 @dataclass
 class Row:
-    """A job under way."""
+    """A job in flight."""
 
     job: Job
     written: list[int] = field(default_factory=list)
@@ -31,3 +39,89 @@ class TextBatch(Protocol):
     def run(self, jobs: Iterator[Job]) -> Iterator[None]:
         """Work on `jobs`, and yield now and then; ends when there is nothing left to do."""
         ...
+
+
+NOTHING = -1
+"""Stands where a row wrote no token."""
+
+
+class HostTexts:
+    """Texts in flight, one per row. Only those that have ended are handled one by one."""
+
+    def __init__(self, rows: int, context: int, stops: np.ndarray) -> None:
+        """`stops` says of every token whether it ends a text."""
+        self._stops = stops
+        self._jobs: list[Job | None] = [None] * rows
+        self._tokens = np.zeros((rows, context), dtype=np.int64)
+        self._lengths = np.zeros(rows, dtype=np.int64)
+        self._longest = np.zeros(rows, dtype=np.int64)
+        self.free = list(range(rows))  # rows without a job
+
+    @property
+    def under_way(self) -> int:
+        return len(self._jobs) - len(self.free)
+
+    def begin(self, row: int, job: Job) -> None:
+        """A job in a row that was taken off `free`."""
+        self._jobs[row], self._lengths[row], self._longest[row] = job, 0, job.max_new
+
+    def collect(self, written: np.ndarray) -> int:
+        """Take what a stretch [steps, rows] wrote, and hand out the texts that have ended; how many tokens it was."""
+        columns = written.T
+        rows, steps = (columns != NOTHING).nonzero()  # a row that rests has nothing from there on
+        self._tokens[rows, self._lengths[rows] + steps] = columns[rows, steps]
+        self._lengths += np.bincount(rows, minlength=len(self._lengths))
+        wrote = np.unique(rows)
+        last = self._tokens[wrote, self._lengths[wrote] - 1]
+        for row in wrote[self._stops[last] | (self._lengths[wrote] == self._longest[wrote])]:
+            job, self._jobs[row] = self._jobs[row], None
+            self.free.append(int(row))
+            if job is not None:
+                job.on_done(self._tokens[row, : self._lengths[row]].tolist())
+        return len(rows)
+
+
+class EngineBatch:
+    """Keeps as many requests in flight as it has rows."""
+
+    def __init__(self, core: EngineCore, *, rows: int, seed: int = 0) -> None:
+        self._core = core
+        self._rows = rows
+        self._seeds = itertools.count(seed << 32)
+        self._numbers = itertools.count()
+        self._active: dict[str, Row] = {}
+        self.tokens_written = 0
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[None]:
+        """Work on `jobs`, and yield after every pass; ends when there is nothing left to do."""
+        try:
+            self._admit(jobs)
+            while self._active:
+                self._step()
+                self._admit(jobs)
+                yield
+        finally:
+            for name in self._active:
+                self._core.abort(name)
+            self._active.clear()
+
+    def _admit(self, jobs: Iterator[Job]) -> None:
+        while len(self._active) < self._rows and (job := next(jobs, None)) is not None:
+            name = f"text-{next(self._numbers)}"
+            params = SamplingParams(
+                temperature=job.temperature, max_tokens=job.max_new, seed=next(self._seeds) % 2**63
+            )
+            self._core.add(NewRequest(name, tuple(job.prompt), params))
+            self._active[name] = Row(job)
+
+    def _step(self) -> None:
+        for delta in self._core.step():
+            row = self._active[delta.request_id]
+            row.written.extend(delta.token_ids)
+            self.tokens_written += len(delta.token_ids)
+            if delta.finish_reason is None:
+                continue
+            del self._active[delta.request_id]
+            if delta.finish_reason == "error":
+                raise RequestError(f"a text could not be written: {delta.error}")
+            row.job.on_done(row.written)

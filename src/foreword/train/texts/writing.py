@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.train.texts import seeds
-from foreword.train.texts.chat_pieces import ChatPieces, chat_pieces
 from foreword.train.texts.documents import Document, make_document
 from foreword.train.texts.jobs import Job
-from foreword.train.texts.prompts import FilePrompt
+from foreword.train.texts.prompts import ChatPieces, FilePrompt, chat_pieces
 
 KIND_WEIGHTS = {
     "chat": 25, "code": 12, "math": 11, "qa": 13, "translation": 7, "passage": 5, "summary": 15, "rag": 12, "prompts": 9
@@ -19,7 +18,7 @@ KIND_WEIGHTS = {
 _ANSWER_LENGTHS = (96, 128, 128, 192, 256, 320)
 _PASSAGES_KEPT = 4096
 _SHORTEST_PASSAGE = 60  # tokens
-_OUTSIDE_OF_CHATS = 0.6  # of the passages: an assistant's are easier to guess about than what people paste
+_OUTSIDE_OF_CHATS = 0.6  # of the passages: an assistant's are easier to predict than what people paste
 _LEAST_ROOM = 8  # tokens of an answer
 _WORD = re.compile(rb" [a-z]{4,12}")
 

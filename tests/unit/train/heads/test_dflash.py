@@ -12,11 +12,11 @@ from foreword.train.passes.target import Target
 from foreword.train.texts.documents import Document
 from helpers.tiny_training import new_learner, trained
 
-RECIPE = DFlashRecipe(layers=2, guesses=3, draft_vocab=256)
+RECIPE = DFlashRecipe(layers=2, draft_tokens=3, draft_vocab=256)
 
 
 def test_tokens_per_pass_rise(target: Target, documents: list[Document]):
-    recipe = DFlashRecipe(layers=1, guesses=2, draft_vocab=256)
+    recipe = DFlashRecipe(layers=1, draft_tokens=2, draft_vocab=256)
     _, before, after = trained(recipe, target, documents, steps=50)
     assert after > before + 0.35, (before, after)
 

@@ -13,7 +13,7 @@ from foreword.train.heads.eagle3 import Eagle3Recipe
 from foreword.train.heads.exit import ExitRecipe
 from foreword.train.heads.learner import Recipe
 from foreword.train.heads.medusa import MedusaRecipe
-from foreword.train.loop.schedule import Stretch
+from foreword.train.loop.optimizer import Stretch
 from foreword.train.loop.trainer import Trainer
 from foreword.train.passes.packing import fitting_size
 from foreword.train.passes.target import Target
@@ -25,7 +25,7 @@ RECIPES = (
     DraftRecipe(layers=2),
     ExitRecipe(layer=1),
     MedusaRecipe(heads=2, blocks=2, draft_vocab=64),
-    DFlashRecipe(layers=2, guesses=2, draft_vocab=64),
+    DFlashRecipe(layers=2, draft_tokens=2, draft_vocab=64),
     Eagle3Recipe(draft_vocab=64),
 )
 

@@ -9,10 +9,10 @@ import torch
 from foreword.errors import CheckpointError, RequestError
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.train import files as train_files
+from foreword.train.files import identity_of
 from foreword.train.heads.draft import DraftRecipe
 from foreword.train.heads.learner import LearnedFiles
 from foreword.train.heads.medusa import MedusaRecipe
-from foreword.train.identity import identity_of
 from foreword.train.loop import output
 from foreword.train.loop.output import digest_of, join_pieces, read_weights, write_output, write_pieces
 from foreword.train.passes.target import Target

@@ -3,7 +3,7 @@
 import itertools
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,11 +15,13 @@ from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.heads.describe import describe_trained
 from foreword.train import files
+from foreword.train.files import require_own, require_same_kind
+from foreword.train.heads.dflash import DFlashRecipe
 from foreword.train.heads.medusa import MedusaRecipe
+from foreword.train.loop.checkpoints import SavedTraining
+from foreword.train.loop.optimizer import Stretch
 from foreword.train.loop.output import _in_8_bits, digest_of, read_weights
-from foreword.train.loop.places import require_own, require_same_kind
 from foreword.train.loop.run import TrainRun, train
-from foreword.train.loop.schedule import Stretch
 from foreword.train.loop.texts import FILES, HELD_OUT, gather_texts
 from foreword.train.loop.trainer import Trainer
 from foreword.train.passes.target import Target
@@ -261,3 +263,13 @@ def test_a_trained_draft_and_exit_are_described(tmp_path: Path, tiny_model: Path
     assert (found["exit_layer"], found["exit_of"]) == (3, "big")
     assert found["speculation"] == {"method": "layer_skip", "adapter": str(exit_)}
     require_same_kind(exit_, "exit")
+
+
+def test_a_state_with_an_older_name_of_an_option_goes_on(tmp_path: Path):
+    recipe = DFlashRecipe(layers=2, draft_tokens=3)
+    older = {("guesses" if key == "draft_tokens" else key): value for key, value in asdict(recipe).items()}
+    torch.save({"method": "dflash", "recipe": older, "model": None}, tmp_path / "state.pt")
+    saved = SavedTraining(tmp_path / "state.pt", torch.device("cpu"))
+    saved.check(recipe, None)
+    with pytest.raises(RequestError, match="was trained with draft_tokens 3, not 4"):
+        saved.check(DFlashRecipe(layers=2, draft_tokens=4), None)

@@ -16,8 +16,7 @@ from foreword.train.passes.target import Target
 from foreword.train.texts.data import WritingSettings, write_answers, write_training_set
 from foreword.train.texts.documents import count_shards, read_shards
 from foreword.train.texts.endless import EndlessBatch
-from foreword.train.texts.engine_batch import EngineBatch
-from foreword.train.texts.jobs import Job
+from foreword.train.texts.jobs import EngineBatch, Job
 from foreword.train.texts.prompts import FilePrompt
 
 

@@ -8,9 +8,8 @@ from foreword.errors import TokenizerError
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.train.texts import documents
-from foreword.train.texts.chat_pieces import chat_pieces
 from foreword.train.texts.documents import Document
-from foreword.train.texts.prompts import FilePrompt
+from foreword.train.texts.prompts import FilePrompt, chat_pieces
 from foreword.train.texts.writing import Writer, WritingLimits
 from helpers.tiny_models import make_hf_model, write_tiny_tokenizer
 

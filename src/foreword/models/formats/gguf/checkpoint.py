@@ -22,7 +22,7 @@ from foreword.models.formats.gguf.config import ROPE_FACTORS, gguf_config, gguf_
 from foreword.models.formats.gguf.file import GgufFile, GgufTensor
 from foreword.models.formats.gguf.settings import ROPE_TENSORS, module_layers
 from foreword.models.formats.gguf.tokenizer import gguf_tokenizer
-from foreword.models.formats.tensor_files import turned_rows
+from foreword.models.formats.tensor_files import rotated_rows
 from foreword.models.layer_shapes import expected_shapes
 from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
 
@@ -96,7 +96,7 @@ def _latent_places(parts: Mapping[str, list[str]]) -> dict[str, GgufPlace]:
 
 
 def module_tensors(tensors: Iterable[str], layers: range) -> list[str]:
-    """Those of layers that are modules which guess ahead."""
+    """Return the tensors of layers that are MTP modules."""
     return [name for name in tensors if (layer := _LAYER.match(name)) and int(layer[1]) in layers]
 
 
@@ -143,7 +143,7 @@ class GgufCheckpoint:
         modules = module_tensors(self._file.tensors, module_layers(fields))
         parts = tensor_parts(self._file.tensors, names, path, (ROPE_FACTORS, *ROPE_TENSORS, *modules))
         self.config = gguf_config(self._file, frozenset(name for held in parts.values() for name in held))
-        self._turned = turned_rows(self.config.layers[0].attention) if names.interleaved else {}
+        self._rotated = rotated_rows(self.config.layers[0].attention) if names.interleaved else {}
         self._places = places(parts, self._file.tensors, self.config, path)
 
     def tensor_names(self) -> frozenset[str]:
@@ -255,14 +255,14 @@ class GgufCheckpoint:
         stored = self._file.rows(place.stored)
         if place.rows is not None:
             stored = stored[slice(*place.rows)]
-        turned = self._turned.get(name.split(".", 3)[-1])
-        if turned is None:
+        rotated = self._rotated.get(name.split(".", 3)[-1])
+        if rotated is None:
             return stored
         tensor = self._file.tensors[place.stored]
-        if tensor.shape[0] != turned.rows:
+        if tensor.shape[0] != rotated.rows:
             raise CheckpointError(
-                f"{self.path}: {name} has {tensor.shape[0]} rows, not {turned.rows // turned.head} heads; "
+                f"{self.path}: {name} has {tensor.shape[0]} rows, not {rotated.rows // rotated.head} heads; "
                 "get the file again"
             )
         rows = stored.reshape(tensor.shape[0], -1)  # a bias is stored as one row: [out, 4]
-        return rows[turned.order()].reshape(stored.shape)
+        return rows[rotated.order()].reshape(stored.shape)

@@ -86,7 +86,7 @@ def hf_settings(file: GgufFile, family: Architecture, names: GgufNames, vocab_si
 
 
 def module_layers(fields: ConfigFields) -> range:
-    """Layers that are modules which guess ahead: GGUF counts them with the decoder's own, and they come last."""
+    """Return the layers that are MTP modules: GGUF counts them with the decoder's own, and they come last."""
     modules, count = fields.whole("nextn_predict_layers", 0), fields.count("block_count")
     if modules >= count:
         raise fields.malformed("nextn_predict_layers", f"fewer than the {count} layers of all")
@@ -142,7 +142,7 @@ def _yarn(fields: ConfigFields) -> dict[str, Any]:
         return values
     if fields.get("attention.kv_lora_rank") is None:
         raise fields.unsupported("rope.scaling.yarn_log_multiplier in this family")
-    # A tenth of what scores are scaled by; that turned numbers are not, is not said.
+    # A tenth of what scores are scaled by; that rotated numbers are not, is not said.
     everywhere = 10 * fields.number("rope.scaling.yarn_log_multiplier")
     return values | {"mscale_all_dim": everywhere, "attention_factor": 1.0}
 

@@ -30,7 +30,7 @@ _PREFIXES = ("model.mtp_layers.", "model.mtp.", "mtp.", "medusa_head.", "medusa_
 
 
 def without_draft_modules(files: Mapping[str, Path], settings: Mapping[str, Any]) -> dict[str, Path]:
-    """The decoder's own tensors. DeepSeek's and GLM's modules are numbered like layers behind the last."""
+    """The decoder's own tensors. DeepSeek's and GLM's modules are numbered like layers after the last."""
     layers, modules = settings.get("num_hidden_layers"), settings.get("num_nextn_predict_layers")
     behind = (
         range(layers, layers + modules) if isinstance(layers, int) and isinstance(modules, int) else range(0)

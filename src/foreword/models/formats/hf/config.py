@@ -157,7 +157,7 @@ def layer_specs(fields: ConfigFields, family: Architecture, count: int) -> tuple
 
 
 def layer_behind(fields: ConfigFields, family: Architecture) -> LayerSpec:
-    """What one more layer behind the last looks like: a module that guesses ahead."""
+    """Return the spec of one more layer after the last: an MTP module."""
     mlp = _experts_mlp(fields, family) or _mlp(fields, family)
     return LayerSpec(attention_spec(fields, family), mlp, family.norms)
 
@@ -313,7 +313,7 @@ def hf_config(values: Mapping[str, Any], names: frozenset[str], path: Path) -> M
     family = hf_family(values, path)
     num_layers = check_layers(names, LAYER, fields.count("num_hidden_layers"), fields.origin)
     attention = attention_spec(fields, family)
-    rope = rope_spec(fields, family.rope, attention.turned)
+    rope = rope_spec(fields, family.rope, attention.rotary_dim)
     layers = layer_specs(fields, family, num_layers)
     check_experts(names, layers, fields.origin)
     return ModelConfig(

@@ -102,14 +102,14 @@ def _rotary_dim(rope: ConfigFields, family: Rope, head_dim: int | None) -> int |
 
 
 def _scaling(rope: ConfigFields, family: Rope, dim: int | None) -> tuple[RopeScaling | None, float]:
-    """How frequencies are stretched, and what turned numbers are multiplied with."""
+    """How frequencies are stretched, and what rotated numbers are multiplied with."""
     kind = _kind(rope, family)
     if any(isinstance(value, Mapping) for value in rope.values.values()):
         raise rope.unsupported("rope settings that differ between layers")
     match kind:
         case (
             "default" | "dynamic"
-        ):  # dynamic scaling begins behind the stated context, which is the limit here
+        ):  # dynamic scaling begins after the stated context, which is the limit here
             return None, 1.0
         case "linear":
             return LinearRopeScaling(rope.number("factor")), 1.0

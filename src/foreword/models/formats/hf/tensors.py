@@ -9,7 +9,7 @@ from torch import Tensor
 from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import Architecture, StoredTensors
 from foreword.models.config import ModelConfig
-from foreword.models.formats.tensor_files import Turned, turned_rows
+from foreword.models.formats.tensor_files import RotatedRows, rotated_rows
 from foreword.models.layer_shapes import expected_shapes
 
 
@@ -19,26 +19,26 @@ class Place:
 
     stored: str
     rows: tuple[int, int] | None = None  # a stretch of the stored rows; None: all
-    turned: Turned | None = None
+    rotated: RotatedRows | None = None
     plus_one: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Whether it is stored as it is used."""
-        return self.rows is None and self.turned is None and not self.plus_one
+        return self.rows is None and self.rotated is None and not self.plus_one
 
     def narrowed(self, rows: tuple[int, int]) -> "Place":
-        """Where a stretch of its rows is; of whole heads where they are turned."""
+        """Where a stretch of its rows is; of whole heads where they are rotated."""
         first = 0 if self.rows is None else self.rows[0]
-        turned = None if self.turned is None else replace(self.turned, rows=rows[1] - rows[0])
-        return replace(self, rows=(first + rows[0], first + rows[1]), turned=turned)
+        rotated = None if self.rotated is None else replace(self.rotated, rows=rows[1] - rows[0])
+        return replace(self, rows=(first + rows[0], first + rows[1]), rotated=rotated)
 
     def read(self, stored: Tensor) -> Tensor:
         """The tensor, from the stored one."""
         if self.rows is not None:
             stored = stored[slice(*self.rows)]
-        if self.turned is not None:
-            stored = _half_apart(stored, self.turned)
+        if self.rotated is not None:
+            stored = _half_apart(stored, self.rotated)
         return stored + 1 if self.plus_one else stored
 
 
@@ -54,11 +54,11 @@ def places(names: Iterable[str], family: Architecture, config: ModelConfig) -> d
     found: dict[str, Place] = {}
     for name in names:
         found |= _split(name, family.stored, config)
-    turned = turned_rows(config.layers[0].attention) if family.rope.interleaved else {}
+    rotated = rotated_rows(config.layers[0].attention) if family.rope.interleaved else {}
     for name, place in found.items():
         part = name.split(".", 3)[-1]
-        if part in turned:
-            found[name] = replace(place, turned=turned[part])
+        if part in rotated:
+            found[name] = replace(place, rotated=rotated[part])
         elif family.stored.norms_minus_one and name.endswith("norm.weight"):
             found[name] = replace(place, plus_one=True)
     return found
@@ -80,10 +80,10 @@ def _split(name: str, rules: StoredTensors, config: ModelConfig) -> dict[str, Pl
     return found
 
 
-def _half_apart(rows: Tensor, turned: Turned) -> Tensor:
-    if len(rows) != turned.rows:
+def _half_apart(rows: Tensor, rotated: RotatedRows) -> Tensor:
+    if len(rows) != rotated.rows:
         raise CheckpointError(
-            f"{len(rows)} rows are not {turned.rows // turned.head} heads of {turned.head}; "
+            f"{len(rows)} rows are not {rotated.rows // rotated.head} heads of {rotated.head}; "
             "the file is damaged, get it again"
         )
-    return rows[torch.from_numpy(turned.order())]
+    return rows[torch.from_numpy(rotated.order())]

@@ -9,7 +9,7 @@ from foreword.models.formats.fields import ConfigFields, check_heads
 from foreword.models.heads.spec import Shapes
 
 SCALE = "_scale"
-"""Put behind a matrix's name, it names the scales of its 8-bit numbers."""
+"""Appended to a matrix's name, it names the scales of its 8-bit numbers."""
 
 SCALES = (SCALE, "_scale_inv")
 """The same in files of others."""

@@ -1,4 +1,4 @@
-"""DFlash heads, as z-lab, SpecForge, DeepSpec and speculators write them: a block of guesses in one pass.
+"""DFlash heads, as z-lab, SpecForge, DeepSpec and speculators write them: a block of draft tokens in one pass.
 
 DSpark is one with a small Markov head over the tokens of a block.
 """
@@ -55,7 +55,7 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
         mask_token_id=mask_token(fields, vocab),
         block_size=_block_size(fields, nested),
         is_causal=nested.flag("causal", inner.flag("is_causal", False)),
-        anchor_guesses=fields.flag("sample_from_anchor", is_dspark or _is_deepspec(fields)),
+        anchor_drafts=fields.flag("sample_from_anchor", is_dspark or _is_deepspec(fields)),
         norm_output=is_dspark,  # its confidence is read from the normed states
     )
 

@@ -1,4 +1,4 @@
-"""Medusa heads, as Medusa, axolotl and vLLM write them: each guesses one place ahead, none reads a token."""
+"""Medusa heads, as Medusa, axolotl and vLLM write them: each drafts one position, none reads a token."""
 
 import re
 

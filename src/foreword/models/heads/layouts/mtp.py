@@ -81,7 +81,7 @@ GATED_LAYERS = replace(
     window=None,
     experts=replace(GATED_EXPERTS, normalize=Switch(key="norm_topk_prob", default=True)),
 )
-"""Layers of the models whose modules are gated; the models themselves have others too, which nobody runs here."""
+"""Layers of the models whose modules are gated; the models themselves have others too, which are not supported."""
 
 _LIKE_THE_MODELS_OWN = re.compile(r"self_attn\.kv_a_proj_with_mqa\.|mlp\.(experts|gate)\.")
 """Tensors of a layer that is not of the llama kind: it is then one of the model's family."""
@@ -161,7 +161,7 @@ def _llama_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, Rop
 
 
 def _family_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec, bool]:
-    """The same of a module that is one more layer of its model, behind the last."""
+    """The same of a module that is one more layer of its model, after the last."""
     return _layer_of(hf_family(fields.values, Path(fields.origin)), fields, files)
 
 
@@ -178,11 +178,11 @@ def _layer_of(
 ) -> tuple[LayerSpec, RopeSpec, bool]:
     layer = layer_behind(fields, family)
     check_experts((f"model.{name}" for name in files.shapes), [layer], str(files.path))
-    return layer, rope_spec(fields, family.rope, layer.attention.turned), family.rope.interleaved
+    return layer, rope_spec(fields, family.rope, layer.attention.rotary_dim), family.rope.interleaved
 
 
 def _require_runnable(files: HeadFiles) -> None:
-    """Refuse a module whose attention nobody runs here."""
+    """Refuse a module whose attention is not supported."""
     reasons = []
     if any("self_attn.qkv_proj." in name for name in files.shapes):
         reasons.append("one matrix for queries, keys and values")
@@ -195,5 +195,5 @@ def _require_runnable(files: HeadFiles) -> None:
 
 
 def _stored_hidden_first(files: HeadFiles) -> bool:
-    """Told by what the norms are called in the file."""
+    """Return it by what the norms are called in the file."""
     return files.stored_as("fc.weight").endswith("input_proj.weight")

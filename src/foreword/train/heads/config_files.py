@@ -1,4 +1,4 @@
-"""A trained draft model as a Hugging Face directory, whatever file its target came in."""
+"""config.json and tokenizer files of trained heads and draft models, as speculators and Hugging Face write them."""
 
 import json
 from typing import Any
@@ -13,7 +13,42 @@ from foreword.models.config import (
     RopeSpec,
     YarnRopeScaling,
 )
+from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.tokenization.tokenizer import Tokenizer
+
+
+def layer_config(target: ModelConfig, intermediate: int, num_layers: int = 1) -> dict[str, Any]:
+    """A llama layer with the target's sizes, as Hugging Face writes it."""
+    attention = target.layer.attention
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": target.hidden_size,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rms_norm_eps": target.norm.eps,
+        "rope_theta": target.rope.theta,
+        "rope_scaling": None,
+        "max_position_embeddings": target.context_length,
+        "vocab_size": target.vocab_size,
+    }
+
+
+def speculators_section(algorithm: str, checkpoint: Checkpoint, draft_tokens: int) -> dict[str, Any]:
+    """What speculators says of every head: how it is asked, and for which target."""
+    family = next(family for family in ARCHITECTURES if family.name == checkpoint.config.architecture)
+    return {
+        "algorithm": algorithm,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": draft_tokens}],
+        "verifier": {"name_or_path": checkpoint.path.name, "architectures": [family.hf_class]},
+    }
 
 
 def hf_settings(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
