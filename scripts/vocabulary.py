@@ -30,8 +30,8 @@ REPLACEMENTS = {
 WORDS = re.compile("|".join(rf"\b(?:{word})\b" for word in REPLACEMENTS), re.IGNORECASE)
 
 ALLOWED = re.compile(
-    r"behind (a|the) (reverse )?proxy|all but (its|the) last|/guesses\b", re.IGNORECASE
-)  # /guesses: a command of the chat
+    r"behind (a|the) (reverse )?proxy|all but (its|the) last|/guesses\b|^\"guesses\"$", re.IGNORECASE
+)  # /guesses: a command of the chat; "guesses" alone: a key of saved files
 
 PACKAGES = (
     "acceptance",
