@@ -80,7 +80,7 @@ def test_a_draft_is_trained_without_data_and_used(model: str, tmp_path: Path):
         "--prompts", str(prompts), "--eval", str(prompts), *plots,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
-    assert "step 10: loss" in run.stdout and "τ at 4 guesses, files" in run.stdout
+    assert "step 10: loss" in run.stdout and "τ at 4 draft tokens, files" in run.stdout
     assert "foreword train draft" in (out / "README.md").read_text(encoding="utf-8")
     assert not plots or picture.stat().st_size > 1000
     config = json.dumps({"method": "draft_model", "model": str(out), "fixed": True})

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,6 +59,18 @@ TensorParallelOption = Annotated[
     int,
     typer.Option(min=1, help="Number of processes that split the model: one per GPU, or all on the CPU."),
 ]
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """Where and in which data type a model runs."""
+
+    dtype: DtypeOption = "auto"
+    device: DeviceOption = "auto"
+    backend: BackendOption = "auto"
+    tensor_parallel_size: TensorParallelOption = 1
+
+
 JsonOption = Annotated[
     bool,
     typer.Option(

@@ -1,19 +1,17 @@
 """`foreword generate`: answer one prompt."""
 
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foreword.cli.console import (
     DEFAULT_MODEL,
-    BackendOption,
-    DeviceOption,
-    DtypeOption,
+    ComputeOptions,
     JsonOption,
     ModelOption,
-    TensorParallelOption,
     load_llm,
     print_json,
     stderr,
@@ -22,89 +20,99 @@ from foreword.cli.console import (
 from foreword.cli.options.common import (
     GenerationConfigOption,
     LoraOption,
-    SpeculationOption,
-    SpeculativeConfigOption,
+    SpeculationOptions,
     SystemOption,
     lora_request,
     read_text,
-    speculation_choice,
 )
+from foreword.cli.options.grouped import options_command
 from foreword.cli.options.prompt_input import read_prompt
-from foreword.cli.options.structured import (
-    ChoiceOption,
-    GrammarOption,
-    JsonSchemaOption,
-    RegexOption,
-    structured_choice,
-)
+from foreword.cli.options.structured import StructuredOptions
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from foreword.acceptance.params import SamplingParams
+    from foreword.engine.llm import LLM
     from foreword.engine.outputs import RequestOutput
 
 
-def generate(
+@dataclass(frozen=True)
+class PromptOptions:
+    """What is answered."""
+
     prompt: Annotated[
         str | None,
         typer.Argument(
             help="Prompt, sent through the model's chat template; - or nothing: standard input. "
             "Piped text is put before a given prompt."
         ),
-    ] = None,
-    file: Annotated[Path | None, typer.Option(help="Read the prompt from this file.")] = None,
-    system: SystemOption = None,
-    model: ModelOption = DEFAULT_MODEL,
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Nucleus sampling: probability mass of the tokens kept, such as 0.9.")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens; 0: all.")] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Least probability relative to the most likely token, such as 0.05.")
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="Penalty on repeated tokens, such as 1.1; 1: none.")
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End the answer before this text; repeatable.")
-    ] = None,
-    n: Annotated[int, typer.Option("-n", help="Number of answers to the prompt.")] = 1,
-    seed: Annotated[
-        int | None, typer.Option(help="Random seed; the same seed gives the same text. Default: a fresh one.")
-    ] = None,
-    speculation: SpeculationOption = None,
-    speculative_config: SpeculativeConfigOption = None,
-    generation_config: GenerationConfigOption = "auto",
+    ] = None
+    file: Annotated[Path | None, typer.Option(help="Read the prompt from this file.")] = None
+    system: SystemOption = None
     prediction: Annotated[
         Path | None,
         typer.Option(
             help="File with the expected answer, used as a draft: where it matches, few passes are needed."
         ),
-    ] = None,
-    lora: LoraOption = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt without a chat template.")] = False,
+    ] = None
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt without a chat template.")] = False
     parse_special: Annotated[
         bool,
         typer.Option(help="With --raw: parse names of control tokens in the prompt as those tokens."),
-    ] = True,
+    ] = True
     suffix: Annotated[
         str | None,
         typer.Option(
             help="Fill in the middle: write the text between the prompt and this suffix, without a chat template. "
             "Needs a model with fill-in-the-middle tokens."
         ),
-    ] = None,
-    json_schema: JsonSchemaOption = None,
-    regex: RegexOption = None,
-    choice: ChoiceOption = None,
-    grammar: GrammarOption = None,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
-    backend: BackendOption = "auto",
-    tensor_parallel_size: TensorParallelOption = 1,
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.raw and self.system is not None:
+            raise RequestError("--raw continues a text as it is; a --system message needs the chat template")
+        if self.suffix and self.system is not None:
+            raise RequestError("--suffix fills a gap in a text; a --system message needs the chat template")
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How the answer is drawn; None: the model's default."""
+
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")] = None
+    top_p: Annotated[
+        float | None, typer.Option(help="Nucleus sampling: probability mass of the tokens kept, such as 0.9.")
+    ] = None
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens; 0: all.")] = None
+    min_p: Annotated[
+        float | None, typer.Option(help="Least probability relative to the most likely token, such as 0.05.")
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Penalty on repeated tokens, such as 1.1; 1: none.")
+    ] = None
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256
+    stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; repeatable.")] = (
+        None
+    )
+    n: Annotated[int, typer.Option("-n", help="Number of answers to the prompt.")] = 1
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed; the same seed gives the same text. Default: a fresh one.")
+    ] = None
+
+
+@options_command
+def generate(
+    *,
+    asked: PromptOptions,
+    model: ModelOption = DEFAULT_MODEL,
+    sampling: SamplingOptions,
+    drafting: SpeculationOptions,
+    generation_config: GenerationConfigOption = "auto",
+    lora: LoraOption = None,
+    structured: StructuredOptions,
+    compute: ComputeOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Answer a prompt, streaming text to the terminal.
@@ -113,52 +121,26 @@ def generate(
     """
     from foreword.acceptance.params import SamplingParams
 
-    setting = speculation_choice(speculation, speculative_config)
-    given = {
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "max_tokens": max_tokens,
-        "stop": tuple(stop or ()),
-        "n": n,
-        "seed": seed,
-        "structured": structured_choice(json_schema, regex, choice, grammar),
-    }
-    SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
-    if raw and system is not None:
-        raise RequestError("--raw continues a text as it is; a --system message needs the chat template")
-    if suffix and system is not None:
-        raise RequestError("--suffix fills a gap in a text; a --system message needs the chat template")
-    question = read_prompt(prompt, file, stdin_is_free=prediction != Path("-"))
-    expected = None if prediction is None else read_text(prediction)
-    llm = load_llm(model, dtype, device, backend, setting, generation_config, tensor_parallel_size, answers=n)
-    from foreword.cli.chat.text import visible
-
+    choice = drafting.choice()
+    given = asdict(sampling) | {"stop": tuple(sampling.stop or ()), "structured": structured.outputs()}
+    SamplingParams(**{name: value for name, value in given.items() if value is not None})
+    question = read_prompt(asked.prompt, asked.file, stdin_is_free=asked.prediction != Path("-"))
+    expected = None if asked.prediction is None else read_text(asked.prediction)
+    llm = load_llm(
+        model,
+        **asdict(compute),
+        speculation=choice,
+        generation_config=generation_config,
+        answers=sampling.n,
+    )
     params = llm.loaded.sampling.params(**given)
-    adapter = lora_request(lora)
-
-    def show(_: int, text: str) -> None:
-        # As it is into a file or a pipe; a terminal gets nothing that could steer it.
-        print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
-
-    streamed = not as_json and n == 1
-    on_text = show if streamed else None
-    if system is None:
-        output = llm.generate(
-            question,
-            params,
-            raw=raw,
-            parse_special=parse_special,
-            suffix=suffix,
-            prediction=expected,
-            lora_request=adapter,
-            on_text=on_text,
-        )[0]
-    else:
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-        output = llm.chat(messages, params, prediction=expected, lora_request=adapter, on_text=on_text)[0]
+    streamed = not as_json and sampling.n == 1
+    rest = {
+        "prediction": expected,
+        "lora_request": lora_request(lora),
+        "on_text": _show if streamed else None,
+    }
+    output = _answer(llm, question, params, asked, rest)
     for answer in output.outputs:
         if answer.error is not None:
             raise RequestError(answer.error)
@@ -168,11 +150,29 @@ def generate(
     if not streamed:
         for answer in output.outputs:
             stdout.print(f"[bold]answer {answer.index}[/bold]")
-            show(0, answer.text + "\n")
+            _show(0, answer.text + "\n")
     stdout.print()
     defaults = {name: value for name, value in llm.loaded.sampling.values.items() if given[name] is None}
     for line in footer(output, effective(defaults, params.temperature)):
         stderr.print(f"[dim]{line}[/dim]", soft_wrap=True)
+
+
+def _answer(
+    llm: "LLM", question: str, params: "SamplingParams", asked: PromptOptions, rest: dict[str, Any]
+) -> "RequestOutput":
+    if asked.system is None:
+        return llm.generate(
+            question, params, raw=asked.raw, parse_special=asked.parse_special, suffix=asked.suffix, **rest
+        )[0]
+    messages = [{"role": "system", "content": asked.system}, {"role": "user", "content": question}]
+    return llm.chat(messages, params, **rest)[0]
+
+
+def _show(_: int, text: str) -> None:
+    """Print text as it is into a file or a pipe; a terminal gets nothing that could steer it."""
+    from foreword.cli.chat.text import visible
+
+    print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
 def effective(defaults: "Mapping[str, float]", temperature: float) -> "dict[str, float]":

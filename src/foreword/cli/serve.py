@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,53 +11,17 @@ import typer
 
 from foreword.cli.console import (
     DEFAULT_MODEL,
-    BackendOption,
-    DeviceOption,
-    DtypeOption,
+    ComputeOptions,
     ModelArgument,
-    TensorParallelOption,
     loading_bar,
     stderr,
     stdout,
 )
-from foreword.cli.options.cluster import (
-    DraftersInsecureOption,
-    DraftersOption,
-    LabelsOption,
-    LocalTenantsOption,
-    TlsOption,
-    TokenFileOption,
-    node_options,
-    with_nodes,
-)
-from foreword.cli.options.common import (
-    GenerationConfigOption,
-    SpeculationOption,
-    SpeculativeConfigOption,
-    one_of,
-    speculation_choice,
-)
-from foreword.cli.options.listening import (
-    AccessLogOption,
-    AdminKeyOption,
-    AllowedHostsOption,
-    ApiKeyOption,
-    CorsOriginsOption,
-    DrainSecondsOption,
-    HostOption,
-    InsecureOption,
-    PortOption,
-)
-from foreword.cli.options.serve import (
-    admin_keys,
-    api_keys,
-    context_words,
-    listed,
-    memory_size,
-    named_paths,
-    need_server_extra,
-    origins,
-)
+from foreword.cli.options.cluster import NodeOptions, with_nodes
+from foreword.cli.options.common import GenerationConfigOption, SpeculationOptions, one_of
+from foreword.cli.options.grouped import options_command
+from foreword.cli.options.listening import ListeningOptions
+from foreword.cli.options.serve import admin_keys, context_words, memory_size, named_paths, need_server_extra
 from foreword.cli.policy.options import PolicyOption, checked_policy
 
 if TYPE_CHECKING:
@@ -70,178 +34,179 @@ if TYPE_CHECKING:
 log = logging.getLogger("foreword.server")
 
 
-def serve(
-    model: ModelArgument = DEFAULT_MODEL,
-    host: HostOption = "127.0.0.1",
-    port: PortOption = 8000,
-    api_key: ApiKeyOption = None,
-    admin_key: AdminKeyOption = None,
-    allowed_hosts: AllowedHostsOption = None,
-    cors_origins: CorsOriginsOption = None,
-    insecure: InsecureOption = False,
+AdminKeyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="API key that may switch speculation for all tenants (--speculation-switch) and use all other routes; "
+        "repeatable. Default: FOREWORD_ADMIN_KEY (comma-separated)."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class ApiOptions:
+    """What clients may do."""
+
+    admin_key: AdminKeyOption = None
     lora_modules: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=PATH",
             help="LoRA adapters (PEFT folders) and their names: a=x b=y; repeatable.",
         ),
-    ] = None,
+    ] = None
     allow_lora_loading: Annotated[
         bool,
         typer.Option("--allow-lora-loading", help="Let clients load and unload adapters by path."),
-    ] = False,
-    served_model_name: Annotated[str | None, typer.Option(help="Name of the model in the API.")] = None,
-    speculation: SpeculationOption = None,
-    speculative_config: SpeculativeConfigOption = None,
-    drafters: DraftersOption = None,
-    drafters_insecure: DraftersInsecureOption = False,
-    drafters_labels: LabelsOption = "",
-    drafters_token_file: TokenFileOption = None,
-    drafters_tls: TlsOption = None,
-    local_tenants: LocalTenantsOption = "",
-    speculation_policy: PolicyOption = None,
-    generation_config: GenerationConfigOption = "auto",
+    ] = False
+    served_model_name: Annotated[str | None, typer.Option(help="Name of the model in the API.")] = None
     hide_speculation: Annotated[
         bool, typer.Option("--hide-speculation", help="Omit acceptance from answers and /health.")
-    ] = False,
+    ] = False
     stream_pacing: Annotated[
         str,
         typer.Option(help="Stream tokens as burst (immediately) or even (even cadence, padded)."),
-    ] = "burst",
+    ] = "burst"
     speculation_switch: Annotated[
         bool,
         typer.Option(
             "--speculation-switch",
             help="Let POST /speculation switch speculation; with API keys it needs an --admin-key.",
         ),
-    ] = False,
+    ] = False
     strict_fields: Annotated[
         bool,
         typer.Option(
             "--strict-fields", help="Refuse requests with unknown fields instead of ignoring those."
         ),
-    ] = False,
-    max_model_len: Annotated[
-        int | None, typer.Option(min=2, help="Most tokens of prompt and answer.")
-    ] = None,
+    ] = False
+    max_queued: Annotated[
+        int, typer.Option(min=0, help="Most queued answers; more are refused with 429.")
+    ] = 64
+    tool_call_parser: Annotated[
+        str, typer.Option(metavar="NAME", help="Format of tool calls; auto: from the chat template.")
+    ] = "auto"
+
+    def settings(self, model: str, listening: ListeningOptions, running: int) -> "ServerSettings":
+        """Return the server's settings; what cannot be right is refused."""
+        from foreword.server.api.tools.formats import FORMATS
+        from foreword.server.settings import STREAM_PACINGS, Limits, ServerSettings
+
+        heard = listening.settings()
+        name = self.served_model_name or _short_name(model)
+        return ServerSettings(
+            model_name=name,
+            admin_keys=admin_keys(self.admin_key, heard["api_keys"]),
+            limits=Limits(running=running, queued=self.max_queued),
+            strict_fields=self.strict_fields,
+            show_speculation=not self.hide_speculation,
+            stream_pacing=one_of("--stream-pacing", self.stream_pacing, STREAM_PACINGS),
+            allow_switch=self.speculation_switch,
+            tool_call_parser=one_of("--tool-call-parser", self.tool_call_parser, ("auto", *FORMATS)),
+            adapters=named_paths("--lora-modules", self.lora_modules, name),
+            allow_adapter_loading=self.allow_lora_loading,
+            **heard,
+        )
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Memory and batches of the engine, and how it is watched."""
+
+    max_model_len: Annotated[int | None, typer.Option(min=2, help="Most tokens of prompt and answer.")] = None
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most concurrent answers.")] = 64
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(min=1, help="Most tokens of one target pass; longer prompts take several.")
-    ] = None,
+    ] = None
     kv_cache_memory_bytes: Annotated[
         str | None,
         typer.Option(
             help="Size of the KV cache, such as 2G or 512M. Default: 1G; on a GPU what --gpu-memory-utilization leaves."
         ),
-    ] = None,
+    ] = None
     gpu_memory_utilization: Annotated[
         float, typer.Option(help="Fraction of GPU memory for weights, passes and KV together.")
-    ] = 0.9,
+    ] = 0.9
     enforce_eager: Annotated[
         bool,
         typer.Option("--enforce-eager", help="Capture no CUDA graphs: quicker start, slower steps."),
-    ] = False,
+    ] = False
     enable_prefix_caching: Annotated[
         bool, typer.Option(help="Reuse the KV of equal prefixes, within an API key.")
-    ] = True,
+    ] = True
     acceptance_rule: Annotated[
         str, typer.Option(help="Acceptance rule: coupled, token, block or traversal.")
-    ] = "coupled",
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most concurrent answers.")] = 64,
-    max_queued: Annotated[
-        int, typer.Option(min=0, help="Most queued answers; more are refused with 429.")
-    ] = 64,
-    access_log: AccessLogOption = False,
-    drain_seconds: DrainSecondsOption = 30.0,
+    ] = "coupled"
     hang_seconds: Annotated[
         float, typer.Option(min=1, help="Restart an engine that makes no progress for this many seconds.")
-    ] = 60.0,
-    tool_call_parser: Annotated[
-        str, typer.Option(metavar="NAME", help="Format of tool calls; auto: from the chat template.")
-    ] = "auto",
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
-    backend: BackendOption = "auto",
-    tensor_parallel_size: TensorParallelOption = 1,
-    engine_factory: Annotated[str | None, typer.Option(hidden=True)] = None,
+    ] = 60.0
+    engine_factory: Annotated[str | None, typer.Option(hidden=True)] = None
+
+    def config(self) -> dict[str, Any]:
+        """Return the fields of `EngineConfig` that these options give."""
+        from foreword.acceptance.rules.rule import Rule
+
+        Rule.parse(self.acceptance_rule)
+        config: dict[str, Any] = {
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "enable_prefix_caching": self.enable_prefix_caching,
+            "acceptance_rule": self.acceptance_rule,
+            "gpu_memory_utilization": self.gpu_memory_utilization,
+            "enforce_eager": self.enforce_eager,
+        }
+        if self.max_num_batched_tokens is not None:
+            config["max_num_batched_tokens"] = self.max_num_batched_tokens
+        if self.kv_cache_memory_bytes is not None:
+            size = memory_size("--kv-cache-memory-bytes", self.kv_cache_memory_bytes)
+            config["kv_cache_memory_bytes"] = size
+        return config
+
+
+@options_command
+def serve(
+    *,
+    model: ModelArgument = DEFAULT_MODEL,
+    listening: ListeningOptions,
+    api: ApiOptions,
+    drafting: SpeculationOptions,
+    nodes: NodeOptions,
+    speculation_policy: PolicyOption = None,
+    generation_config: GenerationConfigOption = "auto",
+    engine: EngineOptions,
+    compute: ComputeOptions,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API, by default on 127.0.0.1 only.
 
     Example: foreword serve --speculation '{"method": "ngram", "num_speculative_tokens": 8}'
     """
-    from foreword.acceptance.rules.rule import Rule
-    from foreword.server.address import Address
-    from foreword.server.api.tools.formats import FORMATS
-    from foreword.server.settings import STREAM_PACINGS, Limits, ServerSettings
-
     # What can be refused is refused here, and the port taken, before torch is imported.
-    keys, address = api_keys(api_key), Address(host, port)
-    address.check(bool(keys), insecure)
-    setting = speculation_choice(speculation, speculative_config)
-    protection = (drafters_token_file, drafters_tls, drafters_insecure)
-    nodes = node_options(drafters, drafters_labels, local_tenants, *protection)
-    settings = ServerSettings(
-        model_name=served_model_name or _short_name(model),
-        api_keys=keys,
-        admin_keys=admin_keys(admin_key, keys),
-        allowed_hosts=address.allowed_hosts(listed(allowed_hosts)),
-        cors_origins=origins(cors_origins),
-        limits=Limits(running=max_num_seqs, queued=max_queued),
-        strict_fields=strict_fields,
-        show_speculation=not hide_speculation,
-        stream_pacing=one_of("--stream-pacing", stream_pacing, STREAM_PACINGS),
-        access_log=access_log,
-        allow_switch=speculation_switch,
-        drain_seconds=drain_seconds,
-        tool_call_parser=one_of("--tool-call-parser", tool_call_parser, ("auto", *FORMATS)),
-    )
-    settings = replace(
-        settings,
-        adapters=named_paths("--lora-modules", lora_modules, settings.model_name),
-        allow_adapter_loading=allow_lora_loading,
-    )
-    Rule.parse(acceptance_rule)
-    config: dict[str, Any] = {
-        "max_model_len": max_model_len,
-        "max_num_seqs": max_num_seqs,
-        "enable_prefix_caching": enable_prefix_caching,
-        "acceptance_rule": acceptance_rule,
-        "gpu_memory_utilization": gpu_memory_utilization,
-        "enforce_eager": enforce_eager,
-    }
+    address, choice, remote = listening.address(), drafting.choice(), nodes.settings()
+    settings = api.settings(model, listening, engine.max_num_seqs)
+    config = engine.config()
     if speculation_policy is not None:
         config["speculation_policy"] = str(checked_policy(speculation_policy))
         settings = replace(settings, policy_file=config["speculation_policy"])
-    if max_num_batched_tokens is not None:
-        config["max_num_batched_tokens"] = max_num_batched_tokens
-    if kv_cache_memory_bytes is not None:
-        config["kv_cache_memory_bytes"] = memory_size("--kv-cache-memory-bytes", kv_cache_memory_bytes)
-    listening = address.bind()
-    start = {
-        "dtype": dtype,
-        "device": device,
-        "backend": backend,
-        "tensor_parallel_size": tensor_parallel_size,
-        "config": config,
-        "adapters": dict(settings.adapters),
-    }
-    with listening:
+    start = {**asdict(compute), "config": config, "adapters": dict(settings.adapters)}
+    with address.bind() as port:
         need_server_extra()
         path = _fetched(model)
-        invariant = _is_shape_invariant(path, dtype, device, backend, tensor_parallel_size)
-        drafting = _drafting(path, setting, invariant, acceptance_rule)
-        settings = replace(settings, speculation=with_nodes(drafting, nodes))
-        _run(path, settings, listening, start, (engine_factory, hang_seconds), generation_config)
+        invariant = _is_shape_invariant(path, compute)
+        local = _drafting(path, choice, invariant, engine.acceptance_rule)
+        settings = replace(settings, speculation=with_nodes(local, remote))
+        _run(path, settings, port, start, engine, generation_config)
 
 
-def _is_shape_invariant(path: Path, dtype: str, device: str, backend: str, ranks: int) -> bool:
+def _is_shape_invariant(path: Path, compute: ComputeOptions) -> bool:
     from foreword.backends.choice import choose_backend, fitted, parallel_backend, pick_device
     from foreword.backends.loading import is_shape_invariant
     from foreword.models.formats.checkpoint import open_checkpoint
 
-    place, backend = pick_device(device), parallel_backend(backend, ranks)
-    choice = choose_backend(backend, dtype, place)
+    place = pick_device(compute.device)
+    backend = parallel_backend(compute.backend, compute.tensor_parallel_size)
+    choice = choose_backend(backend, compute.dtype, place)
     config = open_checkpoint(path).config
-    return is_shape_invariant(fitted(choice, config, backend=backend, dtype=dtype, device=place))
+    return is_shape_invariant(fitted(choice, config, backend=backend, dtype=compute.dtype, device=place))
 
 
 def _drafting(path: Path, setting: str, invariant: bool, acceptance_rule: str) -> "SpeculationConfig | None":
@@ -267,7 +232,7 @@ def _run(
     settings: "ServerSettings",
     listening: "socket.socket",
     start: dict[str, Any],
-    watch: tuple[str | None, float],
+    engine: EngineOptions,
     generation_config: str,
 ) -> None:
     from foreword.engine.loader import sampling_defaults
@@ -288,24 +253,23 @@ def _run(
         settings = replace(settings, methods=FREE_METHODS | set(speculation.method))
     checkpoint = open_checkpoint(path)
     settings = replace(settings, sampling=sampling_defaults(checkpoint, generation_config))
-    factory, hang_seconds = watch
     supervision = SupervisorSettings(
-        Start(str(path), **start), factory or DEFAULT_FACTORY, hang_seconds=hang_seconds
+        Start(str(path), **start), engine.engine_factory or DEFAULT_FACTORY, hang_seconds=engine.hang_seconds
     )
     run = ServerRun(settings, supervision, checkpoint.tokenizer(), listening)
     stderr.print(f"[dim]loading {settings.model_name} ...[/dim]")
     with ExitStack() as until_ready:
         on_stage = until_ready.enter_context(loading_bar())
 
-        def tell(url: str, max_model_len: int) -> None:
+        def show_ready(url: str, max_model_len: int) -> None:
             until_ready.close()  # the bar goes before the line comes
-            asked = start["config"]["max_model_len"]
-            _tell_ready(url, settings, context_words(max_model_len, checkpoint.config.context_length, asked))
+            context = context_words(max_model_len, checkpoint.config.context_length, engine.max_model_len)
+            _show_ready(url, settings, context)
 
-        asyncio.run(run.run(tell, on_stage))
+        asyncio.run(run.run(show_ready, on_stage))
 
 
-def _tell_ready(url: str, settings: "ServerSettings", context: str) -> None:
+def _show_ready(url: str, settings: "ServerSettings", context: str) -> None:
     guard = "API key required" if settings.api_keys else "no API key"
     drafting = settings.default_method or "no"
     sampling = f", {settings.sampling} unless a request says otherwise" if settings.sampling.values else ""

@@ -1,11 +1,11 @@
 """The smallest fleet that reaches a goal, on small worlds."""
 
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from foreword.cli.cluster.goals import answer_lines, check_goal
+from foreword.cli.cluster.goals import GoalOptions, answer_lines
 from foreword.errors import RequestError
 from foreword.simulate.scenario import Drafting, Failure, Fleet, Kind, Scenario, Traffic
 from foreword.simulate.sweep import Goal, Vary, _least, find_fleets
@@ -110,15 +110,17 @@ def test_more_than_arrives_cannot_be_wanted():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("goals", "page", "autoscale", "message"),
     [
-        ((None, None, 3, None, False), "--goal-most needs a goal"),
-        ((None, "nodes", None, None, False), "--goal-vary needs a goal"),
-        ((Goal(1.0), "all", None, None, False), "--goal-vary must be targets or nodes"),
-        ((Goal(1.0), None, None, "page.html", False), "--page shows one fleet"),
-        ((Goal(1.0), None, None, None, True), "--autoscale changes"),
+        (GoalOptions(goal_most=3), None, False, "--goal-most needs a goal"),
+        (GoalOptions(goal_vary="nodes"), None, False, "--goal-vary needs a goal"),
+        (GoalOptions(1.0, goal_vary="all"), None, False, "--goal-vary must be targets or nodes"),
+        (GoalOptions(1.0), Path("page.html"), False, "--page shows one fleet"),
+        (GoalOptions(1.0), None, True, "--autoscale changes"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(given: tuple[Any, ...], message: str):
+def test_options_that_do_not_go_together_are_refused(
+    goals: GoalOptions, page: Path | None, autoscale: bool, message: str
+):
     with pytest.raises(RequestError, match=message):
-        check_goal(*given)
+        goals.check(page, autoscale)

@@ -5,32 +5,22 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from foreword.cli.console import (
-    DEFAULT_MODEL,
-    BackendOption,
-    DeviceOption,
-    DtypeOption,
-    ModelOption,
-    TensorParallelOption,
-    load_llm,
-    stderr,
-    stdout,
-)
+from foreword.cli.console import DEFAULT_MODEL, ComputeOptions, ModelOption, load_llm, stderr, stdout
 from foreword.cli.options.common import (
     GenerationConfigOption,
     LoraOption,
-    SpeculationOption,
-    SpeculativeConfigOption,
+    SpeculationOptions,
     SystemOption,
     lora_request,
-    speculation_choice,
 )
+from foreword.cli.options.grouped import options_command
 from foreword.errors import ForewordError
 
 if TYPE_CHECKING:
@@ -43,7 +33,9 @@ GUESSED_STYLE = "dodger_blue1"
 OWN_STYLE = "dark_orange"
 
 
+@options_command
 def chat(
+    *,
     model: ModelOption = DEFAULT_MODEL,
     system: SystemOption = None,
     temperature: Annotated[
@@ -60,14 +52,10 @@ def chat(
         ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
-    speculation: SpeculationOption = None,
-    speculative_config: SpeculativeConfigOption = None,
+    drafting: SpeculationOptions,
     generation_config: GenerationConfigOption = "auto",
     lora: LoraOption = None,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
-    backend: BackendOption = "auto",
-    tensor_parallel_size: TensorParallelOption = 1,
+    compute: ComputeOptions,
 ) -> None:
     """Chat with a model; accepted draft tokens and tokens that the target sampled have different colours.
 
@@ -75,7 +63,7 @@ def chat(
     """
     from foreword.acceptance.params import SamplingParams
 
-    setting = speculation_choice(speculation, speculative_config)
+    setting = drafting.choice()
     given = {"temperature": temperature, "top_p": top_p, "seed": seed, "max_tokens": max_tokens}
     checked = SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     from foreword.cli.chat.session import ChatSession, check_temperature
@@ -83,7 +71,9 @@ def chat(
 
     check_temperature(checked.temperature)
     check_choice(setting)
-    llm = load_llm(model, dtype, device, backend, setting, generation_config, tensor_parallel_size, answers=1)
+    llm = load_llm(
+        model, **asdict(compute), speculation=setting, generation_config=generation_config, answers=1
+    )
     params = llm.loaded.sampling.params(**given)
     config = llm.loaded.choose_speculation(setting).config
     session = ChatSession(llm, params, None if config is None else config.as_mapping())

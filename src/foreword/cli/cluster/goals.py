@@ -1,9 +1,11 @@
 """`foreword simulate --goal-...`: the smallest fleet that reaches a throughput and a latency."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -18,30 +20,50 @@ if TYPE_CHECKING:
 VARIED = ("targets", "nodes")
 
 
-def goal_of(tokens_per_second: float | None, p95_ms: float | None) -> "Goal | None":
-    """The goal of the two options; None: neither is given."""
-    from foreword.simulate.sweep import Goal
+@dataclass(frozen=True)
+class GoalOptions:
+    """What the searched fleet has to reach."""
 
-    if tokens_per_second is None and p95_ms is None:
-        return None
-    return Goal(tokens_per_second, p95_ms)
+    goal_tokens_per_second: Annotated[
+        float | None, typer.Option(min=0.001, help="Search for the smallest fleet with this many tokens/s.")
+    ] = None
+    goal_p95_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, help="Search for the smallest fleet with this p95 of milliseconds per token."
+        ),
+    ] = None
+    goal_vary: Annotated[
+        str | None,
+        typer.Option(
+            metavar="targets|nodes", help="Machines to vary. Default: targets, with nodes in proportion."
+        ),
+    ] = None
+    goal_most: Annotated[
+        int | None, typer.Option(min=1, help="Largest number that the search tries. Default: 128.")
+    ] = None
 
+    def goal(self) -> "Goal | None":
+        """Return the goal; None: none is given."""
+        from foreword.simulate.sweep import Goal
 
-def check_goal(
-    goal: "Goal | None", vary: str | None, most: int | None, page: object, autoscale: bool
-) -> None:
-    """Refuse options that do not go together."""
-    if vary is not None:
-        one_of("--goal-vary", vary, VARIED)
-    if goal is None and (vary is not None or most is not None):
-        name = "--goal-vary" if vary is not None else "--goal-most"
-        raise RequestError(f"{name} needs a goal: give --goal-tokens-per-second or --goal-p95-ms")
-    if goal is not None and page is not None:
-        raise RequestError("--page shows one fleet, and a goal searches for one: leave one of them out")
-    if goal is not None and autoscale:
-        raise RequestError(
-            "--autoscale changes the number of nodes that a goal searches for: leave one of them out"
-        )
+        given = (self.goal_tokens_per_second, self.goal_p95_ms)
+        return None if given == (None, None) else Goal(*given)
+
+    def check(self, page: Path | None, autoscale: bool) -> None:
+        """Refuse options that do not go together."""
+        has_goal = self.goal() is not None
+        if self.goal_vary is not None:
+            one_of("--goal-vary", self.goal_vary, VARIED)
+        if not has_goal and (self.goal_vary is not None or self.goal_most is not None):
+            name = "--goal-vary" if self.goal_vary is not None else "--goal-most"
+            raise RequestError(f"{name} needs a goal: give --goal-tokens-per-second or --goal-p95-ms")
+        if has_goal and page is not None:
+            raise RequestError("--page shows one fleet, and a goal searches for one: leave one of them out")
+        if has_goal and autoscale:
+            raise RequestError(
+                "--autoscale changes the number of nodes that a goal searches for: leave one of them out"
+            )
 
 
 def search_goal(scenario: "Scenario", goal: "Goal", vary: str | None, most: int | None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """`foreword simulate`: discrete-event simulation of targets and draft nodes."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,17 +10,18 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from foreword.cli.bench.made import made
-from foreword.cli.cluster.goals import check_goal, goal_of, search_goal
+from foreword.cli.cluster.goals import GoalOptions, search_goal
 from foreword.cli.console import JsonOption, print_json, stage_bar, stdout
 from foreword.cli.options.common import one_of
+from foreword.cli.options.grouped import options_command
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from foreword.simulate.calibration import Calibration
-    from foreword.simulate.scenario import Autoscale, Scenario
     from foreword.simulate.world import Outcome
+    from foreword.simulate.scenario import Fleet, Scenario
 
 WAITING = ("worth", "all", "none")
 
@@ -28,102 +29,168 @@ TargetsOption = Annotated[int, typer.Option(min=1, help="Number of targets.")]
 NodesOption = Annotated[int, typer.Option(min=0, help="Number of draft nodes.")]
 
 
-def simulate(
-    targets: TargetsOption = 8,
-    nodes: NodesOption = 2,
-    batch: Annotated[int, typer.Option(min=1, help="Batch size of a target.")] = 16,
-    k: Annotated[int, typer.Option(min=1, max=60, help="Draft tokens per pass.")] = 5,
+@dataclass(frozen=True)
+class FleetOptions:
+    """How many machines, and where."""
+
+    targets: TargetsOption = 8
+    nodes: NodesOption = 2
+    batch: Annotated[int, typer.Option(min=1, help="Batch size of a target.")] = 16
+    zones: Annotated[
+        int, typer.Option(min=1, help="Number of zones over which targets and nodes are distributed.")
+    ] = 1
+    target_price: Annotated[float, typer.Option(min=0, help="Price of a target per hour.")] = 10.0
+    node_price: Annotated[float, typer.Option(min=0, help="Price of a draft node per hour.")] = 1.0
+
+    def fleet(self) -> "Fleet":
+        """Return the simulated fleet."""
+        from foreword.simulate.scenario import Fleet
+
+        return Fleet(self.targets, self.nodes, self.zones, self.batch)
+
+
+@dataclass(frozen=True)
+class CostOptions:
+    """What passes, drafts and the network cost: from files of measurements, or given."""
+
     alpha: Annotated[
         float | None,
         typer.Option(min=0, max=1, help="Acceptance rate per draft token. Default: from --drafters, or 0.8."),
-    ] = None,
+    ] = None
     step: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Output of `foreword bench step --json`: time of target passes."),
-    ] = None,
+    ] = None
     drafters: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             help="Output of `foreword bench drafters --json`: acceptance by category, drafting time.",
         ),
-    ] = None,
+    ] = None
     method: Annotated[
         str | None, typer.Option(help="Drafter of the --drafters file. Default: the fastest.")
-    ] = None,
+    ] = None
     link: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Output of `foreword bench link --json`: nodes and network."),
-    ] = None,
+    ] = None
     pass_ms: Annotated[
         float | None, typer.Option(min=0.001, help="Milliseconds of a target pass over one token.")
-    ] = None,
+    ] = None
     level_ms: Annotated[
         float | None, typer.Option(min=0, help="Milliseconds per level of a draft, on targets and nodes.")
-    ] = None,
+    ] = None
     network_ms: Annotated[
         float | None,
         typer.Option(min=0, help="Round trip to a node in milliseconds. Default: from --link, or 0.3."),
-    ] = None,
-    zones: Annotated[
-        int, typer.Option(min=1, help="Number of zones over which targets and nodes are distributed.")
-    ] = 1,
+    ] = None
     zone_ms: Annotated[
         float | None, typer.Option(min=0, help="Round trip between zones in milliseconds. Default: 2.")
-    ] = None,
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.method is not None and self.drafters is None:
+            raise RequestError(
+                f"--method {self.method} chooses from a file: give --drafters too, or leave it out"
+            )
+
+    def calibration(self) -> "Calibration":
+        """Return the costs; options take precedence over files."""
+        from foreword.simulate.calibration import calibrate
+        from foreword.simulate.costs import Guessing, PassTimes
+
+        found = calibrate(self.step, self.drafters, self.link, self.method)
+        costs, network = found.costs, found.network
+        if self.zone_ms is not None:
+            network = replace(network, zone_round_trip=self.zone_ms / 1e3)
+        if self.pass_ms is not None:
+            factor = self.pass_ms / 1e3 / costs.passes.seconds(1)
+            times = tuple((rows, seconds * factor) for rows, seconds in costs.passes.points)
+            costs = replace(costs, passes=PassTimes(times))
+        if self.level_ms is not None:
+            level = self.level_ms / 1e3
+            costs = replace(costs, local=costs.local.scaled(level), node=costs.node.scaled(level))
+        if self.network_ms is not None:
+            network = replace(network, round_trip=self.network_ms / 1e3)
+        if self.alpha is not None:
+            found = replace(found, kinds=(Guessing.of_rate(self.alpha),))
+        return replace(found, costs=costs, network=network, kinds=found.kinds or (Guessing.of_rate(0.8),))
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """Traffic, failures and policies of the simulated fleet."""
+
+    k: Annotated[int, typer.Option(min=1, max=60, help="Draft tokens per pass.")] = 5
     rate: Annotated[
         str | None,
         typer.Option(
             help="Requests per second of the fleet, or phases such as 20,60,20. Default: batches always full."
         ),
-    ] = None,
-    prompt: Annotated[int, typer.Option(min=0, help="Tokens of a prompt.")] = 512,
-    answer: Annotated[float, typer.Option(min=1, help="Mean number of tokens of an answer.")] = 256,
+    ] = None
+    prompt: Annotated[int, typer.Option(min=0, help="Tokens of a prompt.")] = 512
+    answer: Annotated[float, typer.Option(min=1, help="Mean number of tokens of an answer.")] = 256
     fail: Annotated[
         list[str] | None,
         typer.Option(
             help="Failure as KIND:NODES@SECONDS+DURATION, such as kill:1@5+10; kill, hang, partition or slow."
         ),
-    ] = None,
+    ] = None
     autoscale: Annotated[
         bool,
         typer.Option("--autoscale", help="Add and remove nodes by the ratio formula; needs long --seconds."),
-    ] = False,
+    ] = False
     boot_s: Annotated[
         float | None, typer.Option(min=0, help="Seconds until an added node drafts. Default: 60.")
-    ] = None,
-    run_ahead: Annotated[bool, typer.Option(help="Draft on while targets verify.")] = True,
+    ] = None
+    run_ahead: Annotated[bool, typer.Option(help="Draft on while targets verify.")] = True
     waiting: Annotated[
         str,
         typer.Option(
             metavar="worth|all|none",
             help="Wait for levels in flight: worth (while the expected gain is positive), all or none.",
         ),
-    ] = "worth",
-    target_price: Annotated[float, typer.Option(min=0, help="Price of a target per hour.")] = 10.0,
-    node_price: Annotated[float, typer.Option(min=0, help="Price of a draft node per hour.")] = 1.0,
+    ] = "worth"
     seconds: Annotated[
         float, typer.Option(min=0.1, help="Simulated seconds; the first tenth is warm-up.")
-    ] = 20.0,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same events.")] = 0,
-    goal_tokens_per_second: Annotated[
-        float | None, typer.Option(min=0.001, help="Search for the smallest fleet with this many tokens/s.")
-    ] = None,
-    goal_p95_ms: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001, help="Search for the smallest fleet with this p95 of milliseconds per token."
-        ),
-    ] = None,
-    goal_vary: Annotated[
-        str | None,
-        typer.Option(
-            metavar="targets|nodes", help="Machines to vary. Default: targets, with nodes in proportion."
-        ),
-    ] = None,
-    goal_most: Annotated[
-        int | None, typer.Option(min=1, help="Largest number that the search tries. Default: 128.")
-    ] = None,
+    ] = 20.0
+    seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same events.")] = 0
+
+    def __post_init__(self) -> None:
+        one_of("--waiting", self.waiting, WAITING)
+        if self.boot_s is not None and not self.autoscale:
+            raise RequestError("--boot-s is for nodes that are added: give --autoscale too, or leave it out")
+
+    def scenario(self, fleet: FleetOptions, calibration: "Calibration") -> "Scenario":
+        """Return what is simulated."""
+        from foreword.simulate.scenario import Autoscale, Failure, Prices, Scenario, Traffic, Waiting
+
+        scaling = Autoscale() if self.boot_s is None else Autoscale(self.boot_s)
+        return Scenario(
+            fleet.fleet(),
+            calibration.network,
+            Traffic(_rates(self.rate), self.prompt, self.answer),
+            Prices(fleet.target_price, fleet.node_price),
+            calibration.costs,
+            calibration.kinds,
+            waiting=Waiting(self.waiting),
+            runs_ahead=self.run_ahead,
+            k=self.k,
+            failures=tuple(Failure.parse(text) for text in self.fail or ()),
+            autoscale=scaling if self.autoscale else None,
+            seconds=self.seconds,
+            seed=self.seed,
+        )
+
+
+@options_command
+def simulate(
+    *,
+    fleet: FleetOptions,
+    costs: CostOptions,
+    load: LoadOptions,
+    goals: GoalOptions,
     page: Annotated[
         Path | None,
         typer.Option(
@@ -149,63 +216,17 @@ def simulate(
     many machines (--goal-tokens-per-second, --goal-p95-ms), distance (--network-ms, --zones), failures (--fail
     kill:1@5+10), cost (--target-price, --node-price). docs/simulate.md describes the model.
     """
-    from foreword.simulate.calibration import calibrate
-    from foreword.simulate.scenario import (
-        Failure,
-        Fleet,
-        Prices,
-        Scenario,
-        Traffic,
-        Waiting,
-    )
-
-    one_of("--waiting", waiting, WAITING)
-    given_numbers = {
-        "--alpha": alpha,
-        "--pass-ms": pass_ms,
-        "--level-ms": level_ms,
-        "--network-ms": network_ms,
-        "--zone-ms": zone_ms,
-        "--answer": answer,
-        "--goal-tokens-per-second": goal_tokens_per_second,
-        "--goal-p95-ms": goal_p95_ms,
-        "--boot-s": boot_s,
-        "--target-price": target_price,
-        "--node-price": node_price,
-    }
-    for name, value in given_numbers.items():
-        if value is not None and not isfinite(value):
-            raise RequestError(f"{name} must be a number, not {value:g}")
-    if method is not None and drafters is None:
-        raise RequestError(f"--method {method} chooses from a file: give --drafters too, or leave it out")
-    if zone_ms is not None and zones == 1:
+    _check_numbers(fleet, costs, load, goals)
+    if costs.zone_ms is not None and fleet.zones == 1:
         raise RequestError("--zone-ms is the way between zones, and there is one: give --zones 2 or more too")
-    if boot_s is not None and not autoscale:
-        raise RequestError("--boot-s is for nodes that are added: give --autoscale too, or leave it out")
-    goal = goal_of(goal_tokens_per_second, goal_p95_ms)
-    check_goal(goal, goal_vary, goal_most, page, autoscale)
+    goals.check(page, load.autoscale)
     if page is not None and not page.parent.is_dir():
         raise RequestError(f"--page {page} cannot be written: there is no directory {page.parent}")
-    calibration = _overridden(
-        calibrate(step, drafters, link, method), alpha, pass_ms, level_ms, network_ms, zone_ms
-    )
-    scenario = Scenario(
-        Fleet(targets, nodes, zones, batch),
-        calibration.network,
-        Traffic(_rates(rate), prompt, answer),
-        Prices(target_price, node_price),
-        calibration.costs,
-        calibration.kinds,
-        waiting=Waiting(waiting),
-        runs_ahead=run_ahead,
-        k=k,
-        failures=tuple(Failure.parse(text) for text in fail or ()),
-        autoscale=_autoscale(boot_s) if autoscale else None,
-        seconds=seconds,
-        seed=seed,
-    )
+    calibration = costs.calibration()
+    scenario = load.scenario(fleet, calibration)
+    goal = goals.goal()
     if goal is not None:
-        found = search_goal(scenario, goal, goal_vary, goal_most)
+        found = search_goal(scenario, goal, goals.goal_vary, goals.goal_most)
         _print_lines(_about(calibration, scenario))
     else:
         found = _compared(calibration, scenario, page)
@@ -214,6 +235,14 @@ def simulate(
         print_json({**given, "measured": calibration.measured, **found})
     if goal is not None and not any(answer["fleet"] for answer in found["answers"]):
         raise typer.Exit(1)
+
+
+def _check_numbers(*groups: FleetOptions | CostOptions | LoadOptions | GoalOptions) -> None:
+    """Refuse NaN and infinity, which typer takes for numbers."""
+    for group in groups:
+        for name, value in asdict(group).items():
+            if isinstance(value, float) and not isfinite(value):
+                raise RequestError(f"--{name.replace('_', '-')} must be a number, not {value:g}")
 
 
 def _compared(calibration: "Calibration", scenario: "Scenario", page: Path | None) -> dict[str, Any]:
@@ -232,41 +261,6 @@ def _compared(calibration: "Calibration", scenario: "Scenario", page: Path | Non
 def _print_lines(lines: list[str]) -> None:
     for line in lines:
         stdout.print(line, markup=False, soft_wrap=True)
-
-
-def _autoscale(boot_s: float | None) -> "Autoscale":
-    from foreword.simulate.scenario import Autoscale
-
-    return Autoscale() if boot_s is None else Autoscale(boot_s)
-
-
-def _overridden(
-    found: "Calibration",
-    alpha: float | None,
-    pass_ms: float | None,
-    level_ms: float | None,
-    network_ms: float | None,
-    zone_ms: float | None,
-) -> "Calibration":
-    """Apply options, which take precedence over files."""
-    from foreword.simulate.costs import Guessing, PassTimes
-
-    costs, network = found.costs, found.network
-    if zone_ms is not None:
-        network = replace(network, zone_round_trip=zone_ms / 1e3)
-    if pass_ms is not None:
-        factor = pass_ms / 1e3 / costs.passes.seconds(1)
-        times = tuple((rows, seconds * factor) for rows, seconds in costs.passes.points)
-        costs = replace(costs, passes=PassTimes(times))
-    if level_ms is not None:
-        costs = replace(
-            costs, local=costs.local.scaled(level_ms / 1e3), node=costs.node.scaled(level_ms / 1e3)
-        )
-    if network_ms is not None:
-        network = replace(network, round_trip=network_ms / 1e3)
-    if alpha is not None:
-        found = replace(found, kinds=(Guessing.of_rate(alpha),))
-    return replace(found, costs=costs, network=network, kinds=found.kinds or (Guessing.of_rate(0.8),))
 
 
 def _rates(text: str | None) -> tuple[float, ...]:

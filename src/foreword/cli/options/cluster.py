@@ -1,5 +1,6 @@
 """Options of draft nodes and of those who use them."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ from foreword.errors import RequestError
 if TYPE_CHECKING:
     from foreword.drafters.config import SpeculationConfig
 
-GUESSES = 5
+DRAFT_TOKENS = 5
 """Default number of draft tokens per pass that are requested from nodes."""
 
 TokenFileOption = Annotated[
@@ -54,32 +55,38 @@ def tls_files(text: str | None) -> tuple[str, str, str] | None:
     return files[0], files[1], files[2]
 
 
-def node_options(
-    drafters: str | None,
-    labels: str,
-    local_tenants: str,
-    token_file: Path | None,
-    tls: str | None,
-    insecure: bool,
-) -> dict[str, Any]:
-    """Return `--drafters` and its options as keys of a configuration; empty without it."""
-    from foreword.cluster.settings import RemoteConfig
+@dataclass(frozen=True)
+class NodeOptions:
+    """Draft nodes of a target, and how it reaches them."""
 
-    files = tls_files(tls)
-    if drafters is None:
-        if labels or token_file or files or local_tenants:
-            raise RequestError("--drafters-..., --local-tenants: give --drafters too, or leave them out")
-        return {}
-    given: dict[str, Any] = {"drafters": drafters, "labels": labels, "local_tenants": local_tenants}
-    if token_file is not None:
-        given["token_file"] = str(token_file)
-    if files is not None:
-        given |= dict(zip(("tls_certificate", "tls_key", "tls_authority"), files, strict=True))
-    given["insecure"] = insecure
-    RemoteConfig(
-        **given
-    ).security()  # what cannot be reached so is refused before a model is fetched and loaded
-    return given
+    drafters: DraftersOption = None
+    drafters_insecure: DraftersInsecureOption = False
+    drafters_labels: LabelsOption = ""
+    drafters_token_file: TokenFileOption = None
+    drafters_tls: TlsOption = None
+    local_tenants: LocalTenantsOption = ""
+
+    def settings(self) -> dict[str, Any]:
+        """Return them as keys of a speculation config; empty without draft nodes."""
+        from foreword.cluster.settings import RemoteConfig
+
+        files = tls_files(self.drafters_tls)
+        if self.drafters is None:
+            if self.drafters_labels or self.drafters_token_file or files or self.local_tenants:
+                raise RequestError("--drafters-..., --local-tenants: give --drafters too, or leave them out")
+            return {}
+        given: dict[str, Any] = {
+            "drafters": self.drafters,
+            "labels": self.drafters_labels,
+            "local_tenants": self.local_tenants,
+        }
+        if self.drafters_token_file is not None:
+            given["token_file"] = str(self.drafters_token_file)
+        if files is not None:
+            given |= dict(zip(("tls_certificate", "tls_key", "tls_authority"), files, strict=True))
+        given["insecure"] = self.drafters_insecure
+        RemoteConfig(**given).security()  # refuses nodes that cannot be reached so, before a model is loaded
+        return given
 
 
 def with_nodes(config: "SpeculationConfig | None", nodes: dict[str, Any]) -> "SpeculationConfig | None":
@@ -91,7 +98,7 @@ def with_nodes(config: "SpeculationConfig | None", nodes: dict[str, Any]) -> "Sp
             config.settings_of("remote").security()
         return config
     if config is None:
-        return SpeculationConfig.parse({"method": "remote", "num_speculative_tokens": GUESSES, **nodes})
+        return SpeculationConfig.parse({"method": "remote", "num_speculative_tokens": DRAFT_TOKENS, **nodes})
     if "remote" in config.method:
         raise RequestError("--drafters and a --speculation by remote exclude each other; give one")
     return SpeculationConfig.parse({**config.as_mapping(), "method": ["remote", *config.method], **nodes})

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +32,20 @@ SpeculativeConfigOption = Annotated[
     str | None,
     typer.Option(metavar="JSON", help="vLLM's name for --speculation with a JSON object."),
 ]
+
+
+@dataclass(frozen=True)
+class SpeculationOptions:
+    """How drafts are made."""
+
+    speculation: SpeculationOption = None
+    speculative_config: SpeculativeConfigOption = None
+
+    def choice(self) -> str:
+        """Return what the two mean together, as `LLM` takes it."""
+        return speculation_choice(self.speculation, self.speculative_config)
+
+
 LoraOption = Annotated[
     Path | None, typer.Option(metavar="PATH", help="LoRA adapter: a folder in PEFT's layout.")
 ]

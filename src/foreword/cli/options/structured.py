@@ -1,5 +1,6 @@
 """Options for structured output."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,36 +33,47 @@ GrammarOption = Annotated[
 ]
 
 
-def structured_choice(
-    json_schema: Path | None, regex: str | None, choice: list[str] | None, grammar: str | None
-) -> "StructuredOutputs | None":
-    """What the options mean together; at most one of them is given."""
+@dataclass(frozen=True)
+class StructuredOptions:
+    """The form of the answer; at most one is given."""
+
+    json_schema: JsonSchemaOption = None
+    regex: RegexOption = None
+    choice: ChoiceOption = None
+    grammar: GrammarOption = None
+
+    def outputs(self) -> "StructuredOutputs | None":
+        """Return the structured output that the options name; None: free text."""
+        from foreword.structured.params import StructuredOutputs
+
+        given = {
+            "--json-schema": self.json_schema,
+            "--regex": self.regex,
+            "--choice": self.choice or None,
+            "--grammar": self.grammar,
+        }
+        named = [name for name, value in given.items() if value is not None]
+        if len(named) > 1:
+            raise RequestError(f"{' and '.join(named)} exclude each other; give one")
+        if self.json_schema is not None:
+            return _of_schema(self.json_schema)
+        if self.regex is not None:
+            return StructuredOutputs(regex=self.regex)
+        if self.choice:
+            return StructuredOutputs(choice=self.choice)
+        if self.grammar is not None:
+            return StructuredOutputs(grammar=_text_of(self.grammar))
+        return None
+
+
+def _of_schema(file: Path) -> "StructuredOutputs":
     from foreword.structured.params import StructuredOutputs
 
-    given = {
-        "--json-schema": json_schema,
-        "--regex": regex,
-        "--choice": choice or None,
-        "--grammar": grammar,
-    }
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) > 1:
-        raise RequestError(f"{' and '.join(named)} exclude each other; give one")
-    if json_schema is not None:
-        try:
-            return StructuredOutputs(json=read_text(json_schema))
-        except RequestError as error:
-            told = str(error).removeprefix("structured outputs: json ")
-            raise RequestError(
-                told if told == str(error) else f"--json-schema {json_schema} {told}"
-            ) from None
-    if regex is not None:
-        return StructuredOutputs(regex=regex)
-    if choice:
-        return StructuredOutputs(choice=choice)
-    if grammar is not None:
-        return StructuredOutputs(grammar=_text_of(grammar))
-    return None
+    try:
+        return StructuredOutputs(json=read_text(file))
+    except RequestError as error:
+        reason = str(error).removeprefix("structured outputs: json ")
+        raise RequestError(reason if reason == str(error) else f"--json-schema {file} {reason}") from None
 
 
 def _text_of(grammar: str) -> str:

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from foreword.cli.train.options import CommonOptions, parse_numbers, training_command
+from foreword.cli.options.grouped import options_command
+from foreword.cli.train.options import CommonOptions, parse_numbers
 
 DraftVocab = Annotated[
     int, typer.Option(min=1, help="Size of the head's vocabulary: the most frequent tokens.")
@@ -13,7 +14,7 @@ Taps = Annotated[str | None, typer.Option(help="Layers whose hidden states the h
 Intermediate = Annotated[int | None, typer.Option(min=1, help="Width of the MLP. Default: the model's.")]
 
 
-@training_command
+@options_command
 def eagle3(
     options: CommonOptions,
     draft_vocab: DraftVocab = 16384,
@@ -32,7 +33,7 @@ def eagle3(
     run_training(options, recipe, Rates(muon=0.02, adam=1e-3))
 
 
-@training_command
+@options_command
 def medusa(
     options: CommonOptions,
     heads: Annotated[int, typer.Option(min=1, max=16, help="Number of heads: one per draft position.")] = 4,
@@ -50,7 +51,7 @@ def medusa(
     run_training(options, MedusaRecipe(heads, blocks, draft_vocab), Rates(muon=0.02, adam=1e-3))
 
 
-@training_command
+@options_command
 def draft(
     options: CommonOptions,
     layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 4,
@@ -80,7 +81,7 @@ def draft(
     run_training(options, recipe, Rates(muon=0.01, adam=1e-3))
 
 
-@training_command
+@options_command
 def exit_(
     options: CommonOptions,
     layer: Annotated[
@@ -99,7 +100,7 @@ def exit_(
     run_training(options, ExitRecipe(layer), Rates(muon=0.01, adam=1e-3))
 
 
-@training_command
+@options_command
 def dflash(
     options: CommonOptions,
     layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 2,

@@ -1,11 +1,8 @@
 """The options that all methods of `foreword train` have."""
 
-import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
-from functools import wraps
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec, get_type_hints
+from typing import Annotated
 
 import typer
 
@@ -80,38 +77,6 @@ class CommonOptions:
             raise RequestError(f"--export-bits must be 8 or 16, not {self.export_bits}")
         if self.resume and self.begin is not None:
             raise RequestError("--resume goes on with weights that are there; leave out --begin")
-
-
-_Own = ParamSpec("_Own")
-
-
-def training_command(function: Callable[Concatenate[CommonOptions, _Own], None]) -> Callable[..., None]:
-    """A command with the common options and, before them, the function's own."""
-    hints = get_type_hints(function, include_extras=True)
-    own = [
-        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in list(inspect.signature(function).parameters.items())[1:]
-    ]
-    types = get_type_hints(CommonOptions, include_extras=True)
-    common = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=types[field.name],
-        )
-        for field in fields(CommonOptions)
-    ]
-
-    @wraps(function)
-    def command(**given: Any) -> None:  # noqa: ANN401 - options of many types
-        options = CommonOptions(**{field.name: given.pop(field.name) for field in fields(CommonOptions)})
-        function(options, **given)  # type: ignore[call-arg] # what is left are its own
-
-    parameters = [*common[:1], *own, *common[1:]]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return command
 
 
 def parse_numbers(option: str, text: str | None) -> tuple[int, ...] | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from foreword.cli.options.cluster import node_options, with_nodes
+from foreword.cli.options.cluster import NodeOptions, with_nodes
 from foreword.cli.serve import serve
 from foreword.drafters.config import SpeculationConfig
 from foreword.errors import RequestError
@@ -19,8 +19,8 @@ def without_token(monkeypatch: pytest.MonkeyPatch):
 
 
 def options(drafters: str, **given: Any) -> dict[str, Any]:
-    rest = {"labels": "", "local_tenants": "", "token_file": None, "tls": None, "insecure": False}
-    return node_options(drafters, **(rest | given))
+    named = {name if name == "local_tenants" else f"drafters_{name}": value for name, value in given.items()}
+    return NodeOptions(drafters, **named).settings()
 
 
 def test_addresses_beyond_this_machine_are_refused_before_the_model_is_looked_for(tmp_path: Path):
