@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foreword.cli.watch.asking import ask_report
+from foreword.cli.watch import fetch_report
 from foreword.control.reporting.figures import Bounds, ControlReport, PairReport, Usage
 from foreword.errors import RequestError
 from foreword.server.settings import ServerSettings
@@ -59,8 +59,8 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory):
 
 
 def test_the_report_is_the_engines(server):
-    assert ask_report(server.url, None) == REPORT
-    assert ask_report(f"{server.url}/v1/", None) == REPORT  # as clients of the API have it
+    assert fetch_report(server.url, None) == REPORT
+    assert fetch_report(f"{server.url}/v1/", None) == REPORT  # as clients of the API have it
     with server.http() as http:
         told = http.get("/speculation").json()
         assert told["usage"]["target_utilisation"] == 0.5
@@ -132,8 +132,8 @@ def test_answers_and_health_tell_the_percentiles_of_accepted_runs(server):
 
 def test_a_server_that_cannot_be_asked_is_told_in_one_line(server):
     with pytest.raises(RequestError, match="cannot be asked"):
-        ask_report("http://127.0.0.1:1", None)
+        fetch_report("http://127.0.0.1:1", None)
     with pytest.raises(RequestError, match="must be an http address"):
-        ask_report("ftp://x", None)
+        fetch_report("ftp://x", None)
     with pytest.raises(RequestError, match="answers 404"):
-        ask_report(f"{server.url}/v2", None)
+        fetch_report(f"{server.url}/v2", None)

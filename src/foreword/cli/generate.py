@@ -26,8 +26,7 @@ from foreword.cli.options.common import (
     read_text,
 )
 from foreword.cli.options.grouped import options_command
-from foreword.cli.options.prompt_input import read_prompt
-from foreword.cli.options.structured import StructuredOptions
+from foreword.cli.options.prompt import StructuredOptions, read_prompt
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:

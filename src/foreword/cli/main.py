@@ -8,17 +8,29 @@ from typing import Any, NoReturn
 import typer
 
 from foreword import __version__
-from foreword.cli import console, datastore, demo, doctor, generate, heads, models, prune, serve, theory, tune
+from foreword.cli import (
+    console,
+    datastore,
+    demo,
+    doctor,
+    generate,
+    heads,
+    models,
+    policy,
+    prune,
+    serve,
+    theory,
+    tune,
+    watch,
+)
 from foreword.cli.bench import main as bench
 from foreword.cli.chat import main as chat
 from foreword.cli.cluster import draft_node, router, simulate
 from foreword.cli.cluster import main as cluster
 from foreword.cli.options.serve import ServeCommand
-from foreword.cli.policy import main as policy
 from foreword.cli.prove import main as prove
 from foreword.cli.suggestions import SuggestingGroup
 from foreword.cli.train import main as train
-from foreword.cli.watch import main as watch
 from foreword.errors import ForewordError, in_plain_words
 
 # Typer brings a click of its own, whose errors it does not name.

@@ -20,9 +20,16 @@ from foreword.cli.console import (
 from foreword.cli.options.cluster import NodeOptions, with_nodes
 from foreword.cli.options.common import GenerationConfigOption, SpeculationOptions, one_of
 from foreword.cli.options.grouped import options_command
-from foreword.cli.options.listening import ListeningOptions
-from foreword.cli.options.serve import admin_keys, context_words, memory_size, named_paths, need_server_extra
-from foreword.cli.policy.options import PolicyOption, checked_policy
+from foreword.cli.options.serve import (
+    ListeningOptions,
+    PolicyOption,
+    admin_keys,
+    checked_policy,
+    context_words,
+    memory_size,
+    named_paths,
+    need_server_extra,
+)
 
 if TYPE_CHECKING:
     import socket

@@ -1,6 +1,6 @@
 from rich.console import Console
 
-from foreword.cli.watch.tables import COLUMNS, report_view
+from foreword.cli.watch import COLUMNS, report_view
 from foreword.control.reporting.figures import ControlReport, PairReport
 
 

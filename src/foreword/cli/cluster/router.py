@@ -9,8 +9,7 @@ import typer
 
 from foreword.cli.console import stdout
 from foreword.cli.options.grouped import options_command
-from foreword.cli.options.listening import ListeningOptions, PortOption
-from foreword.cli.options.serve import need_server_extra
+from foreword.cli.options.serve import ListeningOptions, PortOption, need_server_extra
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from foreword.simulate.calibration import Calibration
-    from foreword.simulate.world import Outcome
     from foreword.simulate.scenario import Fleet, Scenario
+    from foreword.simulate.world import Outcome
 
 WAITING = ("worth", "all", "none")
 

@@ -1,5 +1,6 @@
-"""What the commands of `foreword train` do: load, write texts if need be, train, show how it goes."""
+"""Runs a training: texts, trainer, reports, plots and files."""
 
+import json
 import shlex
 import signal
 import sys
@@ -13,9 +14,26 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from foreword.bench.pictures import Chart, save_charts
 from foreword.cli.console import stage_bar, stderr, stdout
 from foreword.cli.train.options import CommonOptions
 from foreword.errors import RequestError
+
+
+def save_curves(log: Path, path: Path, title: str) -> None:
+    """Loss and tokens per pass over the steps of a log."""
+    entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    loss = [(entry["step"], entry["loss"]) for entry in entries if "loss" in entry]
+    tau: dict[str, list[tuple[float, float]]] = {}
+    for entry in entries:
+        if "tau" in entry:
+            tau.setdefault(entry["set"], []).append((entry["step"], entry["tau"]))
+    charts = [
+        Chart("steps", "loss of the first draft token", {"loss": loss}),
+        Chart("steps", "tokens per pass", tau, level=(1.0, "plain decoding")),
+    ]
+    save_charts(charts, path, title)
+
 
 if TYPE_CHECKING:
     from foreword.models.formats.checkpoint import Checkpoint
@@ -195,7 +213,7 @@ def run_training(
     if options.export is not None:
         write_pieces(options.out, options.export, bits=options.export_bits, model=place.identity)
     if options.plot is not None:
-        from foreword.cli.train.curves import save_curves
+        from foreword.cli.train.session import save_curves
 
         save_curves(run.log, options.plot, f"{recipe.method} for {options.model}")
     say(f"{options.out}: {recipe.method}, with a card in README.md")

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from foreword.cli.cluster import tables as cluster_tables
+from foreword.cli.cluster import main as cluster_tables
 from foreword.cluster.pools.autoscaling import NodeStatus, TargetStatus
 from foreword.cluster.pools.fleet import MemberTold
 

@@ -1,13 +1,67 @@
-"""Options for structured output."""
+"""The prompt of `foreword generate` (an argument, a file, a pipe) and the form of its answer."""
 
+import select
+import stat
+import sys
 from dataclasses import dataclass
+from os import fstat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foreword.cli.console import stderr
 from foreword.cli.options.common import read_text
 from foreword.errors import RequestError
+
+_PATIENCE = 2.0
+"""Seconds until a line says that the command waits for a pipe: one that is never closed would look like a hang."""
+
+
+def read_prompt(prompt: str | None, file: Path | None, stdin_is_free: bool = True) -> str:
+    """The question, after what is piped in beside it; a final line end of a file or a pipe is not part of it."""
+    if prompt is not None and file is not None:
+        raise RequestError("there is a prompt and a --file; give one")
+    if prompt == "-" or file == Path("-") or (prompt is None and file is None):
+        if not stdin_is_free:
+            raise RequestError(
+                "standard input cannot be both the prompt and the --prediction; give one a file"
+            )
+        return _from_stdin(must_be_piped=prompt is None and file is None)
+    question = prompt if file is None else _text_of(file)
+    if not question:
+        raise RequestError(f"{file or 'the prompt'} is empty")
+    context = _piped_text() if stdin_is_free else ""
+    return f"{context}\n\n{question}" if context else question
+
+
+def _from_stdin(must_be_piped: bool) -> str:
+    if must_be_piped and sys.stdin.isatty():
+        raise RequestError(
+            'there is no prompt; give one: foreword generate "Why is the sky blue?", --file, or a pipe'
+        )
+    read = _text_of(Path("-"))
+    if not read:
+        raise RequestError("standard input is empty; pipe a prompt in or give one")
+    return read
+
+
+def _piped_text() -> str:
+    """What a pipe or a redirected file brings; a terminal, a socket and /dev/null bring nothing."""
+    try:
+        kind = fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):  # closed, or replaced by something that is no file
+        return ""
+    if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
+        return ""
+    if not select.select([sys.stdin], [], [], _PATIENCE)[0]:
+        stderr.print("[dim]waiting for standard input to end (</dev/null: there is none) ...[/dim]")
+    return _text_of(Path("-"))
+
+
+def _text_of(path: Path) -> str:
+    return read_text(path).removesuffix("\n")
+
 
 if TYPE_CHECKING:
     from foreword.structured.params import StructuredOutputs
@@ -62,7 +116,7 @@ class StructuredOptions:
         if self.choice:
             return StructuredOutputs(choice=self.choice)
         if self.grammar is not None:
-            return StructuredOutputs(grammar=_text_of(self.grammar))
+            return StructuredOutputs(grammar=_grammar_text(self.grammar))
         return None
 
 
@@ -76,6 +130,6 @@ def _of_schema(file: Path) -> "StructuredOutputs":
         raise RequestError(reason if reason == str(error) else f"--json-schema {file} {reason}") from None
 
 
-def _text_of(grammar: str) -> str:
+def _grammar_text(grammar: str) -> str:
     """A grammar as it stands, or the file that has it: no rule of a grammar is the name of a file."""
     return grammar if "::=" in grammar or "start:" in grammar else read_text(Path(grammar))

@@ -1,1 +1,0 @@
-"""`foreword policy`: the operator's rules, checked and explained."""

@@ -1,0 +1,213 @@
+"""`foreword top` and `foreword advise`: what speculation does on a server."""
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from foreword.cli.console import JsonOption, print_json, stdout
+from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from foreword.control.reporting.figures import ControlReport, PairReport
+
+UrlOption = Annotated[str, typer.Option(help="Address of a `foreword serve`.")]
+KeyOption = Annotated[
+    str | None,
+    typer.Option(help="API key of the server. Default: the first of FOREWORD_API_KEY.", show_default=False),
+]
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+TIMEOUT_SECONDS = 10.0
+
+
+def fetch_report(url: str, api_key: str | None) -> "ControlReport":
+    """The report of a server; `RequestError` says in one line why there is none."""
+    from foreword.control.reporting.reading import from_json
+
+    if not url.startswith(("http://", "https://")):
+        raise RequestError(f"--url must be an http address, not {url!r}")
+    key = api_key or os.environ.get("FOREWORD_API_KEY", "").split(",")[0]
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(f"{url.rstrip('/').removesuffix('/v1')}/speculation", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+            return from_json(json.load(answer))
+    except urllib.error.HTTPError as error:
+        raise RequestError(f"{url} answers {error.code}: {_error_reason(error.code)}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise RequestError(f"{url} cannot be asked: {reason}; is `foreword serve` running there?") from None
+
+
+def _error_reason(status: int) -> str:
+    return {
+        401: "give its API key with --api-key",
+        404: "it tells nothing about speculation (--hide-speculation, or an older version)",
+        503: "its engine is not ready",
+    }.get(status, "something is wrong there")
+
+
+SHOWN_DECISIONS = 8
+
+COLUMNS = {
+    "gain": "speed relative to plain decoding; with ?: expected, not yet measured",
+    "depth": "levels of a draft worth verifying / levels drafted",
+    "accepted": "acceptance rate of the first two levels",
+    "break-even": "acceptance rate from which drafting is faster at this batch",
+    "coverage": "share of draft requests that got a draft",
+    "draft ms": "time per draft request",
+    "run": "draft tokens accepted per pass, median / 90th percentile",
+}
+"""Columns of figures, and what they mean."""
+
+
+def report_view(report: "ControlReport") -> RenderableType:
+    """Return all tables and lines, the pairs of drafter and cohort first."""
+    shown = (
+        [_pairs(report), _legend(), _reasons(report)]
+        if report.pairs
+        else ["no drafter has received a draft request yet"]
+    )
+    return Group(_title(report), *shown, _engine(report), _decisions(report))
+
+
+def _legend() -> Table:
+    table = Table.grid(padding=(0, 1, 0, 0))
+    for name, meaning in COLUMNS.items():
+        table.add_row(name, meaning, style="dim")
+    return table
+
+
+def _title(report: "ControlReport") -> str:
+    switch = "on" if report.enabled else "switched off for all requests"
+    file = f", policy {report.policy_file}" if report.policy_file else ""
+    return f"speculation {switch}{file}: batch {report.batch:.0f}, plain step {report.step_ms:.2f} ms"
+
+
+def _pairs(report: "ControlReport") -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), expand=False)
+    for name, width in (("drafter", 7), ("cohort", 6), ("state", 6)):
+        table.add_column(name, overflow="fold", min_width=width)
+    for name in COLUMNS:
+        table.add_column(name.replace("-", "-\n").replace(" ", "\n"), justify="right", no_wrap=True)
+    for pair in report.pairs:
+        table.add_row(*_cells(pair))
+    return table
+
+
+def _cells(pair: "PairReport") -> list[str]:
+    state = pair.state if pair.state != "canary" else f"canary {pair.percent:g}%"
+    is_idle = not pair.in_use and pair.state in ("on", "canary")
+    return [
+        pair.drafter,
+        pair.cohort,
+        f"{state}, not now" if is_idle else state,
+        _gain(pair),
+        f"{pair.kept}/{pair.depth}" if pair.depth else "-",
+        " ".join(f"{rate:.2f}".lstrip("0") for rate in pair.acceptance_by_level[:2]) or "-",
+        "-" if pair.break_even is None else f"{pair.break_even:.2f}",
+        "-" if pair.coverage is None else f"{pair.coverage:.0%}",
+        f"{pair.draft_ms:.2f}",
+        f"{pair.run_p50:g}/{pair.run_p90:g}",
+    ]
+
+
+def _gain(pair: "PairReport") -> str:
+    """Return the measured gain, or the expected one with a question mark."""
+    if pair.measured is not None:
+        return f"{pair.measured.mean:.2f}×"
+    return "-" if pair.predicted is None else f"{pair.predicted.mean:.2f}×?"
+
+
+def _engine(report: "ControlReport") -> str:
+    usage = report.usage
+    parts = [
+        f"probes {report.probe_share:.2%} of the time",
+        f"reference passes {report.reference_passes}",
+        f"utilisation draft {usage.draft_utilisation:.0%} target {usage.target_utilisation:.0%}",
+        f"KV {report.kv_usage:.0%}, {report.provisional_pages} pages for draft tokens",
+    ]
+    if (cost := usage.cost_per_million()) is not None:
+        paid = usage.cost_per_million(reserved=True)
+        parts.append(f"{cost:.2f} per million tokens busy, {paid:.2f} reserved")
+    return "; ".join(parts)
+
+
+def _reasons(report: "ControlReport") -> str:
+    """Why each pair is where it is, and between what its gain lies."""
+    return "\n".join(f"{pair.drafter} for {pair.cohort}: {_reason(pair)}" for pair in report.pairs)
+
+
+def _reason(pair: "PairReport") -> str:
+    known = {"expected": pair.predicted, "measured": pair.measured}
+    told = [f"{name} {b.low:.2f} to {b.high:.2f}" for name, b in known.items() if b is not None]
+    return "; ".join([*([pair.reason] if pair.reason else []), *told]) or "no measurement yet"
+
+
+def _decisions(report: "ControlReport") -> str:
+    told = sorted(
+        (
+            one.ago_seconds,
+            f"{one.ago_seconds:.0f} s ago {pair.drafter} for {pair.cohort}: {one.what} ({one.reason})",
+        )
+        for pair in report.pairs
+        for one in pair.decisions
+    )
+    return "\n".join(text for _, text in told[:SHOWN_DECISIONS])
+
+
+def top(
+    url: UrlOption = DEFAULT_URL,
+    api_key: KeyOption = None,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the tables once and exit.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Watch speculative decoding on a server, by drafter and cohort. A legend below the table explains its columns."""
+    from rich.live import Live
+
+    from foreword.control.reporting.reading import as_json as written
+
+    report = fetch_report(url, api_key)
+    if as_json:
+        print_json(written(report))
+        return
+    if once or not stdout.is_terminal:
+        stdout.print(report_view(report))
+        return
+    try:
+        with Live(report_view(report), console=stdout, screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(interval)
+                live.update(report_view(fetch_report(url, api_key)), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def advise(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, as_json: JsonOption = False) -> None:
+    """Name what limits the speed-up on a server, with figures, and what to change.
+
+    An entry names the problem, the drafter and cohort, and the figures; the indented line says what to change.
+    """
+    from foreword.control.reporting.advising import advise as advice
+    from foreword.control.reporting.advising import without_advice
+
+    report = fetch_report(url, api_key)
+    found = advice(report)
+    for one in found:
+        where = f"{one.drafter} for {one.cohort}: " if one.drafter else ""
+        stdout.print(f"{one.mode}: {where}{one.what}", soft_wrap=True)
+        stdout.print(f"    {one.change}", soft_wrap=True)
+    if not found:
+        stdout.print(without_advice(report), soft_wrap=True)
+    if as_json:
+        print_json({"advice": [asdict(one) for one in found]})

@@ -1,1 +1,0 @@
-"""`foreword top` and `foreword advise`: the state of speculation on a server."""
