@@ -8,7 +8,15 @@ import torch
 
 from foreword.acceptance.transfer import HostCopy
 from foreword.backends.batch import BatchArrays
-from foreword.backends.interface import ChainPlan, HeadInput, KvStore, PendingChains, Unsettled
+from foreword.backends.interface import (
+    ChainPlan,
+    HeadCall,
+    HeadInput,
+    HeadOutput,
+    KvStore,
+    PendingChains,
+    Unsettled,
+)
 
 
 class AnticipatingRunner:
@@ -24,13 +32,16 @@ class AnticipatingRunner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> PendingChains:
+    def draft(self, call: HeadCall) -> PendingChains | HeadOutput:
+        wanted, plan, store = call.rows, call.plan, call.store
+        if plan is None:
+            return self._runner.draft(call)
         judged = plan.unsettled
         self.anticipated += 0 if judged is None else len(plan.steps)
         self.anew += len(plan.steps) if judged is None else 0
         if judged is not None:
             wanted, plan = self._settled(wanted, plan, judged, store)
-        chains = self._runner.chain(wanted, plan, store).tokens
+        chains = self._runner.draft(HeadCall(wanted, store, plan)).tokens
         firsts = np.cumsum([0, *map(len, chains)]).tolist()
         places = [range(first, first + len(chain)) for first, chain in zip(firsts, chains, strict=False)]
         tokens = torch.tensor([token for chain in chains for token in chain], dtype=torch.int64)
@@ -48,7 +59,7 @@ class AnticipatingRunner:
                 place >= 0 and max(guesses[place], 0) == drawn[first + i] for i, place in enumerate(places)
             ]
             behind.append([*hits, False].index(False))
-        self._runner.forward(wanted, store)  # rows of what may come to nothing are written, too
+        self._runner.draft(HeadCall(wanted, store))  # rows of what may come to nothing are written, too
         lengths = plan.lengths + np.array(behind, np.int32)
         steps = np.minimum(plan.steps, judged.ends - lengths + 1)
         kept = _kept(wanted, behind)

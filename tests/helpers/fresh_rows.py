@@ -41,7 +41,7 @@ class Fresh:
         self._drafter.observe([commit])
         extra = kv.rows_of(self.needs.rows[0].name)
         if extra.end < count:  # a few rows are left to the next guess
-            self._drafter._drafter._run_true([self._rest(held, extra, request, count)], 0)
+            self._drafter._drafter._fill_rows([self._rest(held, extra, request, count)])
         return read(runner, kv, self.needs.rows[0].name, count)
 
     def _rest(self, held: Any, extra: Any, request: Request, count: int) -> Any:

@@ -1,11 +1,12 @@
 """Listens to what heads say while they guess."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from foreword.backends.interface import HeadInput, HeadOutput
+from foreword.backends.interface import HeadCall, HeadOutput, MedusaCall
 from foreword.speculation.draft import Draft
 
 
@@ -16,11 +17,10 @@ class OverheardLevels:
         self.found: list[tuple[list[int], list[int], torch.Tensor]] = []  # (text, path of guesses, logits)
         self.said: list[tuple[list[int], Draft]] = []
         self.starts: list[int] = []  # the first KV row that each of `found` saw
-        self._forward, self._propose = drafter._runner.forward, drafter.propose
+        self._draft, self._propose = drafter._runner.draft, drafter.propose
         self._text: list[int] = []
         self._rows: list[int] = []  # tokens of the guesses that were read
-        drafter._runner.forward, drafter.propose = self.forward, self.propose
-        drafter._runner.chain = lambda *_: None  # level by level, so that every level is seen
+        drafter._runner.draft, drafter.propose = self.draft, self.propose
 
     def propose(self, asks: Any) -> Any:
         self._text, self._rows = list(asks[0].request.tokens), []
@@ -28,9 +28,9 @@ class OverheardLevels:
         self.said.append((self._text, drafts[0]))
         return drafts
 
-    def forward(self, wanted: HeadInput, store: Any) -> HeadOutput:
-        output = self._forward(wanted, store)
-        arrays = wanted.arrays
+    def draft(self, call: HeadCall) -> HeadOutput:
+        output = self._draft(replace(call, plan=None))  # level by level, so that every level is seen
+        wanted, arrays = call.rows, call.rows.arrays
         if wanted.are_own:
             self._rows += arrays.token_ids.tolist()
         for place, row in enumerate(arrays.logit_rows):
@@ -47,10 +47,9 @@ class OverheardPlaces:
     def __init__(self, drafter: Any) -> None:
         self.found: list[tuple[list[int], Tensor]] = []
         self.said: list[tuple[list[int], Draft]] = []
-        self._forward, self._propose = drafter._runner.forward, drafter.propose
+        self._draft, self._propose = drafter._runner.draft, drafter.propose
         self._text: list[int] = []
-        drafter._runner.forward, drafter.propose = self.forward, self.propose
-        drafter._runner.block = lambda *_: None  # so that what is drawn from comes by here
+        drafter._runner.draft, drafter.propose = self.draft, self.propose
 
     def propose(self, asks: Any) -> Any:
         self._text = list(asks[0].request.tokens)
@@ -58,8 +57,8 @@ class OverheardPlaces:
         self.said.append((self._text, drafts[0]))
         return drafts
 
-    def forward(self, *args: Any) -> Any:
-        output = self._forward(*args)
+    def draft(self, call: HeadCall | MedusaCall) -> Any:
+        output = self._draft(replace(call, plan=None))  # so that what is drawn from comes by here
         logits = output.logits[0] if output.logits.ndim == 3 else output.logits
         if len(logits):
             self.found.append((self._text, logits.clone()))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from foreword.acceptance.params import SamplingParams
+from foreword.backends.interface import HeadCall
 from foreword.bench import verdict_time
 from foreword.bench.drafters.decode import decode
 from foreword.bench.drafters.measure import PLAIN, BenchSettings, DrafterBench
@@ -108,13 +109,14 @@ def test_host_time_is_that_of_steps_which_do_what_they_say(llm: LLM):
 
 def test_verdicts_are_timed_on_steps_whose_guesses_are_right(llm: LLM, monkeypatch: pytest.MonkeyPatch):
     begun: list[int] = []
-    chain = verdict_time._FreeChains.chain
+    draft = verdict_time._FreeChains.draft
 
-    def seen(self: Any, wanted: Any, plan: Any, store: Any) -> Any:
-        begun.append(plan.unsettled is not None)
-        return chain(self, wanted, plan, store)
+    def seen(self: Any, call: HeadCall) -> Any:
+        if call.plan is not None:
+            begun.append(call.plan.unsettled is not None)
+        return draft(self, call)
 
-    monkeypatch.setattr(verdict_time._FreeChains, "chain", seen)
+    monkeypatch.setattr(verdict_time._FreeChains, "draft", seen)
     found = verdict_time.measure_verdicts(llm.engine.target, [2], 1, lambda *_: None)
     assert [(one.guesses, one.batch) for one in found] == [("lookup", 2), ("head", 2)]
     assert all(3 < one.tokens < 1 + verdict_time.GUESSES for one in found), found

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foreword import LLM, SamplingParams
-from foreword.backends.interface import HeadInput
+from foreword.backends.interface import HeadCall, HeadInput
 from foreword.backends.runner import ModelRunner
 from foreword.drafters.model.exit_adapter import open_adapter
 from foreword.engine.config import EngineConfig
@@ -108,13 +108,13 @@ def test_a_tree_of_an_exit_stays_within_the_rows_that_it_is_lent(folder: Path, r
     while len(request.output_ids) < 4:
         engine.step()
     drafter: Any = engine.drafters.default.drafter._drafter
-    forward, seen = drafter._filler.forward, []
+    draft_rows, seen = drafter._filler.draft, []
 
-    def watched(wanted: HeadInput, store: Any) -> Any:
-        seen.append(int(wanted.arrays.kv_lens.max()))
-        return forward(wanted, store)
+    def watched(call: HeadCall) -> Any:
+        seen.append(int(call.rows.arrays.kv_lens.max()))
+        return draft_rows(call)
 
-    drafter._filler.forward = watched
+    drafter._filler.draft = watched
     engine.cache.reserve(request.kv, len(request.tokens) - request.kv.computed + room)
     pages = RequestRows(request.kv, engine.cache, engine._stepper.store)
     (draft,) = drafter.propose([Ask(as_drafter_sees(request), 32, 8, pages)])
@@ -140,7 +140,8 @@ def test_an_exit_that_joined_late_does_not_read_the_rows_before(folder: Path, ba
         part = SequenceRows(kv, tokens, 3 - first, Draft(), run_logits=states is None, first=first)
         features = torch.empty(3 - first, 0) if states is None else states
         arrays, starts = BatchBuffers().lay_out(cache, [part], ()).arrays, np.array([seen_from], np.int32)
-        found = first_exit.forward(HeadInput(arrays, starts, features, are_own=states is None), runner.store)
+        rows = HeadInput(arrays, starts, features, are_own=states is None)
+        found = first_exit.draft(HeadCall(rows, runner.store))
         return torch.as_tensor(found.logits).clone()
 
     generator = torch.Generator().manual_seed(0)
@@ -162,17 +163,17 @@ def test_an_exit_that_joined_late_reads_none_of_the_rows_before(folder: Path):
         str(folder / "target"), device="cpu", dtype="float32", backend="cpu", speculation=form, config=config
     )
     drafter: Any = llm.engine.drafters.default.drafter._drafter
-    observe, forward, starts = drafter.observe, drafter._filler.forward, []
+    observe, draft_rows, starts = drafter.observe, drafter._filler.draft, []
 
     def not_the_first_chunk(commits: Sequence[Commit]) -> None:
         if commits[0].first >= 24:
             observe(commits)
 
-    def watched(wanted: HeadInput, store: Any) -> Any:
-        starts.append(wanted.starts.tolist())
-        return forward(wanted, store)
+    def watched(call: HeadCall) -> Any:
+        starts.append(call.rows.starts.tolist())
+        return draft_rows(call)
 
-    drafter.observe, drafter._filler.forward = not_the_first_chunk, watched
+    drafter.observe, drafter._filler.draft = not_the_first_chunk, watched
     llm.engine.add(NewRequest("r", tuple(range(9, 53)), SamplingParams(temperature=0, max_tokens=4)))
     while llm.engine.has_requests:
         llm.engine.step()
@@ -196,7 +197,7 @@ def test_what_an_exit_cannot_do_is_refused(folder: Path):
         arrays = BatchBuffers().lay_out(cache, [part], ()).arrays
         features = torch.empty(3, 0) if states is None else states
         given = HeadInput(arrays, np.array(starts, np.int32), features, are_own=states is None)
-        return decoder.exit(adapter, EXIT, name).forward(given, runner.store)
+        return decoder.exit(adapter, EXIT, name).draft(HeadCall(given, runner.store))
 
     with pytest.raises(ValueError, match="there are no such KV rows"):
         call("decoder", 1, None)

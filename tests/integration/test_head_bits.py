@@ -9,7 +9,7 @@ import torch
 
 from foreword.acceptance.request import RECORD
 from foreword.backends.cpu.decoder import CpuDecoder
-from foreword.backends.interface import ChainPlan, HeadInput, HeadOutput
+from foreword.backends.interface import ChainPlan, HeadCall, HeadInput, HeadOutput, KnownChains, head_output
 from foreword.backends.runner import ModelRunner
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.spec import RowSpec
@@ -81,7 +81,8 @@ class Together:
         if self._is_block and are_own:
             arrays.ancestor_masks[:] = 7  # all rows see all of their block
         starts = np.full(len(parts), 0 if self._is_block else 1, np.int32)
-        return self._head.forward(HeadInput(arrays, starts, features, are_own), self._runner.store)
+        rows = HeadInput(arrays, starts, features, are_own)
+        return head_output(self._head, rows, self._runner.store)
 
 
 @pytest.mark.parametrize("form", ["int8", "float32"])
@@ -120,12 +121,13 @@ def test_what_a_head_cannot_do_is_refused(folder: Path):
     record["top_k"], record["top_p"] = 201, 1.0  # all tokens
     plan = ChainPlan(np.array([3], np.int32), np.array([1], np.int32), record, None, 201)
     with pytest.raises(ValueError, match="has no blocks"):
-        heads["eagle3"].block(None, replace(own, features=torch.zeros(3, HIDDEN)), plan, runner.store)
+        heads["eagle3"].draft(HeadCall(replace(own, features=torch.zeros(3, HIDDEN)), runner.store, plan))
     with pytest.raises(ValueError, match="nothing comes of rows that are kept"):
-        heads["dflash"].forward(theirs, runner.store)
+        heads["dflash"].draft(HeadCall(theirs, runner.store))
     with pytest.raises(ValueError, match="do not fit"):
-        heads["dflash"].block(replace(theirs, features=own.features), own, plan, runner.store)
+        heads["dflash"].draft(HeadCall(own, runner.store, plan, replace(theirs, features=own.features)))
     with pytest.raises(ValueError, match="does not fit its pages"):
         far = replace(plan, lengths=np.array([4000], np.int32))
-        heads["dflash"].block(None, own, far, runner.store)
-    assert heads["dflash"].block(None, own, plan, runner.store)[0]
+        heads["dflash"].draft(HeadCall(own, runner.store, far))
+    chains = heads["dflash"].draft(HeadCall(own, runner.store, plan))
+    assert isinstance(chains, KnownChains) and chains.tokens

@@ -1,6 +1,7 @@
 """A head's chain in one native call is the chain that it makes level by level."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from torch import softmax
 
 from foreword.acceptance.params import SamplingParams
+from foreword.backends.interface import Chains, HeadCall, HeadOutput, head_output
 from foreword.engine.config import EngineConfig
 from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
@@ -48,27 +50,22 @@ class Listener:
         self.chains = 0
         self.kept = 0  # rows of context that blocks brought along
         self.passes = 0  # that guesses were drawn from outside of the runner
-        self._propose, self._runner = drafter.propose, drafter._runner
-        drafter.propose = self.propose
-        for name in ("chain", "block", "forward"):
-            setattr(self._runner, name, self.counted(name, is_used=in_one_call or name == "forward"))
+        self._propose, self._draft, self._in_one_call = drafter.propose, drafter._runner.draft, in_one_call
+        drafter.propose, drafter._runner.draft = self.propose, self.draft
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         drafts: list[Draft] = self._propose(asks)
         self.drafts.append(tuple(draft.tokens for draft in drafts))
         return drafts
 
-    def counted(self, name: str, is_used: bool) -> Callable[..., object]:
-        run = getattr(self._runner, name)
-
-        def call(*arguments: Any) -> object:
-            self.chains += is_used and name != "forward"
-            if is_used and name == "block" and arguments[0] is not None:
-                self.kept += len(arguments[0].arrays.token_ids)
-            self.passes += len(arguments[0].arrays.logit_rows) > 0 if name == "forward" else 0
-            return run(*arguments) if is_used else None
-
-        return call
+    def draft(self, call: HeadCall) -> HeadOutput | Chains:
+        output: HeadOutput | Chains = self._draft(call if self._in_one_call else replace(call, plan=None))
+        if isinstance(output, HeadOutput):
+            self.passes += len(call.rows.arrays.logit_rows) > 0
+        else:
+            self.chains += 1
+            self.kept += 0 if call.context is None else len(call.context.arrays.token_ids)
+        return output
 
 
 def decoded(
@@ -167,7 +164,8 @@ class Stopping:
         run = self._drafter._newest(ask)
         if run is None:
             return None
-        output, _ = self._drafter._run_true([run], wanted=1)
+        rows = self._drafter._true_rows([run], wanted=1)
+        output = head_output(self._drafter._filler, rows, run.pages.store)
         temperature = float(ask.request.sampling.record["temperature"]) or 1.0
         (draft,) = self._propose([ask])
         ids = self._drafter._vocabulary.token_ids

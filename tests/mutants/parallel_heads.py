@@ -116,7 +116,7 @@ PARALLEL_HEAD_MUTANTS = (
         74,
         "a Medusa block on the CPU kernels is another activation",
         "backends/cpu/medusa.py",
-        "CpuMedusa.forward",
+        "CpuMedusa.draft",
         "inner / (1 + np.exp(-inner))",
         "np.maximum(inner, 0)",
         (f"{LOGITS}[Medusa-cpu]",),

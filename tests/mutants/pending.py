@@ -94,7 +94,7 @@ PENDING_MUTANTS = (
         48,
         "rows that were made ahead are not counted",
         "drafters/heads/stepwise.py",
-        "StepwiseHead._chains",
+        "StepwiseHead._guess",
         "fill([run for run, draft in zip(runs, drafts, strict=True) if draft is not None])",
         "",
         (f"{AHEAD}::test_rows_in_the_pages_are_those_of_the_text",),

@@ -139,6 +139,22 @@ Chains = KnownChains | PendingChains
 """The guesses of every request."""
 
 
+@dataclass(frozen=True)
+class HeadCall:
+    """Rows that a head runs, and the chains that it draws from them if there is a plan.
+
+    A head that drafts token by token (EAGLE, MTP) gets the rows up to each newest token, whose states are the target's,
+    and wants the outcome of the last one. Where the plan's texts are `Unsettled`, there is a row for every token that
+    each may gain, the id -1 - i standing for entry i of what is drawn, and the first one is wanted. A head that drafts
+    all places at once (DFlash, P-EAGLE) has a wanted row for each place, in order.
+    """
+
+    rows: HeadInput
+    store: KvStore
+    plan: ChainPlan | None = None
+    context: HeadInput | None = None  # rows of committed tokens that are kept first (DFlash)
+
+
 class RowsRunner(Protocol):
     """What has KV rows of its own in the pages of a decoder's store."""
 
@@ -147,11 +163,12 @@ class RowsRunner(Protocol):
         """Memory of its own weights."""
         ...
 
-    def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
-        """One pass over all rows.
+    def draft(self, call: HeadCall) -> "HeadOutput | Chains":
+        """Run the rows and return the planned chains, or logits without a plan, or where the runner draws no chains.
 
-        An exit (`Decoder.exit`) keeps what features say of committed tokens, as DFlash does; its other rows read their
-        token alone, go through the decoder's layers, on the decoder's KV rows, and return no states.
+        A chain ends where there is no number; on a device nobody waits to see it. An exit (`Decoder.exit`) keeps what
+        features say of committed tokens, as DFlash does. Its other rows read their token alone, go through the
+        decoder's layers, on the decoder's KV rows, and return no states.
         """
         ...
 
@@ -166,24 +183,6 @@ class HeadRunner(RowsRunner, Protocol):
 
     stops: bool  # whether its chains end where a plan's `stop` says so, which no other runner is given
 
-    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> Chains | None:
-        """The guesses of every request, as the target's ids; None: it cannot, and is asked level by level.
-
-        `wanted` has the target's states and ends with the newest token of each. A chain ends where there is no number;
-        on a device nobody waits to see it. Where the plan's texts are `Unsettled`, `wanted` has a row for every token
-        that each may gain, the id -1 - i standing for entry i of what is drawn, and its first one is the wanted one.
-        """
-        ...
-
-    def block(
-        self, context: HeadInput | None, blocks: HeadInput, plan: ChainPlan, store: KvStore
-    ) -> Chains | None:
-        """The same for a head that guesses all places at once (DFlash, P-EAGLE): each one's wanted rows, in order.
-
-        What of the `context` is not there yet is kept first. None: it cannot, and is asked for the one and the other.
-        """
-        ...
-
     def markov_before(self, tokens: Sequence[int]) -> Tensor:
         """The numbers that a Markov head (DSpark) has for these tokens: float32 [tokens, rank]."""
         ...
@@ -193,8 +192,23 @@ class HeadRunner(RowsRunner, Protocol):
         ...
 
 
+def head_output(runner: RowsRunner, rows: HeadInput, store: KvStore) -> HeadOutput:
+    """Return logits and states of the wanted rows."""
+    output = runner.draft(HeadCall(rows, store))
+    assert isinstance(output, HeadOutput)
+    return output
+
+
+@dataclass(frozen=True)
+class MedusaCall:
+    """States that Medusa's heads read, and the chains that they draw if there is a plan."""
+
+    states: Tensor  # [rows, hidden], the last hidden states after the final norm
+    plan: ChainPlan | None = None
+
+
 class MedusaRunner(Protocol):
-    """Heads that read hidden states alone and guess a token each. They keep no KV."""
+    """Heads that read hidden states alone and draft a token each. They keep no KV."""
 
     spec: HeadSpec
 
@@ -203,12 +217,11 @@ class MedusaRunner(Protocol):
         """Memory of their own weights."""
         ...
 
-    def forward(self, states: Tensor) -> HeadOutput:
-        """Return logits [rows, heads, draft vocabulary] for last hidden states after the final norm [rows, hidden]."""
-        ...
+    def draft(self, call: MedusaCall) -> HeadOutput | Chains:
+        """Return the planned chains, a token of each of the first heads for every row.
 
-    def chains(self, states: Tensor, plan: ChainPlan) -> Chains | None:
-        """One guess of each of the first heads for every row, as the target's ids; None: it is asked for logits."""
+        Without a plan, or where the runner draws no chains, return logits [rows, heads, draft vocabulary].
+        """
         ...
 
 

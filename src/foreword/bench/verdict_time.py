@@ -13,15 +13,7 @@ from numpy.typing import NDArray
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.transfer import HostCopy
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap
-from foreword.backends.interface import (
-    ChainPlan,
-    Decoder,
-    HeadInput,
-    HeadOutput,
-    HeadRunner,
-    KvStore,
-    PendingChains,
-)
+from foreword.backends.interface import Decoder, HeadCall, HeadOutput, HeadRunner, KvStore, PendingChains
 from foreword.bench.overhead import CONTEXT, VOCABULARY, FreePasses, prompt, usual_way
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.heads.loading import LoadedHead
@@ -186,12 +178,12 @@ class _FreeChains:
     stops = False
     weight_bytes = 0
 
-    def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
-        rows = len(wanted.arrays.logit_rows)
-        return HeadOutput(torch.zeros(rows, VOCABULARY), torch.zeros(rows, WIDTH))
-
-    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> PendingChains:
-        judged, arrays = plan.unsettled, wanted.arrays
+    def draft(self, call: HeadCall) -> HeadOutput | PendingChains:
+        arrays = call.rows.arrays
+        if call.plan is None:
+            wanted = len(arrays.logit_rows)
+            return HeadOutput(torch.zeros(wanted, VOCABULARY), torch.zeros(wanted, WIDTH))
+        judged = call.plan.unsettled
         if judged is None:
             newest = arrays.token_ids[arrays.logit_rows]
         else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from foreword.backends.cpu.kv_store import CpuKvStore
-from foreword.backends.interface import HeadInput, HeadOutput, KvStore
+from foreword.backends.interface import HeadCall, HeadOutput
 from foreword.kv.states import as_array
 
 if TYPE_CHECKING:
@@ -22,8 +22,9 @@ class CpuExit:
     rows: str  # name of its own KV rows
     weight_bytes: int  # of its own layer
 
-    def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
-        """One native call: rows that are kept, or rows that read their tokens."""
+    def draft(self, call: HeadCall) -> HeadOutput:
+        """Keep rows, or run rows that read their tokens, in one native call."""
+        wanted, store = call.rows, call.store
         if not isinstance(store, CpuKvStore):
             raise ValueError("the KV store was made for another backend")
         states = None if wanted.are_own else as_array(wanted.features)

@@ -12,7 +12,7 @@ from foreword.backends.batch import Ints
 from foreword.backends.cpu.experts import load_experts
 from foreword.backends.cpu.kv_store import CpuKvStore
 from foreword.backends.cpu.packing import WeightForm, rotated_group
-from foreword.backends.interface import ChainPlan, HeadInput, HeadOutput, KnownChains, KvStore
+from foreword.backends.interface import ChainPlan, HeadCall, HeadInput, HeadOutput, KnownChains, KvStore
 from foreword.kv.states import as_array
 from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import MARKOV, Join
@@ -162,8 +162,16 @@ class CpuHead:
             score_scale=layer.attention.scale or 0.0,
         )
 
-    def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
-        """One pass over all rows."""
+    def draft(self, call: HeadCall) -> HeadOutput | KnownChains:
+        """Run one native call, draws included; P-EAGLE's places are drawn from the logits of their one pass."""
+        drafts_at_once = self.spec.mask_token_id is not None
+        if call.plan is not None and (call.rows.are_own or not drafts_at_once):
+            return self._chains(call, call.plan)
+        if call.context is not None:
+            self._forward(call.context, call.store)
+        return self._forward(call.rows, call.store)
+
+    def _forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
         rows = len(wanted.arrays.logit_rows)
         logits = np.empty((rows, self.spec.draft_vocab_size), dtype=np.float32)
         states = np.empty((rows, self.spec.hidden_size), dtype=np.float32)
@@ -180,34 +188,15 @@ class CpuHead:
         )
         return HeadOutput(torch.from_numpy(logits), torch.from_numpy(states))
 
-    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> KnownChains:
-        """All guesses in one native call."""
-        memory, kind = self._place(store)
-        room = _Room.of(plan)
-        self._native.chain(
-            memory,
-            kind,
-            wanted.arrays,
-            wanted.starts,
-            as_array(wanted.features),
-            *_as_drawn(plan),
-            *room.outputs(plan),
-        )
-        return room.guesses()
-
-    def block(
-        self, context: HeadInput | None, blocks: HeadInput, plan: ChainPlan, store: KvStore
-    ) -> KnownChains | None:
-        """Context, blocks and what is drawn from them in one native call; rows of P-EAGLE are one pass anyway."""
-        if not blocks.are_own:
-            return None
-        memory, kind = self._place(store)
-        kept = None if context is None else (context.arrays, context.starts, as_array(context.features))
-        room, features = _Room.of(plan), as_array(blocks.features)
-        self._native.block(
-            memory, kind, kept, blocks.arrays, blocks.starts, features, *_as_drawn(plan), *room.outputs(plan)
-        )
-        return room.guesses()
+    def _chains(self, call: HeadCall, plan: ChainPlan) -> KnownChains:
+        rows, context, place, room = call.rows, call.context, self._place(call.store), _Room.of(plan)
+        given = rows.arrays, rows.starts, as_array(rows.features), *_as_drawn(plan), *room.outputs(plan)
+        if rows.are_own:
+            kept = None if context is None else (context.arrays, context.starts, as_array(context.features))
+            self._native.block(*place, kept, *given)
+        else:
+            self._native.chain(*place, *given)
+        return room.chains()
 
     def markov_before(self, tokens: Sequence[int]) -> Tensor:
         table = self._markov[0]
@@ -251,7 +240,7 @@ class _Room(NamedTuple):
         stop = plan.stop
         return self.tokens, None if stop is None else (stop.edges, stop.rates, stop.least, self.confidence)
 
-    def guesses(self) -> KnownChains:
+    def chains(self) -> KnownChains:
         tokens = [[token for token in row if token >= 0] for row in self.tokens.tolist()]
         if self.confidence is None:
             return KnownChains(tokens)

@@ -4,10 +4,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from foreword.backends.cpu.heads import HeadPacker
-from foreword.backends.interface import ChainPlan, HeadOutput, KnownChains
+from foreword.backends.interface import HeadOutput, MedusaCall
 from foreword.models.heads.opening import Head
 
 if TYPE_CHECKING:
@@ -30,9 +29,9 @@ class CpuMedusa:
         ]
         self.weight_bytes = packer.nbytes
 
-    def forward(self, states: Tensor) -> HeadOutput:
-        """Return logits float32 [rows, heads, draft vocabulary] for states [rows, hidden]."""
-        read = states.contiguous().numpy()
+    def draft(self, call: MedusaCall) -> HeadOutput:
+        """Return logits: chains are drawn from them."""
+        read = call.states.contiguous().numpy()
         logits = np.empty((len(self._heads), len(read), self.spec.draft_vocab_size), np.float32)
         for number, (blocks, output) in enumerate(self._heads):
             stream = read
@@ -41,8 +40,4 @@ class CpuMedusa:
                 block.multiply(stream, inner, self._isa)
                 stream = stream + inner / (1 + np.exp(-inner))
             output.multiply(stream, logits[number], self._isa)
-        return HeadOutput(torch.from_numpy(logits).transpose(0, 1), states)
-
-    def chains(self, states: Tensor, plan: ChainPlan) -> KnownChains | None:
-        """It is asked for logits."""
-        return None
+        return HeadOutput(torch.from_numpy(logits).transpose(0, 1), call.states)

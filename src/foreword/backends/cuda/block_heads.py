@@ -19,7 +19,7 @@ from foreword.backends.cuda.kernels.rows import rotate_and_keep, take_rows
 from foreword.backends.cuda.kv_store import CudaKvStore
 from foreword.backends.cuda.layout import Layout, PassShape, round_rows
 from foreword.backends.cuda.upload import UploadedPass
-from foreword.backends.interface import ChainPlan, HeadInput, HeadOutput, KvStore, PendingChains
+from foreword.backends.interface import ChainPlan, HeadCall, HeadInput, HeadOutput, KvStore, PendingChains
 from foreword.backends.torch.heads import LentEnds
 from foreword.backends.torch.upload import Piece
 from foreword.kv.states import as_tensor
@@ -64,6 +64,7 @@ class CudaBlockHead(CudaHead):
         super().__init__(head, rows, ends, captures=captures)
         self._reads_context = head.spec.join is Join.CONTEXT
         self._is_markov = head.spec.has(MARKOV[0] + ".weight")
+        self.anticipates = False  # its chains come from one pass over known texts
         self._passes: GraphsByMemory[BlockShape, tuple[Tensor, Tensor]] = GraphsByMemory()
         if self._in_kernels and self._reads_context:
             for index, layer in enumerate(head.spec.layers):
@@ -73,26 +74,21 @@ class CudaBlockHead(CudaHead):
                         queries = layer.attention.num_heads * layer.attention.head_dim
                         self._weights[f"layers.{index}.{_KV}.{kind}"] = whole[queries:]
 
-    @torch.inference_mode()
-    def block(
-        self, context: HeadInput | None, blocks: HeadInput, plan: ChainPlan, store: KvStore
-    ) -> PendingChains | None:
-        """Filters of the distribution are left out: they would cut guesses that the target seldom makes."""
+    def _chains(self, call: HeadCall, plan: ChainPlan) -> PendingChains | None:
         names = self._names.of(plan)
         began = event(timed=True) if self._features.is_cuda else None
-        found = None if names is None else self._run(context, blocks, store, plan, names)
+        found = None if names is None else self._run(call.context, call.rows, call.store, plan, names)
         if found is None:
             return None
         (guesses, _), is_cold = found
         return as_chains(guesses, plan.steps, began, is_cold)
 
-    @torch.inference_mode()
-    def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
+    def _forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
         """What it returns holds until the next pass."""
         is_guess = len(wanted.arrays.logit_rows) > 0 and wanted.are_own == self._reads_context
         found = self._run(None, wanted, store) if is_guess else None
         if found is None:
-            return super().forward(wanted, store)
+            return super()._forward(wanted, store)
         outcome, is_cold = found
         logits, states = (rows[: len(wanted.arrays.logit_rows)] for rows in outcome)
         return HeadOutput(logits, states, is_cold)

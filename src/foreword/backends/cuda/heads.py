@@ -25,7 +25,15 @@ from foreword.backends.cuda.kv_store import CudaKvStore
 from foreword.backends.cuda.layout import DECODE_ROWS, Layout, PassShape, power_of_two
 from foreword.backends.cuda.products import Products
 from foreword.backends.cuda.upload import PassUpload, TiledRows, UploadedPass, attended
-from foreword.backends.interface import ChainPlan, HeadInput, KvStore, PendingChains
+from foreword.backends.interface import (
+    ChainPlan,
+    Chains,
+    HeadCall,
+    HeadInput,
+    HeadOutput,
+    KnownChains,
+    PendingChains,
+)
 from foreword.backends.torch.heads import LentEnds, TorchHead
 from foreword.backends.torch.upload import Piece, Upload
 from foreword.kv.states import as_tensor
@@ -109,9 +117,20 @@ class CudaHead(TorchHead):
         return sum(tensor.nbytes for name, tensor in self._weights.items() if "joined" not in name)
 
     @torch.inference_mode()
-    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> PendingChains | None:
-        """Filters of the distribution are left out: they would cut guesses that the target seldom makes."""
-        names = self._names.of(plan)
+    def draft(self, call: HeadCall) -> HeadOutput | Chains:
+        chains: Chains | None = None if call.plan is None else self._chains(call, call.plan)
+        if chains is None and call.plan is not None and call.plan.unsettled is not None:
+            chains = KnownChains(
+                [[]] * len(call.plan.steps)
+            )  # the reference cannot read tokens that are not known
+        return super().draft(call) if chains is None else chains
+
+    def _chains(self, call: HeadCall, plan: ChainPlan) -> PendingChains | None:
+        """Return planned chains; None: the reference's logits are used.
+
+        Filters of the distribution are left out: they would cut tokens that the target seldom draws.
+        """
+        names, wanted, store = self._names.of(plan), call.rows, call.store
         if not self._in_kernels or names is None or not isinstance(store, CudaKvStore):
             return None
         if len(plan.steps) > _MOST_CHAINS:

@@ -12,7 +12,7 @@ from foreword.acceptance.transfer import event
 from foreword.backends.cuda.graphs import GraphCache
 from foreword.backends.cuda.guess_draws import GuessNames, as_chains, drawn_ids, draws_of, words
 from foreword.backends.cuda.layout import round_rows
-from foreword.backends.interface import ChainPlan, HeadOutput, PendingChains
+from foreword.backends.interface import ChainPlan, Chains, HeadOutput, MedusaCall, PendingChains
 from foreword.backends.torch.heads import LentEnds
 from foreword.backends.torch.medusa import TorchMedusa
 from foreword.backends.torch.upload import Piece, Upload
@@ -48,10 +48,13 @@ class CudaMedusa(TorchMedusa):
         self._graphs: GraphCache[MedusaShape, Tensor] = GraphCache()
 
     @torch.inference_mode()
-    def forward(self, states: Tensor) -> HeadOutput:
+    def draft(self, call: MedusaCall) -> HeadOutput | Chains:
         """What it returns holds until the next pass."""
+        states, names = call.states, None if call.plan is None else self._names.of(call.plan)
         if len(states) > _MOST_ROWS:
-            return super().forward(states)
+            return super().draft(call)
+        if call.plan is not None and names is not None:
+            return self._chains(states, call.plan, names)
         read = self._placed(states)
         shape = MedusaShape(len(read), self.spec.num_heads, draws=False)
 
@@ -61,11 +64,8 @@ class CudaMedusa(TorchMedusa):
         logits, is_cold = self._run(shape, body)
         return HeadOutput(logits[:, : len(states)].transpose(0, 1), states, is_cold)
 
-    @torch.inference_mode()
-    def chains(self, states: Tensor, plan: ChainPlan) -> PendingChains | None:
-        names, heads = self._names.of(plan), int(plan.steps.max())
-        if names is None or len(states) > _MOST_ROWS:
-            return None
+    def _chains(self, states: Tensor, plan: ChainPlan, names: Tensor) -> PendingChains:
+        heads = int(plan.steps.max())
         began = event(timed=True) if states.is_cuda else None
         read = self._placed(states)
         shape = MedusaShape(len(read), heads, True, *draws_of(plan))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from foreword.backends.interface import HeadInput, HeadOutput, KvStore
+from foreword.backends.interface import HeadCall, HeadOutput
 
 if TYPE_CHECKING:
     from foreword.backends.torch.decoder import TorchDecoder
@@ -17,7 +17,7 @@ class TorchExit:
     rows: str  # name of its own KV rows
     weight_bytes: int  # of its own layer
 
-    def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
-        """Rows that are kept, or rows that read their tokens."""
-        logits = self.decoder.exit_logits(wanted, self.rows, store)
+    def draft(self, call: HeadCall) -> HeadOutput:
+        """Keep rows, or run rows that read their tokens."""
+        logits = self.decoder.exit_logits(call.rows, self.rows, call.store)
         return HeadOutput(logits, logits.new_empty(len(logits), 0))

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
 from foreword.backends.batch import ForwardBatch
-from foreword.backends.interface import ChainPlan, Chains, HeadInput, HeadOutput, KvStore
+from foreword.backends.interface import Chains, HeadCall, HeadInput, HeadOutput, KvStore
 from foreword.backends.torch.attention import GroupView, LayerRows, group_views, paged_attention
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.norms import rms_norm
@@ -78,7 +78,13 @@ class TorchHead:
         return sum(tensor.nbytes for tensor in self._weights.values())
 
     @torch.inference_mode()
-    def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
+    def draft(self, call: HeadCall) -> HeadOutput | Chains:
+        """Return logits: chains are grown from them."""
+        if call.context is not None:
+            self._forward(call.context, call.store)
+        return self._forward(call.rows, call.store)
+
+    def _forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
         paged = self._paged(store)
         staged = self._staging.stage(ForwardBatch.of(wanted.arrays), paged.page_size, paged.spare_slot)
         batch, padding = staged.batch, len(staged.batch.token_ids) - len(wanted.features)
@@ -97,16 +103,6 @@ class TorchHead:
         last = stream[batch.logit_rows][: staged.num_logits]
         normed = self._norm(last, "norm.weight")
         return HeadOutput(self._logits(normed), normed if self.spec.norm_output else last)
-
-    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> Chains | None:
-        """It is asked level by level."""
-        return None
-
-    def block(
-        self, context: HeadInput | None, blocks: HeadInput, plan: ChainPlan, store: KvStore
-    ) -> Chains | None:
-        """It is asked for context and block by themselves."""
-        return None
 
     @torch.inference_mode()
     def markov_before(self, tokens: Sequence[int]) -> Tensor:

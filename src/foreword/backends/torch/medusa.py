@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from foreword.backends.interface import ChainPlan, Chains, HeadOutput
+from foreword.backends.interface import Chains, HeadOutput, MedusaCall
 from foreword.backends.torch.heads import LentEnds
 from foreword.models.heads.opening import Head
 
@@ -40,13 +40,9 @@ class TorchMedusa:
         return outputs + sum(weight.nbytes + bias.nbytes for weight, bias in self._blocks)
 
     @torch.inference_mode()
-    def forward(self, states: Tensor) -> HeadOutput:
-        """Return logits float32 [rows, heads, draft vocabulary] for states [rows, hidden]."""
-        return HeadOutput(self._logits(states, self.spec.num_heads).transpose(0, 1), states)
-
-    def chains(self, states: Tensor, plan: ChainPlan) -> Chains | None:
-        """It is asked for logits."""
-        return None
+    def draft(self, call: MedusaCall) -> HeadOutput | Chains:
+        """Return logits: chains are drawn from them."""
+        return HeadOutput(self._logits(call.states, self.spec.num_heads).transpose(0, 1), call.states)
 
     def _logits(self, states: Tensor, heads: int) -> Tensor:
         """Of the first `heads`: float32 [heads, rows, draft vocabulary]."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from foreword.backends.batch import BatchArrays, Ints
-from foreword.backends.interface import HeadInput, HeadOutput
+from foreword.backends.interface import HeadCall, HeadInput, HeadOutput
 from foreword.drafters.heads.at_once import guess_at_once
 from foreword.drafters.heads.chain_plan import drafted, plan_chains
 from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
@@ -61,13 +61,10 @@ class DFlashHead(HeadInPages):
         blocks = self._block_rows(pages[0].cache, parts, places, np.array(starts, np.int32))
         store = pages[0].store
         plan = plan_chains(asks, places, self._vocabulary) if self._in_one_call else None
-        guesses = None if plan is None else self._runner.block(context, blocks, plan, store)
-        if guesses is None and context is not None:
-            self._runner.forward(context, store)
+        output = self._runner.draft(HeadCall(blocks, store, plan, context))
         fill(runs)
-        if guesses is not None:
-            return drafted(asks, guesses)
-        output = self._runner.forward(blocks, store)
+        if not isinstance(output, HeadOutput):
+            return drafted(asks, output)
         return marked_cold(self._guess(asks, places, output), output.is_cold)
 
     def _block_rows(

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from foreword.backends.batch import MAX_DRAFT_NODES
-from foreword.backends.interface import HeadInput
+from foreword.backends.interface import HeadInput, head_output
 from foreword.drafters.heads.growing import Begun, grow_by_passes
 from foreword.drafters.heads.head_tree import HeadTree
-from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
+from foreword.drafters.heads.in_pages import HeadInPages, Run
 from foreword.drafters.heads.loading import LoadedRows
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, RequestRows
@@ -56,15 +56,14 @@ class ExitHead(HeadInPages):
         ]
         store = pages[0].store
         if runs:
-            self._filler.forward(self._true_rows(runs, wanted=0), store)
-            fill(runs)
+            self._fill_rows(runs)
         newest = [
             SequenceRows(found.kv, ask.request.tokens, 1, Draft(), first=len(ask.request.tokens) - 1)
             for ask, found in zip(asks, pages, strict=True)
         ]
         arrays = self._buffers.lay_out(pages[0].cache, newest, ()).arrays
         read = HeadInput(arrays, np.array(starts, np.int32), torch.empty(len(newest), 0), are_own=True)
-        begun = Begun(self._filler.forward(read, store), arrays.block_tables, read.starts)
+        begun = Begun(head_output(self._filler, read, store), arrays.block_tables, read.starts)
         trees = [
             HeadTree(ask, self._width, found.kv.reserved - len(ask.request.tokens))
             for ask, found in zip(asks, pages, strict=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from foreword.backends.batch import Ints
-from foreword.backends.interface import HeadInput, HeadOutput, KvStore, RowsRunner
+from foreword.backends.interface import HeadInput, HeadOutput, KvStore, RowsRunner, head_output
 from foreword.drafters.heads.head_tree import HeadTree
 from foreword.drafters.heads.levels import level_arrays
 from foreword.drafters.heads.vocabulary import DraftVocabulary
@@ -45,7 +45,7 @@ def grow_by_passes(
             trees, starts, tables = [trees[place] for place in going], starts[going], tables[going]
         arrays = level_arrays(trees, tables, store.page_size)
         states = _taken(output.states, sources)
-        output = runner.forward(HeadInput(arrays, starts, states, are_own=True), store)
+        output = head_output(runner, HeadInput(arrays, starts, states, are_own=True), store)
 
 
 def _sources(trees: Sequence[HeadTree], sizes: Sequence[int]) -> list[int]:

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import Ints, SideBySide, Tap, joined_states, num_states
-from foreword.backends.interface import HeadInput, HeadOutput
+from foreword.backends.batch import SideBySide, Tap, joined_states, num_states
+from foreword.backends.interface import HeadInput, head_output
 from foreword.drafters.heads.loading import LoadedRows
 from foreword.kv.extra_rows import ExtraRows
 from foreword.kv.states import States, stacked
@@ -74,7 +74,7 @@ class HeadInPages:
                 if end - first > FILLED_AT_ONCE:
                     runs.append(Run(commit.pages, rows, commit.request.tokens, first, end, lag))
         if runs:
-            self._run_true(runs, wanted=0)
+            self._fill_rows(runs)
         for rows in heard:
             rows.keep_newest()
 
@@ -111,12 +111,10 @@ class HeadInPages:
                 return of_pass.states[states.first : states.stop].copy()
         return torch.cat([states[tap] for tap in self._taps], dim=-1)
 
-    def _run_true(self, runs: Sequence[Run], wanted: int) -> tuple[HeadOutput, Ints]:
-        """Make rows from the target's states; returns the outcome of the last `wanted` of each, and all their pages."""
-        rows = self._true_rows(runs, wanted)
-        output = self._filler.forward(rows, runs[0].pages.store)
+    def _fill_rows(self, runs: Sequence[Run]) -> None:
+        """Make rows from the target's states."""
+        head_output(self._filler, self._true_rows(runs, wanted=0), runs[0].pages.store)
         fill(runs)
-        return output, rows.arrays.block_tables
 
     def _true_rows(
         self,

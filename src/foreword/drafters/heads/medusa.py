@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.batch import MAX_DRAFT_NODES, Tap
-from foreword.backends.interface import MedusaRunner
+from foreword.backends.interface import HeadOutput, MedusaCall, MedusaRunner
 from foreword.drafters.heads.at_once import grow_levels, guess_at_once
 from foreword.drafters.heads.chain_plan import drafted, plan_chains
 from foreword.drafters.heads.choices import (
@@ -117,10 +117,9 @@ class MedusaDrafter:
         places = [self._runner.spec.num_heads] * len(asks)
         is_chain = self._choices is None and self._width == 1
         plan = plan_chains(asks, places, self._vocabulary) if is_chain else None
-        guesses = None if plan is None else self._runner.chains(states, plan)
-        if guesses is not None:
-            return drafted(asks, guesses)
-        output = self._runner.forward(states)
+        output = self._runner.draft(MedusaCall(states, plan))
+        if not isinstance(output, HeadOutput):
+            return drafted(asks, output)
         logits = output.logits  # [asks, heads, draft vocabulary]
         if self._choices is None:
             drafts = guess_at_once(asks, places, logits.flatten(0, 1), self._vocabulary, self._width)

@@ -1,5 +1,6 @@
 """P-EAGLE: an EAGLE-3 head that guesses many tokens in one pass, with masks where it would read its own guesses."""
 
+from foreword.backends.interface import HeadCall, HeadOutput
 from foreword.drafters.heads.at_once import guess_at_once
 from foreword.drafters.heads.chain_plan import drafted, plan_chains
 from foreword.drafters.heads.in_pages import Run, fill
@@ -29,14 +30,11 @@ class PEagleHead(StepwiseHead):
         ]
         rows = self._true_rows(runs, 1, tails, self._mask_features)
         places = [1 + len(tail) for tail in tails]
-        store = runs[0].pages.store
         plan = plan_chains(asks, places, self._vocabulary) if self._width == 1 else None
-        guesses = None if plan is None else self._runner.block(None, rows, plan, store)
-        if guesses is not None:
-            fill(runs)
-            return drafted(asks, guesses)
-        output = self._runner.forward(rows, store)
+        output = self._runner.draft(HeadCall(rows, runs[0].pages.store, plan))
         fill(runs)
+        if not isinstance(output, HeadOutput):
+            return drafted(asks, output)
         drafts = guess_at_once(asks, places, output.logits, self._vocabulary, self._width)
         return list(marked_cold(drafts, output.is_cold))
 

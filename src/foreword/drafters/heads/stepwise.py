@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES, Tap, joined_states
-from foreword.backends.interface import HeadInput, PendingChains
+from foreword.backends.interface import HeadCall, HeadInput, HeadOutput, PendingChains
 from foreword.drafters.heads.begun import BegunChain, BegunChains, joined
 from foreword.drafters.heads.chain_plan import drafted, is_drawn_alone, plan_chains, unsettled
 from foreword.drafters.heads.growing import Begun, grow_by_passes
@@ -64,7 +64,8 @@ class StepwiseHead(HeadInPages):
         if plan is None:
             return False
         rows = self._rows_behind(going, hidden)
-        chains = self._runner.chain(rows, unsettled(plan, going, drawn), _pages(asks[0]).store)
+        call = HeadCall(rows, _pages(asks[0]).store, unsettled(plan, going, drawn))
+        chains = self._runner.draft(call)
         if not isinstance(chains, PendingChains):
             return False
         for one, places in zip(going, chains.places, strict=True):
@@ -106,8 +107,13 @@ class StepwiseHead(HeadInPages):
             alone = {place for place, ask in enumerate(asks) if is_drawn_alone(ask.request.sampling)}
             if 0 < len(alone) < len(asks):
                 return self._guess_apart(asks, runs, alone)
-        chains = self._chains(asks, runs) if self._width == 1 else None
-        return self._grow(asks, runs) if chains is None else chains
+        drafts: list[Draft | None] = [self._begun.take(run, ask) for run, ask in zip(runs, asks, strict=True)]
+        others = [place for place, draft in enumerate(drafts) if draft is None]
+        fill([run for run, draft in zip(runs, drafts, strict=True) if draft is not None])
+        found = self._draft_now([asks[place] for place in others], [runs[place] for place in others])
+        for place, draft in zip(others, found, strict=True):
+            drafts[place] = draft
+        return joined([draft for draft in drafts if draft is not None])
 
     def _guess_apart(self, asks: list[Ask], runs: list[Run], alone: set[int]) -> list[Draft]:
         """Those that need more than the head's logits (a grammar, a bias) do not take the chains of the others."""
@@ -118,46 +124,26 @@ class StepwiseHead(HeadInPages):
                 drafts[place] = draft
         return drafts
 
-    def _chains(self, asks: list[Ask], runs: list[Run]) -> list[Draft] | None:
-        """All guesses in one call of the runner; None if it cannot, or if a draft must tell what it was drawn from."""
-        drafts: list[Draft | None] = [self._begun.take(run, ask) for run, ask in zip(runs, asks, strict=True)]
-        others = [place for place, draft in enumerate(drafts) if draft is None]
-        found = self._new_chains([asks[place] for place in others], [runs[place] for place in others])
-        if found is None:
-            return None
-        fill([run for run, draft in zip(runs, drafts, strict=True) if draft is not None])
-        for place, draft in zip(others, found, strict=True):
-            drafts[place] = draft
-        return joined([draft for draft in drafts if draft is not None])
-
-    def _new_chains(self, asks: list[Ask], runs: list[Run]) -> list[Draft] | None:
+    def _draft_now(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
+        """Draft in one call of the runner, or level by level where it returns logits."""
         if not asks:
             return []
-        # A guess that nothing follows needs no row.
+        # The last draft token needs no row.
         rooms = [run.pages.kv.reserved - run.end + 1 for run in runs]
-        plan = plan_chains(asks, rooms, self._vocabulary, self.stops)
-        if plan is None:
-            return None
-        guesses = self._runner.chain(self._true_rows(runs, wanted=1), plan, runs[0].pages.store)
-        if guesses is None:
-            return None
+        plan = plan_chains(asks, rooms, self._vocabulary, self.stops) if self._width == 1 else None
+        rows, store = self._true_rows(runs, wanted=1), runs[0].pages.store
+        output = self._runner.draft(HeadCall(rows, store, plan))
         fill(runs)
-        return drafted(asks, guesses)
-
-    def _grow(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
-        """Level by level, those trees together that are not done."""
+        if not isinstance(output, HeadOutput):
+            return drafted(asks, output)
         trees = [
             HeadTree(ask, self._width, run.pages.kv.reserved - run.end)
             for ask, run in zip(asks, runs, strict=True)
         ]
-        self._grow_levels(trees, runs)
-        return [tree.draft() for tree in trees]
-
-    def _grow_levels(self, trees: list[HeadTree], runs: list[Run]) -> None:
-        output, tables = self._run_true(runs, wanted=1)
         starts = np.array([max(run.rows.begin, LAG) for run in runs], np.int32)
-        begun = Begun(output, tables, starts)
-        grow_by_passes(trees, begun, self._runner, runs[0].pages.store, self._vocabulary)
+        begun = Begun(output, rows.arrays.block_tables, starts)
+        grow_by_passes(trees, begun, self._runner, store, self._vocabulary)
+        return [tree.draft() for tree in trees]
 
 
 def _pages(ask: Ask) -> RequestRows:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foreword.acceptance.noise import absorbed, gumbel
 from foreword.acceptance.request import RECORD
-from foreword.backends.interface import ChainPlan, HeadInput, PendingChains
+from foreword.backends.interface import ChainPlan, HeadCall, HeadInput, MedusaCall, PendingChains
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.spec import RowSpec
@@ -122,8 +122,8 @@ def chosen(logits: Tensor, plan: ChainPlan, request: int, place: int) -> int:
 def expected(head: Any, given: Passes, store: Any, is_markov: bool) -> list[list[int]]:
     """Pass by pass, row by row."""
     if given.context is not None:
-        head.forward(given.context, store)
-    logits = head.forward(given.blocks, store).logits
+        head.draft(HeadCall(given.context, store))
+    logits = head.draft(HeadCall(given.blocks, store)).logits
     found, row = [], 0
     arrays = given.blocks.arrays
     for request, count in enumerate(given.plan.steps.tolist()):
@@ -152,8 +152,8 @@ def test_a_block_in_one_call_is_the_reference_s(folder: Path, method: str):
         lengths, steps = ((40 + seed, 19), (3, 2)) if seed % 2 == 0 else ((22, 9 + seed), (3, 1))
         given = passes(method, seed, token_ids, lengths, steps)
         for runner, store in zip((ours, theirs), stores, strict=True):
-            runner.forward(given.before, store)
-        guesses = ours.block(given.context, given.blocks, given.plan, stores[0])
+            runner.draft(HeadCall(given.before, store))
+        guesses = ours.draft(HeadCall(given.blocks, stores[0], given.plan, given.context))
         assert arrived(guesses) == expected(theirs, given, stores[1], method == "dspark")
         for kind in (0, 1):
             mine, other = (store.arrays("head")[kind][:, given.slots] for store in stores)
@@ -161,7 +161,8 @@ def test_a_block_in_one_call_is_the_reference_s(folder: Path, method: str):
         if not has_gpu and method != "dspark":
             continue  # the same pass again; an interpreter takes seconds for it
         again, reference = (
-            runner.forward(given.blocks, store) for runner, store in zip((ours, theirs), stores, strict=True)
+            runner.draft(HeadCall(given.blocks, store))
+            for runner, store in zip((ours, theirs), stores, strict=True)
         )
         torch.testing.assert_close(again.logits, reference.logits, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(again.states, reference.states, rtol=1e-4, atol=1e-4)
@@ -180,9 +181,9 @@ def test_medusa_in_one_call_is_the_reference_s(folder: Path):
     for seed in range(ROUNDS):
         states = torch.randn(2, HIDDEN, generator=torch.Generator().manual_seed(seed)).to(KERNEL_DEVICE)
         plan = plan_of((12 + seed, 30), (2, 3) if seed % 2 == 0 else (3, 1), None)
-        logits = theirs.forward(states).logits
-        torch.testing.assert_close(ours.forward(states).logits, logits, rtol=1e-4, atol=1e-4)
-        assert arrived(ours.chains(states, plan)) == [
+        logits = theirs.draft(MedusaCall(states)).logits
+        torch.testing.assert_close(ours.draft(MedusaCall(states)).logits, logits, rtol=1e-4, atol=1e-4)
+        assert arrived(ours.draft(MedusaCall(states, plan))) == [
             [chosen(logits[request, place], plan, request, place) for place in range(count)]
             for request, count in enumerate(plan.steps.tolist())
         ]
