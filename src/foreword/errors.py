@@ -1,6 +1,8 @@
 """The errors that a user can do something about."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class ForewordError(Exception):
@@ -23,6 +25,21 @@ class TokenizerError(ForewordError):
 
 class RequestError(ForewordError):
     """A request that cannot be served as asked: its parameters or its length are out of bounds."""
+
+    def __init__(self, message: str = "", param: str | None = None) -> None:
+        """`param` is the field of the request that is wrong, where one field alone is."""
+        super().__init__(message)
+        self.param = param
+
+
+@contextmanager
+def refusing(param: str) -> Iterator[None]:
+    """Name `param` in the errors of requests that are raised inside and name no field."""
+    try:
+        yield
+    except RequestError as error:
+        error.param = error.param or param
+        raise
 
 
 class AddressTaken(RequestError):  # noqa: N818 - reads as what is the case

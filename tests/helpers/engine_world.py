@@ -216,9 +216,9 @@ class World:
             params = replace(params, min_tokens=rng.randint(0, params.max_tokens))
         new = NewRequest(name, tuple(prompt), params, rng.choice("ab"), rng.choice(self._speculations))
         for request in self.core.add(new):
-            expected = self._definition.answer(prompt, params, request.index)
+            expected = self._definition.answer(prompt, params, request.identity.index)
             self._promised[request.request_id] = (*prompt, *expected.tokens)
-            self.told[name, request.index] = Told(request, expected)
+            self.told[name, request.identity.index] = Told(request, expected)
         if params.prompt_logprobs is not None:
             self.prompt_scores[name] = self._definition.prompt_logprobs(prompt)
 

@@ -15,7 +15,8 @@ from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
-from foreword.engine.requests.request import Request, RequestLimits
+from foreword.engine.requests.answer import RequestLimits
+from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PagedCache
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft

@@ -35,7 +35,7 @@ def ends(requests: Sequence[Request]) -> list[tuple[list[int], str | None]]:
 def alone(index: int, core: EngineCore) -> Request:
     """The answer of one index without its siblings."""
     request = core.prepare(NewRequest("alone", PROMPT, replace(PARAMS, n=index + 1)))[index]
-    request.leader = None
+    request.queued.leader = None
     request.sampler = RequestSampler(PARAMS, TokenLimits(VOCAB, (EOS,)), PROMPT, 9, sample=index)
     core.enqueue([request])
     run(core)
@@ -90,7 +90,7 @@ def test_the_prompt_is_computed_once():
     core = engine(enable_prefix_caching=False)
     requests = core.add(NewRequest("n", PROMPT, replace(PARAMS, n=4)))
     run(core)
-    assert [request.ledger.cached_tokens for request in requests] == [0, 34, 34, 34]
+    assert [request.accounting.cached_tokens for request in requests] == [0, 34, 34, 34]
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2])
@@ -101,7 +101,7 @@ def test_the_prompt_is_computed_once_where_the_first_ends_at_once(max_tokens: in
     while core.has_requests:
         core.step()
         core.check_integrity()
-    assert [request.ledger.cached_tokens for request in requests] == [0, 34, 34, 34]
+    assert [request.accounting.cached_tokens for request in requests] == [0, 34, 34, 34]
     assert ends(requests) == ends(run_apart(4, max_tokens))
     assert core.cache.available_pages == core.cache.pool.num_pages
     assert core.cache.num_open == 0
@@ -112,10 +112,10 @@ def run_apart(n: int, max_tokens: int) -> list[Request]:
     core = engine(enable_prefix_caching=False)
     requests = core.prepare(NewRequest("n", PROMPT, replace(PARAMS, n=n, max_tokens=max_tokens)))
     for request in requests:
-        request.leader = None
+        request.queued.leader = None
     core.enqueue(requests)
     run(core)
-    assert [request.ledger.cached_tokens for request in requests] == [0] * n
+    assert [request.accounting.cached_tokens for request in requests] == [0] * n
     return requests
 
 
@@ -158,11 +158,11 @@ def test_a_prompt_is_not_kept_of_an_answer_that_did_not_end_by_itself(reason: st
     leader, follower = core.add(NewRequest("n", PROMPT, replace(PARAMS, n=2, max_tokens=4)))
     core.step()
     assert leader.finish_reason is None
-    leader.finish_reason = reason
+    leader.answer.end(reason)
     core.scheduler.remove(leader)
     assert len(core.scheduler.kept_prompts) == 0
     run(core)
-    assert follower.ledger.cached_tokens == 0
+    assert follower.accounting.cached_tokens == 0
     assert ends([follower]) == ends(run_apart(2, 4)[1:])
 
 
@@ -183,7 +183,7 @@ def test_an_abort_ends_all_of_them(steps: int, max_num_seqs: int):
     requests = core.add(NewRequest("gone", PROMPT, replace(PARAMS, n=N, ignore_eos=True)))
     for _ in range(steps):
         core.step()
-    left = [request.index for request in requests if request.finish_reason is None]
+    left = [request.identity.index for request in requests if request.finish_reason is None]
     under_way = core.launch()
     assert [(delta.index, delta.finish_reason) for delta in core.abort("gone")] == [
         (i, "abort") for i in left
@@ -227,7 +227,7 @@ def test_siblings_go_on_when_the_first_is_preempted(expected):
         core.step()
         core.check_integrity()
     assert ends(requests) == expected
-    assert sum(request.ledger.preemptions for request in requests) >= 3
+    assert sum(request.accounting.preemptions for request in requests) >= 3
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -10,7 +10,7 @@ from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest, RequestStats
 from foreword.engine.parts import EngineParts
-from foreword.engine.requests.accounting import RequestLedger
+from foreword.engine.requests.accounting import Accounting
 from foreword.engine.text import Vocabulary
 from foreword.proofs.passes import tiny_decoder
 from foreword.proofs.statistics import DrawingDrafter
@@ -133,12 +133,12 @@ def test_the_tokens_of_the_first_pass_are_told_apart():
     core = engine()
     ask(core, "r")
     assert finish(core)["r/0"].first_tokens == 1  # the pass over a prompt has no guesses here
-    ledger = RequestLedger(lambda: 0.5)
+    accounting = Accounting(0.5)
     for tokens, now in ((4, 1.0), (3, 2.0)):
         part = RequestReport(lone_request([1]), Verdict(tokens=(1,) * tokens), run=1)
-        ledger.observe(part, StepReport([part]), now)
-    assert (ledger.first_token, ledger.first_tokens, ledger.finished) == (1.0, 4, 2.0)
-    assert (ledger.first_passes, ledger.passes) == (1, 2)
+        accounting.observe(part, StepReport([part]), now)
+    assert (accounting.first_token, accounting.first_tokens, accounting.finished) == (1.0, 4, 2.0)
+    assert (accounting.first_passes, accounting.passes) == (1, 2)
 
 
 def test_chunks_of_a_prompt_are_passes():

@@ -70,7 +70,7 @@ def test_the_text_is_the_same_with_and_without_drafts_alone_and_together():
 
 def test_drafts_are_accepted_in_these_tests():
     requests = answers(engine(drafting=True), [SamplingParams(seed=i, max_tokens=20) for i in range(20)])
-    assert sum(r.ledger.passes for r in requests) < sum(len(r.output_ids) for r in requests)
+    assert sum(r.accounting.passes for r in requests) < sum(len(r.output_ids) for r in requests)
 
 
 @pytest.mark.parametrize("rule", [rule.name.lower() for rule in Rule])
@@ -110,8 +110,8 @@ def test_there_is_a_logprob_for_every_token(drafting: bool):
     params = [SamplingParams(seed=i, logprobs=2, temperature=0.5, max_tokens=9) for i in range(6)]
     plain = answers(engine(), params)
     for request, same in zip(answers(engine(drafting), params), plain, strict=True):
-        assert [entry.token for entry in request.logprobs] == request.output_ids
-        assert [e.logprob for e in request.logprobs] == pytest.approx(
+        assert [entry.token for entry in request.answer.logprobs] == request.output_ids
+        assert [e.logprob for e in request.answer.logprobs] == pytest.approx(
             [e.logprob for e in same.logprobs], abs=1e-5
         )
 
@@ -137,7 +137,7 @@ def test_nan_ends_its_own_request_with_an_error():
         if 5 in inner:
             hit += 1
             assert request.finish_reason == "error"
-            assert "NaN" in (request.error or "")
+            assert "NaN" in (request.answer.error or "")
             assert request.output_ids == sane.output_ids[: inner.index(5) + 1], "what came before the NaN"
         else:
             assert request.output_ids == sane.output_ids

@@ -35,7 +35,9 @@ def test_answers_to_one_prompt_have_states_of_their_own(llm: LLM):
     for requests in (llm.engine.add(NewRequest("n", (5, 6, 7), params)),):
         run(llm.engine)
         texts = [text_of(llm, request.output_ids) for request in requests]
-        assert all(request.finish_reason == "stop" for request in requests), [r.error for r in requests]
+        assert all(request.finish_reason == "stop" for request in requests), [
+            r.answer.error for r in requests
+        ]
         assert all(text.endswith("!") for text in texts)
         assert len(set(texts)) > 1
 
@@ -49,7 +51,7 @@ def test_a_preempted_answer_goes_on_where_it_was(llm: LLM):
         if again in llm.engine.scheduler.running:
             llm.engine.scheduler.preempt(again)
     assert again.output_ids == plain.output_ids
-    assert again.ledger.preemptions > 0
+    assert again.accounting.preemptions > 0
 
 
 def test_a_pass_that_fails_moves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch):

@@ -108,14 +108,14 @@ END_MUTANTS = (
     Mutant(
         25,
         "max_tokens beats an end at the same token",
-        "engine/requests/request.py",
-        "Request._end",
-        "if token in self.limits.stop_ids:\n"
-        "    return _End(count, 'stop', None if token in self.limits.own_end_ids else token)",
+        "engine/requests/answer.py",
+        "AnswerState._end",
+        "if token in self._limits.stop_ids:\n"
+        "    return _End(count, 'stop', None if token in self._limits.own_end_ids else token)",
         "if count == self.room:\n"
         "    return _End(count, 'length')\n"
-        "if token in self.limits.stop_ids:\n"
-        "    return _End(count, 'stop', None if token in self.limits.own_end_ids else token)",
+        "if token in self._limits.stop_ids:\n"
+        "    return _End(count, 'stop', None if token in self._limits.own_end_ids else token)",
         (f"{UNIT}/engine/requests/test_request.py", f"{BLOCKS}::test_ends_that_meet"),
     ),
     Mutant(
@@ -148,8 +148,8 @@ END_MUTANTS = (
     Mutant(
         34,
         "an answer of one token never ends",
-        "engine/requests/request.py",
-        "Request._end",
+        "engine/requests/answer.py",
+        "AnswerState._end",
         "count == self.room",
         "1 < count == self.room",
         (f"{MANY}::test_one_token_takes_one_pass_and_no_more",),
@@ -167,10 +167,10 @@ END_MUTANTS = (
     Mutant(
         36,
         "an end inside an accepted block is ignored",
-        "engine/requests/request.py",
-        "Request._end",
-        "token in self.limits.stop_ids",
-        "token in self.limits.stop_ids and count == len(tokens)",
+        "engine/requests/answer.py",
+        "AnswerState._end",
+        "token in self._limits.stop_ids",
+        "token in self._limits.stop_ids and count == len(tokens)",
         (f"{UNIT}/engine/requests/test_request.py", EVERY_END),
     ),
 )

@@ -103,10 +103,10 @@ ENGINE_MUTANTS = (
     Mutant(
         30,
         "only the newest of the accepted tokens is counted",
-        "engine/requests/request.py",
-        "Request.commit",
-        "self.sampler.commit(tokens)",
-        "self.sampler.commit(tokens[-1:])",
+        "engine/requests/answer.py",
+        "AnswerState.commit",
+        "sampler.commit(tokens)",
+        "sampler.commit(tokens[-1:])",
         (WORLDS,),
     ),
     Mutant(
@@ -148,8 +148,8 @@ ENGINE_MUTANTS = (
     Mutant(
         34,
         "an answer of one token does not end",
-        "engine/requests/request.py",
-        "Request._end",
+        "engine/requests/answer.py",
+        "AnswerState._end",
         "count == self.room",
         "count == self.room and len(self.tokens) + count > self.prompt_len + 1",
         (WORLDS,),

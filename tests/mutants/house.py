@@ -198,7 +198,7 @@ HOUSE_MUTANTS = (
         41,
         "drafting is billed to everyone by rows",
         "engine/requests/accounting.py",
-        "RequestLedger.observe",
+        "Accounting.observe",
         "self._draft += part.draft_seconds",
         "self._draft += rows * report.seconds.draft / report.rows",
         ("tests/integration/test_request_stats.py::test_drafting_is_billed_to_those_who_were_asked",),

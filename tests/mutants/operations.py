@@ -43,10 +43,10 @@ OPERATION_MUTANTS = (
         "the prompt of an aborted answer is kept for its siblings",
         "engine/scheduling/kept_prompts.py",
         "KeptPrompts.keep",
-        "leader.finish_reason in _ENDED_WELL and any((request.leader is leader for request in waiting)) "
+        "leader.finish_reason in _ENDED_WELL and any((request.queued.leader is leader for request in waiting)) "
         "and (leader.kv.computed >= rows > 0) and self._cache.can_fork(leader.kv, rows) and "
         "self._cache.available_pages",
-        "any((request.leader is leader for request in waiting)) and leader.kv.computed >= rows > 0 and "
+        "any((request.queued.leader is leader for request in waiting)) and leader.kv.computed >= rows > 0 and "
         "self._cache.can_fork(leader.kv, rows) and self._cache.available_pages",
         (
             "tests/integration/test_many_answers.py::test_a_prompt_is_not_kept_of_an_answer_that_did_not_end_by_itself",

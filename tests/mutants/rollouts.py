@@ -105,7 +105,7 @@ ROLLOUT_MUTANTS = (
         "what is checked in idle time is told to somebody",
         "engine/core.py",
         "EngineCore._deltas",
-        "request.name != CHECK and (part.verdict.tokens or request.finish_reason is not None)",
+        "not request.identity.assigned.is_check and (part.verdict.tokens or request.finish_reason is not None)",
         "part.verdict.tokens or request.finish_reason is not None",
         ("tests/integration/test_policy_texts.py::test_texts_are_those_of_plain_decoding",),
     ),

@@ -109,7 +109,8 @@ class SamplingParams:
         object.__setattr__(self, "structured", StructuredOutputs.of(self.structured))
         if self.ignore_eos:
             raise RequestError(
-                "ignore_eos: an answer of a prescribed form ends where the form does; leave it out"
+                "ignore_eos: an answer of a prescribed form ends where the form does; leave it out",
+                param="ignore_eos",
             )
 
 
@@ -126,4 +127,4 @@ def _integer(name: str, value: int) -> int:
 
 
 def _refuse(name: str, value: object, wanted: str) -> None:
-    raise RequestError(f"{name} must be {wanted}, not {value!r}")
+    raise RequestError(f"{name} must be {wanted}, not {value!r}", name)

@@ -236,16 +236,18 @@ def check_against_vocabulary(params: SamplingParams, limits: TokenLimits) -> Non
     """Refuse parameters that make no sense for this vocabulary, before anything runs."""
     vocab = limits.vocab_size
     if params.top_k > vocab:
-        raise RequestError(f"top_k must be at most the vocabulary size {vocab}, not {params.top_k}")
+        raise RequestError(f"top_k must be at most the vocabulary size {vocab}, not {params.top_k}", "top_k")
     for name in ("logprobs", "prompt_logprobs"):
         wanted = getattr(params, name)
         if wanted is not None and wanted > vocab:
-            raise RequestError(f"{name} must be at most the vocabulary size {vocab}, not {wanted}")
+            raise RequestError(f"{name} must be at most the vocabulary size {vocab}, not {wanted}", name)
     named = {"logit_bias": params.logit_bias, "stop_token_ids": params.stop_token_ids}
     for name, ids in {**named, "allowed_token_ids": params.allowed_token_ids or ()}.items():
         unknown = [token for token in ids if not 0 <= token < vocab]
         if unknown:
-            raise RequestError(f"{name}: token id {unknown[0]} is not in the vocabulary (0 .. {vocab - 1})")
+            raise RequestError(
+                f"{name}: token id {unknown[0]} is not in the vocabulary (0 .. {vocab - 1})", name
+            )
     if params.allowed_token_ids is None:
         return
     banned = {word[0] for word in limits.bad_words if len(word) == 1}
@@ -253,5 +255,6 @@ def check_against_vocabulary(params: SamplingParams, limits: TokenLimits) -> Non
         banned |= {*limits.end_ids, *params.stop_token_ids}
     if not set(params.allowed_token_ids) - banned:
         raise RequestError(
-            "allowed_token_ids: bad_words and min_tokens forbid every one of them; allow more tokens"
+            "allowed_token_ids: bad_words and min_tokens forbid every one of them; allow more tokens",
+            param="allowed_token_ids",
         )

@@ -17,8 +17,7 @@ from foreword.engine.intake import Intake
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.parts import EngineParts
 from foreword.engine.policy.service import GuessingDesk
-from foreword.engine.policy.verification import CHECK
-from foreword.engine.requests.accounting import CohortLedger, RequestLedger
+from foreword.engine.requests.accounting import CohortAccounting
 from foreword.engine.requests.assignment import Assignment
 from foreword.engine.requests.request import Request
 from foreword.engine.scheduling.asynchronous import Lookout
@@ -95,11 +94,11 @@ class EngineCore:
             parts.steering,
         )
         self.guessing = GuessingDesk(self.cache, parts.policy, parts.steering, self.drafters, rule)
-        # By the user's id, those of its answers that have not ended.
-        self._active: dict[str, list[Request]] = {}
+        # By the user's id, those of its answers that have not ended; None: of the request that is decoded again.
+        self._active: dict[str | None, list[Request]] = {}
         self.steps = 0
         self.seconds = StageSeconds()  # where the time of all steps went
-        self._cohorts = CohortLedger()
+        self._cohorts = CohortAccounting()
         self.kept: KeptEstimates | None = None  # where what is learned is kept; None: nowhere
 
     @property
@@ -136,28 +135,25 @@ class EngineCore:
 
     def prepare(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
         """Check a request and make ready what it needs; nothing is queued. Raises `RequestError`."""
-        if assigned is None and new.request_id == CHECK:
-            raise RequestError(f"the id {CHECK!r} is the engine's own; choose another")
         with self.drafters.none_closed():
             requests = self._intake.admit(new, assigned)
             for request in requests:
                 self.drafters.hold(request)
         for request in requests:
-            request.kv_bytes_per_row = self.runner.store.bytes_per_row
-            request.ledger = RequestLedger(self._clock)
-            request.deadline = deadline_of(new, request.ledger.arrived)
+            request.accounting.kv_bytes_per_row = self.runner.store.bytes_per_row
+            request.accounting.arrived = arrived = self._clock()
+            request.queued.deadline = deadline_of(new, arrived)
         return requests
 
     def enqueue(self, requests: list[Request]) -> None:
         """Queue the requests of one `prepare`."""
-        name = requests[0].name
-        if name in self._active:
+        key = _key(requests[0])
+        if key in self._active:
             self.discard(requests)
-            raise RequestError(f"a request with the id {name!r} is being answered; choose another id")
-        if name != CHECK and CHECK in self._active:
-            self.abort(CHECK)  # it has time
+            raise RequestError(f"a request with the id {key!r} is being answered; choose another id")
+        if key is not None and self._abort(None):  # a check has time
             self.guessing.interrupted()
-        self._active[name] = list(requests)
+        self._active[key] = list(requests)
         for request in requests:
             self.drafters.begin(request)
         self.scheduler.add(requests)
@@ -165,7 +161,7 @@ class EngineCore:
     def discard(self, requests: Sequence[Request]) -> None:
         """Give back what requests hold that were prepared and are not queued."""
         for request in requests:
-            self.adapters.release(request.adapter)
+            self.adapters.release(request.identity.adapter)
             self.drafters.release(request)
 
     def add(self, new: NewRequest) -> list[Request]:
@@ -182,11 +178,14 @@ class EngineCore:
 
     def abort(self, request_id: str) -> list[AnswerDelta]:
         """Stop working on a request, also while a step is under way; the ends of its answers are returned."""
-        requests = list(self._active.get(request_id, ()))
+        return [request.take_delta() for request in self._abort(request_id)]
+
+    def _abort(self, key: str | None) -> list[Request]:
+        requests = list(self._active.get(key, ()))
         for request in requests:
-            request.finish_reason = "abort"
+            request.answer.end("abort")
             self._remove(request)
-        return [request.take_delta() for request in requests]
+        return requests
 
     def step(self) -> list[AnswerDelta]:
         """One target pass; returns what the answers have gained."""
@@ -206,7 +205,7 @@ class EngineCore:
         """End the answers whose deadline is over, or cannot be met where that was asked for; their ends."""
         late = self.scheduler.late(self._clock)
         for request, why in late:
-            request.give_up(DEADLINE, why)
+            request.answer.end(DEADLINE, why)
             self._remove(request)
         return [request.take_delta() for request, _ in late]
 
@@ -224,7 +223,7 @@ class EngineCore:
             return None
         for entry in entries:
             assert isinstance(entry.request, Request)
-            entry.request.ledger.start(began)
+            entry.request.accounting.start(began)
         return self._recovery.launch(entries)
 
     def resolve(self, under_way: UnderWay) -> list[AnswerDelta]:
@@ -298,8 +297,10 @@ class EngineCore:
             assert isinstance(request, Request)
             if not part.applied:
                 continue
-            request.ledger.observe(part, report, now)
-            if request.name != CHECK and (part.verdict.tokens or request.finish_reason is not None):
+            request.accounting.observe(part, report, now)
+            if not request.identity.assigned.is_check and (
+                part.verdict.tokens or request.finish_reason is not None
+            ):
                 deltas.append(request.take_delta())
             if request.finish_reason is not None:
                 with self._stepper.faults.forgiven("books"):
@@ -308,11 +309,11 @@ class EngineCore:
 
     def _remove(self, request: Request) -> None:
         self.scheduler.remove(request)
-        answers = self._active[request.name]
+        answers = self._active[_key(request)]
         answers.remove(request)
         if not answers:
-            del self._active[request.name]
-        self.adapters.release(request.adapter)
+            del self._active[_key(request)]
+        self.adapters.release(request.identity.adapter)
         with self._stepper.faults.forgiven("forget"):  # what a drafter keeps too long costs memory, no answer
             self.drafters.end(request)
 
@@ -320,3 +321,8 @@ class EngineCore:
         """Raise `AssertionError` if requests, queues and pages contradict each other."""
         active = [request for answers in self._active.values() for request in answers]
         check_queues(self.cache, self.scheduler, active)
+
+
+def _key(request: Request) -> str | None:
+    """Return the user's id; None for the one request that a roll-out has decoded again."""
+    return None if request.identity.assigned.is_check else request.identity.name

@@ -12,11 +12,12 @@ from foreword.engine.drafting.drafter_pool import DrafterPool
 from foreword.engine.drafting.known_answers import Foreknowledge
 from foreword.engine.messages import NewRequest
 from foreword.engine.policy.steering import Steering
+from foreword.engine.requests.answer import RequestLimits
 from foreword.engine.requests.assignment import Assignment
-from foreword.engine.requests.request import Identity, Request, RequestLimits
+from foreword.engine.requests.request import Request, RequestIdentity
 from foreword.engine.scheduling.order import ON_DEADLINE
 from foreword.engine.text import StopTexts, Vocabulary
-from foreword.errors import RequestError
+from foreword.errors import RequestError, refusing
 from foreword.structured.compiler import Grammars
 from foreword.structured.state import GrammarState
 
@@ -58,6 +59,7 @@ class Intake:
         stops = StopTexts(params.stop_texts, params.include_stop_str_in_output, params.min_tokens)
         prediction = new.prediction[: self.context_length]  # no answer is longer
         assigned = assigned or self._assign(new)
+        assigned = replace(assigned, service=replace(assigned.service, priority=new.priority))
         adapter = self.adapters.find(new.adapter)
         forms: list[GrammarState | None] = [None] * params.n
         if params.structured is not None:
@@ -71,18 +73,8 @@ class Intake:
                     params, known, new.prompt_token_ids, seed, sample=index, rule=self.rule, grammar=form
                 ),
                 limits,
-                Identity(
-                    new.request_id,
-                    index,
-                    new.tenant,
-                    assigned.plan,
-                    new.progress,
-                    prediction,
-                    assigned.cohort,
-                    assigned.step_limit,
-                    assigned.places,
-                    replace(assigned.service, priority=new.priority),
-                    adapter,
+                RequestIdentity(
+                    new.request_id, index, new.tenant, new.progress, prediction, adapter, assigned
                 ),
                 self.vocabulary.answer_text(stops, new.prompt_token_ids),
             )
@@ -90,7 +82,7 @@ class Intake:
         ]
         self.check(requests[0])
         for request in requests[1:]:
-            request.leader = requests[0]
+            request.queued.leader = requests[0]
         self.adapters.hold(adapter, len(requests))
         return requests
 
@@ -100,6 +92,7 @@ class Intake:
             new.speculation, Foreknowledge.of(new)
         )
 
+    @refusing("speculation")
     def _assign(self, new: NewRequest) -> Assignment:
         if self.steering is not None:
             return self.steering.assign(new)
@@ -125,13 +118,15 @@ class Intake:
 def _check_service(new: NewRequest) -> None:
     """Whatever a caller in the same process has put there: it is compared with what others have."""
     if not isinstance(new.priority, int):
-        raise RequestError(f"priority must be a whole number, not {new.priority!r}")
+        raise RequestError(f"priority must be a whole number, not {new.priority!r}", "priority")
     if new.deadline_ms is not None:
         if not isinstance(new.deadline_ms, int | float):
-            raise RequestError(f"deadline_ms must be a number, not {new.deadline_ms!r}")
+            raise RequestError(f"deadline_ms must be a number, not {new.deadline_ms!r}", "deadline_ms")
         if not new.deadline_ms > 0:
-            raise RequestError(f"deadline_ms must be positive, not {new.deadline_ms}")
+            raise RequestError(f"deadline_ms must be positive, not {new.deadline_ms}", "deadline_ms")
         if new.deadline_ms > MOST_DEADLINE_MS:
-            raise RequestError(f"deadline_ms must be at most {MOST_DEADLINE_MS:.0f}")
+            raise RequestError(f"deadline_ms must be at most {MOST_DEADLINE_MS:.0f}", "deadline_ms")
     if new.on_deadline not in ON_DEADLINE:
-        raise RequestError(f"on_deadline must be one of {', '.join(ON_DEADLINE)}, not {new.on_deadline!r}")
+        raise RequestError(
+            f"on_deadline must be one of {', '.join(ON_DEADLINE)}, not {new.on_deadline!r}", "on_deadline"
+        )

@@ -111,6 +111,7 @@ class AnswerDelta:
     stop_reason: int | str | None = None
     error: str | None = None  # what went wrong, where finish_reason is "error" or "deadline"
     asks_too_much: bool = False  # the error is what the request's own parameters lead to
+    error_param: str | None = None  # of these, the first that leaves no token
     seed: int = 0  # the seed in use, given or fresh
     stats: RequestStats | None = None  # with the last delta of an answer
     progress: RequestStats | None = None  # costs so far, with every delta, if asked for

@@ -18,7 +18,8 @@ from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.drafting.saved_estimates import KeptEstimates, write_atomically
-from foreword.engine.requests.request import Request, RequestLimits
+from foreword.engine.requests.answer import RequestLimits
+from foreword.engine.requests.request import Request, RequestIdentity
 from foreword.kernels.native import choose_threads
 from foreword.kv.paged_cache import PAGE_SIZE
 from foreword.kv.sequence import KvSequence
@@ -132,8 +133,8 @@ def unwanted_request(
     params = SamplingParams(temperature=temperature, ignore_eos=True)
     tokens = [token % size for token in prompt]
     sampler = RequestSampler(params, TokenLimits(size), tokens, seed=0)
-    request = Request(number, tokens, params, sampler, RequestLimits(core.max_model_len, frozenset()))
-    request.tenant = NOBODYS  # drafters that remember answers have them for nobody else
+    limits = RequestLimits(core.max_model_len, frozenset())
+    request = Request(number, tokens, params, sampler, limits, RequestIdentity(tenant=NOBODYS))
     request.kv = core.cache.open(NOBODYS) if kv is None else kv
     return request
 

@@ -175,7 +175,7 @@ class Vocabulary:
         if not words:
             return ()
         if self.tokenizer is None:
-            raise RequestError("bad_words need a tokenizer, and this engine has none")
+            raise RequestError("bad_words need a tokenizer, and this engine has none", "bad_words")
         encode = self.tokenizer.encode
         spelled = (encode(t, add_special_tokens=False) for word in words for t in (word, f" {word}"))
         return tuple({tuple(ids): None for ids in spelled if ids})
@@ -197,7 +197,7 @@ class Vocabulary:
         """The text of an answer that begins, as the prompt's goes on."""
         if self.tokenizer is None:
             if stops.texts:
-                raise RequestError("stop texts need a tokenizer, and this engine has none")
+                raise RequestError("stop texts need a tokenizer, and this engine has none", "stop")
             return None
         at_start = not any(map(self.tokenizer.token_bytes, prompt))
         return AnswerText(IncrementalDetokenizer(self.tokenizer, at_start=at_start), stops)

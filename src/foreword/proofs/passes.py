@@ -10,7 +10,8 @@ from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights
-from foreword.engine.requests.request import Request, RequestLimits
+from foreword.engine.requests.answer import RequestLimits
+from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PagedCache
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
 

@@ -7,12 +7,12 @@ from threading import Condition, Lock
 from time import monotonic, thread_time
 from typing import TYPE_CHECKING
 
-from foreword.errors import RequestError
+from foreword.errors import RequestError, refusing
 from foreword.structured.compiled import CompiledGrammar, GrammarTokens, return_free_memory
 from foreword.structured.compiling import compiled, try_first_tokens
 from foreword.structured.limits import CompileLimits, MaskLimits, check_counts
 from foreword.structured.masks import MaskBudget, MaskWorker, TenantBudgets, in_yielding_thread
-from foreword.structured.params import StructuredOutputs
+from foreword.structured.params import FORM_PARAM, StructuredOutputs
 from foreword.structured.state import GrammarState
 from foreword.structured.trials import CompileTrials
 
@@ -91,6 +91,7 @@ class Grammars:
         """Return the state of a new answer; raises `RequestError` for a grammar that is wrong or too large."""
         return self.begin_all(wanted, 1, tenant)[0]
 
+    @refusing(FORM_PARAM)
     def begin_all(self, wanted: StructuredOutputs, count: int, tenant: str = "") -> list[GrammarState]:
         """Return the states of several answers to one request, whose grammar is compiled once."""
         with self._lock:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from foreword.errors import RequestError
+from foreword.errors import RequestError, refusing
 
 FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 """Of these a request gives one."""
@@ -19,6 +19,10 @@ MAX_CHOICES = 10_000
 
 MAX_DEPTH = 64
 """Objects and lists of a schema inside each other."""
+
+
+FORM_PARAM = "structured_outputs"
+"""The field that errors about a response format name; a server has more fields that mean the same."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class StructuredOutputs:
     disable_any_whitespace: bool = False  # not even these spaces
     disable_additional_properties: bool = False  # objects have no keys but those that the schema names
 
+    @refusing(FORM_PARAM)
     def __post_init__(self) -> None:
         given = [name for name in FORMS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
@@ -64,6 +69,7 @@ class StructuredOutputs:
             raise RequestError(f"structured outputs: {given[0]} is longer than {MAX_BYTES} bytes")
 
     @staticmethod
+    @refusing(FORM_PARAM)
     def of(value: "StructuredOutputs | Mapping[str, Any]") -> "StructuredOutputs":
         """An object of JSON as it stands; every key is checked by name."""
         if isinstance(value, StructuredOutputs):

@@ -101,10 +101,11 @@ class Deltas(_Message, frozen=True):
 
 
 class Refused(_Message, frozen=True):
-    """From the engine process: the request cannot be answered, and that is its own fault."""
+    """From the engine process: the request cannot be answered as it is."""
 
     request_id: str
     error: str
+    param: str | None = None  # the field that is wrong, where one is
 
 
 class Stats(_Message, frozen=True):

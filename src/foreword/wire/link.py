@@ -164,8 +164,8 @@ class EngineLink:
             case wire.Deltas(deltas):
                 for delta in deltas:
                     self._put(delta.request_id, delta)
-            case wire.Refused(request_id, error):
-                self._put(request_id, RequestError(error))
+            case wire.Refused(request_id, error, param):
+                self._put(request_id, RequestError(error, param))
             case wire.Stats(number, engine):
                 if (reply := self._stats.get(number)) is not None and not reply.done():
                     reply.set_result(engine)

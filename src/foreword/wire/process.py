@@ -109,7 +109,7 @@ class EngineHost:
         try:
             stream = self._engine.submit(request)
         except RequestError as error:
-            self._channel.send(wire.Refused(request.request_id, str(error)))
+            self._channel.send(wire.Refused(request.request_id, str(error), error.param))
         except EngineStopped as error:
             self._die(error)
         except Exception as error:  # nothing was queued: it costs this request alone
@@ -121,7 +121,7 @@ class EngineHost:
     def _take(self, request_id: str, item: AnswerDelta | Exception) -> None:
         """Keep a delta until all that came with it are here: one message, and one wakeup of the API process, a pass."""
         if isinstance(item, RequestError):
-            self._channel.send(wire.Refused(request_id, str(item)))
+            self._channel.send(wire.Refused(request_id, str(item), item.param))
         elif isinstance(item, Exception):
             self._die(item)
         else:

@@ -86,7 +86,7 @@ def test_the_oldest_request_is_never_put_off():
         running = [request.request_id for request in core.scheduler.running]
         assert running == sorted(running)
     assert core.stats().preemptions > 0
-    assert requests[0].ledger.preemptions == 0
+    assert requests[0].accounting.preemptions == 0
 
 
 def test_requests_wait_by_arrival_whoever_queues_them_first():

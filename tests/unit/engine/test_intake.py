@@ -7,7 +7,6 @@ import pytest
 
 from foreword.acceptance.params import SamplingParams
 from foreword.engine.messages import NewRequest
-from foreword.engine.policy.verification import CHECK
 from foreword.errors import RequestError
 from helpers.checked_target import CheckedTarget
 from helpers.engines import core_on
@@ -22,11 +21,11 @@ from helpers.saboteur import Saboteur
         ({"deadline_ms": "5"}, "deadline_ms must be a number"),
         ({"deadline_ms": 10**400}, "deadline_ms must be at most"),
         ({"deadline_ms": 0}, "deadline_ms must be positive"),
-        ({"request_id": CHECK}, "the engine's own"),
     ],
 )
 def test_what_would_break_the_queue_is_refused(setting: dict[str, Any], complaint: str):
     new = NewRequest(**{"request_id": "x", "prompt_token_ids": (1, 2), "params": SamplingParams(), **setting})
     core = core_on(CheckedTarget(Saboteur(random.Random(0), 0.0)))
-    with pytest.raises(RequestError, match=complaint):
+    with pytest.raises(RequestError, match=complaint) as refusal:
         core.prepare(new)
+    assert [refusal.value.param] == list(setting)

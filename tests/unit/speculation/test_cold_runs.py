@@ -20,7 +20,8 @@ from foreword.control.fixed import FixedPolicy
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.engine.core import EngineCore
 from foreword.engine.profiles import ROWS, measure_profile
-from foreword.engine.requests.request import Request, RequestLimits
+from foreword.engine.requests.answer import RequestLimits
+from foreword.engine.requests.request import Request
 from foreword.engine.text import Vocabulary
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import Draft, marked_cold

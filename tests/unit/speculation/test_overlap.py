@@ -84,7 +84,7 @@ def test_a_chunk_that_follows_another_is_plain():
         assert [part.applied for part in stepper.resolve(one).requests] == [True]
         cache.check_integrity()
     assert request.output_ids == truth[:1]
-    assert request.error is None
+    assert request.answer.error is None
 
 
 def test_a_third_step_for_the_same_request_is_refused_and_the_others_go_on():

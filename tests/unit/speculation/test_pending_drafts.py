@@ -9,7 +9,8 @@ from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.transfer import HostCopy
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.control.fixed import FixedPolicy
-from foreword.engine.requests.request import Request, RequestLimits
+from foreword.engine.requests.answer import RequestLimits
+from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import ROOT, DeviceTokens, Draft
 from foreword.speculation.drafting import Ask

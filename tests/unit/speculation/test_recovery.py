@@ -224,7 +224,7 @@ def test_the_time_of_tries_that_failed_is_booked(fails_late: bool, monkeypatch: 
     assert core.faults == {"step": 1}
     assert spent.total == 2.0 + 3.0 + 3.0
     assert (spent.draft, spent.verify) == ((2.0, 6.0) if fails_late else (0.0, 3.0))
-    assert request.ledger.seconds == core.seconds
+    assert request.accounting.seconds == core.seconds
 
 
 class SmallDevice(HistoryTarget):
@@ -247,7 +247,7 @@ def test_a_pass_that_finds_no_memory_costs_those_alone_who_need_it(caplog: pytes
     assert under_way is not None
     recovery.resolve(under_way)
     assert [request.finish_reason for request in requests] == [None, "error", None]
-    assert requests[1].error == (
+    assert requests[1].answer.error == (
         "the device has no memory left for this request; lower --gpu-memory-utilization or --max-num-batched-tokens"
     )
     assert [len(request.output_ids) for request in requests] == [1, 0, 1]

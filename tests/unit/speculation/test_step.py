@@ -12,7 +12,8 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.control.fixed import FixedPolicy
-from foreword.engine.requests.request import Request, RequestLimits
+from foreword.engine.requests.answer import RequestLimits
+from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import ROOT, Draft, stack
 from foreword.speculation.drafting import Ask, DraftRequest
@@ -47,9 +48,9 @@ def next_token(target: HistoryTarget, history: Sequence[int], request: Request) 
 def plain_text(target: HistoryTarget, request: Request) -> list[int]:
     """The answer by definition, with no step, cache or batch at all."""
     tokens = list(request.tokens[: request.prompt_len])
-    while len(tokens) < request.final_len:
+    while len(tokens) < request.answer.final_len:
         tokens.append(next_token(target, tokens, request))
-        if tokens[-1] in request.limits.stop_ids:
+        if tokens[-1] in request.answer._limits.stop_ids:
             break
     return tokens[request.prompt_len :]
 
@@ -234,7 +235,7 @@ def test_a_request_that_breaks_every_pass_fails_alone():
     recovery = Recovery(stepper)
     recovery.resolve(recovery.launch([PassEntry.of(r, r.lag) for r in requests]))
     assert [r.finish_reason for r in requests] == [None, "error", None]
-    assert "token 4 at place 2" in (requests[1].error or "")
+    assert "token 4 at place 2" in (requests[1].answer.error or "")
     cache.check_integrity()
     run_to_end(stepper, [requests[0], requests[2]], random.Random(0))
     assert requests[0].output_ids == plain_text(target, requests[0])

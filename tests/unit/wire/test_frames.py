@@ -116,7 +116,7 @@ FROM_ENGINE = [
             )
         ]
     ),
-    wire.Refused("a", "too long"),
+    wire.Refused("a", "too long", "max_tokens"),
     wire.Stats(7, FULL_STATS),
     wire.Stats(8, EngineStats()),
     wire.Fatal("no memory"),

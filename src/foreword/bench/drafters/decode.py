@@ -66,7 +66,7 @@ def decode(
 
 def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | None) -> Run:
     before, acceptance = engine.seconds, replace(request.acceptance)
-    passes_before = request.ledger.passes
+    passes_before = request.accounting.passes
     tokens_before = len(request.tokens)
     memory = _MemoryQuestions(request)
     began, worked = perf_counter(), process_time()
@@ -77,7 +77,7 @@ def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | Non
     seconds, spent = perf_counter() - began - memory.seconds, engine.seconds - before
     return Run(
         tokens=len(request.tokens) - tokens_before,
-        passes=request.ledger.passes - passes_before,
+        passes=request.accounting.passes - passes_before,
         drafted=request.acceptance.drafted - acceptance.drafted,
         accepted=request.acceptance.accepted - acceptance.accepted,
         seconds=seconds,
@@ -115,8 +115,8 @@ class _MemoryQuestions:
 def _step(engine: EngineCore, request: Request, on_tokens: OnTokens | None) -> None:
     had = len(request.tokens)
     engine.step()
-    if request.error is not None:
-        raise RequestError(f"the prompt could not be answered: {request.error}")
+    if request.answer.error is not None:
+        raise RequestError(f"the prompt could not be answered: {request.answer.error}")
     if on_tokens is not None and len(request.tokens) > had:
         on_tokens(request.tokens[had:])
 

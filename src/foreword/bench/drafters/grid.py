@@ -21,7 +21,7 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
-from foreword.engine.requests.accounting import RequestLedger
+from foreword.engine.requests.accounting import Accounting
 from foreword.engine.requests.request import Request
 from foreword.progress import StageProgress
 
@@ -171,7 +171,7 @@ class GridBench:
             cell.concurrency,
             requests=count,
             tokens=sum(len(request.output_ids) for request in done),
-            passes=sum(_deciding(request.ledger) for request in done),
+            passes=sum(_deciding(request.accounting) for request in done),
             seconds=seconds,
             draft_seconds=spent.draft,
             verify_seconds=spent.verify,
@@ -199,9 +199,9 @@ class GridBench:
         return request
 
 
-def _deciding(ledger: RequestLedger) -> int:
+def _deciding(accounting: Accounting) -> int:
     """Passes from the first token on: those before it read a long prompt piece by piece."""
-    return ledger.passes - ledger.first_passes + 1
+    return accounting.passes - accounting.first_passes + 1
 
 
 _HEADS = (

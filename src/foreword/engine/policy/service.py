@@ -18,7 +18,7 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.policy.file import WATCH_SECONDS
 from foreword.engine.policy.health import is_of
 from foreword.engine.policy.steering import Pressure, Steering
-from foreword.engine.policy.verification import CHECK, Books, IdleChecks
+from foreword.engine.policy.verification import Books, IdleChecks
 from foreword.engine.requests.assignment import Assignment
 from foreword.engine.requests.request import Request
 from foreword.errors import RequestError
@@ -188,15 +188,15 @@ class GuessingDesk:
         """A request was answered, and is gone from the engine."""
         if self._checks is None or self._steering is None:
             return
-        if request.name == CHECK:
+        if request.identity.assigned.is_check:
             self._is_checking = False
             pages = self._cache.available_pages
             self._checks.finished(request, Books(self._check_pages, pages, self._check_seconds))
             return
         self._checks.ended(request)
-        if request.places:
+        if places := request.identity.assigned.places:
             outcome = outcome_of(request, self._steering.document.prices)
-            for place in request.places:
+            for place in places:
                 self._steering.ended(place, outcome)
 
     def next_check(self) -> tuple[NewRequest, Assignment] | None:
@@ -245,17 +245,17 @@ class GuessingDesk:
 
 def outcome_of(request: Request, prices: Prices | None) -> Outcome:
     """How a request has gone, for the arm that it belongs to."""
-    ledger = request.ledger
+    accounting = request.accounting
     tokens = len(request.output_ids)
-    later = tokens - ledger.first_tokens
-    target, draft = ledger.seconds.total - ledger.seconds.draft, ledger.seconds.draft
+    later = tokens - accounting.first_tokens
+    target, draft = accounting.seconds.total - accounting.seconds.draft, accounting.seconds.draft
     weights = prices or Prices(1.0, 1.0)
     return Outcome(
-        passes=ledger.passes,
+        passes=accounting.passes,
         tokens=tokens,
-        ttft=ledger.queue_seconds + ledger.prefill_seconds,
-        tpot=ledger.decode_seconds / later if later > 0 else None,
+        ttft=accounting.queue_seconds + accounting.prefill_seconds,
+        tpot=accounting.decode_seconds / later if later > 0 else None,
         cost=target * weights.target + draft * weights.draft,
-        preemptions=ledger.preemptions,
+        preemptions=accounting.preemptions,
         is_error=request.finish_reason == "error",
     )

@@ -16,9 +16,6 @@ from foreword.engine.policy.steering import Steering
 from foreword.engine.requests.assignment import Assignment
 from foreword.engine.requests.request import Request
 
-CHECK = "\0check"
-"""Id of the request that is decoded again; no user's can be the same."""
-
 MOST_WAITING = 8
 """Ended requests that wait to be decoded again. They stay in memory, and no longer than that."""
 
@@ -65,9 +62,9 @@ class IdleChecks:
 
     def ended(self, request: Request) -> None:
         """Keep it if somebody waits for such a request."""
-        if request.index or request.finish_reason not in ("stop", "length") or request.prediction:
+        if request.identity.index or request.finish_reason not in ("stop", "length") or request.prediction:
             return
-        if request.adapter is not None:  # it may be gone when there is time
+        if request.identity.adapter is not None:  # it may be gone when there is time
             return
         for (drafter, cohort), pair in self.steering.rollouts.pairs.items():
             if pair.stage is Stage.VERIFY and is_of(request.cohort, cohort):
@@ -83,9 +80,9 @@ class IdleChecks:
             self._is_plain_run = self.needs_plain or not self._compares_text(self._current)
             self._is_plain_different = False
         sample = self._current
-        request = NewRequest(CHECK, sample.prompt, self._params(sample), sample.tenant)
+        request = NewRequest("check", sample.prompt, self._params(sample), sample.tenant)
         plan = None if self._is_plain_run else self.steering.candidate(sample.drafter, sample.cohort)
-        return request, Assignment(f"{sample.cohort}/check", plan)
+        return request, Assignment(f"{sample.cohort}/check", plan, is_check=True)
 
     def finished(self, request: Request, books: Books) -> None:
         """It was decoded again."""
@@ -139,14 +136,14 @@ def _sample(request: Request, drafter: str, cohort: str) -> Sample:
         request.tenant,
         tuple(request.output_ids),
         request.finish_reason,
-        tuple(request.logprobs),
+        tuple(request.answer.logprobs),
         drafter,
         cohort,
     )
 
 
 def _figures(request: Request) -> Figures:
-    scores = request.logprobs
+    scores = request.answer.logprobs
     return figures_of(request.output_ids, [one.logprob for one in scores], [one.rank for one in scores])
 
 
@@ -154,7 +151,7 @@ def unfinished(request: Request) -> str | None:
     """Why the second answer has no proper end."""
     if request.finish_reason in ("stop", "length"):
         return None
-    return f"it ended with {request.finish_reason}: {request.error}"
+    return f"it ended with {request.finish_reason}: {request.answer.error}"
 
 
 def difference(sample: Sample, request: Request) -> str | None:
@@ -168,7 +165,7 @@ def difference(sample: Sample, request: Request) -> str | None:
         return f"tokens differ from number {place} of {len(sample.tokens)} on"
     if request.finish_reason != sample.finish_reason:
         return f"finish reason {request.finish_reason} instead of {sample.finish_reason}"
-    for place, (one, other) in enumerate(zip(request.logprobs, sample.logprobs, strict=True)):
+    for place, (one, other) in enumerate(zip(request.answer.logprobs, sample.logprobs, strict=True)):
         if abs(one.logprob - other.logprob) > LOGPROB_TOLERANCE:
             return f"log probability of token {place} is {one.logprob:.5f} instead of {other.logprob:.5f}"
     return None
@@ -177,11 +174,11 @@ def difference(sample: Sample, request: Request) -> str | None:
 def imbalance(request: Request, books: Books) -> str | None:
     """What does not come out even in the accounts of a request that ran alone."""
     tokens, accepted = len(request.output_ids), request.acceptance.accepted
-    if not accepted <= tokens <= accepted + request.ledger.passes:
-        return f"accounting: {tokens} tokens of {accepted} accepted guesses in {request.ledger.passes} passes"
+    if not accepted <= tokens <= accepted + request.accounting.passes:
+        return f"accounting: {tokens} tokens of {accepted} accepted guesses in {request.accounting.passes} passes"
     if books.pages_after != books.pages_before:
         return f"accounting: {books.pages_before} pages could be had before and {books.pages_after} after"
-    billed = request.ledger.seconds.total
+    billed = request.accounting.seconds.total
     if abs(billed - books.step_seconds) > SECONDS_TOLERANCE * books.step_seconds:
         return f"accounting: {billed:.4f} s were billed for steps of {books.step_seconds:.4f} s"
     return None

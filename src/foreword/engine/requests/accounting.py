@@ -1,24 +1,27 @@
-"""When things happened to a request, and what they cost."""
+"""What requests and cohorts have cost: times, passes and draft tokens."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from foreword.engine.messages import CohortTotals
+from foreword.drafters.lookup.prediction import count_followed
+from foreword.engine.messages import CohortTotals, RequestStats
+from foreword.engine.requests.answer import AnswerState
+from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.measured.situation import MAX_COHORTS, OTHER, cohort_name
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
 
 _OTHERS = ("", OTHER)
 
 
-class CohortLedger:
-    """What every cohort has brought and cost since the engine began."""
+class CohortAccounting:
+    """Tokens and costs of every cohort since the engine started."""
 
     def __init__(self) -> None:
         self._totals: dict[tuple[str, str], CohortTotals] = {}  # by drafter's name and kind of request
 
     def observe(self, report: StepReport) -> None:
-        """Count the passes of requests that are still there, with those for whom the same drafter was asked."""
+        """Add a step: the passes of requests that are still there, by the drafter that was called for them."""
         cohorts: dict[tuple[str, str], list[RequestReport]] = {}
         for part in report.requests:
             if part.applied:
@@ -48,11 +51,10 @@ class CohortLedger:
 
 
 @dataclass
-class RequestLedger:
-    """Times in seconds of one monotonic clock, and counts that grow with every pass."""
+class Accounting:
+    """Times of one request in seconds of one monotonic clock, and counts that grow with every pass."""
 
-    clock: Callable[[], float] = perf_counter
-    arrived: float = field(init=False)
+    arrived: float = field(default_factory=perf_counter)
     started: float | None = None  # its first pass began
     first_token: float | None = None  # its first token was committed
     first_tokens: int = 0  # tokens that were committed together with it
@@ -61,22 +63,21 @@ class RequestLedger:
     passes: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
-    # Its part of the passes that it took part in, stage by stage: one number is added to in no time.
+    kv_bytes_per_row: int = 0  # of the engine that it is prepared for
+    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)  # of its draft tokens
+    # Its part of the passes that it took part in, by stage; separate numbers are the fastest to add to.
     _draft: float = 0.0
     _verify: float = 0.0
     _accept: float = 0.0
     _total: float = 0.0
 
-    def __post_init__(self) -> None:
-        self.arrived = self.clock()
-
     def start(self, now: float) -> None:
-        """A pass that it takes part in begins."""
+        """Note that a pass begins that the request takes part in."""
         if self.started is None:
             self.started = now
 
     def observe(self, part: RequestReport, report: StepReport, now: float) -> None:
-        """Count a pass that is over now: drafting is billed to those who were asked, the rest by rows."""
+        """Add a pass that has ended: drafting is divided between the requests of the call, the rest by rows."""
         rows, per_row = part.rows, report.seconds_per_row
         self.passes += 1
         self._draft += part.draft_seconds
@@ -107,3 +108,42 @@ class RequestLedger:
     @property
     def decode_seconds(self) -> float:
         return (self.finished or 0.0) - (self.first_token or 0.0) if self.first_token is not None else 0.0
+
+    def stats(
+        self, answer: AnswerState, method: str, cohort: str, service: str, prediction: Sequence[int]
+    ) -> RequestStats:
+        """Return what the answer has cost so far; `method` drafts for it, if it is called at all."""
+        acceptance, spent = self.acceptance, self.seconds
+        method = method if acceptance.asks else ""
+        has_ended = answer.finish_reason is not None
+        predicted = count_followed(prediction, answer.output_ids) if prediction and has_ended else 0
+        discarded = acceptance.drafted + acceptance.unjudged - acceptance.accepted
+        return RequestStats(
+            prompt_tokens=answer.prompt_len,
+            cached_tokens=self.cached_tokens,
+            output_tokens=len(answer.tokens) - answer.prompt_len,
+            first_tokens=self.first_tokens,
+            first_passes=self.first_passes or self.passes,
+            queue_seconds=self.queue_seconds,
+            prefill_seconds=self.prefill_seconds,
+            decode_seconds=self.decode_seconds,
+            draft_seconds=spent.draft,
+            verify_seconds=spent.verify,
+            accept_seconds=spent.accept,
+            passes=self.passes,
+            asks=acceptance.asks,
+            drafts=acceptance.drafts,
+            drafted=acceptance.drafted,
+            accepted=acceptance.accepted,
+            drafted_per_position=tuple(acceptance.drafted_per_position),
+            accepted_per_position=tuple(acceptance.accepted_per_position),
+            rejected_per_position=tuple(acceptance.rejected_per_position),
+            rollback_tokens=discarded,
+            rejected_kv_bytes=discarded * self.kv_bytes_per_row,
+            accepted_prediction_tokens=predicted,
+            rejected_prediction_tokens=len(prediction) - predicted if has_ended else 0,
+            preemptions=self.preemptions,
+            method=method,
+            cohort=cohort_name(method, cohort),
+            service=service,
+        )

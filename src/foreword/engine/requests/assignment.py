@@ -1,5 +1,6 @@
 """What the operator's rules say about one request."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreword.speculation.requests import DraftPlan
@@ -20,7 +21,8 @@ class Assignment:
     """What the rules say about a request."""
 
     cohort: str = ""  # that it is counted with; empty: by how it draws
-    plan: DraftPlan | None = None
-    step_limit: float | None = None  # seconds
-    places: tuple[CanaryPlace, ...] = ()
+    plan: DraftPlan | None = None  # which drafter drafts; None: none
+    step_limit: float | None = None  # seconds beyond which drafts make no step longer that serves it
+    places: Sequence[CanaryPlace] = ()  # its arms in roll-outs
     service: Service = DEFAULT_SERVICE
+    is_check: bool = False  # an ended request is decoded again for a roll-out; it is never served

@@ -28,7 +28,7 @@ class KeptPrompts:
         rows = leader.prompt_len - 1
         if (
             leader.finish_reason in _ENDED_WELL
-            and any(request.leader is leader for request in waiting)
+            and any(request.queued.leader is leader for request in waiting)
             and leader.kv.computed >= rows > 0
             and self._cache.can_fork(leader.kv, rows)
             and self._cache.available_pages
@@ -42,7 +42,9 @@ class KeptPrompts:
     def forget_unwanted(self, waiting: Iterable[Request]) -> None:
         """Give back what nobody waits for any more."""
         if self._kept:
-            wanted = {request.leader.request_id for request in waiting if request.leader is not None}
+            wanted = {
+                request.queued.leader.request_id for request in waiting if request.queued.leader is not None
+            }
             for leader in self._kept.keys() - wanted:
                 self._cache.close(self._kept.pop(leader))
 

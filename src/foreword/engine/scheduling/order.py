@@ -44,7 +44,7 @@ class Order:
     def first(self, waiting: Sequence[Request], running: Sequence[Request]) -> Request | None:
         """Of those who wait, the one whose turn it is; None: there is none."""
         held = Counter(request.tenant for request in running)
-        lane_is_open = sum(request.is_aged for request in running) < self._lane
+        lane_is_open = sum(request.queued.is_aged for request in running) < self._lane
         now = self._clock()
 
         def turn(request: Request) -> tuple[float, ...]:
@@ -56,25 +56,25 @@ class Order:
 
         chosen = min(waiting, key=turn, default=None)
         if chosen is not None:
-            chosen.is_aged = lane_is_open and self._has_aged(chosen, now)
+            chosen.queued.is_aged = lane_is_open and self._has_aged(chosen, now)
         return chosen
 
     @staticmethod
     def _has_aged(request: Request, now: float) -> bool:
-        return now - request.ledger.arrived >= request.service.ageing_seconds
+        return now - request.accounting.arrived >= request.service.ageing_seconds
 
 
 def standing(request: Request) -> tuple[int, int, int, int]:
     """The last in this order gives way first; it stays the same while a request runs."""
     service = request.service
-    if request.is_aged:
+    if request.queued.is_aged:
         return (0, 0, 0, request.request_id)
     return (1, service.slo, service.priority, request.request_id)
 
 
 def gives_way(running: Request, request: Request) -> bool:
     """Whether one that runs is put off so that the other can begin."""
-    return not running.is_aged and running.service.slo > request.service.slo
+    return not running.queued.is_aged and running.service.slo > request.service.slo
 
 
 HEADROOM = 0.1
@@ -107,7 +107,7 @@ def shared_rows(requests: Sequence[Request], rows: int) -> dict[int, int]:
     urgent = [request for request in requests if request.service.slo == Slo.LATENCY]
     others = [request for request in requests if request.service.slo != Slo.LATENCY]
     places = max(rows - len(urgent), rows // OTHERS, 1)
-    others.sort(key=lambda request: (request.served, request.request_id))
+    others.sort(key=lambda request: (request.queued.served, request.request_id))
     chosen = [*urgent, *others[:places]]
     return runs_in_turn(chosen, max(rows - len(chosen), 0))
 
@@ -141,7 +141,7 @@ def reason_to_end(request: Request, now: float, costs: StepCosts, running: int, 
 
     `found` are rows that it need not compute although it has none yet.
     """
-    deadline = request.deadline
+    deadline = request.queued.deadline
     if deadline is None:
         return None
     told = f"deadline_ms is {deadline.milliseconds:g}"

@@ -86,9 +86,9 @@ class Scheduler:
     def check(self, request: Request) -> None:
         """Refuse a request that could never run."""
         pages = self._cache.pool.num_pages
-        if self._cache.pages_for(request.final_len) > pages:
+        if self._cache.pages_for(request.answer.final_len) > pages:
             raise RequestError(
-                f"the request may need {request.final_len} tokens of KV cache and there are "
+                f"the request may need {request.answer.final_len} tokens of KV cache and there are "
                 f"{pages * self._cache.page_size}; lower max_tokens or enlarge the cache"
             )
 
@@ -119,7 +119,7 @@ class Scheduler:
         self._passes += 1
         chosen = [request for request in self.running if request.request_id in runs]
         for request in chosen:
-            request.served = self._passes
+            request.queued.served = self._passes
         return [PassEntry.of(request, runs[request.request_id]) for request in chosen]
 
     def _is_free(self, request: Request) -> bool:
@@ -128,7 +128,7 @@ class Scheduler:
 
     def late(self, clock: Callable[[], float]) -> list[tuple[Request, str]]:
         """The requests that are of no use any more, and why."""
-        timed = [request for request in (*self.running, *self.waiting) if request.deadline is not None]
+        timed = [request for request in (*self.running, *self.waiting) if request.queued.deadline is not None]
         if not timed:
             return []
         now, costs, running = clock(), self._situation.costs, len(self.running)
@@ -139,9 +139,13 @@ class Scheduler:
 
     def _found(self, request: Request) -> int:
         """Rows of a request that waits which it would find in the cache, or which the first answer computes for it."""
-        if request.kv.computed or request.deadline is None or not request.deadline.must_be_whole:
+        if (
+            request.kv.computed
+            or request.queued.deadline is None
+            or not request.queued.deadline.must_be_whole
+        ):
             return 0
-        if request.leader is not None:
+        if request.queued.leader is not None:
             return request.prompt_len - 1
         pages = self._cache.matching_pages(request.owner_of_pages, request.tokens)
         return pages * self._cache.page_size
@@ -223,8 +227,8 @@ class Scheduler:
             if start is None:
                 return
             request.kv = start.open()
-            if not request.ledger.passes:
-                request.ledger.cached_tokens = request.kv.computed
+            if not request.accounting.passes:
+                request.accounting.cached_tokens = request.kv.computed
             self.waiting.remove(request)
             insort(self.running, request, key=standing)
             has_put_off = self.preemptions > put_off
@@ -265,7 +269,7 @@ class Scheduler:
 
     def _start(self, request: Request) -> "_Start":
         """Where the request's first rows come from: the first answer to the same prompt, or the prefix cache."""
-        cache, leader, page_size = self._cache, request.leader, self._cache.page_size
+        cache, leader, page_size = self._cache, request.queued.leader, self._cache.page_size
         is_scored = request.prompt_logprobs is None or request.scored >= request.prompt_len - 1
         # Rows that were not computed here tell no log probabilities.
         tokens = request.tokens if is_scored else ()
@@ -278,7 +282,7 @@ class Scheduler:
         idle = cache.idle_matching_pages(request.owner_of_pages, tokens)
         return _Start(
             matching - idle,
-            lambda: cache.open(request.owner_of_pages, tokens, again=request.ledger.passes > 0),
+            lambda: cache.open(request.owner_of_pages, tokens, again=request.accounting.passes > 0),
         )
 
 
@@ -292,7 +296,7 @@ class _Start:
 
 def _waits_for_leader(request: Request) -> bool:
     """Whether the first answer to the same prompt is about to compute rows that this one can copy."""
-    leader = request.leader
+    leader = request.queued.leader
     return leader is not None and leader.finish_reason is None and leader.kv.computed < request.prompt_len - 1
 
 

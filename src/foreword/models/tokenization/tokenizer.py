@@ -156,7 +156,8 @@ class Tokenizer:
         if fill is None:
             raise RequestError(
                 "suffix: this model has no fill-in-the-middle tokens and can only continue a text; leave suffix "
-                "out, or use a model that has them, such as Qwen2.5-Coder, StarCoder2 or CodeLlama"
+                "out, or use a model that has them, such as Qwen2.5-Coder, StarCoder2 or CodeLlama",
+                param="suffix",
             )
         before = self.encode(prefix, add_special_tokens=False) if isinstance(prefix, str) else list(prefix)
         start = self.encode("") if add_special_tokens else []

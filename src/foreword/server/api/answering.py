@@ -198,4 +198,8 @@ async def _measured(context: ServerContext, request: NewRequest) -> AsyncGenerat
 
 def _failure(delta: AnswerDelta) -> ForewordError:
     why = delta.error or "the engine could not finish this answer"
-    return AskedTooMuch(why) if delta.asks_too_much else ApiError(500, why, code="engine_error")
+    return (
+        AskedTooMuch(why, delta.error_param)
+        if delta.asks_too_much
+        else ApiError(500, why, code="engine_error")
+    )

@@ -55,14 +55,14 @@ def check_responses(body: ResponsesRequest, settings: ServerSettings) -> int:
     """Refuse what the settings forbid; there is one answer."""
     body.check_limits(settings.limits)
     if body.n not in (None, 1):
-        raise RequestError("n: a response is one answer")
+        raise RequestError("n: a response is one answer", "n")
     return 1
 
 
 def response_form(body: ResponsesRequest, params: SamplingParams) -> StructuredOutputs | None:
     """Return the response format of `text.format` or of another field; refuse both at once."""
     if body.text is not None and params.structured is not None:
-        raise RequestError("text.format and another field both prescribe the answer's form; give one")
+        raise RequestError("text.format and another field both prescribe the answer's form; give one", "text")
     return body.text or params.structured
 
 

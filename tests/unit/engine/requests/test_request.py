@@ -5,7 +5,8 @@ import pytest
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.engine.messages import DraftShown
-from foreword.engine.requests.request import Identity, Request, RequestLimits
+from foreword.engine.requests.answer import RequestLimits
+from foreword.engine.requests.request import Request, RequestIdentity
 from foreword.engine.text import AnswerText, StopTexts
 from foreword.models.tokenization.detokenizer import IncrementalDetokenizer
 from foreword.speculation.draft import Draft
@@ -75,7 +76,7 @@ def test_a_commit_that_fails_in_the_text_leaves_no_token_behind():
             return ""
 
     r = request(max_tokens=5)
-    r._text = Unreadable()
+    r.answer._text = Unreadable()
     with pytest.raises(UnicodeError):
         r.commit(Verdict(tokens=(9, 8)))
     r.fail("it failed")
@@ -110,7 +111,7 @@ def test_drafts_are_told_to_those_who_watch(watched: bool):
     params = SamplingParams(temperature=0, max_tokens=9)
     sampler = RequestSampler(params, TokenLimits(50), [5], seed=0)
     limits = RequestLimits(100, frozenset({EOS}))
-    r = Request(0, [5], params, sampler, limits, Identity(tells_progress=watched))
+    r = Request(0, [5], params, sampler, limits, RequestIdentity(tells_progress=watched))
     r.commit(Verdict(path=(1,), tokens=(8, 9), draft=Draft((7, 8, 6), (-1, -1, 1), 1)))
     r.commit(Verdict())  # nothing gained: nothing to tell
     r.commit(Verdict(tokens=(4,)))

@@ -78,7 +78,7 @@ def test_a_class_makes_way_for_the_one_before_it_and_ends_with_the_same_text():
     urgent = world.ask(LATENCY, tokens=3)
     world.core.step()
     assert urgent.kv.computed
-    assert batch.ledger.preemptions == 1
+    assert batch.accounting.preemptions == 1
     assert finished(world, [batch, urgent]) == [urgent, batch]
     assert batch.tokens == expected.tokens
     world.core.check_integrity()
@@ -90,7 +90,7 @@ def test_a_class_makes_way_for_pages_too():
     world.core.step()
     urgent = world.ask(LATENCY, prompt=50, tokens=3)
     world.core.step()
-    assert batch.ledger.preemptions == 1
+    assert batch.accounting.preemptions == 1
     assert finished(world, [batch, urgent]) == [urgent, batch]
 
 
@@ -100,7 +100,7 @@ def test_equals_never_put_each_other_off():
     world.core.step()
     second = world.ask(Service(priority=-9), tokens=2)
     assert finished(world, [first, second]) == [first, second]
-    assert not first.ledger.preemptions
+    assert not first.accounting.preemptions
 
 
 @pytest.mark.parametrize("weights", [(1, 1), (3, 1), (1, 7)])

@@ -40,7 +40,8 @@ class ToolUse:
         if self.choice == "required":
             if other is not None:
                 raise RequestError(
-                    "tool_choice and the answer's form exclude each other; leave one of them out"
+                    "tool_choice and the answer's form exclude each other; leave one of them out",
+                    "tool_choice",
                 )
             return self.form.forced(schemas, self.most)
         if other is None and all(function.strict for function in self.functions):
@@ -60,17 +61,17 @@ def tool_use(
     """None if no tool may be called."""
     functions = [tool.function for tool in tools or ()]
     if choice in ("required",) and not functions:
-        raise RequestError("tool_choice: there are no tools; give some")
+        raise RequestError("tool_choice: there are no tools; give some", "tool_choice")
     name = choice.removeprefix(NAMED) if choice is not None and choice.startswith(NAMED) else None
     if name is not None:
         functions = [function for function in functions if function.name == name]
         if not functions:
-            raise RequestError(f"tool_choice: there is no tool {name[:64]!r}")
+            raise RequestError(f"tool_choice: there is no tool {name[:64]!r}", "tool_choice")
         return ToolUse(form, functions, "required", is_named=True, most=1)
     if not functions or choice == "none":
         return None
     if len({function.name for function in functions}) < len(functions):
-        raise RequestError("tools: two of them have the same name")
+        raise RequestError("tools: two of them have the same name", "tools")
     return ToolUse(form, functions, choice or "auto", most=1 if parallel is False else None)
 
 
