@@ -92,5 +92,5 @@ def let_anticipate(drafter: Any) -> AnticipatingRunner:
     """Of a guarded head that guesses chains token by token."""
     head = drafter._drafter
     head._runner = AnticipatingRunner(head._runner)
-    head.anticipates = drafter.anticipates = True
+    head.traits = drafter.traits = replace(head.traits, starts_early=True)
     return head._runner

@@ -12,7 +12,7 @@ from foreword.cluster import pairing, remote_drafter
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.node_server import DraftNode
 from foreword.cluster.remote_drafter import RemoteDrafter
-from foreword.cluster.reports import NodesUse
+from foreword.cluster.shared_nodes import NodesUse
 from foreword.cluster.waiting import TokenRate
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.loader import LoadedModel

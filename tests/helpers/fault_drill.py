@@ -13,9 +13,9 @@ from typing import IO, Any
 from foreword import LLM
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.node_server import DraftNode
-from foreword.cluster.reports import NodeReport
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.loader import LoadedModel
+from foreword.speculation.drafting import NodeReport
 from foreword.wire.draft_node import NodeSettings, make_node
 from helpers.chaos_proxy import ChaosProxy
 from helpers.draft_nodes import remote_of, until

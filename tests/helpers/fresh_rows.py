@@ -12,7 +12,7 @@ from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Commit, KvMemory, needs_of
+from foreword.speculation.drafting import Commit, KvMemory
 from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.requests import as_drafter_sees
 
@@ -23,7 +23,7 @@ class Fresh:
     def __init__(self, model: LoadedModel, form: dict[str, Any]) -> None:
         self._decoder = model.decoder
         self._drafter: Any = model.build_drafter(SpeculationConfig.parse(form))
-        self.needs = needs_of(self._drafter)
+        self.needs = self._drafter.traits.needs
 
     def rows(self, request: Request, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the first `count` rows; the first token has none."""

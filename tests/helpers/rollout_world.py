@@ -22,7 +22,7 @@ from foreword.engine.parts import EngineParts
 from foreword.engine.policy.steering import Steering
 from foreword.engine.text import Vocabulary
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 from helpers.clocks import ScriptedClock
 from helpers.scripted_target import ScriptedTarget, prompt_of
 
@@ -46,7 +46,7 @@ class TimedTarget(ScriptedTarget):
 
 
 @dataclass
-class Guesser:
+class Guesser(Drafter):
     """Knows the scripts, and may be bad in one way or another."""
 
     clock: ScriptedClock

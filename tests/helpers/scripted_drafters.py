@@ -4,13 +4,13 @@ import random
 from collections.abc import Callable, Sequence
 
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 
 Oracle = Callable[[Sequence[int], DraftRequest], int]
 """The token that follows these tokens."""
 
 
-class RandomTreeDrafter:
+class RandomTreeDrafter(Drafter):
     """Random trees in which, with probability `truth`, a child carries the token that really follows."""
 
     def __init__(self, oracle: Oracle, vocab_size: int, truth: float, seed: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 from helpers.pretend_store import PRETEND_ROWS, PretendStore
 
 PROMPT_LEN = 3
@@ -68,7 +68,7 @@ class ScriptedTarget:
         return ForwardOutput(self.logits(scripts[owner], places), {})
 
 
-class ScriptDrafter:
+class ScriptDrafter(Drafter):
     """Drafts what will come: whole chains, chains with a wrong guess in them, or trees with wrong branches."""
 
     def __init__(self, next_token: Callable[[DraftRequest, int], int], vocab_size: int, seed: int) -> None:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from math import exp, log
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from foreword.control.decisions.trimming import Offer, choose
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.confidence import Stop, class_of
 from foreword.speculation.draft import NO_DRAFT, Draft
-from foreword.speculation.drafting import NO_NEEDS, DrafterNeeds
+from foreword.speculation.drafting import NO_NEEDS, Drafter, DrafterNeeds, DraftSource, Traits
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.protocols import Policy
@@ -83,7 +84,7 @@ HEAD = {"code": Kind(0.8), "extract": Kind(0.85), "chat": Kind(0.65), "creative"
 
 
 @dataclass(frozen=True)
-class PretendDrafter:
+class PretendDrafter(Drafter):
     """What a drafter costs, in seconds, and how it does by cohort."""
 
     name: str
@@ -100,6 +101,11 @@ class PretendDrafter:
     knows: float = 0.0  # how much single guesses differ, in log odds; 0: all are alike, and it does not say
     says: bool = True  # whether it says how sure it is
     stops: bool = False  # whether it ends drafts where going on is not worth it
+
+    @cached_property
+    def traits(self) -> Traits:  # type: ignore[override]
+        kind = DraftSource.HEAD if self.needs.taps else DraftSource.LOOKUP
+        return Traits(kind, self.needs, stops_itself=self.stops, acceptance_by_level=self.acceptance_by_level)
 
     def seconds(self, levels: int, asks: int, behind: int = 0) -> float:
         rows = self.row * levels * asks
@@ -305,7 +311,8 @@ class Traffic:
     def _plan(self, request: PretendRequest) -> DraftPlan:
         if self.plan_of is not None:
             return self.plan_of(request)
-        drafter: Any = SimpleNamespace(choices={one.name: one for one in self.drafters})
+        drafter = Drafter()
+        drafter.choices = {one.name: one for one in self.drafters}
         return DraftPlan("route", drafter, 64, max(one.depth for one in self.drafters))
 
     def _step(self, policy: Policy) -> StepReport:

@@ -17,7 +17,7 @@ from foreword.cluster.remote_drafter import RemoteDrafter
 from foreword.cluster.security import Security
 from foreword.cluster.settings import RemoteConfig
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, DraftRequest, Text
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest, Text
 from helpers.asks import text_request
 from helpers.clocks import ScriptedClock
 
@@ -39,7 +39,7 @@ class Pacing:
     alpha: float
 
 
-class _Guesser:
+class _Guesser(Drafter):
     """Knows how each text goes on, and says so as often as it is told to."""
 
     def __init__(self, alpha: float) -> None:

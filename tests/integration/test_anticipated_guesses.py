@@ -18,7 +18,7 @@ from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.parts import EngineParts
 from foreword.speculation import pipeline
 from foreword.speculation.accept import Acceptance
-from foreword.speculation.drafting import KvMemory, needs_of
+from foreword.speculation.drafting import KvMemory
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.verdict import Verdict
@@ -60,7 +60,7 @@ def test_rows_in_the_pages_are_those_of_the_text(model: LoadedModel, form: dict[
     """Through chunks, forks, preemptions, prefix hits, failures and steps without guesses."""
     core, runner, drafter = engine(model, form, Flickering)
     with failing_passes(core):
-        compared, _, _ = _run(core, Fresh(model, form), needs_of(drafter).rows[0].name, random.Random(2))
+        compared, _, _ = _run(core, Fresh(model, form), drafter.traits.needs.rows[0].name, random.Random(2))
     assert compared > 400
     assert core.cache.prefix_hits > 0
     assert core.scheduler.preemptions > 0
@@ -143,7 +143,7 @@ def test_they_are_the_guesses_of_a_text_that_is_known(
     found, used = [], []
     for ahead in (True, False):
         core, runner, drafter = engine(model, form, policy, 1 << 17 if few_pages else 32 << 20)
-        drafter.anticipates = ahead
+        drafter.traits = replace(drafter.traits, starts_early=ahead)
         found.append(answered(core))
         used.append(runner)
         assert not drafter._drafter._begun._begun, "nothing is kept for requests that have ended"

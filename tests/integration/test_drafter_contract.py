@@ -19,7 +19,7 @@ from foreword.engine.loader import load_model
 from foreword.engine.messages import NewRequest
 from foreword.engine.parts import EngineParts
 from foreword.engine.requests.request import Request
-from foreword.speculation.drafting import Ask, Drafter, needs_of
+from foreword.speculation.drafting import Ask, Drafter
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
 from helpers.draft_nodes import connect, running_node, wait_patiently
@@ -192,11 +192,11 @@ def test_a_drafter_guesses_as_a_fresh_one_would(
     if "suffix" in form["method"]:
         form |= {"max_stored_tokens": 0}  # what it remembers of ended requests is not in question here
     engine, drafter = engine_with(llm, form, Flickering, seed=8)
-    if needs_of(drafter).taps:
+    if drafter.traits.needs.taps:
         pytest.skip(
             "it guesses from the target's states: tests/integration/test_head_rows.py, test_heads_at_once.py"
         )
-    if needs_of(drafter).draws:
+    if drafter.traits.needs.draws:
         pytest.skip("it guesses from what the target drew, which a fresh one has not seen")
     requests = start(engine, predictions)
     compared = 0

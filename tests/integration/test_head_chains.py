@@ -15,7 +15,7 @@ from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
 from foreword.speculation.confidence import Stop, class_of
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask
+from foreword.speculation.drafting import Ask, Drafter
 from helpers.cpu import needs_cpu_kernels
 from helpers.tiny_heads import TinyHead
 from helpers.tiny_models import make_hf_model
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Listener:
+class Listener(Drafter):
     """What a head's drafter says, in one call of its runner where it can or always level by level."""
 
     def __init__(self, drafter: Any, in_one_call: bool) -> None:
@@ -122,7 +122,7 @@ def test_guesses_that_need_more_than_logits_are_made_level_by_level(
     assert any(map(len, (tokens for step in listener.drafts for tokens in step)))
 
 
-class Stopping:
+class Stopping(Drafter):
     """Asks a head three times for the same: as always, to say how sure it is, and to stop where it is not."""
 
     RATES = (0.55, 0.75, 0.8, 0.85, 0.9, 0.95, 0.96, 0.97)

@@ -19,7 +19,7 @@ from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
 from foreword.engine.parts import EngineParts
 from foreword.kv.paged_cache import PAGE_SIZE
-from foreword.speculation.drafting import Ask, needs_of
+from foreword.speculation.drafting import Ask
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
 from helpers.cpu import needs_cpu_kernels
@@ -122,7 +122,7 @@ def test_rows_in_the_pages_are_those_of_the_text(model: LoadedModel, form: dict[
         max_num_batched_tokens=48, max_num_seqs=4, kv_cache_memory_bytes=32 << 20, max_draft_share=100.0
     )
     core = EngineCore(model.decoder, model.vocabulary(), EngineParts(sizes, policy))
-    fresh, rng, name = Fresh(model, form), random.Random(2), needs_of(drafter).rows[0].name
+    fresh, rng, name = Fresh(model, form), random.Random(2), drafter.traits.needs.rows[0].name
     with failing_passes(core):
         compared, late, moved = _run(core, fresh, name, rng)
     assert compared > 400
@@ -173,7 +173,7 @@ def test_a_prefix_hit_guesses_at_once_and_with_the_whole_past(model: LoadedModel
     config = SpeculationConfig.parse(form)
     parts = EngineParts(build_drafter=model.build_drafter, speculation=config)
     core = EngineCore(model.decoder, model.vocabulary(), parts)
-    name = needs_of(core.drafters.default.drafter).rows[0].name
+    name = core.drafters.default.drafter.traits.needs.rows[0].name
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     drafts: list[list[tuple[int, ...]]] = []
     for tail in ((7, 8, 9), (7, 8, 9), (200, 5)):
@@ -203,7 +203,7 @@ def test_a_head_that_was_off_starts_again_from_the_last_states(model: LoadedMode
     drafter = model.build_drafter(config)
     policy = Switched(drafter, config.num_speculative_tokens, config.max_depth)
     core = EngineCore(model.decoder, model.vocabulary(), EngineParts(policy=policy))
-    name = needs_of(drafter).rows[0].name
+    name = drafter.traits.needs.rows[0].name
     passes = [0]
     head: Any = drafter._drafter._filler
 

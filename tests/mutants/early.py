@@ -129,8 +129,8 @@ EARLY_MUTANTS = (
         "a drafter that was not to draft goes on after the pass",
         "speculation/pipeline.py",
         "draft_early",
-        "observer.is_on and anticipates(observer.drafter)",
-        "anticipates(observer.drafter)",
+        "observer.is_on and observer.drafter.traits.starts_early",
+        "observer.drafter.traits.starts_early",
         (EARLY_DRAFTS,),
     ),
     Mutant(

@@ -205,7 +205,7 @@ WAIT_MUTANTS = (
     Mutant(
         97,
         "who shares a connection to nodes ends it for the others",
-        "cluster/reports.py",
+        "cluster/shared_nodes.py",
         "SharedNodes.end",
         "uses and (not left)",
         "uses",

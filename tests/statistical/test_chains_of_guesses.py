@@ -68,7 +68,7 @@ def test_a_draft_model_with_padding_ids_keeps_the_law(rule: str):
     assert found.guesses("drafted")[-1] == FEWER  # no draft was dropped
 
 
-class Replaying:
+class Replaying(Drafter):
     """Hands in every draft twice, the second time when the text has gone on."""
 
     def __init__(self, drafter: Drafter) -> None:

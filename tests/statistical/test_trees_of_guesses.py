@@ -44,7 +44,7 @@ def test_a_draft_model_with_padding_ids_keeps_the_law():
     check_law(tree_answers(model_drafter(peaked_logits(seed=3, padding=2), WIDTH), 1_500).texts)
 
 
-class Late:
+class Late(Drafter):
     """Hands in every draft when the text has gone on by a token, and nothing in between."""
 
     def __init__(self, drafter: Drafter) -> None:

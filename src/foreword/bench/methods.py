@@ -29,10 +29,12 @@ DEFAULT = Method("default", None)
 """Whoever guesses where nobody has said, and only where it pays: what `generate`, `chat` and `serve` do."""
 
 
-def default_methods() -> list[Method]:
-    """Every drafter that there is and that needs no settings. Heads need files, if only the target's."""
+def default_methods(without: str | None = None) -> list[Method]:
+    """Every drafter that needs no settings; `without`: but for those that follow this part of a request."""
     return [
-        _method({"method": name}) for name, kind in drafter_kinds().items() if _is_complete(kind.settings)
+        _method({"method": name})
+        for name, kind in drafter_kinds().items()
+        if _is_complete(kind.settings) and kind.traits.follows != without
     ]
 
 

@@ -31,7 +31,7 @@ from foreword.errors import RequestError
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.progress import Progress
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import StageSeconds
 from foreword.speculation.requests import DraftPlan, PassEntry
@@ -55,15 +55,12 @@ class Overhead:
         return self.draft_ms / self.verify_ms[rows]
 
 
-class WildGuesses:
+class WildGuesses(Drafter):
     """Always as many guesses as it is asked for, to get passes of a known size."""
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """The same token over and over."""
         return [Draft.chain([0] * ask.max_nodes, len(ask.request.tokens), ask.request.epoch) for ask in asks]
-
-    def forget(self, request: DraftRequest) -> None:
-        """Nothing is kept."""
 
 
 class TurnPolicy(FixedPolicy):

@@ -26,7 +26,7 @@ from foreword.engine.parts import EngineParts
 from foreword.engine.text import Vocabulary
 from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter
 from foreword.speculation.recovery import UnderWay
 
 GUESSES = 5
@@ -140,7 +140,7 @@ class _TappedPasses(FreePasses):
         return ForwardOutput(logits, hidden)
 
 
-class KnownGuesses:
+class KnownGuesses(Drafter):
     """A lookup that goes the usual way of the text. Its own time is kept apart."""
 
     def __init__(self) -> None:
@@ -157,9 +157,6 @@ class KnownGuesses:
             )
             for tokens, ask in zip(guesses, asks, strict=True)
         ]
-
-    def forget(self, request: DraftRequest) -> None:
-        """Nothing is kept."""
 
 
 def free_head() -> StepwiseHead:

@@ -100,7 +100,7 @@ def explain(
 def _settings(speculation: str) -> "ServerSettings":
     """A server that is started with this --speculation."""
     from foreword.drafters.config import SpeculationConfig
-    from foreword.server.settings import FREE_METHODS, ServerSettings
+    from foreword.server.settings import ServerSettings
 
     choice = speculation_choice(speculation, None)
     if choice == "auto":
@@ -108,7 +108,7 @@ def _settings(speculation: str) -> "ServerSettings":
     if choice == "off":
         return ServerSettings("")
     config = SpeculationConfig.parse(choice)
-    return ServerSettings("", speculation=config, methods=FREE_METHODS | set(config.method))
+    return ServerSettings("", speculation=config)
 
 
 @app.command()

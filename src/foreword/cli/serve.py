@@ -245,7 +245,6 @@ def _run(
     from foreword.engine.loader import sampling_defaults
     from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.server.running import ServerRun
-    from foreword.server.settings import FREE_METHODS
     from foreword.wire.frames import Start
     from foreword.wire.supervisor import DEFAULT_FACTORY, SupervisorSettings
 
@@ -257,7 +256,6 @@ def _run(
     speculation = settings.speculation
     if speculation is not None:
         start["speculation"] = speculation.as_mapping()
-        settings = replace(settings, methods=FREE_METHODS | set(speculation.method))
     checkpoint = open_checkpoint(path)
     settings = replace(settings, sampling=sampling_defaults(checkpoint, generation_config))
     supervision = SupervisorSettings(

@@ -109,7 +109,7 @@ def _available(llm: "LLM") -> "list[Method]":
     """Those that need no settings, and the head that comes with the model."""
     from foreword.bench.methods import Method, default_methods
 
-    methods = [method for method in default_methods() if method.label != "prediction"]
+    methods = default_methods(without="prediction")
     choice = llm.loaded.choose_speculation("auto").config
     if choice is not None and dict(choice.options).get("model"):
         given: dict[str, Any] = {"method": choice.method[0], **dict(choice.options)}

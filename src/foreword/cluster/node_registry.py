@@ -14,10 +14,10 @@ from foreword.cluster.connection import Connection
 from foreword.cluster.framing import ChannelError
 from foreword.cluster.handshake import PATIENCE, Identity, greet_node
 from foreword.cluster.messages import FromNode, Load, Ping, ToNode, Welcome, from_node
-from foreword.cluster.reports import NodeReport
 from foreword.cluster.settings import RemoteConfig
 from foreword.cluster.waiting import Breaker, NodeEstimates
 from foreword.errors import RequestError
+from foreword.speculation.drafting import NodeReport
 
 _log = logging.getLogger(__name__)
 

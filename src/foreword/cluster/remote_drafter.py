@@ -25,25 +25,24 @@ from foreword.cluster.messages import (
 )
 from foreword.cluster.node_registry import Peer, Roster
 from foreword.cluster.pairing import NOTHING, Pairing, is_overdue, may_come, prospects_of
-from foreword.cluster.reports import NodeReport
 from foreword.cluster.security import tenant_hash
 from foreword.cluster.settings import RemoteConfig, entries, parse_labels
+from foreword.cluster.shared_nodes import REMOTE
 from foreword.cluster.waiting import TokenRate, most_worth, worth_waiting
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest, NodeReport
 
 _Pairs = Sequence[tuple[Ask, Pairing | None]]
 
 
-class RemoteDrafter:
+class RemoteDrafter(Drafter):
     """Pairs requests with nodes, tells these what was committed, and passes on what they guess.
 
     The engine's thread asks; each node has a thread that listens. Whatever a node does or does not do costs guesses
     and, once, a wait that was worth it by all that was known.
     """
 
-    expects = True  # nodes read prompts while requests wait
-    may_be_absent = True
+    traits = REMOTE
 
     def __init__(
         self, config: RemoteConfig, identity: Identity, clock: Callable[[], float] = monotonic

@@ -28,7 +28,7 @@ from foreword.control.learning.probes import TimeBank
 from foreword.control.learning.watching import WATCH_STEPS, Watch
 from foreword.control.settings import ControlSettings
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Drafter, expected_rates, may_be_absent, needs_of, stops
+from foreword.speculation.drafting import Drafter, DraftSource
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import RequestReport, StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
@@ -299,7 +299,7 @@ class MeasuredPolicy:
         if plan is None or plan.is_fixed:
             return None
         record = before = self._records.get(request.request_id)
-        if may_be_absent(plan.drafter):
+        if plan.drafter.traits.may_be_absent:
             plan = replace(plan, method=present_name(plan))
             record = record if record is not None and record.method == plan.method else None
         if record is None:
@@ -323,8 +323,9 @@ class MeasuredPolicy:
         return record
 
     def _arm(self, request: StepRequest, plan: DraftPlan) -> Arm:
-        coverage = HEAD_COVERAGE if needs_of(plan.drafter).taps else PRIOR_COVERAGE
-        told = expected_rates(plan.drafter)
+        traits = plan.drafter.traits
+        coverage = HEAD_COVERAGE if traits.kind is DraftSource.HEAD else PRIOR_COVERAGE
+        told = traits.acceptance_by_level
         estimate = self.estimates.pair(plan.method, request.tenant, request.cohort, coverage, told)
         estimate.need(min(plan.max_depth, plan.max_nodes))
         control = self.controls.get(estimate)
@@ -334,7 +335,7 @@ class MeasuredPolicy:
         if is_old or not self._decider.knows(control):
             self._decider.look_again()  # what was decided of it may hold no longer, and of others without it
         # What is drawn under other rules may not be cut by how sure a drafter is of it.
-        is_stopping = stops(plan.drafter) and request.sampler.rule is Rule.COUPLED
+        is_stopping = traits.stops_itself and request.sampler.rule is Rule.COUPLED
         return Arm(plan, control, RequestFit(estimate), is_stopping)
 
     def _forget_controls(self) -> None:

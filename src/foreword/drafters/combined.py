@@ -2,45 +2,32 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import reduce
-from operator import or_
 
 from torch import Tensor
 
 from foreword.backends.batch import Tap
-from foreword.cluster.reports import NodeReport, all_nodes
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import (
-    NO_NEEDS,
-    Anticipates,
     Ask,
     Commit,
     Drafter,
-    DrafterNeeds,
     DraftRequest,
-    Expects,
-    Observes,
+    NodeReport,
+    Traits,
     Unjudged,
-    absent_of,
     added_memory,
     all_faults,
-    anticipates,
+    all_nodes,
     close_all,
-    expects,
-    may_be_absent,
-    needs_of,
 )
 
 
-class _Several:
+class _Several(Drafter):
     """What all combinations do in the same way."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
-        self.needs: DrafterNeeds = reduce(or_, map(needs_of, drafters), NO_NEEDS)
-        self.expects = any(map(expects, drafters))
-        self.anticipates = any(map(anticipates, drafters))
-        self.may_be_absent = any(map(may_be_absent, drafters))
+        self.traits = Traits.combined([drafter.traits for drafter in drafters])
 
     @property
     def parts(self) -> Sequence[Drafter]:
@@ -50,18 +37,18 @@ class _Several:
     @property
     def absent(self) -> tuple[str, ...]:
         """The names of those that can say nothing at present."""
-        return tuple(name for drafter in self._drafters for name in absent_of(drafter))
+        return tuple(name for drafter in self._drafters for name in drafter.absent)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Tell those that need to know."""
         for drafter in self._drafters:
-            if isinstance(drafter, Observes) and drafter.needs:
+            if drafter.traits.needs:
                 drafter.observe(commits)
 
-    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
+    def draft_early(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
         """Let those draft early that can."""
-        early = [one for one in self._drafters if isinstance(one, Anticipates) and one.anticipates]
-        were_cold = [drafter.anticipate(unjudged, hidden, drawn) for drafter in early]
+        early = [drafter for drafter in self._drafters if drafter.traits.starts_early]
+        were_cold = [drafter.draft_early(unjudged, hidden, drawn) for drafter in early]
         return any(were_cold)
 
     def close(self) -> None:
@@ -69,7 +56,7 @@ class _Several:
 
     def expect(self, request: DraftRequest) -> None:
         for drafter in self._drafters:
-            if isinstance(drafter, Expects) and drafter.expects:
+            if drafter.traits.expects_requests:
                 drafter.expect(request)
 
     def forget(self, request: DraftRequest) -> None:

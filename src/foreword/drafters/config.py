@@ -11,10 +11,11 @@ from foreword.drafters.guard.caller_thread import CallerThread
 from foreword.drafters.guard.guarded import GuardedDrafter
 from foreword.drafters.heads.method import method_of
 from foreword.drafters.names import split_methods
+from foreword.drafters.plug_ins import as_drafter
 from foreword.drafters.registry import Guesses, drafter_kinds
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import ForewordError, RequestError
-from foreword.speculation.drafting import Drafter, needs_of
+from foreword.speculation.drafting import Drafter, DraftSource
 
 _OWN_KEYS = (
     "method",
@@ -104,6 +105,10 @@ class SpeculationConfig:
                 allowed = ", ".join(sorted(known | set(_OWN_KEYS)))
                 raise RequestError(f"speculation: unknown key {key!r}; known are {allowed}")
 
+    def methods_of(self, kind: DraftSource) -> list[str]:
+        """Return the methods that draft this way."""
+        return [name for name in self.method if drafter_kinds()[name].traits.kind is kind]
+
     @property
     def makes_trees(self) -> bool:
         """Whether a draft may have more than one guess at the same place."""
@@ -140,14 +145,14 @@ class SpeculationConfig:
     def _build_one(self, name: str, resources: DrafterResources) -> Drafter:
         kind = drafter_kinds()[name]
         try:
-            drafter = kind.build(self.settings_of(name), resources)
+            drafter = as_drafter(kind.build(self.settings_of(name), resources))
         except ForewordError:
             raise
         except Exception as error:  # a drafter may be anyone's code, and its settings anyone's JSON
             reason = " ".join(str(error).split()) or type(error).__name__
             raise RequestError(f"speculation: {name} cannot be made with these settings: {reason}") from error
         # A thread that was left behind must not go on writing KV pages: who has rows there is called in place.
-        in_place = not kind.can_hang or bool(needs_of(drafter).rows)
+        in_place = not kind.can_hang or bool(drafter.traits.needs.rows)
         return GuardedDrafter(drafter, name, None if in_place else CallerThread(name, self.draft_timeout))
 
     def _options_of(self, methods: Sequence[str]) -> dict[str, Any]:

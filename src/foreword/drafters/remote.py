@@ -1,6 +1,8 @@
 """Draft nodes on other machines, as one more drafter."""
 
 from foreword.cluster.settings import RemoteConfig, need_frames
+from foreword.cluster.shared_nodes import NodesUse
+from foreword.drafters.registry import DrafterKind, Guesses
 from foreword.drafters.resources import DrafterResources
 from foreword.speculation.drafting import Drafter
 
@@ -19,3 +21,14 @@ def build_remote(config: RemoteConfig, resources: DrafterResources) -> Drafter:
 
     identity = Identity(security, TokenIds(resources.vocab_size, bytes_of))
     return resources.nodes.use(config, lambda: RemoteDrafter(config, identity).start())
+
+
+# Its draft tokens come without q, however a node drew them: chosen. It makes trees only for rules that take them.
+KIND = DrafterKind(
+    "draft nodes, on this machine or others",
+    RemoteConfig,
+    build_remote,
+    can_hang=False,
+    guesses=Guesses.CHOSEN,
+    traits=NodesUse.traits,
+)

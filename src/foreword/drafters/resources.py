@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from foreword.backends.interface import Decoder
-from foreword.cluster.reports import SharedNodes
+from foreword.cluster.shared_nodes import SharedNodes
 from foreword.models.formats.checkpoint import Checkpoint
 
 

@@ -9,7 +9,6 @@ from time import perf_counter
 import torch
 
 from foreword.backends.interface import DecodeSize
-from foreword.cluster.reports import all_nodes
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
 from foreword.engine.gpu_memory import free_memory
@@ -18,12 +17,12 @@ from foreword.engine.requests.request import Request
 from foreword.errors import EngineStopped
 from foreword.progress import Progress
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest, choices_of, needs_of
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest, all_nodes
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.step import Stepper
 
 
-class FullDrafts:
+class FullDrafts(Drafter):
     """A drafter that needs nothing but the text; where it has little to say, any tokens stand for its guesses."""
 
     def __init__(self, drafter: Drafter | None, *, branches: bool = False) -> None:
@@ -152,11 +151,11 @@ def _ways(core: EngineCore) -> Iterator[_Way]:
     if plan is None or config is None:
         return
     most = None if plan.max_batch is None else plan.max_batch - 1
-    for choice in choices_of(plan.drafter).values() or [plan.drafter]:
+    for choice in plan.drafter.choices.values() or [plan.drafter]:
         # Draft nodes are not asked: nothing of theirs runs on this device.
         here = None if all_nodes([choice]) else choice
         # One that is told of hidden states has to be the plan's own; it always guesses.
-        drafter = choice if needs_of(choice) else FullDrafts(here)
+        drafter = choice if choice.traits.needs else FullDrafts(here)
         yield _Way(drafter, plan.max_nodes, plan.max_depth, most)
         for fewer in takewhile(lambda guesses: guesses < plan.max_nodes, (1, 3, 7)):
             yield _Way(drafter, fewer, min(fewer, plan.max_depth), 1)
@@ -251,7 +250,7 @@ def _step_until_ready(stepper: Stepper, requests: Sequence[Request], way: _Way, 
 
 def _is_told(way: _Way) -> bool:
     """Whether its drafter begins only when it was told of a step."""
-    return way.drafter is not None and bool(needs_of(way.drafter))
+    return way.drafter is not None and bool(way.drafter.traits.needs)
 
 
 def _entry(request: Request) -> PassEntry:

@@ -25,7 +25,7 @@ from foreword.kv.paged_cache import PAGE_SIZE
 from foreword.kv.sequence import KvSequence
 from foreword.models.sources.builtin import cache_directory
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import DraftRequest, choices_of
+from foreword.speculation.drafting import DraftRequest
 from foreword.speculation.measured.costs import MOST_ROWS, SLOWEST, StepCosts
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
 from foreword.speculation.step import Stepper
@@ -84,7 +84,7 @@ def _read_calls(path: Path, costs: StepCosts) -> bool:
 
 def measure_calls(core: EngineCore, plan: DraftPlan, clock: Callable[[], float] = perf_counter) -> Calls:
     """A few steps of a text that nobody wants, with ever deeper drafts, until the time is up. The engine is idle."""
-    single = [replace(plan, method=name, drafter=one) for name, one in choices_of(plan.drafter).items()]
+    single = [replace(plan, method=name, drafter=one) for name, one in plan.drafter.choices.items()]
     calls: Calls = {}
     for one in single or [plan]:
         calls |= _measure_one(core, one, clock)

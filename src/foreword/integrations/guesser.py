@@ -11,14 +11,12 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.names import named_methods
+from foreword.drafters.registry import drafter_kinds
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Ask, DraftRequest, needs_of
-
-METHODS = ("ngram", "suffix", "rest")
-"""Drafters that need nothing but the text, and the target's tokenizer for files of texts."""
+from foreword.speculation.drafting import Ask, DraftRequest, DraftSource, Traits
 
 
 @dataclass
@@ -50,12 +48,13 @@ class Guesser:
             wanted = speculation
         most = {} if num_speculative_tokens is None else {"num_speculative_tokens": num_speculative_tokens}
         self.config = SpeculationConfig.parse({**most, **wanted})
-        if others := [name for name in self.config.method if name not in METHODS]:
+        usable = [name for name, kind in drafter_kinds().items() if _needs_text_only(kind.traits)]
+        if others := [name for name in self.config.method if name not in usable]:
             raise RequestError(
-                f"speculation: {others[0]} needs our own engine; inside others there are {', '.join(METHODS)}"
+                f"speculation: {others[0]} needs our own engine; inside others there are {', '.join(usable)}"
             )
         self._drafter = self.config.build(_resources(vocab_size, model))
-        if needs_of(self._drafter):
+        if self._drafter.traits.needs:
             raise RequestError("speculation: this method needs the target's states")
         sampler = RequestSampler(SamplingParams(temperature=0), TokenLimits(vocab_size), (), 0)
         self._sampling = sampler.drafting()
@@ -93,6 +92,11 @@ class Guesser:
 
     def _request(self, text: _Text) -> DraftRequest:
         return DraftRequest(text.number, text.tokens, self._sampling, text.prompt_len)
+
+
+def _needs_text_only(traits: Traits) -> bool:
+    """Return whether a drafter needs nothing but the text, and the target's tokenizer for files of texts."""
+    return traits.kind is DraftSource.LOOKUP and not traits.needs and not traits.follows
 
 
 def first_path(draft: Draft) -> list[int]:

@@ -25,13 +25,13 @@ from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.proofs.passes import lone_request, tiny_decoder
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.step import Stepper
 from foreword.speculation.transaction import Transaction
 
 
-class DrawingDrafter:
+class DrawingDrafter(Drafter):
     """Knows nothing of the target: its q after a token is the same every time. Siblings are never equal."""
 
     def __init__(self, vocab_size: int, shape: int | Sequence[int]) -> None:
@@ -41,9 +41,6 @@ class DrawingDrafter:
         self._laws = rng.dirichlet(np.ones(vocab_size) * 2, vocab_size)
         self._ids = torch.arange(vocab_size)
         self._shape = Draft((0,) * len(parents), tuple(parents))
-
-    def forget(self, request: DraftRequest) -> None:
-        """It keeps nothing."""
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """One drawn draft for every request."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,6 @@ from foreword.acceptance.defaults import SamplingDefaults
 
 if TYPE_CHECKING:  # `serve` refuses bad options before it imports torch
     from foreword.drafters.config import SpeculationConfig
-
-FREE_METHODS = frozenset({"grammar", "ngram", "suffix"})
-"""Drafters that need no model and no memory worth counting: any request may ask for them."""
 
 STREAM_PACINGS = ("burst", "even")
 """Tokens as they come; or at an even cadence, padded."""
@@ -59,7 +57,6 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()  # web pages that may ask, besides the server's own; "*": all
     limits: Limits = field(default_factory=Limits)
     strict_fields: bool = False  # refuse requests with unknown fields instead of ignoring those
-    methods: frozenset[str] = FREE_METHODS  # drafters that a request may ask for
     speculation: "SpeculationConfig | None" = None  # of requests that don't ask; None: plain decoding
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)  # of requests that don't say
     show_speculation: bool = True  # acceptance in answers and /health; it tells watchers about the text
@@ -79,6 +76,14 @@ class ServerSettings:
     def has_keys(self) -> bool:
         """Whether keys distinguish callers."""
         return bool(self.api_keys or self.admin_keys)
+
+    @cached_property
+    def methods(self) -> frozenset[str]:
+        """The drafters that a request may select: free ones and those of the default."""
+        from foreword.drafters.registry import drafter_kinds
+
+        free = {name for name, kind in drafter_kinds().items() if kind.traits.is_free}
+        return frozenset(free if self.speculation is None else free | set(self.speculation.method))
 
     @property
     def default_method(self) -> str | None:

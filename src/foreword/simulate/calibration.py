@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from foreword.bench.skeleton import read_output
+from foreword.drafters.registry import drafter_kinds
 from foreword.errors import RequestError
 from foreword.simulate.costs import ILLUSTRATIVE, Costs, Guessing, LevelTimes, PassTimes
 from foreword.simulate.scenario import Network
-
-LEVEL_BY_LEVEL = ("draft_model", "self_quantized", "layer_skip", "eagle", "eagle3", "mtp")
-"""Drafters that take as long as a draft is deep; the others say all at once."""
 
 _P99 = 2.326  # of the normal distribution
 _WIDEST = 1.0  # spread of a round trip's logarithm
@@ -88,7 +86,8 @@ def with_drafter(
     drafted, passes = whole["drafted_per_position"], int(whole["passes"])
     levels = sum(drafted) / max(drafted[0], 1)  # of a draft that has any
     draft, own = _ms(whole["draft_ms"]), _ms(whole["accept_ms"]) + _ms(whole["rest_ms"])
-    is_slow = any(part in LEVEL_BY_LEVEL for part in _methods(str(whole["drafter"])))
+    parts = [drafter_kinds().get(part) for part in _methods(str(whole["drafter"]))]
+    is_slow = any(kind is not None and kind.traits.drafts_by_level for kind in parts)
     local = LevelTimes(draft / levels) if is_slow else LevelTimes(0.0, first=draft)
     costs = replace(known.costs, local=local)
     if "steps" in known.measured:

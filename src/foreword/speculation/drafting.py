@@ -1,11 +1,14 @@
-"""What drafters see, say and need."""
+"""The interface of drafters: what they declare, what they are given and what they return."""
 
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
+from functools import reduce
+from operator import or_
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, overload, runtime_checkable
+from typing import NamedTuple, overload
 
 from torch import Tensor
 
@@ -133,41 +136,13 @@ class Commit(NamedTuple):
     is_on: bool = True  # whether the drafter was meant to guess for this request in this step
 
 
-class Drafter(Protocol):
-    """Anything that guesses."""
-
-    def propose(self, asks: Sequence[Ask]) -> Sequence[Draft]:
-        """One draft for every ask, an empty one where there is nothing to say.
-
-        A draft for an older, shorter text is welcome: it is rebased along what was committed since.
-        """
-        ...
-
-    def forget(self, request: DraftRequest) -> None:
-        """The request has ended: drop what is kept for it."""
-        ...
-
-
-@runtime_checkable
-class Observes(Protocol):
-    """A drafter that needs more than tokens, and is told what was committed together with it."""
-
-    needs: DrafterNeeds
-
-    def observe(self, commits: Sequence[Commit]) -> None:
-        """Learn from a pass, whether or not it was asked to guess for it."""
-        ...
-
-
 class Unjudged(NamedTuple):
-    """A request's part of a pass under way: a chain of guesses of which only the device will know how many hold."""
+    """A request's part of a pass in flight: a chain of draft tokens of which only the device knows how many hold."""
 
-    ask: Ask  # for the guesses behind it; the request as it is before the pass ends
+    ask: Ask  # for the draft after it; the request as it is before the pass ends
     draft: Draft  # a chain on the device
-    states_at: (
-        int  # the row of its newest token among the hidden states of the pass; those of its guesses follow
-    )
-    drawn_at: int  # and among what the pass draws
+    states_at: int  # row of its newest token among the hidden states of the pass; its draft tokens follow
+    drawn_at: int  # and among the tokens that the pass draws
 
     @property
     def tokens(self) -> DeviceTokens:
@@ -176,122 +151,141 @@ class Unjudged(NamedTuple):
         return self.draft.device
 
 
-@runtime_checkable
-class Anticipates(Protocol):
-    """A drafter that may guess behind a pass before anybody knows what that has made final."""
+class DraftSource(Enum):
+    """What a drafter gets its draft tokens from."""
 
-    anticipates: bool  # whether it may
+    LOOKUP = auto()  # texts: the request's own, past answers, a datastore
+    MODEL = auto()  # a decoder with a KV cache of its own
+    HEAD = auto()  # a network that reads the target's hidden states
+    REMOTE = auto()  # draft nodes
 
-    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
-        """Begin to guess, if it can, and return whether that compiled or captured something.
 
-        It is asked as always when the pass has been judged, or never.
+@dataclass(frozen=True)
+class Traits:
+    """What a drafter is, as data: no caller asks for a drafter's name or class."""
 
-        `drawn`, int64, is what the pass draws after every row that it judges; nobody waits for it, nor for the states.
+    kind: DraftSource = DraftSource.LOOKUP
+    needs: DrafterNeeds = NO_NEEDS
+    starts_early: bool = False  # `draft_early` may start the next draft while a pass is in flight
+    stops_itself: bool = (
+        False  # ends a draft where `Ask.stop` says; the time of a call then depends on its depth
+    )
+    expects_requests: bool = False  # `expect` announces requests that wait for their first pass
+    may_be_absent: bool = False  # it may be unable to draft for a while, as `absent` says
+    # Acceptance by level that was published with it, each level given that those above hold; empty: unknown.
+    acceptance_by_level: tuple[float, ...] = ()
+    drafts_by_level: bool = False  # the time of a call grows with the depth of its draft
+    follows: str = ""  # what a request must carry for a draft: "prediction" or "grammar"; empty: nothing
+    learns_answers: bool = False  # its drafts depend on the tenant's earlier answers
+    is_free: bool = (
+        False  # takes neither files nor memory worth counting: any client of a server may select it
+    )
+    needs_target: str = ""  # why it cannot run on a draft node; empty: it can
+
+    @staticmethod
+    def combined(traits: Sequence["Traits"]) -> "Traits":
+        """Return the traits of several drafters that draft as one."""
+        by_weight = (DraftSource.HEAD, DraftSource.MODEL, DraftSource.REMOTE, DraftSource.LOOKUP)
+        return Traits(
+            next(kind for kind in by_weight if any(one.kind is kind for one in traits)),
+            reduce(or_, [one.needs for one in traits], NO_NEEDS),
+            starts_early=any(one.starts_early for one in traits),
+            expects_requests=any(one.expects_requests for one in traits),
+            may_be_absent=any(one.may_be_absent for one in traits),
+        )
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """One draft node, as one target knows it."""
+
+    address: str
+    state: str  # "up", "shadow" (compared, not used yet), "late" (used, not waited for), "draining" or "down"
+    reason: str = ""  # why it is not waited for; empty: it is
+    method: str = ""
+    homes: int = 0  # requests that it drafts for
+    trips: int = 0  # times that it was found late or lost
+    waits: int = 0  # passes that waited for it
+    wait_seconds: float = 0.0  # of all of them
+    # Measured recently; None: nothing yet, or the node is down.
+    first_ms: float | None = None  # from a text to the first level after it
+    level_ms: float | None = None  # from one level to the next
+    judged: int = 0  # drafts that were compared with the text
+    acceptance: float | None = None  # of first levels
+
+
+class Drafter:
+    """Base class of everything that drafts. A drafter overrides `propose` and what its traits promise."""
+
+    traits = Traits()  # an instance may have its own, by its settings
+    choices: Mapping[str, "Drafter"] = MappingProxyType({})  # drafters to choose from in its place, by name
+
+    def propose(self, asks: Sequence[Ask]) -> Sequence[Draft]:
+        """Return one draft for every ask, an empty one where there is nothing to draft.
+
+        A draft for an older, shorter text is rebased along what was committed since.
         """
-        ...
+        raise NotImplementedError
 
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Receive what a pass committed, with what `traits.needs` names; also of passes without a draft of its own."""
 
-@runtime_checkable
-class Expects(Protocol):
-    """A drafter that may have a use for the time before a request's first pass."""
+    def draft_early(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
+        """Start the drafts after a pass in flight, if possible; return whether that compiled or captured something.
 
-    expects: bool  # whether it has
+        `propose` is called after the verdict as usual, or never.
+
+        `drawn`, int64, has what the pass draws after each row that it verifies; like `hidden`, it is not there yet.
+        """
+        return False
 
     def expect(self, request: DraftRequest) -> None:
-        """The request waits for its turn; `forget` comes in any case."""
-        ...
+        """Prepare for a request that waits for its first pass; `forget` comes in any case."""
 
+    def forget(self, request: DraftRequest) -> None:
+        """Drop what is kept for a request that has ended."""
 
-@runtime_checkable
-class Closes(Protocol):
-    """A drafter that has something to give back."""
-
-    def close(self) -> None:
-        """Nobody asks any more."""
-        ...
-
-
-def needs_of(drafter: object) -> DrafterNeeds:
-    """What it declares; nothing if it declares nothing."""
-    # `isinstance` of a protocol costs ten times as much, and every step asks.
-    needs: DrafterNeeds = getattr(drafter, "needs", NO_NEEDS)
-    return needs
-
-
-def expected_rates(drafter: object) -> tuple[float, ...]:
-    """How often its guesses were right where it was made, by level, all above being right; empty: nobody knows."""
-    rates: tuple[float, ...] = getattr(drafter, "acceptance_by_level", ())
-    return rates
-
-
-def expects(drafter: object) -> bool:
-    """Whether it wants to know of requests before it is asked for them."""
-    return isinstance(drafter, Expects) and drafter.expects
-
-
-def anticipates(drafter: object) -> bool:
-    """Whether it may guess behind a pass that is under way."""
-    return bool(getattr(drafter, "anticipates", False))
-
-
-def stops(drafter: object) -> bool:
-    """Whether it ends drafts where an ask's `stop` says so, and what a call takes is by how deep they are."""
-    return bool(getattr(drafter, "stops", False))
-
-
-def absent_of(drafter: object) -> tuple[str, ...]:
-    """The names of its parts that can say nothing at present, such as nodes that are gone."""
-    absent: tuple[str, ...] = getattr(drafter, "absent", ())
-    return absent
-
-
-def may_be_absent(drafter: object) -> bool:
-    """Whether that can happen to it: the others need not be asked again and again."""
-    return bool(getattr(drafter, "may_be_absent", False))
-
-
-def choices_of(drafter: object) -> Mapping[str, Drafter]:
-    """The drafters that a policy may choose between instead of it, by name; none: it is asked itself."""
-    choices: Mapping[str, Drafter] = getattr(drafter, "choices", {})
-    return choices
-
-
-def close_all(parts: Iterable[object]) -> None:
-    """Close the parts that can be closed."""
-    for part in parts:
-        if isinstance(part, Closes):
-            try:
-                part.close()
-            except Exception:  # the others are to be closed all the same
-                _log.exception("%r could not be closed", part)
-
-
-@runtime_checkable
-class ReportsMemory(Protocol):
-    """A drafter, or what is made of drafters, that can say how much memory it adds."""
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """The names of its parts that cannot draft at present, such as nodes that are gone."""
+        return ()
 
     def memory_bytes(self) -> int | None:
-        """Bytes beside the target's own; None where nobody knows."""
-        ...
+        """Return the bytes that it adds to the target's; None: unknown."""
+        return None
+
+    def fault_counts(self) -> Counter[str]:
+        """Count the faults that cost only drafts, by drafter and kind: `ngram/timeout`."""
+        return Counter()
+
+    def nodes(self) -> list[NodeReport]:
+        """Report the draft nodes that it uses; any thread may call this."""
+        return []
+
+    def close(self) -> None:
+        """Release what it holds; nothing is called afterwards."""
 
 
-def added_memory(parts: Iterable[object]) -> int | None:
-    """Sum over the parts that can say; None if none can."""
-    sizes = [part.memory_bytes() for part in parts if isinstance(part, ReportsMemory)]
-    known = [size for size in sizes if size is not None]
+def close_all(drafters: Iterable[Drafter]) -> None:
+    """Close all of them, whatever one of them raises."""
+    for drafter in drafters:
+        try:
+            drafter.close()
+        except Exception:
+            _log.exception("%r could not be closed", drafter)
+
+
+def added_memory(drafters: Iterable[Drafter]) -> int | None:
+    """Sum the memory of those that know theirs; None if none does."""
+    known = [size for drafter in drafters if (size := drafter.memory_bytes()) is not None]
     return sum(known) if known else None
 
 
-@runtime_checkable
-class ReportsFaults(Protocol):
-    """A drafter, or what is made of drafters, that counts what went wrong and cost only its guesses."""
-
-    def fault_counts(self) -> Counter[str]:
-        """By drafter and kind: `ngram/timeout`."""
-        ...
+def all_faults(drafters: Iterable[Drafter]) -> Counter[str]:
+    """Add up the faults of all of them."""
+    return sum((drafter.fault_counts() for drafter in drafters), Counter())
 
 
-def all_faults(parts: Iterable[object]) -> Counter[str]:
-    """Of the parts that count theirs."""
-    return sum((part.fault_counts() for part in parts if isinstance(part, ReportsFaults)), Counter())
+def all_nodes(drafters: Iterable[Drafter]) -> list[NodeReport]:
+    """List the draft nodes of all of them."""
+    return [node for drafter in drafters for node in drafter.nodes()]

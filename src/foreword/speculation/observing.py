@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from foreword.speculation.drafting import (
     Drafter,
     DrafterNeeds,
     KvMemory,
-    Observes,
-    choices_of,
-    needs_of,
 )
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.probe import FaultLog
@@ -90,7 +87,7 @@ class StepObservers:
 class Observer(NamedTuple):
     """A drafter that observes an entry."""
 
-    drafter: Observes
+    drafter: Drafter
     needs: DrafterNeeds
     is_on: bool  # whether it was meant to draft for it in this step
 
@@ -117,7 +114,7 @@ class Observation:
         These are the request's own drafter, the planned one, and those that the policy owns. If the policy's `notifies`
         returns False for a request, its own drafter observes it only while it is planned.
         """
-        watching = [drafter for drafter in policy_drafters if needs_of(drafter)]
+        watching = [drafter for drafter in policy_drafters if drafter.traits.needs]
         # Most requests of a pass have the same drafters: their observers are found once.
         known: dict[tuple[int, int], tuple[Mapping[int, Drafter], Sequence[Observer]]] = {}
         observers: list[Sequence[Observer]] = []
@@ -171,7 +168,7 @@ class Observation:
         """Notify every drafter of the commits of its requests that are still present."""
         if not any(self.observers):
             return
-        commits: dict[int, tuple[Observes, list[Commit]]] = {}
+        commits: dict[int, tuple[Drafter, list[Commit]]] = {}
         hidden, memory, parts = output.hidden, self.memory, report.requests
         places = self.first_rows(part.verdict.draft for part in parts)
         for entry, some, part, first in zip(self.entries, self.observers, parts, places, strict=True):
@@ -209,20 +206,19 @@ def _observers(
         for one in (own, plan)
         if one is not None
         for drafter in _parts(one.drafter)
-        if needs_of(drafter)
+        if drafter.traits.needs
     ]
     planned = () if plan is None else [id(drafter) for drafter in _parts(plan.drafter)]
     found = {id(drafter): drafter for drafter in (*watching, *policy_drafters)}
     observers = [
-        Observer(cast(Observes, drafter), needs_of(drafter), number in planned)
-        for number, drafter in found.items()
+        Observer(drafter, drafter.traits.needs, number in planned) for number, drafter in found.items()
     ]
     return found, observers
 
 
 def _parts(drafter: Drafter) -> Iterable[Drafter]:
     """Return the drafters that a policy chooses between: each observes by itself, the chosen one once."""
-    return choices_of(drafter).values() or (drafter,)
+    return drafter.choices.values() or (drafter,)
 
 
 class KeptStates(Mapping[Tap, Tensor]):

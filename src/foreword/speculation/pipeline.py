@@ -1,12 +1,12 @@
 """Passes that overlap: one that is laid out before the token it starts with is known, and early drafting."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.speculation.accept import Acceptance
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Anticipates, Ask, KvMemory, Unjudged, anticipates
+from foreword.speculation.drafting import Ask, Drafter, KvMemory, Unjudged
 from foreword.speculation.layout import BatchBuffers
 from foreword.speculation.observing import Observation
 from foreword.speculation.probe import FaultLog, StepProbe
@@ -89,7 +89,7 @@ def draft_early(launched: Launched, memory: KvMemory) -> bool:
     if drawn is None:
         return False
     states_at, drawn_at = observation.first_rows(proposal.drafts), acceptance.first_rows()
-    going: dict[int, tuple[Anticipates, list[Unjudged]]] = {}
+    going: dict[int, tuple[Drafter, list[Unjudged]]] = {}
     rows = [0] * len(entries)
     for index, (entry, plan, draft) in enumerate(zip(entries, plans, proposal.drafts, strict=True)):
         state, row = states_at[index], drawn_at.get(index)
@@ -97,15 +97,14 @@ def draft_early(launched: Launched, memory: KvMemory) -> bool:
             continue
         ask = Ask(as_drafter_sees(entry.request), plan.max_nodes, plan.max_depth, memory.of(entry.kv))
         for observer in observation.observers[index]:
-            if observer.is_on and anticipates(observer.drafter):
+            if observer.is_on and observer.drafter.traits.starts_early:
                 # Rows of the pass, of the token after it and of the draft after that, whose last token needs none.
                 rows[index] = entry.run + len(draft) + min(plan.max_nodes, plan.max_depth)
-                drafter = cast(Anticipates, observer.drafter)
                 unjudged = Unjudged(ask, draft, state + entry.run - 1, row)
-                going.setdefault(id(drafter), (drafter, []))[1].append(unjudged)
+                going.setdefault(id(observer.drafter), (observer.drafter, []))[1].append(unjudged)
     if going:
         transaction.reserve_early(rows)
-    were_cold = [drafter.anticipate(some, output.hidden, drawn) for drafter, some in going.values()]
+    were_cold = [drafter.draft_early(some, output.hidden, drawn) for drafter, some in going.values()]
     return any(were_cold)
 
 

@@ -10,7 +10,7 @@ from foreword.acceptance.transfer import HostCopy
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import NO_DRAFT, ROOT, Draft
-from foreword.speculation.drafting import Ask, DraftRequest, KvMemory, needs_of
+from foreword.speculation.drafting import Ask, DraftRequest, KvMemory
 from foreword.speculation.report import DrafterCall
 from foreword.speculation.requests import Aside, DraftPlan, PassEntry, as_drafter_sees
 from foreword.speculation.service import Wish, guess_shares
@@ -163,7 +163,7 @@ def call_drafters(
     pending: HostCopy | None = None  # what the pass is told of where its guesses will be
     for group in by_drafter.values():
         first = group[0][1]
-        lent = memory if needs_of(first.drafter).rows else None
+        lent = memory if first.drafter.traits.needs.rows else None
         asks = [_ask(entries[index], plan, lent) for index, plan, _ in group]
         for index, _, _ in group:
             entries[index].request.asked[id(first.drafter)] = first.drafter

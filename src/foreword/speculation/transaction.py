@@ -11,7 +11,6 @@ from foreword.backends.interface import KvStore
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence, RowMove
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import needs_of
 from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.verdict import Verdict
@@ -55,9 +54,9 @@ class Transaction:
         moves are done here and not by the pass, which would put an older row over one that they have written.
         """
         asked = [
-            (entry, plan, needs_of(plan.drafter).scratch)
+            (entry, plan, plan.drafter.traits.needs.scratch)
             for entry, plan in zip(self.entries, plans, strict=True)
-            if plan is not None and needs_of(plan.drafter).rows
+            if plan is not None and plan.drafter.traits.needs.rows
         ]
         for entry, plan, _ in asked:
             self.cache.reserve(entry.kv, entry.run + plan.max_nodes)

@@ -11,21 +11,10 @@ from foreword.cluster.node_session import Pace
 from foreword.cluster.security import Security
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.guard.guarded import GuardedDrafter
-from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.drafters.registry import Guesses, drafter_kinds
 from foreword.engine.loader import LoadedModel
 from foreword.errors import RequestError
-from foreword.speculation.drafting import Drafter, close_all, needs_of
-
-_HEADS = ("eagle", "eagle3", "p_eagle", "medusa", "mtp", "dflash", "dspark")
-
-REFUSED = {
-    **dict.fromkeys(_HEADS, "it reads the hidden states of the target's pass"),
-    **dict.fromkeys(("jacobi", "lookahead"), "it reads what the target draws in its pass"),
-    "grammar": "the form of an answer stays with the target",
-    "remote": "a node does not ask other nodes",
-}
-"""Methods that a node cannot have, and why."""
+from foreword.speculation.drafting import Drafter
 
 
 @dataclass(frozen=True)
@@ -41,11 +30,11 @@ class NodeSettings:
 
 
 def make_node(loaded: LoadedModel, config: SpeculationConfig, settings: NodeSettings) -> DraftNode:
-    """A node that listens; `start` lets targets in. With `draft_model`, the loaded model is the one that drafts."""
+    """A node that listens; `start` lets targets in. A draft model is the loaded one."""
     check_methods(config.method)
     drafter = _drafter(loaded, config, settings.kv_tokens)
-    if needs_of(drafter):
-        close_all([drafter])
+    if drafter.traits.needs:
+        drafter.close()
         raise RequestError(f"{'+'.join(config.method)} cannot draft on a node: it needs the target's pass")
     tokenizer, size = loaded.tokenizer, loaded.vocab_size
 
@@ -64,17 +53,17 @@ def make_node(loaded: LoadedModel, config: SpeculationConfig, settings: NodeSett
 def check_methods(names: Sequence[str]) -> None:
     """Refuse by name what needs more than a text."""
     for name in names:
-        if name in REFUSED:
-            raise RequestError(f"{name} cannot draft on a node: {REFUSED[name]}")
+        kind = drafter_kinds().get(name)
+        if kind is not None and kind.traits.needs_target:
+            raise RequestError(f"{name} cannot draft on a node: {kind.traits.needs_target}")
 
 
 def _drafter(loaded: LoadedModel, config: SpeculationConfig, kv_tokens: int) -> Drafter:
-    if config.method != ("draft_model",):
+    name = config.method[0]
+    build = drafter_kinds()[name].build_on_node
+    if len(config.method) > 1 or build is None:
         return config.build(loaded.resources())
-    width = dict(config.options).get("tree_width", 1)
-    size, decoder = DraftingSize(width, kv_tokens), loaded.decoder
-    drafting = AutoregressiveDrafter(decoder, loaded.vocab_size, size, decoder.weight_bytes)
-    return GuardedDrafter(drafting, "draft_model")
+    return GuardedDrafter(build(config.settings_of(name), loaded.resources(), kv_tokens), name)
 
 
 def _pace(config: SpeculationConfig) -> Pace:

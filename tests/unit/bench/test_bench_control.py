@@ -3,7 +3,6 @@
 import random
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +47,7 @@ from foreword.bench.control.windows import (
 from foreword.bench.skeleton import BestFixed, Interval, against_best, bootstrap, together
 from foreword.drafters.combined import Routed
 from foreword.errors import RequestError
+from foreword.speculation.drafting import Drafter, DraftSource, Traits
 from helpers.clocks import ScriptedClock
 
 OWN = Arm(CONTROLLER, None)
@@ -226,23 +226,23 @@ def test_a_brake_makes_calls_longer_and_nothing_else():
         clock.pass_by(0.1)
         return asks
 
-    inner: Any = SimpleNamespace(propose=propose, needs="states", forget=nothing)
+    inner: Any = Drafter()
+    inner.propose, inner.traits = propose, Traits(DraftSource.HEAD)
     drafter: Any = SlowedDrafter(inner, brake, clock, clock.pass_by)
-    assert drafter.needs == "states"
-    assert drafter.propose([1]) == [1]
+    assert drafter.traits is inner.traits
+    assert drafter.propose([[1]]) == [[1]]
     assert clock.now == pytest.approx(0.1)
     with brake.pulled(10.0):
-        drafter.propose([1])
+        drafter.propose([[1]])
     assert clock.now == pytest.approx(1.1)
-    drafter.propose([1])
+    drafter.propose([[1]])
     assert clock.now == pytest.approx(1.2)
-    with pytest.raises(AttributeError):
-        _ = drafter.choices
+    assert not drafter.choices
 
 
 def test_of_several_drafters_each_is_behind_the_brake():
     brake = Brake()
-    parts: Any = {"one": SimpleNamespace(forget=nothing), "other": SimpleNamespace(forget=nothing)}
+    parts: Any = {"one": Drafter(), "other": Drafter()}
     whole: Any = slowed(Routed(parts), brake)
     assert list(whole.choices) == ["one", "other"]
     assert all(isinstance(one, SlowedDrafter) for one in whole.choices.values())

@@ -19,13 +19,14 @@ from foreword.cluster.messages import (
 from foreword.cluster.node_service import FORGOTTEN_SECONDS, DraftDesk, NodeLimits
 from foreword.cluster.node_session import Pace, Session
 from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Drafter
 from helpers.asks import text_request
 from helpers.clocks import ScriptedClock
 
 VOCAB = 1000
 
 
-class Counting:
+class Counting(Drafter):
     """Guesses that tokens count on, and knows what it was asked; `wide` puts a wrong sibling before each."""
 
     def __init__(self, wide: bool = False) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from foreword.cluster.reports import SharedNodes
 from foreword.cluster.settings import RemoteConfig
+from foreword.cluster.shared_nodes import SharedNodes
 
 HERE, THERE = RemoteConfig("127.0.0.1:1"), RemoteConfig("127.0.0.1:2")
 

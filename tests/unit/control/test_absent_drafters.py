@@ -5,6 +5,7 @@ from typing import Any
 
 from foreword.control.decisions.choosing import present_name
 from foreword.control.measured import MeasuredPolicy
+from foreword.speculation.drafting import Traits
 from foreword.speculation.requests import DraftPlan
 from helpers.traffic import CPU, Kind, PretendDrafter, Traffic
 
@@ -13,7 +14,7 @@ HEDGE = PretendDrafter("suffix", {"chat": Kind(0.15, 0.9)}, call=0.05e-3)
 
 
 def plan(absent: tuple[str, ...] = ()) -> DraftPlan:
-    drafter: Any = SimpleNamespace(may_be_absent=True, absent=absent)
+    drafter: Any = SimpleNamespace(traits=Traits(may_be_absent=True), absent=absent, choices={})
     return DraftPlan("remote+suffix", drafter, 8, 8)
 
 

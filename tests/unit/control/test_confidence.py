@@ -21,6 +21,7 @@ from foreword.control.measured import MeasuredPolicy
 from foreword.control.settings import ControlSettings
 from foreword.speculation.confidence import CLASSES, EDGES, MIDDLES, Stop, class_of
 from foreword.speculation.draft import NO_DRAFT, Draft
+from foreword.speculation.drafting import Drafter
 from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan
 from foreword.speculation.verdict import Verdict
@@ -142,7 +143,7 @@ def test_where_one_cohorts_drafts_end_says_little_of_others():
 def test_what_was_drawn_under_other_rules_is_never_cut_by_how_sure_it_is(trial: int):
     estimate = pair()
     control = PairControl(estimate, worth=Worth(depth=2, kept=2, least=(0.5, 0.5)))
-    arm = Arm(DraftPlan("head", None, 4, 4), control, RequestFit(estimate))  # type: ignore[arg-type]
+    arm = Arm(DraftPlan("head", Drafter(), 4, 4), control, RequestFit(estimate))
     request: Any = SimpleNamespace(request_id=1, step_limit=None)
     q = Drawn(np.array([1, 2]), np.array([0.9, 0.1]))
     entry: Any = SimpleNamespace(request=request)
@@ -162,7 +163,9 @@ def test_what_was_drawn_under_other_rules_is_never_cut_by_how_sure_it_is(trial: 
 def test_a_head_that_says_nothing_of_a_request_is_not_taken_to_stop():
     """A grammar's masks are not in a chain's call: it is asked for as deep as is worth it on average then."""
     estimate = pair()
-    arm = Arm(DraftPlan("head", None, 4, 4), PairControl(estimate), RequestFit(estimate), is_stopping=True)  # type: ignore[arg-type]
+    arm = Arm(
+        DraftPlan("head", Drafter(), 4, 4), PairControl(estimate), RequestFit(estimate), is_stopping=True
+    )
     request: Any = SimpleNamespace(request_id=1, step_limit=None)
     entry: Any = SimpleNamespace(request=request)
     for sure, is_stopping in (([0.5], True), ([], False)):
@@ -190,7 +193,7 @@ def test_guesses_are_worth_what_the_drafter_says_of_each():
 
 def test_a_draft_is_worth_verifying_up_to_the_first_guess_that_is_not():
     control = PairControl(pair(), worth=Worth(least=(0.2, 0.5, 0.9)))
-    arm = Arm(DraftPlan("head", None, 4, 4), control, RequestFit(control.estimate))  # type: ignore[arg-type]
+    arm = Arm(DraftPlan("head", Drafter(), 4, 4), control, RequestFit(control.estimate))
     assert arm.worth_verifying(Draft.chain([1, 2], 0, confidence=[SURE, SURE])) == 2
     assert arm.worth_verifying(Draft.chain([1, 2, 3], 0, confidence=[SURE, 0.4, SURE])) == 1
     assert arm.worth_verifying(Draft.chain([1], 0, confidence=[UNSURE])) == 0

@@ -14,7 +14,7 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.proposing import fit_to_room
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
@@ -34,7 +34,7 @@ def small_core(pages: int, policy: FixedPolicy | None = None, **config: Any) -> 
     return core_on(target, policy=policy, clock=target.clock, kv_cache_memory_bytes=memory, **config)
 
 
-class Liar:
+class Liar(Drafter):
     """As many guesses as it may make, all of them wrong."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ def test_a_guess_takes_no_page_that_is_cached_or_wanted():
     assert guesses(max_rows=12) == 0
 
 
-class Late:
+class Late(Drafter):
     """Hands in every draft one call too late."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ from foreword.control.learning.probes import (
 from foreword.control.learning.watching import BEFORE_A_PROBE, LEAST_STEPS, TELLING, WATCH_STEPS, Watch
 from foreword.control.measured import MeasuredPolicy
 from foreword.control.settings import ControlSettings
-from foreword.speculation.drafting import Drafter, DrafterNeeds
+from foreword.speculation.drafting import Drafter, DrafterNeeds, Traits
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
 from foreword.speculation.requests import DraftPlan
@@ -72,7 +72,7 @@ def test_what_a_drafter_has_to_catch_up_with_is_part_of_the_price(
     bank = TimeBank(accounts={"head": Account(1.0)})
     control = PairControl(Estimates().pair("head", "", "chat"))
     control.probe_seconds, control.probe_more, control.probe_behind = 0.1, 0.1, 0.01
-    drafter: Any = SimpleNamespace(needs=DrafterNeeds(taps=(Tap(1),) if is_head else ()))
+    drafter: Any = SimpleNamespace(traits=Traits(needs=DrafterNeeds(taps=(Tap(1),) if is_head else ())))
     fit: Any = None
     arm = Arm(DraftPlan("head", drafter, 4, 4), control, fit, heard=20)
     record: Any = SimpleNamespace(length=20 + behind)

@@ -4,10 +4,11 @@ import pytest
 
 from foreword.drafters.combined import FirstOf, Merged, merge
 from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.drafting import Drafter
 from helpers.asks import ask, text_request
 
 
-class Saying:
+class Saying(Drafter):
     def __init__(self, *drafts: Draft) -> None:
         self.drafts = drafts
         self.asked: list[int] = []

@@ -14,7 +14,7 @@ from foreword.engine.parts import EngineParts
 from foreword.engine.profiles import begin_with_calls
 from foreword.engine.text import Vocabulary
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 from helpers.clocks import ScriptedClock
 from helpers.rollout_world import VOCAB, TimedTarget
 
@@ -22,7 +22,7 @@ CALL, LEVEL = 0.4e-3, 0.5e-3
 CONFIG = SpeculationConfig.parse({"method": "ngram", "num_speculative_tokens": 3})
 
 
-class Levels:
+class Levels(Drafter):
     """Every level costs; the very first call costs much more."""
 
     def __init__(self, clock: ScriptedClock, fails: bool = False) -> None:

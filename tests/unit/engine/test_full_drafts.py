@@ -6,12 +6,12 @@ import torch
 from foreword.acceptance.transfer import HostCopy
 from foreword.engine.preparing import FullDrafts
 from foreword.speculation.draft import DeviceTokens, Draft
-from foreword.speculation.drafting import Ask
+from foreword.speculation.drafting import Ask, Drafter
 from foreword.speculation.requests import as_drafter_sees
 from helpers.requests import lone_request
 
 
-class Says:
+class Says(Drafter):
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
 

@@ -25,7 +25,7 @@ from foreword.engine.requests.request import Request
 from foreword.engine.text import Vocabulary
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import Draft, marked_cold
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
 from foreword.speculation.requests import PassEntry, as_drafter_sees
@@ -61,7 +61,7 @@ class ColdTarget(HistoryTarget):
         return replace(super().forward(batch, store), is_cold=is_cold)
 
 
-class ColdDrafter:
+class ColdDrafter(Drafter):
     """Captures in its second call."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from foreword.backends.batch import Tap
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import DrafterNeeds, KvMemory, Unjudged
+from foreword.speculation.drafting import Drafter, DrafterNeeds, KvMemory, Traits, Unjudged
 from foreword.speculation.observing import Observation, Observer
 from foreword.speculation.pipeline import Launched, draft_early
 from foreword.speculation.proposing import Proposal
@@ -21,15 +21,15 @@ FIRST_ROWS = (0, 5)
 """Rows of the pass's draws with which the two entries begin."""
 
 
-class Early:
+class Early(Drafter):
     """A drafter that notes what it may draft after."""
 
-    anticipates = True
+    traits = Traits(starts_early=True)
 
     def __init__(self) -> None:
         self.seen: list[Unjudged] = []
 
-    def anticipate(self, unjudged: list[Unjudged], hidden: Any, drawn: Any) -> bool:
+    def draft_early(self, unjudged: list[Unjudged], hidden: Any, drawn: Any) -> bool:
         self.seen += unjudged
         return False
 

@@ -14,6 +14,7 @@ from foreword.acceptance.rules.drawn import Drawn
 from foreword.drafters.guard.caller_thread import LONGEST_REST, REST_FACTOR, CallerThread
 from foreword.drafters.guard.guarded import GuardedDrafter
 from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Drafter
 from helpers.asks import ask, text_request
 from helpers.warm_process import warm
 
@@ -21,7 +22,7 @@ GOOD = Draft.chain([1, 2], 1)
 VOCAB = 10
 
 
-class Scripted:
+class Scripted(Drafter):
     def __init__(self, answer) -> None:
         self.answer = answer
 
@@ -177,7 +178,7 @@ class Clock:
         return self.now
 
 
-class Hanging:
+class Hanging(Drafter):
     """Hangs in its first call until it is released."""
 
     def __init__(self) -> None:

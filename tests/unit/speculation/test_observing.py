@@ -11,7 +11,7 @@ from foreword.drafters.combined import Routed
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Commit, Drafter, DrafterNeeds, DraftRequest
+from foreword.speculation.drafting import Ask, Commit, Drafter, DrafterNeeds, DraftRequest, Traits
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.step import Stepper
@@ -36,11 +36,11 @@ class Target(HistoryTarget):
         return ForwardOutput(output.logits, hidden)
 
 
-class Listener:
+class Listener(Drafter):
     """Guesses wrong trees, and writes down what it is told and given."""
 
     def __init__(self, *taps: int, rows: tuple[RowSpec, ...] = (), scratch: int = 0) -> None:
-        self.needs = DrafterNeeds(tuple(map(Tap, taps)), rows, scratch=scratch)
+        self.traits = Traits(needs=DrafterNeeds(tuple(map(Tap, taps)), rows, scratch=scratch))
         self.told: list[Commit] = []
         self.asked: list[tuple[int, int]] = []  # (computed rows, reserved rows) when it was asked
         self.forgotten: list[int] = []
@@ -89,7 +89,7 @@ def test_all_who_may_draft_for_a_request_are_told_with_the_states_that_each_need
         position = 0
         for commit in drafter.told:
             assert commit.first == position
-            for tap in drafter.needs.taps:
+            for tap in drafter.traits.needs.taps:
                 states = commit.hidden[tap]
                 places = range(position, position + commit.rows)
                 assert states.tolist() == [[tap.layer, place] for place in places]

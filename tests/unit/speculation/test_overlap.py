@@ -12,7 +12,7 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap
 from foreword.control.fixed import FixedPolicy
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import NO_NEEDS, Ask, Commit, DrafterNeeds, DraftRequest
+from foreword.speculation.drafting import NO_NEEDS, Ask, Commit, Drafter, DrafterNeeds, DraftRequest, Traits
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.step import Stepper
@@ -71,7 +71,7 @@ def test_a_chunk_that_follows_another_is_plain():
     request = started(cache, prompt)
     truth = plain_text(prompt, 4)
 
-    class Knowing:
+    class Knowing(Drafter):
         def propose(self, asks: Sequence[Ask]) -> list[Draft]:
             return [Draft.chain(truth[: ask.max_nodes], len(ask.request.tokens)) for ask in asks]
 
@@ -234,11 +234,11 @@ class TappedTarget(HistoryTarget):
         return ForwardOutput(output.logits, hidden)
 
 
-class Observer:
+class Observer(Drafter):
     """Guesses trees of which one node in two is right, and writes down what it is told."""
 
     def __init__(self, needs: DrafterNeeds) -> None:
-        self.needs = needs
+        self.traits = Traits(needs=needs)
         self.told: list[Commit] = []
         self._rng = random.Random(0)
         self.truth: dict[int, list[int]] = {}

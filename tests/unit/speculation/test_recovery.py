@@ -17,7 +17,7 @@ from foreword.errors import EngineStopped
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.accept import Acceptance
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 from foreword.speculation.recovery import Recovery, UnderWay
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.step import Stepper
@@ -102,7 +102,7 @@ def test_after_two_faults_at_once_every_pass_is_counted_again(monkeypatch: pytes
     assert (request.finish_reason, dict(core.faults)) == ("length", {"ahead": 1, "step": 1})
 
 
-class SecondSibling:
+class SecondSibling(Drafter):
     """Guesses two tokens for the same place, the second of which is right: its row has to be moved."""
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
@@ -168,7 +168,7 @@ def faults_of(target: OneFault) -> dict[str, int]:
     return dict(core.faults)
 
 
-class SlowDrafter:
+class SlowDrafter(Drafter):
     """Takes 2 s for a guess."""
 
     def __init__(self, clock: ScriptedClock) -> None:

@@ -16,7 +16,7 @@ from foreword.engine.requests.answer import RequestLimits
 from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import ROOT, Draft, stack
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 from foreword.speculation.proposing import call_drafters
 from foreword.speculation.recovery import Recovery
 from foreword.speculation.requests import Aside, DraftPlan, PassEntry
@@ -88,7 +88,7 @@ def test_a_perfect_chain_saves_passes():
     target, cache = HistoryTarget(), PagedCache(8)
     request = make_request(cache, [1, 2], seed=1)
 
-    class Perfect:
+    class Perfect(Drafter):
         def propose(self, asks: Sequence[Ask]) -> list[Draft]:
             return [self._chain(ask) for ask in asks]
 
@@ -119,7 +119,7 @@ def test_a_stale_oversized_or_nonsensical_draft_is_dropped(draft: Draft):
     target, cache = HistoryTarget(), PagedCache(8)
     request = make_request(cache, [1, 2, 3], seed=1)
 
-    class Stubborn:
+    class Stubborn(Drafter):
         def propose(self, asks: Sequence[Ask]) -> list[Draft]:
             return [draft] * len(asks)
 
@@ -133,7 +133,7 @@ def test_drafters_are_asked_for_no_more_than_fits_the_answer():
     request = make_request(cache, [1, 2, 3], seed=1)
     depths: list[int] = []
 
-    class Listening:
+    class Listening(Drafter):
         def propose(self, asks: Sequence[Ask]) -> list[Draft]:
             depths.extend(ask.max_depth for ask in asks)
             return [Draft(committed_len=len(ask.request.tokens)) for ask in asks]
@@ -143,7 +143,7 @@ def test_drafters_are_asked_for_no_more_than_fits_the_answer():
 
 
 def test_one_that_is_asked_aside_is_asked_in_the_same_call_and_changes_nothing():
-    class Same:
+    class Same(Drafter):
         def propose(self, asks: Sequence[Ask]) -> list[Draft]:
             return [Draft.chain([4], len(ask.request.tokens), ask.request.epoch) for ask in asks]
 
@@ -276,7 +276,7 @@ def test_launch_commits_nothing_and_an_abandoned_one_can_be_aborted():
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_branch_where_only_chains_are_exact_costs_its_guesses_and_nobody_elses(rule: str):
-    class Branching:
+    class Branching(Drafter):
         def propose(self, asks: Sequence[Ask]) -> list[Draft]:
             return [self._draft(ask.request) for ask in asks]
 

@@ -30,6 +30,7 @@ from foreword.bench.methods import Method
 from foreword.bench.prompts import BenchPrompt
 from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.registry import drafter_kinds
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.loader import LoadedModel
@@ -41,9 +42,6 @@ from foreword.progress import StageProgress
 from foreword.speculation.drafting import Drafter
 
 SLOWER = 10.0
-
-LEARNS_FROM_ANSWERS = "suffix"
-"""A drafter that would know the answers of earlier windows: then every window is another tenant's."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,9 @@ def measure_control(
     known = _encoded(loaded, prompts)
     kinds = sizes.chosen([kind for kind in known.kinds if kind != MIXED])
     try:
-        learns = any(LEARNS_FROM_ANSWERS in one.method for one in (_default(loaded), *parsed))
+        # A drafter that knows the answers of earlier windows: every window is then another tenant's.
+        methods = [name for one in (_default(loaded), *parsed) for name in one.method]
+        learns = any(drafter_kinds()[name].traits.learns_answers for name in methods)
         station = EngineStation(engine, known, sizes.tokens, are_strangers=learns)
         line = EngineLine(engine, known)
         cells = [(kind, batch) for batch in sizes.batches for kind in kinds]

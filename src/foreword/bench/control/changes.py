@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
 from time import perf_counter, sleep
-from typing import Any
 
 from foreword.bench.control.timeline import (
     Line,
@@ -20,10 +19,10 @@ from foreword.bench.control.timeline import (
     worst_stretch,
 )
 from foreword.bench.control.windows import MIXED, PLAIN, Arm
-from foreword.drafters.combined import Routed
+from foreword.drafters.combined import FirstOf, Routed
 from foreword.progress import StageProgress
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest, choices_of, close_all
+from foreword.speculation.drafting import Ask, Drafter
 
 
 class Brake:
@@ -42,8 +41,8 @@ class Brake:
             self.factor = 1.0
 
 
-class SlowedDrafter:
-    """Another drafter behind a brake; all but its calls is the other's own."""
+class SlowedDrafter(FirstOf):
+    """Another drafter whose calls a brake makes longer."""
 
     def __init__(
         self,
@@ -52,31 +51,23 @@ class SlowedDrafter:
         clock: Callable[[], float] = perf_counter,
         wait: Callable[[float], None] = sleep,
     ) -> None:
-        self._drafter = drafter
+        super().__init__([drafter])
+        self.traits = drafter.traits
         self._brake = brake
         self._clock = clock
         self._wait = wait
 
-    def propose(self, asks: Sequence[Ask]) -> Sequence[Draft]:
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         began = self._clock()
-        drafts = self._drafter.propose(asks)
+        drafts = super().propose(asks)
         if self._brake.factor > 1:
             self._wait((self._brake.factor - 1) * (self._clock() - began))
         return drafts
 
-    def forget(self, request: DraftRequest) -> None:
-        self._drafter.forget(request)
-
-    def close(self) -> None:
-        close_all([self._drafter])
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the other has
-        return getattr(self._drafter, name)
-
 
 def slowed(drafter: Drafter, brake: Brake) -> Drafter:
     """A drafter behind a brake; of those that a policy chooses between, each."""
-    choices = {name: SlowedDrafter(one, brake) for name, one in choices_of(drafter).items()}
+    choices = {name: SlowedDrafter(one, brake) for name, one in drafter.choices.items()}
     return Routed(choices) if choices else SlowedDrafter(drafter, brake)
 
 

@@ -31,15 +31,12 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.pipeline import StepPipeline
 from foreword.speculation.draft import DeviceTokens, Draft
 from foreword.speculation.drafting import (
-    NO_NEEDS,
     Ask,
     Commit,
     Drafter,
-    DrafterNeeds,
     DraftRequest,
+    Traits,
     Unjudged,
-    anticipates,
-    needs_of,
 )
 
 DEPTH = 5
@@ -64,7 +61,7 @@ class SpeculativeSpeed:
     draft_ms: float  # of a step
 
 
-class RecordedDrafter:
+class RecordedDrafter(Drafter):
     """Says what is known to come, each guess right at a rate; another drafter pays for it."""
 
     def __init__(self, truth: dict[tuple[int, ...], list[int]], rate: float, payer: Drafter | None) -> None:
@@ -73,10 +70,7 @@ class RecordedDrafter:
         self._payer: Any = payer
         self._runs = cycle(dealt_runs(rate))  # how many guesses of each draft are right
         self._known: dict[int, list[int]] = {}  # by request: a long prompt is looked up once
-
-    @property
-    def needs(self) -> DrafterNeeds:
-        return NO_NEEDS if self._payer is None else needs_of(self._payer)
+        self.traits = Traits() if payer is None else payer.traits
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         paid = [] if self._payer is None else self._payer.propose(asks)
@@ -90,15 +84,11 @@ class RecordedDrafter:
         ]
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        if self._payer is not None and self.needs:
+        if self._payer is not None and self.traits.needs:
             self._payer.observe(commits)
 
-    @property
-    def anticipates(self) -> bool:
-        return anticipates(self._payer)
-
-    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
-        return bool(self._payer.anticipate(unjudged, hidden, drawn))
+    def draft_early(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
+        return bool(self._payer.draft_early(unjudged, hidden, drawn))
 
     def forget(self, request: DraftRequest) -> None:
         self._known.pop(request.request_id, None)

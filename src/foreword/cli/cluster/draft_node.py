@@ -66,6 +66,7 @@ def draft_node(
     from foreword.cluster.pools.running import Stopping
     from foreword.cluster.security import Security, TlsFiles
     from foreword.drafters.config import SpeculationConfig
+    from foreword.drafters.registry import drafter_kinds
     from foreword.engine.loader import load_model
     from foreword.wire.draft_node import NodeSettings, check_methods, make_node
 
@@ -76,7 +77,8 @@ def draft_node(
     names = method.split("+")
     check_methods(names)  # before anybody asks for what they would need
     given = {"method": names, **settings}
-    if "draft_model" in names:
+    kinds = drafter_kinds()
+    if any(name in kinds and kinds[name].build_on_node is not None for name in names):
         given["model"] = model
     config = SpeculationConfig.parse(json.dumps(given))
     where = NodeSettings(address, security, capacity, kv_tokens, run_ahead, parse_labels(labels))

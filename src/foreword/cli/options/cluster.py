@@ -92,13 +92,15 @@ class NodeOptions:
 def with_nodes(config: "SpeculationConfig | None", nodes: dict[str, Any]) -> "SpeculationConfig | None":
     """Return a configuration that prefers nodes, with the local drafter as fallback."""
     from foreword.drafters.config import SpeculationConfig
+    from foreword.speculation.drafting import DraftSource
 
     if not nodes:
-        if config is not None and "remote" in config.method:
-            config.settings_of("remote").security()
+        if config is not None:
+            for name in config.methods_of(DraftSource.REMOTE):
+                config.settings_of(name).security()
         return config
     if config is None:
         return SpeculationConfig.parse({"method": "remote", "num_speculative_tokens": DRAFT_TOKENS, **nodes})
-    if "remote" in config.method:
+    if config.methods_of(DraftSource.REMOTE):
         raise RequestError("--drafters and a --speculation by remote exclude each other; give one")
     return SpeculationConfig.parse({**config.as_mapping(), "method": ["remote", *config.method], **nodes})

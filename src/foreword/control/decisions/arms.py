@@ -21,7 +21,6 @@ from foreword.control.settings import ControlSettings
 from foreword.kv.extra_rows import KEPT_STATES
 from foreword.speculation.confidence import Stop
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import needs_of
 from foreword.speculation.requests import DraftPlan
 
 LEAST_LOSS = 0.01
@@ -233,13 +232,13 @@ class Arm:
     @cached_property
     def reading(self) -> DraftPlan | None:
         """The plan for a pass of the prompt: nothing is asked, but a head reads along; None: it is no head."""
-        has_states = bool(needs_of(self.plan.drafter).taps)
+        has_states = bool(self.plan.drafter.traits.needs.taps)
         return replace(self.plan, max_nodes=0, max_depth=0) if has_states else None
 
     @cached_property
     def is_lookup(self) -> bool:
         """Whether it needs nothing but the text."""
-        return not needs_of(self.plan.drafter)
+        return not self.plan.drafter.traits.needs
 
     @property
     def pays(self) -> bool:

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from foreword.control.decisions.arms import Arm
 from foreword.control.decisions.records import RequestRecord
-from foreword.speculation.drafting import absent_of, choices_of
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 
 
@@ -48,12 +47,12 @@ def present_name(plan: DraftPlan) -> str:
 
     What the others say then is measured as theirs, and not mixed up with what all of them say together.
     """
-    absent = absent_of(plan.drafter)
+    absent = plan.drafter.absent
     present = [name for name in plan.method.split("+") if name not in absent]
     return "+".join(present) or plan.method
 
 
 def plans_of(plan: DraftPlan) -> list[DraftPlan]:
     """The plans of those that a plan leaves the choice between."""
-    choices = choices_of(plan.drafter)
+    choices = plan.drafter.choices
     return [replace(plan, method=name, drafter=drafter) for name, drafter in choices.items()] or [plan]

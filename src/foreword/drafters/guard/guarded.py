@@ -9,29 +9,8 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from foreword.backends.batch import Tap
-from foreword.cluster.reports import NodeReport, all_nodes
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import (
-    Anticipates,
-    Ask,
-    Commit,
-    Drafter,
-    DrafterNeeds,
-    DraftRequest,
-    Expects,
-    Observes,
-    Unjudged,
-    absent_of,
-    added_memory,
-    all_faults,
-    anticipates,
-    close_all,
-    expected_rates,
-    expects,
-    may_be_absent,
-    needs_of,
-    stops,
-)
+from foreword.speculation.drafting import Ask, Commit, Drafter, DraftRequest, NodeReport, Unjudged, close_all
 from foreword.speculation.proposing import known_tokens
 
 _log = logging.getLogger(__name__)
@@ -85,27 +64,20 @@ class InlineCaller:
         """Nothing is kept."""
 
 
-class GuardedDrafter:
+class GuardedDrafter(Drafter):
     """Asks a drafter and checks what it returns. Every fault is counted by kind; the first of each is logged."""
 
     def __init__(self, drafter: Drafter, name: str, caller: Caller | None = None) -> None:
         self._drafter = drafter
         self._name = name
         self._caller = caller or InlineCaller()
-        self.needs: DrafterNeeds = needs_of(drafter)
-        self.expects = expects(drafter)
-        self.anticipates = anticipates(drafter)
-        self.stops = stops(drafter)
-        self.may_be_absent = may_be_absent(drafter)
-        self.acceptance_by_level = expected_rates(drafter)
+        self.traits = drafter.traits
         self.faults: Counter[str] = Counter()
-        # Asked of a protocol once: it takes longer than what a head does when it is told of a step.
-        self._observes = drafter if isinstance(drafter, Observes) else None
 
     @property
     def absent(self) -> tuple[str, ...]:
         """Its name while it can say nothing."""
-        return (self._name,) if self.may_be_absent and absent_of(self._drafter) else ()
+        return (self._name,) if self.traits.may_be_absent and self._drafter.absent else ()
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """What the drafter says, as far as it can be used; an empty draft for the rest."""
@@ -118,20 +90,13 @@ class GuardedDrafter:
         return [self._checked(answer, ask) for answer, ask in zip(answers, asks, strict=True)]
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        drafter = self._observes
-        if drafter is not None:
-            self._call(lambda: drafter.observe(commits))
+        self._call(lambda: self._drafter.observe(commits))
 
-    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
-        drafter = self._drafter
-        return isinstance(drafter, Anticipates) and bool(
-            self._call(lambda: drafter.anticipate(unjudged, hidden, drawn))
-        )
+    def draft_early(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
+        return bool(self._call(lambda: self._drafter.draft_early(unjudged, hidden, drawn)))
 
     def expect(self, request: DraftRequest) -> None:
-        drafter = self._drafter
-        if isinstance(drafter, Expects):
-            self._call(lambda: drafter.expect(request))
+        self._call(lambda: self._drafter.expect(request))
 
     def forget(self, request: DraftRequest) -> None:
         """Let the drafter drop what it keeps for a request; one that hangs does so when it comes back.
@@ -146,16 +111,16 @@ class GuardedDrafter:
 
     def memory_bytes(self) -> int | None:
         """What the drafter says of its memory."""
-        return self._call(lambda: added_memory([self._drafter]))
+        return self._call(self._drafter.memory_bytes)
 
     def fault_counts(self) -> Counter[str]:
         """By kind, under the drafter's name, with those that it counts itself."""
         own = Counter({f"{self._name}/{kind}": count for kind, count in self.faults.items()})
-        return own + all_faults([self._drafter])
+        return own + self._drafter.fault_counts()
 
     def nodes(self) -> list[NodeReport]:
         """Those that the drafter asks; any thread may want to know."""
-        return all_nodes([self._drafter])
+        return self._drafter.nodes()
 
     def close(self) -> None:
         """Close the drafter, when it comes back if it hangs, and ask it no more."""

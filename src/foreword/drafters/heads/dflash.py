@@ -1,6 +1,7 @@
 """DFlash: a block of masks behind the newest token is filled in one pass that sees the target's hidden states."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,7 +11,8 @@ from foreword.backends.interface import HeadCall, HeadInput, HeadOutput
 from foreword.drafters.heads.at_once import guess_at_once
 from foreword.drafters.heads.chain_plan import drafted, plan_chains
 from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
-from foreword.drafters.heads.loading import HeadConfig, LoadedHead, load_head
+from foreword.drafters.heads.loading import HEAD, HeadConfig, LoadedHead, load_head
+from foreword.drafters.registry import DrafterKind, Guesses, is_wide
 from foreword.drafters.resources import DrafterResources
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import Draft, marked_cold
@@ -30,7 +32,7 @@ class DFlashHead(HeadInPages):
     def __init__(self, head: LoadedHead, width: int) -> None:
         super().__init__(head, LAG, scratch=head.spec.block_size)
         self._runner = head.runner
-        self.acceptance_by_level = head.acceptance_by_level
+        self.traits = replace(self.traits, acceptance_by_level=head.acceptance_by_level)
         assert head.spec.mask_token_id is not None
         self._mask, self._spec, self._width = head.spec.mask_token_id, head.spec, width
         self._in_one_call = width == 1  # where the runner can
@@ -122,3 +124,14 @@ def _see_all(arrays: BatchArrays, parts: Sequence[SequenceRows]) -> None:
 def build_dflash(config: HeadConfig, resources: DrafterResources) -> DFlashHead:
     """Load the head beside the target."""
     return DFlashHead(load_head(config.model, "dflash", resources), config.tree_width)
+
+
+KIND = DrafterKind(
+    "a head that fills a block of masks in one pass",
+    HeadConfig,
+    build_dflash,
+    is_wide,
+    can_hang=False,
+    guesses=Guesses.DRAWN,
+    traits=HEAD,
+)

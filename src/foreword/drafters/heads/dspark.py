@@ -10,7 +10,8 @@ from foreword.backends.interface import HeadOutput
 from foreword.drafters.heads.at_once import grow_levels, new_trees
 from foreword.drafters.heads.dflash import DFlashHead
 from foreword.drafters.heads.head_tree import HeadTree
-from foreword.drafters.heads.loading import LoadedHead, check_width, load_head
+from foreword.drafters.heads.loading import HEAD, LoadedHead, check_width, load_head
+from foreword.drafters.registry import DrafterKind, Guesses, is_wide
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 from foreword.models.heads.spec import CONFIDENCE
@@ -79,3 +80,14 @@ def build_dspark(config: DSparkConfig, resources: DrafterResources) -> DSparkHea
     """Load the head beside the target."""
     head = load_head(config.model, "dspark", resources)
     return DSparkHead(head, config.tree_width, config.confidence)
+
+
+KIND = DrafterKind(
+    "a DFlash head with a Markov head over the tokens of a block",
+    DSparkConfig,
+    build_dspark,
+    is_wide,
+    can_hang=False,
+    guesses=Guesses.DRAWN,
+    traits=HEAD,
+)

@@ -10,7 +10,7 @@ from foreword.backends.interface import HeadInput, head_output
 from foreword.drafters.heads.growing import Begun, grow_by_passes
 from foreword.drafters.heads.head_tree import HeadTree
 from foreword.drafters.heads.in_pages import HeadInPages, Run
-from foreword.drafters.heads.loading import LoadedRows
+from foreword.drafters.heads.loading import HEAD_BY_LEVEL, LoadedRows
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, RequestRows
 from foreword.speculation.layout import SequenceRows
@@ -24,6 +24,8 @@ class ExitHead(HeadInPages):
 
     Rows of guesses in these layers stand where the target's own pass will write the same ones.
     """
+
+    traits = HEAD_BY_LEVEL
 
     def __init__(self, loaded: LoadedRows, width: int) -> None:
         super().__init__(loaded, LAG, scratch=MAX_DRAFT_NODES if width > 1 else 0)

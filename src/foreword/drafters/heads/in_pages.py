@@ -1,6 +1,7 @@
 """Heads with KV rows in the target's pages: how the rows of committed tokens come about."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -9,11 +10,11 @@ from torch import Tensor
 
 from foreword.backends.batch import SideBySide, Tap, joined_states, num_states
 from foreword.backends.interface import HeadInput, head_output
-from foreword.drafters.heads.loading import LoadedRows
+from foreword.drafters.heads.loading import HEAD, LoadedRows
 from foreword.kv.extra_rows import ExtraRows
 from foreword.kv.states import States, stacked
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Commit, DrafterNeeds, DraftRequest, RequestRows
+from foreword.speculation.drafting import Commit, Drafter, DrafterNeeds, RequestRows
 from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.observing import KeptStates
 
@@ -41,14 +42,14 @@ class Run(NamedTuple):
         return self.first if self.first > self.rows.end else max(self.rows.begin, self.lag)
 
 
-class HeadInPages:
+class HeadInPages(Drafter):
     """What such heads share. Their rows follow the request wherever it goes: nothing is kept here.
 
     The rows of committed tokens are made from the target's states, those of guesses from whatever the head has then;
     the latter are made again when their tokens are committed.
     """
 
-    acceptance_by_level: tuple[float, ...] = ()  # as measured when it was made; empty: nobody knows
+    traits = HEAD
 
     def __init__(self, head: LoadedRows, lag: int, scratch: int) -> None:
         """A row is made from the states of the position `lag` before it: so many first tokens have none."""
@@ -58,7 +59,7 @@ class HeadInPages:
         self._vocabulary = head.vocabulary
         self._lag = lag
         self._buffers = BatchBuffers()
-        self.needs = DrafterNeeds(head.taps, (head.rows,), scratch=scratch)
+        self.traits = replace(self.traits, needs=DrafterNeeds(head.taps, (head.rows,), scratch=scratch))
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Keep the newest states; where guesses are wanted, long stretches get their rows at once."""
@@ -77,9 +78,6 @@ class HeadInPages:
             self._fill_rows(runs)
         for rows in heard:
             rows.keep_newest()
-
-    def forget(self, request: DraftRequest) -> None:
-        """Nothing is kept here: the rows go with the request's pages."""
 
     def memory_bytes(self) -> int:
         """Its own weights; its KV rows are part of the engine's memory."""

@@ -1,7 +1,7 @@
 """A head beside its target, ready to run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -17,6 +17,13 @@ from foreword.models.heads.opening import Head, open_head, without_copies
 from foreword.models.heads.shipped import find_head
 from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, HeadSpec
 from foreword.models.sources.resolve import resolve_model
+from foreword.speculation.drafting import DraftSource, Traits
+
+HEAD = Traits(DraftSource.HEAD, needs_target="it reads the hidden states of the target's pass")
+"""What all heads declare."""
+
+HEAD_BY_LEVEL = replace(HEAD, drafts_by_level=True)
+"""And those that draft token by token."""
 
 
 @dataclass(frozen=True)

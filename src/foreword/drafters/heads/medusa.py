@@ -1,7 +1,7 @@
 """Medusa: heads that each guess one place ahead from the target's last hidden state alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,15 +24,23 @@ from foreword.drafters.heads.choices import (
     shape_of,
 )
 from foreword.drafters.heads.head_tree import HeadTree
-from foreword.drafters.heads.loading import check_width, head_path, open_fitting, taps_of, vocabulary_of
+from foreword.drafters.heads.loading import (
+    HEAD,
+    check_width,
+    head_path,
+    open_fitting,
+    taps_of,
+    vocabulary_of,
+)
 from foreword.drafters.heads.vocabulary import DraftVocabulary
 from foreword.drafters.model.guessed_tree import GrowingTree
 from foreword.drafters.model.next_level import best_tokens, with_fixed_corrections
 from foreword.drafters.model.tree_shape import Shape
+from foreword.drafters.registry import DrafterKind, Guesses
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft, marked_cold
-from foreword.speculation.drafting import Ask, Commit, DrafterNeeds, DraftRequest
+from foreword.speculation.drafting import Ask, Commit, Drafter, DrafterNeeds, DraftRequest
 from foreword.structured.state import Path as GrammarPath
 
 MEASURED, FROM_FILE = "measured", "file"
@@ -69,8 +77,10 @@ class _Known:
     length: int = 0  # tokens that were counted
 
 
-class MedusaDrafter:
+class MedusaDrafter(Drafter):
     """All places ahead in one pass over one state of every request; no KV."""
+
+    traits = HEAD
 
     def __init__(
         self,
@@ -86,7 +96,7 @@ class MedusaDrafter:
         self._width = width
         self._choices = choices
         self._known: dict[int, _Known] = {}
-        self.needs = DrafterNeeds((tap,))
+        self.traits = replace(self.traits, needs=DrafterNeeds((tap,)))
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Keep the newest state of every request."""
@@ -227,3 +237,14 @@ def build_medusa(config: MedusaConfig, resources: DrafterResources) -> MedusaDra
     (tap,) = taps_of(head.spec)
     runner, vocabulary = resources.target.medusa(head), vocabulary_of(head, resources)
     return MedusaDrafter(runner, tap, vocabulary, config.tree_width, choices)
+
+
+KIND = DrafterKind(
+    "heads that each guess one place ahead from the last hidden state",
+    MedusaConfig,
+    build_medusa,
+    lambda settings: settings.makes_trees,
+    can_hang=False,
+    guesses=Guesses.DRAWN,
+    traits=HEAD,
+)

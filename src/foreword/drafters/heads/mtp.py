@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 
 from foreword.backends.batch import Tap
-from foreword.drafters.heads.loading import check_width, load_head
+from foreword.drafters.heads.loading import HEAD_BY_LEVEL, check_width, load_head
 from foreword.drafters.heads.stepwise import StepwiseHead
+from foreword.drafters.registry import DrafterKind, Guesses, is_wide
 from foreword.drafters.resources import DrafterResources
 
 
@@ -25,3 +26,14 @@ def build_mtp(config: MtpConfig, resources: DrafterResources) -> StepwiseHead:
     head = load_head(config.model, "mtp", resources)
     taps = tuple(Tap(tap.layer, not config.pre_norm) for tap in head.taps)
     return StepwiseHead(replace(head, taps=taps), config.tree_width)
+
+
+KIND = DrafterKind(
+    "the MTP module in the target's own checkpoint",
+    MtpConfig,
+    build_mtp,
+    is_wide,
+    can_hang=False,
+    guesses=Guesses.DRAWN,
+    traits=HEAD_BY_LEVEL,
+)

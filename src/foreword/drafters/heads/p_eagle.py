@@ -4,8 +4,9 @@ from foreword.backends.interface import HeadCall, HeadOutput
 from foreword.drafters.heads.at_once import guess_at_once
 from foreword.drafters.heads.chain_plan import drafted, plan_chains
 from foreword.drafters.heads.in_pages import Run, fill
-from foreword.drafters.heads.loading import HeadConfig, LoadedHead, load_head
+from foreword.drafters.heads.loading import HEAD, HeadConfig, LoadedHead, load_head
 from foreword.drafters.heads.stepwise import StepwiseHead
+from foreword.drafters.registry import DrafterKind, Guesses, is_wide
 from foreword.drafters.resources import DrafterResources
 from foreword.models.heads.layouts.eagle import MASK_HIDDEN
 from foreword.speculation.draft import Draft, marked_cold
@@ -14,6 +15,8 @@ from foreword.speculation.drafting import Ask
 
 class PEagleHead(StepwiseHead):
     """Its rows are EAGLE-3's; behind the newest token's come rows of masks, and all of them guess."""
+
+    traits = HEAD
 
     def __init__(self, head: LoadedHead, width: int) -> None:
         super().__init__(head, width)
@@ -42,3 +45,14 @@ class PEagleHead(StepwiseHead):
 def build_p_eagle(config: HeadConfig, resources: DrafterResources) -> PEagleHead:
     """Load the head beside the target."""
     return PEagleHead(load_head(config.model, "p_eagle", resources), config.tree_width)
+
+
+KIND = DrafterKind(
+    "an EAGLE-3 head that guesses many tokens in one pass",
+    HeadConfig,
+    build_p_eagle,
+    is_wide,
+    can_hang=False,
+    guesses=Guesses.DRAWN,
+    traits=HEAD,
+)

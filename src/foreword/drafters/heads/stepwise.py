@@ -1,6 +1,7 @@
 """Heads that guess token by token: what EAGLE and its kin share."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +14,7 @@ from foreword.drafters.heads.chain_plan import drafted, is_drawn_alone, plan_cha
 from foreword.drafters.heads.growing import Begun, grow_by_passes
 from foreword.drafters.heads.head_tree import HeadTree
 from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
-from foreword.drafters.heads.loading import LoadedHead
+from foreword.drafters.heads.loading import HEAD_BY_LEVEL, LoadedHead
 from foreword.kv.states import States, stacked
 from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import Ask, Commit, DraftRequest, RequestRows, Unjudged
@@ -26,13 +27,18 @@ LAG = 1
 class StepwiseHead(HeadInPages):
     """Lets a head write ahead of the target, level by level. Rows of guesses are made from what it said itself."""
 
+    traits = HEAD_BY_LEVEL
+
     def __init__(self, head: LoadedHead, width: int) -> None:
         super().__init__(head, LAG, scratch=MAX_DRAFT_NODES if width > 1 else 0)
         self._runner = head.runner
-        self.acceptance_by_level = head.acceptance_by_level
         self._width = width
-        self.anticipates = width == 1 and head.runner.anticipates
-        self.stops = width == 1 and head.runner.stops
+        self.traits = replace(
+            self.traits,
+            starts_early=width == 1 and head.runner.anticipates,
+            stops_itself=width == 1 and head.runner.stops,
+            acceptance_by_level=head.acceptance_by_level,
+        )
         self._begun = BegunChains()
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
@@ -54,7 +60,7 @@ class StepwiseHead(HeadInPages):
         """The rows go with the request's pages."""
         self._begun.forget(request.request_id)
 
-    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
+    def draft_early(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
         """Start chains after whatever the pass makes final, with the rows of that."""
         going = [one for one in unjudged if self._is_up_to_date(one)]
         if not going:
@@ -103,7 +109,7 @@ class StepwiseHead(HeadInPages):
         return Run(ask.pages, rows, ask.request.tokens, first, end, LAG)
 
     def _guess(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
-        if self.stops and len(asks) > 1:
+        if self.traits.stops_itself and len(asks) > 1:
             alone = {place for place, ask in enumerate(asks) if is_drawn_alone(ask.request.sampling)}
             if 0 < len(alone) < len(asks):
                 return self._guess_apart(asks, runs, alone)
@@ -130,7 +136,9 @@ class StepwiseHead(HeadInPages):
             return []
         # The last draft token needs no row.
         rooms = [run.pages.kv.reserved - run.end + 1 for run in runs]
-        plan = plan_chains(asks, rooms, self._vocabulary, self.stops) if self._width == 1 else None
+        plan = (
+            plan_chains(asks, rooms, self._vocabulary, self.traits.stops_itself) if self._width == 1 else None
+        )
         rows, store = self._true_rows(runs, wanted=1), runs[0].pages.store
         output = self._runner.draft(HeadCall(rows, store, plan))
         fill(runs)

@@ -8,17 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from foreword.drafters.lookup.judged_draft import JudgedDraft
+from foreword.drafters.lookup.judged_draft import READS_DRAWS, JudgedDraft
+from foreword.drafters.registry import DrafterKind, Guesses, NoSettings
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Commit, DrafterNeeds, DraftRequest
+from foreword.speculation.drafting import Ask, Commit, Drafter, DraftRequest
 
 _BYTES_PER_REQUEST = 3_000
 """Memory of one request's guesses, most of it the random numbers."""
-
-
-@dataclass(frozen=True)
-class JacobiConfig:
-    """It has nothing to set: the number of guesses is the length of the iteration."""
 
 
 @dataclass
@@ -30,10 +26,10 @@ class _Ahead:
     random: Random = field(default_factory=lambda: Random(0))  # for places that nothing is known of
 
 
-class JacobiDrafter:
-    """Guesses chains; where nothing was drawn yet, tokens of the prompt."""
+class JacobiDrafter(Drafter):
+    """Drafts chains; where nothing was drawn yet, of tokens of the prompt."""
 
-    needs = DrafterNeeds(draws=True)
+    traits = READS_DRAWS
 
     def __init__(self) -> None:
         self._known: dict[int, _Ahead] = {}
@@ -80,3 +76,13 @@ def _next_guesses(guessed: Sequence[int], commit: Commit) -> list[int]:
             break
         drawn.append(token)
     return drawn[len(commit.request.tokens) - commit.draft.committed_len :]
+
+
+KIND = DrafterKind(
+    "repeats what the target drew for the places ahead",
+    NoSettings,
+    lambda _, __: JacobiDrafter(),
+    can_hang=False,
+    guesses=Guesses.CHOSEN,
+    traits=JacobiDrafter.traits,
+)

@@ -3,10 +3,15 @@
 from collections.abc import Sequence
 
 from foreword.speculation.draft import ROOT
-from foreword.speculation.drafting import Commit
+from foreword.speculation.drafting import Commit, DrafterNeeds, Traits
 
 NO_NODE = -2
 """Where the draft does not go on so."""
+
+READS_DRAWS = Traits(
+    needs=DrafterNeeds(draws=True), needs_target="it reads what the target draws in its pass"
+)
+"""Traits of drafters that draft what the target drew."""
 
 
 class JudgedDraft:

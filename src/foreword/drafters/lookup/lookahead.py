@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from foreword.drafters.lookup.judged_draft import JudgedDraft
+from foreword.drafters.lookup.judged_draft import READS_DRAWS, JudgedDraft
 from foreword.drafters.lookup.ngram_pool import NgramPool
+from foreword.drafters.registry import DrafterKind, Guesses
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Ask, Commit, DrafterNeeds, DraftRequest
+from foreword.speculation.drafting import Ask, Commit, Drafter, DraftRequest
 
 _BYTES_PER_REQUEST = 4_000
 """Memory of one request's window, most of it the random numbers."""
@@ -66,10 +67,10 @@ def _columns(rows: int, room: int, max_depth: int) -> int:
     return min((room + 1) // rows, max_depth - rows + 2)
 
 
-class LookaheadDrafter:
-    """Guesses what the pool has for the newest token, beside the window that fills the pool."""
+class LookaheadDrafter(Drafter):
+    """Drafts what the pool has for the newest token, beside the window that fills the pool."""
 
-    needs = DrafterNeeds(draws=True)
+    traits = READS_DRAWS
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._config = config
@@ -190,3 +191,14 @@ class _GrowingTree:
                 self.tokens.append(token)
                 self.parents.append(parent)
             parent = node
+
+
+KIND = DrafterKind(
+    "n-grams that the target itself makes in a window beside the guesses",
+    LookaheadConfig,
+    lambda settings, _: LookaheadDrafter(settings),
+    lambda _: True,
+    can_hang=False,
+    guesses=Guesses.CHOSEN,
+    traits=LookaheadDrafter.traits,
+)

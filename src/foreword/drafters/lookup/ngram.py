@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foreword.drafters.registry import DrafterKind, Guesses
 from foreword.errors import RequestError
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest, Traits
 
 _BYTES_PER_RUN, _BYTES_PER_REPEATED = 120, 300
 """Memory of one indexed run with its key, and of what followed one that was seen again, as tracemalloc has it on
@@ -115,8 +116,10 @@ class NgramIndex:
         return len(self._tokens)
 
 
-class NgramDrafter:
-    """Guesses chains from each request's own text."""
+class NgramDrafter(Drafter):
+    """Drafts chains from each request's own text."""
+
+    traits = Traits(is_free=True)
 
     def __init__(self, config: NgramConfig) -> None:
         self._config = config
@@ -149,3 +152,13 @@ class NgramDrafter:
             index = NgramIndex(self._config.prompt_lookup_min, self._config.prompt_lookup_max)
             self._indexes[request.request_id] = (request.epoch, index)
         return index
+
+
+KIND = DrafterKind(
+    "looks the last tokens up earlier in the text",
+    NgramConfig,
+    lambda settings, _: NgramDrafter(settings),
+    can_hang=False,
+    guesses=Guesses.CHOSEN,
+    traits=NgramDrafter.traits,
+)

@@ -3,10 +3,10 @@
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from foreword.drafters.registry import DrafterKind, Guesses, NoSettings
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest, Traits
 
 _COMPARED = 8
 """Tokens at the end of the answer that are compared when its place is looked for."""
@@ -22,11 +22,6 @@ _TRUSTED = 4
 
 _BYTES_PER_TOKEN = 120
 """Memory of a predicted token: its entry in the lists of places, as tracemalloc has it on CPython 3.11."""
-
-
-@dataclass(frozen=True)
-class PredictionConfig:
-    """It has nothing to set: the text comes with each request."""
 
 
 class Follower:
@@ -113,8 +108,10 @@ class Follower:
         return length
 
 
-class PredictionDrafter:
-    """Guesses chains from what each request's user expects; nothing for requests without."""
+class PredictionDrafter(Drafter):
+    """Drafts chains along the expected answer of each request; nothing for requests without one."""
+
+    traits = Traits(follows="prediction")
 
     def __init__(self) -> None:
         self._known: dict[int, Follower] = {}  # request -> its place
@@ -148,3 +145,13 @@ def count_followed(expected: Sequence[int], answer: Sequence[int]) -> int:
     follower = Follower(expected)
     follower.read(answer)
     return min(follower.followed, len(expected))
+
+
+KIND = DrafterKind(
+    "follows the answer that the request's user expects",
+    NoSettings,
+    lambda _, __: PredictionDrafter(),
+    can_hang=False,
+    guesses=Guesses.CHOSEN,
+    traits=PredictionDrafter.traits,
+)

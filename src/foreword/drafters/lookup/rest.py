@@ -8,10 +8,11 @@ import numpy as np
 
 from foreword.drafters.datastore.format import DEPTH, DatastoreError, fingerprint
 from foreword.drafters.datastore.search import Datastore, Ints
+from foreword.drafters.registry import DrafterKind, Guesses
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter
 
 _TOKEN_BITS = 32
 _LEFT_OUT = -2
@@ -50,8 +51,8 @@ def build_rest(config: RestConfig, resources: DrafterResources) -> "RestDrafter"
     return RestDrafter(config, store)
 
 
-class RestDrafter:
-    """Guesses trees of the most frequent continuations. It keeps nothing of a request."""
+class RestDrafter(Drafter):
+    """Drafts trees of the most frequent continuations. It keeps nothing of a request."""
 
     def __init__(self, config: RestConfig, store: Datastore) -> None:
         self._config = config
@@ -60,9 +61,6 @@ class RestDrafter:
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A tree for every ask, empty where the text's end is not in the datastore."""
         return [self._tree(ask) for ask in asks]
-
-    def forget(self, request: DraftRequest) -> None:
-        """Nothing is kept."""
 
     def close(self) -> None:
         self._store.close()
@@ -111,3 +109,13 @@ def most_frequent(
     chosen = sorted(found)[:max_nodes]
     new_numbers = {ROOT: ROOT} | {number: place for place, (_, number, _, _) in enumerate(chosen)}
     return tuple(token for _, _, token, _ in chosen), tuple(new_numbers[parent] for *_, parent in chosen)
+
+
+KIND = DrafterKind(
+    "continues as the texts of a datastore do",
+    RestConfig,
+    build_rest,
+    lambda _: True,
+    can_hang=False,
+    guesses=Guesses.CHOSEN,
+)

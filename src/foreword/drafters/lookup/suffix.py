@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foreword.drafters.lookup.suffix_automaton import ROOT, SuffixAutomaton
+from foreword.drafters.registry import DrafterKind, Guesses
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 from foreword.speculation import draft as drafts
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest, Traits
 
 _REMATCHED = 64
 """Tokens that are read again to find a request's place in a store that has changed."""
@@ -133,8 +134,10 @@ def build_suffix_drafter(config: SuffixConfig, resources: DrafterResources) -> "
     return SuffixDrafter(config, resources.encode(text))
 
 
-class SuffixDrafter:
-    """Guesses trees of likely continuations, as deep as the match is long and as wide as it is undecided."""
+class SuffixDrafter(Drafter):
+    """Drafts trees of likely continuations, as deep as the match is long and as wide as it is undecided."""
+
+    traits = Traits(learns_answers=True, is_free=True)
 
     def __init__(self, config: SuffixConfig, warm_text: Sequence[int] = ()) -> None:
         self._config = config
@@ -240,3 +243,14 @@ def _followers(automaton: SuffixAutomaton, state: int) -> list[tuple[int, int, f
         edges = dict(heapq.nlargest(_WIDEST, edges.items(), key=lambda edge: counts[edge[1]]))
     total = sum(counts[following] for following in automaton.edges[state].values()) or 1
     return [(token, following, counts[following] / total) for token, following in edges.items()]
+
+
+KIND = DrafterKind(
+    "continues suffixes seen in this text and in past answers",
+    SuffixConfig,
+    build_suffix_drafter,
+    lambda _: True,
+    can_hang=False,
+    guesses=Guesses.CHOSEN,
+    traits=SuffixDrafter.traits,
+)

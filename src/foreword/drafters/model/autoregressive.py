@@ -17,7 +17,7 @@ from foreword.kv.block_pool import OutOfPages
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest, DraftSource, Traits
 from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.service import fair_shares
 
@@ -35,7 +35,7 @@ class DraftingSize:
             raise RequestError(f"tree_width must be in 1 .. {MAX_DRAFT_NODES}, not {self.tree_width}")
 
 
-class AutoregressiveDrafter:
+class AutoregressiveDrafter(Drafter):
     """Lets a decoder write ahead, in a KV cache of its own that may lag behind the requests.
 
     `propose` first feeds it what was committed since it was last asked, so that it can be left out for a
@@ -43,6 +43,8 @@ class AutoregressiveDrafter:
     that a long prompt holds nobody up: until it has caught up, it has nothing to say about that request.
     Equal beginnings of a tenant's texts are read once.
     """
+
+    traits = Traits(DraftSource.MODEL, drafts_by_level=True)
 
     def __init__(self, decoder: Decoder, vocab_size: int, size: DraftingSize, weight_bytes: int = 0) -> None:
         """`vocab_size` is the target's: no other id is drawn, and q is over exactly these.

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
+from foreword.drafters.registry import DrafterKind, Guesses, is_wide
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
@@ -27,6 +28,14 @@ def build_draft_model(config: DraftModelConfig, resources: DrafterResources) -> 
     return AutoregressiveDrafter(decoder, resources.vocab_size, size, decoder.weight_bytes)
 
 
+def build_on_node(
+    config: DraftModelConfig, resources: DrafterResources, kv_tokens: int
+) -> AutoregressiveDrafter:
+    """Draft with the loaded model itself, in a KV cache of this many tokens."""
+    size, decoder = DraftingSize(config.tree_width, kv_tokens), resources.target
+    return AutoregressiveDrafter(decoder, resources.vocab_size, size, decoder.weight_bytes)
+
+
 def check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
     """Refuse a draft model whose token ids are not the target's. One of them may have some more at the end."""
     ours, theirs = target.tokenizer(), draft.tokenizer()
@@ -38,3 +47,15 @@ def check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
                 f"token {token} of draft model {draft.path} is not the target's token {token}; "
                 "use a draft model with the target's tokenizer"
             )
+
+
+KIND = DrafterKind(
+    "a smaller model with the same tokenizer",
+    DraftModelConfig,
+    build_draft_model,
+    is_wide,
+    can_hang=False,
+    guesses=Guesses.DRAWN,
+    traits=AutoregressiveDrafter.traits,
+    build_on_node=build_on_node,
+)

@@ -8,6 +8,7 @@ from foreword.drafters.heads.loading import LoadedRows
 from foreword.drafters.heads.vocabulary import DraftVocabulary
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.drafters.model.exit_adapter import AdapterCheckpoint, open_adapter
+from foreword.drafters.registry import DrafterKind, Guesses, is_wide
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
@@ -94,3 +95,14 @@ def _exit_head(
     rows = RowSpec(name, 1, *attention.kept)
     vocabulary = DraftVocabulary(None, resources.vocab_size, resources.target.device)
     return ExitHead(LoadedRows(runner, rows, (Tap(layer),), vocabulary), size.tree_width)
+
+
+KIND = DrafterKind(
+    "the target without some of its layers",
+    LayerSkipConfig,
+    build_layer_skip,
+    is_wide,
+    can_hang=False,
+    guesses=Guesses.DRAWN,
+    traits=AutoregressiveDrafter.traits,
+)

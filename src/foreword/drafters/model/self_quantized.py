@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.drafters.model.low_bits import LowBitCheckpoint
+from foreword.drafters.registry import DrafterKind, Guesses, is_wide
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 
@@ -26,3 +27,14 @@ def build_self_quantized(config: SelfQuantizedConfig, resources: DrafterResource
     decoder = resources.target.beside(coarse)
     size = DraftingSize(config.tree_width)
     return AutoregressiveDrafter(decoder, resources.vocab_size, size, decoder.layer_bytes)
+
+
+KIND = DrafterKind(
+    "the target's own weights in fewer bits",
+    SelfQuantizedConfig,
+    build_self_quantized,
+    is_wide,
+    can_hang=False,
+    guesses=Guesses.DRAWN,
+    traits=AutoregressiveDrafter.traits,
+)

@@ -11,7 +11,6 @@ from threading import Lock
 
 from foreword.acceptance.rules.rule import Rule, check_exact
 from foreword.backends.batch import check_taps
-from foreword.cluster.reports import NodeReport, all_nodes
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting, parse_setting
 from foreword.engine.drafting.known_answers import NOTHING_KNOWN, Chosen, Foreknowledge, Foreknown, parts_of
@@ -20,12 +19,11 @@ from foreword.speculation.drafting import (
     NO_NEEDS,
     Drafter,
     DrafterNeeds,
-    Expects,
+    NodeReport,
     added_memory,
     all_faults,
-    choices_of,
+    all_nodes,
     close_all,
-    needs_of,
 )
 from foreword.speculation.requests import DraftPlan, StepRequest, as_drafter_sees
 
@@ -33,7 +31,7 @@ from foreword.speculation.requests import DraftPlan, StepRequest, as_drafter_see
 def needs_of_all(default: DraftPlan | None, others: Sequence[Drafter]) -> DrafterNeeds:
     """Of the drafters that are there from the start."""
     known = [*others, *([] if default is None else [default.drafter])]
-    return reduce(or_, map(needs_of, known), NO_NEEDS)
+    return reduce(or_, [one.traits.needs for one in known], NO_NEEDS)
 
 
 MAX_DRAFTERS = 16
@@ -179,7 +177,7 @@ class DrafterPool:
     def begin(self, request: StepRequest) -> None:
         """Announce a queued request to the drafters that expect requests."""
         for drafter in _held(request.speculation):
-            if isinstance(drafter, Expects) and drafter.expects:
+            if drafter.traits.expects_requests:
                 request.asked[id(drafter)] = drafter  # so that it hears of the end
                 drafter.expect(as_drafter_sees(request))
 
@@ -275,7 +273,7 @@ class DrafterPool:
 
     def _check(self, drafter: Drafter, name: str) -> None:
         """Refuse a drafter that the engine cannot give what it needs, or that comes too late."""
-        needs = needs_of(drafter)
+        needs = drafter.traits.needs
         if self._is_closed:
             raise RequestError("the engine is closed")
         if self.num_layers is not None:
@@ -313,7 +311,7 @@ class DrafterPool:
 
 def _before(first: DraftPlan, drafter: Drafter) -> Foreknown | Chosen:
     """The first one before another, or before each of those that a policy chooses between."""
-    choices = {f"{first.method}+{name}": _before(first, one) for name, one in choices_of(drafter).items()}
+    choices = {f"{first.method}+{name}": _before(first, one) for name, one in drafter.choices.items()}
     return Chosen(choices, [first.drafter, drafter]) if choices else Foreknown([first.drafter, drafter])
 
 

@@ -1,14 +1,15 @@
 """What is known of an answer before it is written, and who guesses by it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean
 
 from foreword.drafters.combined import FirstOf, Routed
 from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.registry import drafter_kinds
 from foreword.engine.messages import NewRequest
-from foreword.speculation.drafting import Drafter, expected_rates
+from foreword.speculation.drafting import Drafter
 
 FOREKNOWN_TOKENS = 8
 """Guesses per pass for a request that tells what answer it expects, or its form, at least: most of them are right."""
@@ -30,26 +31,33 @@ class Foreknowledge:
 
         A prediction is for guessing; a form is followed where guesses are made anyway.
         """
-        methods = ["grammar"] if self.grammar and (is_guessing or self.prediction) else []
-        return [_config(method) for method in (*methods, *(["prediction"] if self.prediction else []))]
+        carried = ["grammar"] if self.grammar and (is_guessing or self.prediction) else []
+        carried += ["prediction"] if self.prediction else []
+        return [config for what in carried for config in _followers(what)]
 
 
 NOTHING_KNOWN = Foreknowledge()
 
 
 @cache
-def _config(method: str) -> SpeculationConfig:
-    return SpeculationConfig((method,), num_speculative_tokens=FOREKNOWN_TOKENS)
+def _followers(what: str) -> list[SpeculationConfig]:
+    """Return the drafters of requests that carry this."""
+    return [
+        SpeculationConfig((name,), num_speculative_tokens=FOREKNOWN_TOKENS)
+        for name, kind in drafter_kinds().items()
+        if kind.traits.follows == what
+    ]
 
 
 class Foreknown(FirstOf):
     """A drafter that knows something of the answer and another of a pool's, which counts their users one by one."""
 
-    @property
-    def acceptance_by_level(self) -> tuple[float, ...]:
-        """What is known of its parts, taken together: each speaks where it has something to say."""
-        told = [rates for part in self.parts if (rates := expected_rates(part))]
-        return tuple(map(fmean, zip(*told, strict=False)))
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        super().__init__(drafters)
+        # Of its parts, taken together: each speaks where it has something to say.
+        told = [rates for part in drafters if (rates := part.traits.acceptance_by_level)]
+        rates = tuple(map(fmean, zip(*told, strict=False)))
+        self.traits = replace(self.traits, acceptance_by_level=rates)
 
 
 class Chosen(Routed):

@@ -5,7 +5,7 @@ from math import nan
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from foreword.cluster.reports import NodeReport
+from foreword.speculation.drafting import NodeReport
 
 _LABELS = ("model_name", "node")
 

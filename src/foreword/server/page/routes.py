@@ -8,6 +8,7 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from foreword.drafters.registry import drafter_kinds
 from foreword.server.context import ServerContext
 from foreword.server.page.files import FILES
 
@@ -56,7 +57,8 @@ def _settings(context: ServerContext) -> dict[str, object]:
     known = context.settings
     return {
         "model": known.model_name,
-        "methods": sorted(set(known.methods) - {"grammar"}),  # the page asks for no form
+        # The page's requests carry neither a grammar nor a prediction.
+        "methods": sorted(name for name in known.methods if not drafter_kinds()[name].traits.follows),
         "default_method": known.default_method,
         "shows_speculation": known.show_speculation,
         "max_model_len": context.max_model_len,

@@ -14,14 +14,14 @@ from foreword.engine.drafting.known_answers import FOREKNOWN_TOKENS, Foreknowled
 from foreword.engine.requests.request import Request
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
-from foreword.speculation.drafting import DrafterNeeds, expected_rates
+from foreword.speculation.drafting import Drafter, DrafterNeeds, Traits
 from foreword.speculation.requests import DraftPlan
 from helpers.requests import lone_request
 
 PREDICTED = Foreknowledge(prediction=True)
 
 
-class Named:
+class Named(Drafter):
     """A drafter that only knows what it was made from."""
 
     def __init__(self, config: SpeculationConfig) -> None:
@@ -209,7 +209,7 @@ def test_closing_the_pool_closes_everyone_it_made_or_was_brought():
 
 def test_a_drafter_whose_rows_the_pages_do_not_have_is_refused_by_name():
     class WithRows(Named):
-        needs = DrafterNeeds(rows=(RowSpec("head", 1, 1, 8),))
+        traits = Traits(needs=DrafterNeeds(rows=(RowSpec("head", 1, 1, 8),)))
 
         def observe(self, commits: Any) -> None:
             pass
@@ -218,7 +218,7 @@ def test_a_drafter_whose_rows_the_pages_do_not_have_is_refused_by_name():
     drafters.provided = DrafterNeeds()
     with pytest.raises(RequestError, match="ngram keeps rows of its own"):
         drafters.resolve({"method": "ngram"})
-    drafters.provided = WithRows.needs
+    drafters.provided = WithRows.traits.needs
     assert drafters.resolve({"method": "ngram"}) is not None
 
 
@@ -280,7 +280,7 @@ def test_a_drafter_behind_a_prediction_is_closed_after_its_last_request():
 
 def test_a_drafter_that_wants_states_the_model_does_not_have_is_refused_by_name():
     class Tapped(Named):
-        needs = DrafterNeeds(taps=(Tap(99),))
+        traits = Traits(needs=DrafterNeeds(taps=(Tap(99),)))
 
         def observe(self, commits: Any) -> None:
             pass
@@ -316,19 +316,18 @@ def test_what_is_known_of_the_drafters_of_a_form_is_known_from_its_first_request
     class Told(Named):
         def __init__(self, config: SpeculationConfig) -> None:
             super().__init__(config)
-            self.acceptance_by_level = {"grammar": (1.0, 1.0, 1.0), "eagle3": (0.8, 0.6)}.get(
-                config.method[0], ()
-            )
+            rates = {"grammar": (1.0, 1.0, 1.0), "eagle3": (0.8, 0.6)}.get(config.method[0], ())
+            self.traits = Traits(acceptance_by_level=rates)
 
     drafters, form = DrafterPool(Told, Rule.COUPLED, None), Foreknowledge(grammar=True)
     rates = {}
     for method in ("grammar", "ngram", "eagle3"):
         plan = drafters.resolve({"method": method, **({"model": "x"} if method == "eagle3" else {})}, form)
         assert plan is not None
-        rates[plan.method] = expected_rates(plan.drafter)
+        rates[plan.method] = plan.drafter.traits.acceptance_by_level
     assert rates["grammar"] == rates["grammar+ngram"] == (1.0, 1.0, 1.0)
     assert rates["grammar+eagle3"] == pytest.approx((0.9, 0.8))
 
 
 def test_tokens_without_a_choice_are_expected_to_come():
-    assert min(GrammarDrafter.acceptance_by_level[:FOREKNOWN_TOKENS]) > 0.9
+    assert min(GrammarDrafter.traits.acceptance_by_level[:FOREKNOWN_TOKENS]) > 0.9

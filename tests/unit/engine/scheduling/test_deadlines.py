@@ -1,11 +1,10 @@
 """Answers end at their deadline, or before it where they could only be late."""
 
-from typing import Any
-
 import pytest
 
 from foreword.engine.scheduling.order import least_seconds
 from foreword.errors import RequestError
+from foreword.speculation.drafting import Drafter
 from foreword.speculation.requests import DraftPlan
 from helpers.service_world import ServiceWorld
 
@@ -139,7 +138,7 @@ def test_the_least_time_has_every_draft_accepted_and_one_token_more_a_pass(depth
     world.ask(tokens=12)
     while world.core.has_requests:
         world.core.step()
-    drafter: Any = None  # it is never called
+    drafter = Drafter()  # it is never called
     plan = None if depth is None else DraftPlan("any", drafter, depth, depth)
     costs, request = world.core.situation.costs, world.ask(prompt=1, tokens=12, plan=plan)
     step = costs.step_seconds(1)

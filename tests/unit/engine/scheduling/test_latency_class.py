@@ -11,7 +11,7 @@ from foreword.control.fixed import FixedPolicy
 from foreword.engine.requests.request import Request
 from foreword.engine.scheduling.order import shared_rows
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 from foreword.speculation.requests import DraftPlan
 from foreword.speculation.service import Service, Slo, Wish, guess_shares
 from helpers.requests import lone_request
@@ -22,7 +22,7 @@ LATENCY = Service("chat", Slo.LATENCY, LIMIT)
 BATCH = Service("nightly", Slo.BATCH, ageing_seconds=0.5)
 
 
-class Liar:
+class Liar(Drafter):
     """As many guesses as it may make, all of them wrong: token 12 is never drawn."""
 
     def propose(self, asks: list[Ask]) -> list[Draft]:

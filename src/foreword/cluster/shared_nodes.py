@@ -1,50 +1,25 @@
-"""The state of draft nodes as operators see it, and connections that several drafters of an engine share."""
+"""Connections to draft nodes that several drafters of an engine share."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from foreword.cluster.settings import RemoteConfig
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest, DraftSource, NodeReport, Traits
 
 if TYPE_CHECKING:  # needs msgspec, which engines without draft nodes do without
     from foreword.cluster.remote_drafter import RemoteDrafter
 
 
-@dataclass(frozen=True)
-class NodeReport:
-    """One node, as one target knows it."""
-
-    address: str
-    state: str  # "up", "shadow" (compared, not used yet), "late" (used, not waited for), "draining" or "down"
-    reason: str = ""  # why it is not waited for; empty: it is
-    method: str = ""
-    homes: int = 0  # requests that it drafts for
-    trips: int = 0  # times that it was found late or lost
-    waits: int = 0  # passes that waited for it
-    wait_seconds: float = 0.0  # of all of them
-    # Measured of late; None: of nothing yet, or the node is down.
-    first_ms: float | None = None  # from a text to the first level behind it
-    level_ms: float | None = None  # from one level to the next
-    judged: int = 0  # drafts that were compared with the text
-    acceptance: float | None = None  # of first levels
-
-
-@runtime_checkable
-class ReportsNodes(Protocol):
-    """A drafter, or what is made of drafters, that asks nodes."""
-
-    def nodes(self) -> list[NodeReport]:
-        """All that it knows of."""
-        ...
-
-
-def all_nodes(parts: Iterable[object]) -> list[NodeReport]:
-    """Of the parts that ask nodes."""
-    return [node for part in parts if isinstance(part, ReportsNodes) for node in part.nodes()]
+REMOTE = Traits(
+    DraftSource.REMOTE,
+    expects_requests=True,  # nodes read prompts while requests wait
+    may_be_absent=True,
+    needs_target="a node does not ask other nodes",
+)
+"""Declared by drafters of draft nodes."""
 
 
 class SharedNodes:
@@ -75,11 +50,10 @@ class SharedNodes:
             use.drafter.close()
 
 
-class NodesUse:
+class NodesUse(Drafter):
     """The shared drafter as one of those who share it has it."""
 
-    expects = True
-    may_be_absent = True
+    traits = REMOTE
 
     def __init__(self, shared: SharedNodes, config: RemoteConfig, drafter: "RemoteDrafter") -> None:
         self.config = config
