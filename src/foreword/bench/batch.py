@@ -1,18 +1,22 @@
-"""How decoding scales with the batch, plain and speculative, and what the engine itself costs per step."""
+"""Measures how decoding scales with the batch, plain and speculative, and the engine's own time per step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
 from statistics import median
 from time import perf_counter
 
 from foreword.acceptance.params import SamplingParams
+from foreword.bench.skeleton import PLAIN, neighbours, stage_of, take_turns
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.pipeline import StepPipeline
 from foreword.engine.requests.request import Request
 from foreword.errors import RequestError
+
+SPECULATIVE = "speculative"
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,25 @@ class BatchRun:
     def host_ms(self) -> float:
         return 1e3 * self.host_seconds / self.steps
 
+    @property
+    def step_ms(self) -> float:
+        return 1e3 * self.seconds / self.steps
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Mean tokens of one request in one pass."""
+        return self.tokens / (self.steps * self.batch)
+
+
+def medians(runs: Sequence[BatchRun], *figures: str) -> list[float]:
+    """Return the medians of these figures of all runs."""
+    return [median(getattr(run, figure) for run in runs) for figure in figures]
+
+
+def speedup(runs: Sequence[BatchRun], plain: Sequence[BatchRun]) -> list[float]:
+    """Return the throughput of neighbouring runs, relative to plain decoding."""
+    return neighbours([run.tokens_per_second for run in runs], [run.tokens_per_second for run in plain])
+
 
 @dataclass(frozen=True)
 class BatchRow:
@@ -55,7 +78,7 @@ class BatchRow:
     speculative_host_ms: float
     speedup: float  # speculative over plain throughput: median of the ratios of neighbouring runs
     scaling: float  # plain throughput over that of the first batch size
-    acceptance: float  # guesses committed / guesses judged
+    acceptance: float  # draft tokens committed / verified
     tokens_per_pass: float  # of one request
 
 
@@ -67,7 +90,7 @@ def measure_batches(
     repeats: int,
     on_progress: Callable[[str, int, int], None],
 ) -> list[BatchRow]:
-    """Every batch size, `repeats` times plain and speculative in turns, about `tokens` for each request."""
+    """Measure every batch size `repeats` times plain and speculative, in turns, about `tokens` for each request."""
     if engine.drafters.default is None:
         raise RequestError("a speculative configuration is needed to compare with")
     if repeats < 1 or tokens < 2 or not batches or min(batches) < 1:
@@ -75,13 +98,26 @@ def measure_batches(
     rows: list[BatchRow] = []
     for place, batch in enumerate(batches):
         chosen = list(islice(cycle(prompts), batch))
-        plain, speculative = [], []
-        for repeat in range(repeats):
-            on_progress(f"batch {batch}", place * repeats + repeat, len(batches) * repeats)
-            plain.append(run_batch(engine, chosen, tokens, speculate=False))
-            speculative.append(run_batch(engine, chosen, tokens, speculate=True))
-        rows.append(_row(plain, speculative, rows[0] if rows else None))
+        arms = {name: batch_arm(engine, chosen, tokens, name == SPECULATIVE) for name in (PLAIN, SPECULATIVE)}
+        progress = stage_of(on_progress, f"batch {batch}", place, len(batches))
+        runs = take_turns(arms, repeats, progress, warm_up=0)
+        rows.append(_row(runs[PLAIN], runs[SPECULATIVE], rows[0] if rows else None))
     return rows
+
+
+@contextmanager
+def full_batch(
+    engine: EngineCore, wanted: Sequence[NewRequest], advance: Callable[[], object]
+) -> Iterator[list[Request]]:
+    """Yield requests that have read their prompts and drawn their first tokens; abort them at the end."""
+    requests = [engine.add(one)[0] for one in wanted]
+    try:
+        while not all(request.output_ids for request in requests):
+            advance()
+        yield requests
+    finally:
+        for request in requests:
+            engine.abort(request.name)
 
 
 def run_batch(
@@ -93,32 +129,39 @@ def run_batch(
 ) -> BatchRun:
     """Read the prompts, then decode with all of them until they have gained this many tokens on average.
 
-    With `speculate` the engine's own drafter guesses, or the one that it names. `warm` tokens before that do not count:
-    drafters elsewhere have to read the prompts too.
+    With `speculate` the engine's own drafter drafts, or the one that it names. `warm` tokens before that do not count:
+    remote drafters have to read the prompts too.
     """
-    room = _room(engine, prompts, tokens + warm)
-    params = SamplingParams(temperature=0, max_tokens=room, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=_room(engine, prompts, tokens + warm), ignore_eos=True)
     setting = {"fixed": True} if speculate is True else speculate
-    requests = [
-        engine.add(NewRequest(f"batch-{index}", tuple(prompt), params, speculation=setting))[0]
+    wanted = [
+        NewRequest(f"batch-{index}", tuple(prompt), params, speculation=setting)
         for index, prompt in enumerate(prompts)
     ]
     pipeline = StepPipeline(engine)
     try:
-        while not all(request.output_ids for request in requests):
-            pipeline.advance()
-        if warm:
-            _decode(engine, pipeline, requests, warm * len(requests))
-        return _decode(engine, pipeline, requests, tokens * len(requests))
+        with full_batch(engine, wanted, pipeline.advance) as requests:
+            if warm:
+                _decode(engine, pipeline, requests, warm * len(requests))
+            return _decode(engine, pipeline, requests, tokens * len(requests))
     finally:
-        for request in requests:
-            engine.abort(request.name)
         while pipeline.is_busy:
             pipeline.advance()
 
 
+def batch_arm(
+    engine: EngineCore,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    speculate: SpeculationSetting,
+    warm: int = 0,
+) -> Callable[[int], BatchRun]:
+    """Return an arm of `take_turns` that runs this batch."""
+    return lambda _: run_batch(engine, prompts, tokens, speculate, warm)
+
+
 def _room(engine: EngineCore, prompts: Sequence[Sequence[int]], tokens: int) -> int:
-    """Tokens that no request reaches while the others gain theirs; early ones run ahead."""
+    """Return a number of tokens that no request reaches while the others gain theirs; early ones run ahead."""
     longest = max(len(prompt) for prompt in prompts)
     room = engine.max_model_len - longest
     if room < 4 * tokens:
@@ -130,7 +173,7 @@ def _room(engine: EngineCore, prompts: Sequence[Sequence[int]], tokens: int) -> 
 
 def _decode(engine: EngineCore, pipeline: StepPipeline, requests: Sequence[Request], wanted: int) -> BatchRun:
     had = sum(len(request.tokens) for request in requests)
-    drafted, accepted = _guesses(requests)
+    drafted, accepted = _drafted(requests)
     before, steps = engine.seconds, engine.steps
     began, gained = perf_counter(), 0
     while gained < wanted:
@@ -139,7 +182,7 @@ def _decode(engine: EngineCore, pipeline: StepPipeline, requests: Sequence[Reque
     seconds, spent = perf_counter() - began, engine.seconds - before
     if any(request.finish_reason is not None for request in requests):
         raise RequestError("a request ended before the measurement; lower --tokens or enlarge the KV cache")
-    all_drafted, all_accepted = _guesses(requests)
+    all_drafted, all_accepted = _drafted(requests)
     return BatchRun(
         batch=len(requests),
         tokens=gained,
@@ -152,24 +195,25 @@ def _decode(engine: EngineCore, pipeline: StepPipeline, requests: Sequence[Reque
     )
 
 
-def _guesses(requests: Sequence[Request]) -> tuple[int, int]:
+def _drafted(requests: Sequence[Request]) -> tuple[int, int]:
     return sum(r.acceptance.drafted for r in requests), sum(r.acceptance.accepted for r in requests)
 
 
 def _row(plain: Sequence[BatchRun], speculative: Sequence[BatchRun], first: BatchRow | None) -> BatchRow:
-    throughput = median(run.tokens_per_second for run in plain)
-    pairs = zip(plain, speculative, strict=True)
+    figures = ("tokens_per_second", "token_ms", "host_ms")
+    plain_rate, plain_token_ms, plain_host_ms = medians(plain, *figures)
+    rate, token_ms, host_ms = medians(speculative, *figures)
     drafted = sum(run.drafted for run in speculative)
     return BatchRow(
-        batch=plain[0].batch,
-        plain_tokens_per_second=throughput,
-        plain_token_ms=median(run.token_ms for run in plain),
-        plain_host_ms=median(run.host_ms for run in plain),
-        speculative_tokens_per_second=median(run.tokens_per_second for run in speculative),
-        speculative_token_ms=median(run.token_ms for run in speculative),
-        speculative_host_ms=median(run.host_ms for run in speculative),
-        speedup=median(b.tokens_per_second / a.tokens_per_second for a, b in pairs),
-        scaling=1.0 if first is None else throughput / first.plain_tokens_per_second,
+        plain[0].batch,
+        plain_rate,
+        plain_token_ms,
+        plain_host_ms,
+        rate,
+        token_ms,
+        host_ms,
+        speedup=median(speedup(speculative, plain)),
+        scaling=1.0 if first is None else plain_rate / first.plain_tokens_per_second,
         acceptance=sum(run.accepted for run in speculative) / max(drafted, 1),
-        tokens_per_pass=median(run.tokens / (run.steps * run.batch) for run in speculative),
+        tokens_per_pass=median(run.tokens_per_pass for run in speculative),
     )

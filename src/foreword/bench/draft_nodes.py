@@ -14,7 +14,8 @@ import numpy as np
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
-from foreword.bench.batch import BatchRun, run_batch
+from foreword.bench.batch import batch_arm, medians, speedup
+from foreword.bench.skeleton import PLAIN, stage_of, take_turns
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.framing import FrameSplitter
 from foreword.cluster.handshake import PATIENCE, Identity, greet_node
@@ -56,10 +57,10 @@ class LinkReport:
     costs: tuple[PassCost, ...]
 
     def break_even_ms(self, acceptance: float, levels: int, pass_ms: float) -> float | None:
-        """Round trip beyond which waiting for a node's levels costs more than they bring, at the smallest batch.
+        """Return the round trip beyond which waiting for levels costs more than they gain, at the smallest batch.
 
-        Levels that bring g tokens are worth g plain passes; what drafting them takes is not left for the way. None: no
-        level came in time, so that nobody knows what they take.
+        Levels that gain g tokens save g plain passes, less the time of drafting them. None: no level came in time, so
+        that their time is unknown.
         """
         cost = min(self.costs, key=lambda one: one.batch)
         if not cost.levels:
@@ -71,7 +72,7 @@ class LinkReport:
 def local_node(
     model: str, method: str, device: str = "auto", *, run_ahead: bool = True, options: Sequence[str] = ()
 ) -> Iterator[NodeAddress]:
-    """A node on this machine, in a process of its own, with more options of `foreword draft-node`."""
+    """Start a draft node on this machine, in a process of its own, with more options of `foreword draft-node`."""
     command = [sys.executable, "-m", "foreword", "draft-node", "--model", model, "--method", method]
     command += ["--device", device, "--run-ahead" if run_ahead else "--no-run-ahead"]
     command += [*options, "--listen", "127.0.0.1:0"]
@@ -190,7 +191,6 @@ def _cost(
     )
 
 
-PLAIN = "plain"
 WARM = 16
 """Tokens of each request before the clock starts: nodes read the prompts meanwhile."""
 
@@ -210,7 +210,10 @@ class PoolSpeed:
 def ways_of_drafting(
     draft: str, devices: Sequence[str], guesses: int, nodes: ExitStack, *, run_ahead: Sequence[bool] = (True,)
 ) -> dict[str, SpeculationSetting]:
-    """Nobody, the draft model in the target's process, and for each device a node of each kind, which `nodes` ends."""
+    """Return plain decoding, drafting in the target's process, and a node of each kind on each device.
+
+    Leaving `nodes` stops the nodes.
+    """
     depth = {"num_speculative_tokens": guesses, "fixed": True}
     ways: dict[str, SpeculationSetting] = {
         PLAIN: False,
@@ -234,28 +237,15 @@ def measure_pools(
     repeats: int,
     progress: Callable[[str, int, int], None],
 ) -> list[PoolSpeed]:
-    """Every way at every batch size. The first turn warms up and does not count."""
-    found, stages = [], len(batches) * (repeats + 1) * len(ways)
+    """Measure every way of drafting at every batch size, in turns; the first round warms up and does not count."""
+    found: list[PoolSpeed] = []
     for place, batch in enumerate(batches):
         chosen = [prompts[index % len(prompts)] for index in range(batch)]
-        runs: dict[str, list[BatchRun]] = {way: [] for way in ways}
-        for turn in range(repeats + 1):
-            for number, (way, setting) in enumerate(ways.items()):
-                progress(f"{way}, batch {batch}", (place * (repeats + 1) + turn) * len(ways) + number, stages)
-                runs[way].append(run_batch(engine, chosen, tokens, setting, warm=WARM))
-        found += [_speed(way, batch, its[1:], runs[PLAIN][1:]) for way, its in runs.items()]
+        arms = {way: batch_arm(engine, chosen, tokens, setting, WARM) for way, setting in ways.items()}
+        shown = stage_of(progress, f"batch {batch}", place, len(batches))
+        turns = take_turns(arms, repeats, shown)
+        for way, runs in turns.items():
+            rate, per_pass, step_ms = medians(runs, "tokens_per_second", "tokens_per_pass", "step_ms")
+            ratio = median(speedup(runs, turns[PLAIN]))
+            found.append(PoolSpeed(way, batch, rate, ratio, per_pass, step_ms))
     return found
-
-
-def _speed(way: str, batch: int, runs: Sequence[BatchRun], plain: Sequence[BatchRun]) -> PoolSpeed:
-    ratios = [
-        run.tokens_per_second / beside.tokens_per_second for run, beside in zip(runs, plain, strict=True)
-    ]
-    return PoolSpeed(
-        way,
-        batch,
-        median(run.tokens_per_second for run in runs),
-        median(ratios),
-        median(run.tokens / (run.steps * batch) for run in runs),
-        median(1e3 * run.seconds / run.steps for run in runs),
-    )

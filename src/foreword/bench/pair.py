@@ -11,6 +11,7 @@ from foreword.backends.interface import Decoder
 from foreword.bench.drafters.decode import Run, decode
 from foreword.bench.prompts import BenchPrompt
 from foreword.bench.quality import Divergence, combined, divergence, log_probabilities
+from foreword.bench.skeleton import PLAIN
 from foreword.bench.theory import Drafting, StepCurve, pass_cost
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.model.draft_model import check_same_vocabulary
@@ -23,7 +24,6 @@ from foreword.progress import StageProgress
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 RULES = ("coupled", "token", "block")
-PLAIN = "plain"
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,8 @@ import torch
 from torch import Tensor
 
 from foreword.backends.interface import Decoder
-from foreword.backends.runner import ModelRunner
 from foreword.errors import RequestError
-from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
-from foreword.proofs.passes import lone_request
-from foreword.speculation.draft import Draft
-from foreword.speculation.requests import PassEntry
-from foreword.speculation.transaction import Transaction
+from foreword.proofs.passes import prompt_pass
 
 WINDOW = 512
 """Tokens of context that the text is cut into."""
@@ -74,13 +69,9 @@ def measure_quality(
 @torch.inference_mode()
 def log_probabilities(decoder: Decoder, tokens: list[int]) -> Tensor:
     """Next-token distributions after every token of a text by itself: float32 [tokens, vocab]."""
-    cache = PagedCache(-(-len(tokens) // PAGE_SIZE))
-    runner = ModelRunner.allocate(decoder, cache.pool.num_pages, PAGE_SIZE)
-    request = lone_request(cache, tokens, decoder.config.vocab_size)
-    with Transaction(cache, [PassEntry.of(request, len(tokens))]) as transaction:
+    with prompt_pass(decoder, tokens) as (runner, batch):
         rows = torch.arange(len(tokens), dtype=torch.int32)
-        batch = replace(transaction.batch([Draft()]), logit_rows=rows)
-        return runner.forward(batch).logits.log_softmax(-1)
+        return runner.forward(replace(batch, logit_rows=rows)).logits.log_softmax(-1)
 
 
 @dataclass(frozen=True)

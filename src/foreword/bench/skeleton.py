@@ -1,17 +1,62 @@
-"""What every benchmark shares: turns, ratios with bounds, tables and JSON."""
+"""What every benchmark is made of: arms in turns, ratios with bounds, rows as a table, JSON read back.
+
+A benchmark maps names of arms to functions that take one sample, calls `take_turns`, and turns the samples into rows:
+frozen dataclasses whose fields are the JSON that its command prints. `table` shows them to people.
+"""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
 from random import Random
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, TypeVar
 
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
 from foreword.errors import RequestError
+from foreword.progress import Progress, StageProgress
 
 RESAMPLES = 2000
+
+PLAIN = "plain"
+"""Label of decoding without a drafter."""
+
+Sample = TypeVar("Sample")
+_Found = TypeVar("_Found")
+
+
+def take_turns(
+    arms: Mapping[str, Callable[[int], Sample]],
+    rounds: int,
+    progress: Progress | None = None,
+    *,
+    warm_up: int = 1,
+    alternate: bool = False,
+) -> dict[str, list[Sample]]:
+    """Return `rounds` samples of every arm; all arms run once in every round, so a slow spell hits them alike.
+
+    The first `warm_up` rounds do not count. An arm is called with the number of its round, which is negative while
+    warming up. With `alternate` every other round runs backwards, so that a drift favours no arm.
+    """
+    samples: dict[str, list[Sample]] = {name: [] for name in arms}
+    whole = (warm_up + rounds) * len(arms)
+    for number in range(-warm_up, rounds):
+        order = list(arms.items())
+        for turn, (name, run) in enumerate(reversed(order) if alternate and number % 2 == 0 else order, 1):
+            sample = run(number)
+            if number >= 0:
+                samples[name].append(sample)
+            if progress is not None:
+                progress((number + warm_up) * len(arms) + turn, whole)
+    return samples
+
+
+def stage_of(progress: StageProgress, stage: str, place: int, places: int) -> Progress:
+    """Return the progress of one of several stages that take equally long."""
+    return lambda done, whole: progress(stage, place * whole + done, places * whole)
 
 
 @dataclass(frozen=True)
@@ -24,12 +69,17 @@ class Interval:
 
 
 def neighbours(rates: Sequence[float], beside: Sequence[float]) -> list[float]:
-    """The ratios of windows with the same number."""
+    """Return the ratios of samples of the same round."""
     return [one / other for one, other in zip(rates, beside, strict=True)]
 
 
+def median_ratio(rates: Sequence[float], beside: Sequence[float]) -> float:
+    """Return the median of the ratios of samples of the same round."""
+    return median(neighbours(rates, beside))
+
+
 def bootstrap(ratios: Sequence[float], confidence: float, seed: int = 0) -> Interval:
-    """The geometric mean, with the bounds of means of as many ratios drawn from these."""
+    """Return the geometric mean, bounded by the means of as many ratios resampled from these."""
     logs, rng = [log(ratio) for ratio in ratios], Random(seed)
     means = sorted(fmean(rng.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
     outside = int(RESAMPLES * (1 - confidence) / 2)
@@ -37,13 +87,13 @@ def bootstrap(ratios: Sequence[float], confidence: float, seed: int = 0) -> Inte
 
 
 def together(confidence: float, cells: int) -> float:
-    """The confidence that each of several intervals needs so that all of them hold at once."""
+    """Return the confidence that each of several intervals needs for all of them to hold at once."""
     return 1 - (1 - confidence) / max(cells, 1)
 
 
 @dataclass(frozen=True)
 class BestFixed:
-    """The setting that was best on one half of the windows, and how another does beside it on the other half."""
+    """The arm that was best in one half of the rounds, and the ratio of another arm to it in the other half."""
 
     label: str
     ratio: Interval
@@ -52,16 +102,37 @@ class BestFixed:
 def against_best(
     rates: Mapping[str, Sequence[float]], own: str, others: Sequence[str], confidence: float
 ) -> BestFixed:
-    """Chosen on windows with even numbers and compared on odd ones: the best of many is lucky where it was chosen."""
+    """Choose in even rounds and compare in odd ones: the best of many is overrated where it was chosen."""
     best = max(others, key=lambda label: sum(map(log, rates[label][::2])))
     return BestFixed(best, bootstrap(neighbours(rates[own][1::2], rates[best][1::2]), confidence))
 
 
-_Found = TypeVar("_Found")
+Column = str | Callable[[Any], str]
+"""A cell of a row: a format of its attributes such as "{.ms:.2f}", or a function of it."""
+
+
+def table(rows: Iterable[object], columns: Mapping[str, Column], title: str | None = None) -> Table:
+    """Return a table with a line for every row; columns of numbers are aligned to the right."""
+    lines = [
+        [cell.format(row) if isinstance(cell, str) else cell(row) for cell in columns.values()]
+        for row in rows
+    ]
+    found = Table(title=title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1), title_justify="left")
+    for place, name in enumerate(columns):
+        are_numbers = all(line[place][:1] in "-0123456789" for line in lines)
+        found.add_column(name, justify="right" if are_numbers else "left", no_wrap=are_numbers)
+    for line in lines:
+        found.add_row(*line)
+    return found
+
+
+def optional(value: float | None, form: str, without: str = "-") -> str:
+    """Return a figure as people read it, or a dash where there is none."""
+    return without if value is None else format(value, form)
 
 
 def read_output(option: str, path: Path, command: str, understand: Callable[[Any], _Found]) -> _Found:
-    """What a file says, with or without the table before it; a `ValueError` of `understand` is told in one line."""
+    """Read the JSON that a command printed, with or without a table before it; other files are refused."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

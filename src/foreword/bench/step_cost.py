@@ -1,8 +1,8 @@
 """Measures one target pass over n new tokens: the curve that the gain of speculation depends on."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
@@ -12,16 +12,12 @@ import torch
 
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.interface import Decoder
-from foreword.backends.runner import ModelRunner
 from foreword.bench.peers import LlamaCppError, load_llama_cpp
+from foreword.bench.skeleton import take_turns
 from foreword.engine.requests.request import Request
 from foreword.errors import RequestError
-from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
-from foreword.proofs.passes import lone_request
+from foreword.proofs.passes import CachedRequests
 from foreword.speculation.draft import Draft
-from foreword.speculation.requests import PassEntry
-from foreword.speculation.transaction import Transaction
-from foreword.speculation.verdict import NOTHING_DRAWN
 
 PROMPT_REPEATS = 5
 """A prompt takes as long as a hundred steps, so fewer of them are timed."""
@@ -75,41 +71,28 @@ def random_tokens(count: int, vocab_size: int) -> list[int]:
 
 
 class DecoderTimer:
-    """Times passes of a decoder of ours: the newest committed token and a chain after it."""
+    """Times passes of one of our decoders: the newest committed token and a chain after it."""
 
     def __init__(self, target: Decoder, context: int, most_tokens: int) -> None:
-        self._cache = PagedCache(-(-context // PAGE_SIZE) + -(-most_tokens // PAGE_SIZE) + 1)
-        self._runner = ModelRunner.allocate(target, self._cache.pool.num_pages, PAGE_SIZE)
-        self._request = self._new_request(context)
-        if context > 1:
-            self._pass(self._request, context - 1, commit=True)
+        self._vocab_size = target.config.vocab_size
+        text = random_tokens(context, self._vocab_size)
+        self._cached = CachedRequests(target, [text], most_tokens)
 
     def step(self, n: int) -> float:
-        """Seconds of a pass over n new tokens after the context, with the logits of all."""
-        draft = Draft.chain(self._request.tokens[: n - 1], len(self._request.tokens))
-        return self._pass(self._request, 1, draft)
+        (request,) = self._cached.requests
+        return self._seconds(request, Draft.chain(request.tokens[: n - 1], len(request.tokens)))
 
     def prefill(self, count: int) -> float:
-        """Seconds of computing a prompt of `count` tokens from nothing, with the last one's logits."""
-        request = self._new_request(count)
-        seconds = self._pass(request, count)
-        self._cache.close(request.kv)
+        request = self._cached.open(random_tokens(count, self._vocab_size))
+        seconds = self._seconds(request, Draft())
+        self._cached.cache.close(request.kv)
         return seconds
 
-    def _new_request(self, length: int) -> Request:
-        vocab_size = self._runner.decoder.config.vocab_size
-        return lone_request(self._cache, random_tokens(length, vocab_size), vocab_size)
-
-    def _pass(self, request: Request, rows: int, draft: Draft | None = None, commit: bool = False) -> float:
-        entry = PassEntry.of(request, rows)
-        with Transaction(self._cache, [entry]) as transaction:  # left without commit: every pass starts alike
-            batch = transaction.batch([draft or Draft()])
+    def _seconds(self, request: Request, draft: Draft) -> float:
+        with self._cached.batch([draft], [request]) as batch:
             began = perf_counter()
-            self._runner.forward(batch).logits.cpu()  # waits for the device
-            seconds = perf_counter() - began
-            if commit:
-                transaction.commit([NOTHING_DRAWN])
-        return seconds
+            self._cached.runner.forward(batch).logits.cpu()  # waits for the device
+            return perf_counter() - began
 
 
 def measure_step_cost(
@@ -134,35 +117,32 @@ def compare_step_cost(
     repeats: int = 15,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, EngineCosts]:
-    """Costs of several engines, measured in turn within every repeat: a slow spell hits all of them alike."""
-    times = {name: _Times() for name in timers}
-    for repeat in range(repeats + 1):  # the first round warms up
-        for turn, (name, timer) in enumerate(timers.items(), 1):
-            if len(timers) > 1:
-                sleep(PAUSE_SECONDS)
-            for n in new_tokens:
-                times[name].steps[n].append(timer.step(n))
-            for n in prompts if repeat <= PROMPT_REPEATS else ():
-                times[name].prompts[n].append(timer.prefill(n))
-            if progress is not None:
-                progress(repeat * len(timers) + turn, (repeats + 1) * len(timers))
-    return {name: _costs(taken) for name, taken in times.items()}
+    """Measure the costs of several engines in turns; the first round warms up."""
+
+    def measure(timer: StepTimer, number: int) -> tuple[list[float], list[float]]:
+        if len(timers) > 1:
+            sleep(PAUSE_SECONDS)
+        steps = [timer.step(n) for n in new_tokens]
+        return steps, [timer.prefill(n) for n in prompts] if number < PROMPT_REPEATS else []
+
+    arms = {name: partial(measure, timer) for name, timer in timers.items()}
+    return {
+        name: _costs(samples, new_tokens, prompts)
+        for name, samples in take_turns(arms, repeats, progress).items()
+    }
 
 
-@dataclass
-class _Times:
-    """Seconds of one engine's passes by their size, the warm-up first."""
-
-    steps: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    prompts: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-
-
-def _costs(times: _Times) -> EngineCosts:
-    medians = {n: 1e3 * median(seconds[1:]) for n, seconds in times.steps.items()}
-    first = next(iter(medians.values()))
-    steps = [StepCost(n, ms, ms / first) for n, ms in medians.items()]
-    prompts = [PromptCost(n, 1e3 * median(seconds[1:])) for n, seconds in times.prompts.items()]
-    return EngineCosts(steps, prompts)
+def _costs(
+    samples: Sequence[tuple[list[float], list[float]]], new_tokens: Sequence[int], prompts: Sequence[int]
+) -> EngineCosts:
+    steps, prefills = ([part for part in parts if part] for parts in zip(*samples, strict=True))
+    step_ms, prompt_ms = (
+        [1e3 * median(times) for times in zip(*parts, strict=True)] for parts in (steps, prefills)
+    )
+    return EngineCosts(
+        [StepCost(n, ms, ms / step_ms[0]) for n, ms in zip(new_tokens, step_ms, strict=True)],
+        [PromptCost(n, ms) for n, ms in zip(prompts, prompt_ms, strict=True)],
+    )
 
 
 def check_sizes(
@@ -208,12 +188,10 @@ class LlamaCppTimer:
             self._decode(self._tokens[: self._length], 0, all_logits=False)
 
     def step(self, n: int) -> float:
-        """Seconds of a pass over n new tokens after the context, with the logits of all."""
         newest = self._tokens[self._length : self._length + 1]
         return self._timed(newest + self._tokens[: n - 1], self._length, all_logits=True)
 
     def prefill(self, count: int) -> float:
-        """Seconds of computing a prompt of `count` tokens from nothing, with the last one's logits."""
         self._cut(0)
         seconds = self._timed(self._tokens[:count], 0, all_logits=False)
         self._decode(self._tokens[: self._length], 0, all_logits=False)

@@ -1,15 +1,19 @@
-"""What a prescribed form costs and what it brings: with and without a schema, with and without guesses, in turns."""
+"""Measures cost and gain of structured output: with and without a schema, with and without speculation, in turns."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
 from foreword.acceptance.params import SamplingParams
+from foreword.bench.batch import full_batch
+from foreword.bench.skeleton import median_ratio, take_turns
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.errors import RequestError
+from foreword.progress import Progress
 from foreword.structured.params import StructuredOutputs
 
 LONG_KEYS: dict[str, Any] = {
@@ -40,9 +44,12 @@ LONG_KEYS: dict[str, Any] = {
 PROMPT = "Write the record of customer {number} of a furniture shop as JSON."
 
 
+_FIXED = {"num_speculative_tokens": 16, "fixed": True}
+
+
 @dataclass(frozen=True)
-class Way:
-    """One of the ways that take turns."""
+class StructuredArm:
+    """One of the settings that take turns."""
 
     name: str
     has_schema: bool
@@ -50,7 +57,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class WayResult:
+class StructuredRow:
     """Medians over the rounds."""
 
     way: str
@@ -58,42 +65,38 @@ class WayResult:
     tokens_per_pass: float  # of one request
     step_ms: float
     beside_ms: (
-        float  # of these, neither drafting nor the pass: masks, distributions, verdicts, commits, bookkeeping
+        float  # of these, without drafting and the pass: masks, distributions, verdicts, commits, bookkeeping
     )
-    ratio: float  # tokens per second over those of plain decoding with the same form, median of the rounds' ratios
+    ratio: float  # tokens per second over plain decoding with the same format, median of the rounds' ratios
 
 
 @dataclass(frozen=True)
 class StructuredCosts:
-    """All ways at one batch size."""
+    """All settings at one batch size."""
 
     batch: int
-    rows: list[WayResult]
+    rows: list[StructuredRow]
     mask_share: float  # of a plain step: what the schema adds beside the pass
 
 
 @dataclass(frozen=True)
 class _Run:
-    tokens: int
-    passes: int  # of all requests together
-    steps: int
-    seconds: float
-    beside_seconds: float
+    tokens_per_second: float
+    tokens_per_pass: float
+    step: float  # seconds
+    beside: float  # seconds of a step, without drafting and the pass
 
 
-def ways_for(engine: EngineCore) -> list[Way]:
-    """The engine's own guesses take part where it has some."""
+def structured_arms(engine: EngineCore) -> list[StructuredArm]:
+    """Return the settings to compare; the engine's own drafter takes part where it has one."""
     own = engine.drafters.default_config
-    ways = [Way("no schema, plain", False, False)]
-    if own is not None:
-        ways.append(Way("no schema, " + "+".join(own.method), False, None))
-    ways += [Way("schema, plain", True, False), Way("schema, grammar", True, {"method": "grammar", **_FIXED})]
-    if own is not None:
-        ways.append(Way("schema, grammar+" + "+".join(own.method), True, None))
-    return ways
-
-
-_FIXED = {"num_speculative_tokens": 16, "fixed": True}
+    grammar = StructuredArm("schema, grammar", True, {"method": "grammar", **_FIXED})
+    plain = [StructuredArm("no schema, plain", False, False), StructuredArm("schema, plain", True, False)]
+    if own is None:
+        return [*plain, grammar]
+    drafter = "+".join(own.method)
+    speculative = StructuredArm(f"no schema, {drafter}", False, None)
+    return [plain[0], speculative, plain[1], grammar, StructuredArm(f"schema, grammar+{drafter}", True, None)]
 
 
 def measure_structured(
@@ -102,75 +105,64 @@ def measure_structured(
     batch: int,
     tokens: int,
     repeats: int,
-    progress: Callable[[int, int], None],
+    progress: Progress,
     schema: dict[str, Any] | None = None,
 ) -> StructuredCosts:
-    """Every way once in every round; the first round is not counted."""
+    """Measure every setting once in every round; the first round does not count."""
     if batch < 1 or tokens < 8 or repeats < 1:
         raise RequestError("--batch and --repeats must be at least 1, --tokens at least 8")
-    form = StructuredOutputs(json=LONG_KEYS if schema is None else schema)
+    structured = StructuredOutputs(json=LONG_KEYS if schema is None else schema)
     prompts = [tuple(encode(PROMPT.format(number=number + 1))) for number in range(batch)]
-    ways = ways_for(engine)
-    rounds: list[list[_Run]] = []
-    for number in range(repeats + 1):
-        rounds.append([_run(engine, prompts, way, form, tokens) for way in ways])
-        progress(number + 1, repeats + 1)
-    kept = rounds[1:]
-    plain = {way.has_schema: place for place, way in enumerate(ways) if way.speculation is False}
-    rows = [_row(way, place, plain[way.has_schema], kept) for place, way in enumerate(ways)]
+
+    def run(arm: StructuredArm, _: int) -> _Run:
+        return _run(engine, prompts, arm, structured, tokens)
+
+    settings = structured_arms(engine)
+    runs = take_turns({arm.name: partial(run, arm) for arm in settings}, repeats, progress)
+    plain = {arm.has_schema: runs[arm.name] for arm in settings if arm.speculation is False}
     added = [
-        (_beside(runs[plain[True]]) - _beside(runs[plain[False]])) / _step(runs[plain[False]])
-        for runs in kept
+        (with_it.beside - without.beside) / without.step
+        for with_it, without in zip(plain[True], plain[False], strict=True)
     ]
+    rows = [_row(arm.name, runs[arm.name], plain[arm.has_schema]) for arm in settings]
     return StructuredCosts(batch, rows, median(added))
 
 
 def _run(
-    engine: EngineCore, prompts: Sequence[tuple[int, ...]], way: Way, form: StructuredOutputs, tokens: int
+    engine: EngineCore,
+    prompts: Sequence[tuple[int, ...]],
+    arm: StructuredArm,
+    structured: StructuredOutputs,
+    tokens: int,
 ) -> _Run:
-    """Decode until all have ended; only steps in which nobody reads a prompt, and all are there, are counted."""
+    """Decode until the first answer ends; steps that read prompts do not count."""
     params = SamplingParams(
         temperature=0,
         max_tokens=tokens,
-        structured=form if way.has_schema else None,
-        ignore_eos=not way.has_schema,
+        structured=structured if arm.has_schema else None,
+        ignore_eos=not arm.has_schema,
     )
-    requests = [
-        engine.add(NewRequest(f"structured-{place}", prompt, params, speculation=way.speculation))[0]
+    wanted = [
+        NewRequest(f"structured-{place}", prompt, params, speculation=arm.speculation)
         for place, prompt in enumerate(prompts)
     ]
-    try:
-        while not all(request.output_ids for request in requests):
-            engine.step()
+    with full_batch(engine, wanted, engine.step) as requests:
         had, before, steps = sum(len(r.tokens) for r in requests), engine.seconds, engine.steps
         while all(request.finish_reason is None for request in requests):
             engine.step()
-        spent = engine.seconds - before
-        gained, done = sum(len(r.tokens) for r in requests) - had, engine.steps - steps
+        spent, done = engine.seconds - before, engine.steps - steps
+        gained = sum(len(r.tokens) for r in requests) - had
         beside = spent.total - spent.draft - spent.verify
-        return _Run(gained, done * len(requests), done, spent.total, beside)
-    finally:
-        for request in requests:
-            engine.abort(request.name)
+        return _Run(gained / spent.total, gained / (done * len(requests)), spent.total / done, beside / done)
 
 
-def _beside(run: _Run) -> float:
-    return run.beside_seconds / run.steps
-
-
-def _step(run: _Run) -> float:
-    return run.seconds / run.steps
-
-
-def _row(way: Way, place: int, plain: int, rounds: Sequence[Sequence[_Run]]) -> WayResult:
-    runs = [found[place] for found in rounds]
-    speeds = [run.tokens / run.seconds for run in runs]
-    baseline = [found[plain].tokens / found[plain].seconds for found in rounds]
-    return WayResult(
-        way.name,
+def _row(name: str, runs: Sequence[_Run], plain: Sequence[_Run]) -> StructuredRow:
+    speeds = [run.tokens_per_second for run in runs]
+    return StructuredRow(
+        name,
         tokens_per_second=median(speeds),
-        tokens_per_pass=median(run.tokens / run.passes for run in runs),
-        step_ms=1e3 * median(map(_step, runs)),
-        beside_ms=1e3 * median(map(_beside, runs)),
-        ratio=median(own / base for own, base in zip(speeds, baseline, strict=True)),
+        tokens_per_pass=median(run.tokens_per_pass for run in runs),
+        step_ms=1e3 * median(run.step for run in runs),
+        beside_ms=1e3 * median(run.beside for run in runs),
+        ratio=median_ratio(speeds, [run.tokens_per_second for run in plain]),
     )

@@ -1,6 +1,7 @@
 """Requests without an engine, for single passes, and a decoder small enough to list all its short texts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -8,12 +9,19 @@ from torch import Tensor
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.rule import Rule
+from foreword.backends.batch import ForwardBatch
+from foreword.backends.interface import Decoder
+from foreword.backends.runner import ModelRunner
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights
 from foreword.engine.requests.answer import RequestLimits
 from foreword.engine.requests.request import Request
-from foreword.kv.paged_cache import PagedCache
+from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
+from foreword.speculation.draft import Draft
+from foreword.speculation.requests import PassEntry
+from foreword.speculation.transaction import Transaction
+from foreword.speculation.verdict import NOTHING_DRAWN
 
 
 def lone_request(
@@ -25,7 +33,7 @@ def lone_request(
     seed: int = 0,
     rule: Rule = Rule.COUPLED,
 ) -> Request:
-    """A prompt with KV pages of its own and nothing computed; its context never ends."""
+    """Return a prompt with KV pages of its own and nothing computed; its context never ends."""
     chosen = params or SamplingParams(temperature=0)
     sampler = RequestSampler(chosen, TokenLimits(vocab_size), prompt, seed, rule=rule)
     request = Request(seed, prompt, chosen, sampler, RequestLimits(1 << 30, frozenset()))
@@ -33,11 +41,49 @@ def lone_request(
     return request
 
 
+class CachedRequests:
+    """Requests whose texts are in the KV store, for passes that are repeated and never committed."""
+
+    def __init__(self, decoder: Decoder, texts: Sequence[Sequence[int]], room: int) -> None:
+        """`room` is the number of new tokens that every request may have in a pass."""
+        pages = sum(-(-(len(text) + room) // PAGE_SIZE) + 1 for text in texts)
+        self.cache, self._vocab_size = PagedCache(pages), decoder.config.vocab_size
+        self.runner = ModelRunner.allocate(decoder, pages, PAGE_SIZE)
+        self.requests = [self.open(text, seed) for seed, text in enumerate(texts)]
+        for request in self.requests:
+            if len(request.tokens) > 1:
+                with Transaction(self.cache, [PassEntry.of(request, len(request.tokens) - 1)]) as transaction:
+                    self.runner.forward(transaction.batch([Draft()]))
+                    transaction.commit([NOTHING_DRAWN])
+
+    def open(self, text: Sequence[int], seed: int = 0) -> Request:
+        """Return a request with KV pages of its own and nothing computed."""
+        return lone_request(self.cache, text, self._vocab_size, seed=seed)
+
+    @contextmanager
+    def batch(self, drafts: Sequence[Draft], requests: Sequence[Request] = ()) -> Iterator[ForwardBatch]:
+        """Yield the pass over what is not computed of the first requests, or of these, and their drafts."""
+        chosen = requests or self.requests[: len(drafts)]
+        entries = [PassEntry.of(request, len(request.tokens) - request.kv.computed) for request in chosen]
+        with Transaction(self.cache, entries) as transaction:  # left without commit: every pass starts alike
+            yield transaction.batch(drafts)
+
+
+@contextmanager
+def prompt_pass(decoder: Decoder, tokens: Sequence[int]) -> Iterator[tuple[ModelRunner, ForwardBatch]]:
+    """Yield the pass over a whole prompt, on fresh memory."""
+    cache = PagedCache(-(-len(tokens) // PAGE_SIZE))
+    runner = ModelRunner.allocate(decoder, cache.pool.num_pages, PAGE_SIZE)
+    request = lone_request(cache, tokens, decoder.config.vocab_size)
+    with Transaction(cache, [PassEntry.of(request, len(tokens))]) as transaction:
+        yield runner, transaction.batch([Draft()])
+
+
 HIDDEN, HEAD_DIM = 8, 4
 
 
 def tiny_decoder(vocab_size: int, seed: int) -> TorchDecoder:
-    """One layer of random weights; its logits are a few units apart."""
+    """Return a decoder with one layer of random weights, whose logits are a few units apart."""
     generator = torch.Generator().manual_seed(seed)
 
     def weight(*shape: int, scale: float = 0.5) -> Tensor:

@@ -23,12 +23,11 @@ from foreword.backends.runner import ModelRunner
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
-from foreword.proofs.passes import lone_request, tiny_decoder
+from foreword.proofs.passes import lone_request, prompt_pass, tiny_decoder
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.step import Stepper
-from foreword.speculation.transaction import Transaction
 
 
 class DrawingDrafter(Drafter):
@@ -113,11 +112,8 @@ def true_law(decoder: Decoder) -> Floats:
 
 def plain_logits(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
     """Logits after a text, on fresh memory."""
-    cache = PagedCache(1)
-    runner = ModelRunner.allocate(decoder, 1, PAGE_SIZE)
-    request = new_request(0, Rule.COUPLED, cache, tokens)
-    with Transaction(cache, [PassEntry.of(request, len(tokens))]) as transaction:
-        row: list[float] = runner.forward(transaction.batch([Draft()])).logits[0].tolist()
+    with prompt_pass(decoder, tokens) as (runner, batch):
+        row: list[float] = runner.forward(batch).logits[0].tolist()
         return row
 
 

@@ -34,7 +34,7 @@ from foreword.bench.control.timeline import (
 from foreword.bench.control.windows import (
     CONTROLLER,
     MIXED,
-    PLAIN,
+    PLAIN_ARM,
     Arm,
     Cell,
     CellRates,
@@ -73,7 +73,7 @@ def nothing(*_: object) -> None:
 
 def test_arms_take_turns_forwards_and_backwards_and_the_first_round_does_not_count():
     station = PretendStation({"plain": 10.0, CONTROLLER: 12.0, "ngram": 9.0})
-    (cell,) = measure_cells(station, [("chat", 2)], [PLAIN, OWN, FIXED], 4, nothing)
+    (cell,) = measure_cells(station, [("chat", 2)], [PLAIN_ARM, OWN, FIXED], 4, nothing)
     assert [label for label, *_ in station.asked[:6]] == [
         "plain",
         CONTROLLER,
@@ -88,12 +88,12 @@ def test_arms_take_turns_forwards_and_backwards_and_the_first_round_does_not_cou
     }
     assert all(labels == {"plain", CONTROLLER, "ngram"} for labels in by_number.values())
     with pytest.raises(RequestError, match="at least 4"):
-        measure_cells(station, [("chat", 2)], [PLAIN, OWN], 3, nothing)
+        measure_cells(station, [("chat", 2)], [PLAIN_ARM, OWN], 3, nothing)
 
 
 def test_the_controller_has_time_to_learn_before_it_is_measured_and_how_it_did_is_told():
     station = PretendStation({"plain": 10.0, CONTROLLER: 12.0})
-    (rates,) = measure_cells(station, [("chat", 2)], [PLAIN, OWN], 4, nothing, learning_seconds=1e-6)
+    (rates,) = measure_cells(station, [("chat", 2)], [PLAIN_ARM, OWN], 4, nothing, learning_seconds=1e-6)
     assert [label for label, *_ in station.asked[:5]] == [
         "plain",
         CONTROLLER,
@@ -108,7 +108,7 @@ def test_the_controller_has_time_to_learn_before_it_is_measured_and_how_it_did_i
 
 def test_a_drift_favours_nobody():
     station = PretendStation({"plain": 10.0, CONTROLLER: 10.0}, slower=1.02)
-    (cell,) = summarise(measure_cells(station, [("chat", 1)], [PLAIN, OWN], 12, nothing))
+    (cell,) = summarise(measure_cells(station, [("chat", 1)], [PLAIN_ARM, OWN], 12, nothing))
     assert cell.ratios[CONTROLLER].middle == pytest.approx(1.0, abs=0.005)
     assert cell.holds
 
@@ -270,7 +270,7 @@ def test_sizes():
 def test_tables_and_chart():
     station = PretendStation({"plain": 10.0, CONTROLLER: 12.0, "ngram": 9.0})
     cells = summarise(
-        measure_cells(station, [("chat", 1), ("chat", 4), (MIXED, 1)], [PLAIN, OWN, FIXED], 4, nothing)
+        measure_cells(station, [("chat", 1), ("chat", 4), (MIXED, 1)], [PLAIN_ARM, OWN, FIXED], 4, nothing)
     )
     assert cell_table(cells, "title").row_count == 3
     assert ratio_chart(cells).lines == {

@@ -19,7 +19,7 @@ from foreword.bench.control.timeline import EngineLine
 from foreword.bench.control.windows import (
     CONTROLLER,
     MIXED,
-    PLAIN,
+    PLAIN_ARM,
     Arm,
     EngineStation,
     Prompts,
@@ -101,7 +101,7 @@ def measure_control(
     """What the engine does by itself, beside plain decoding and settings that guess at every step."""
     brake, policy = Brake(), MeasuredPolicy()
     settings = {one.label: _at_every_step(one) for one in fixed}
-    arms = [PLAIN, Arm(CONTROLLER, None), *(Arm(label, setting) for label, setting in settings.items())]
+    arms = [PLAIN_ARM, Arm(CONTROLLER, None), *(Arm(label, setting) for label, setting in settings.items())]
     parsed = [SpeculationConfig.parse(setting) for setting in settings.values()]
     engine = _engine(loaded, policy, brake, parsed, sizes)
     known = _encoded(loaded, prompts)

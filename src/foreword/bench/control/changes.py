@@ -18,7 +18,7 @@ from foreword.bench.control.timeline import (
     settled_rate,
     worst_stretch,
 )
-from foreword.bench.control.windows import MIXED, PLAIN, Arm
+from foreword.bench.control.windows import MIXED, PLAIN_ARM, Arm
 from foreword.drafters.combined import FirstOf, Routed
 from foreword.progress import StageProgress
 from foreword.speculation.draft import Draft
@@ -139,7 +139,7 @@ def measure_conditions(
     for place, change in enumerate(changes):
         on_progress(change.name, place, len(changes))
         phases = list(change.phases.values())
-        plain, own = line.run(PLAIN, phases), line.run(controller, phases)
+        plain, own = line.run(PLAIN_ARM, phases), line.run(controller, phases)
         runs = list(zip(change.phases, map(decoding, plain), map(decoding, own), strict=True))
         for number, (name, plain_steps, steps) in enumerate(runs[1:]):
             within = ON_WITHIN if number else OFF_WITHIN
@@ -200,7 +200,7 @@ def measure_mixed(line: Line, controller: Arm, batch: int, seconds: float, turns
     alone: list[Step] = []
     together: list[Step] = []
     for _ in range(turns):
-        alone += line.run(PLAIN, [phase])[0]
+        alone += line.run(PLAIN_ARM, [phase])[0]
         together += line.run(half, [phase])[0]
     # On a machine that is so slow that no answer ends, single tokens must do.
     plain, mixed = _per_token(alone, True) or _waits(alone), _per_token(together, True) or _waits(together)

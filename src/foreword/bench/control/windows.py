@@ -2,17 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from time import perf_counter
-from typing import Protocol
 
 from foreword.acceptance.params import SamplingParams
+from foreword.bench.batch import full_batch
 from foreword.bench.skeleton import (
+    PLAIN,
     BestFixed,
     Interval,
     against_best,
     bootstrap,
     neighbours,
+    stage_of,
+    take_turns,
     together,
 )
 from foreword.drafters.overrides import SpeculationSetting
@@ -41,14 +45,6 @@ class Window:
     @property
     def rate(self) -> float:
         return self.tokens / self.seconds
-
-
-class Station(Protocol):
-    """Measures windows."""
-
-    def window(self, arm: Arm, kind: str, batch: int, number: int) -> Window:
-        """The same prompts for the same kind, batch and number, whatever the arm."""
-        ...
 
 
 MOST_AHEAD = 1024
@@ -106,24 +102,23 @@ class EngineStation:
         self._numbers = count()
 
     def window(self, arm: Arm, kind: str, batch: int, number: int) -> Window:
-        """From when all prompts are read until the answers together have gained their tokens: the batch is full all the
-        time, and every way of decoding does as much. If the fastest answer ended it, ways that guess would only be
-        measured where their guesses are best.
+        """Measure from when all prompts are read until the answers together have gained their tokens.
 
-        Every way of decoding is a tenant of its own for every kind and batch, so that it finds nothing that another has
-        computed or taught, and knows its own traffic after the first window.
+        The batch is full all the time, and every arm makes as many tokens. A window that ended with the fastest answer
+        would measure speculation only where acceptance is best.
+
+        Every arm is a tenant of its own for every kind and batch: it finds nothing that another has computed or
+        learned, and knows its own traffic after the first window.
         """
         engine, name = self._engine, f"window {next(self._numbers)}"
         tenant = name if self._are_strangers else f"{arm.label}, {kind}, batch {batch}"
         tokens = tokens_at(batch, self._tokens)
-        requests = [
-            engine.add(NewRequest(f"{name}-{place}", tuple(ids), self._params, tenant, arm.setting))[0]
+        wanted = [
+            NewRequest(f"{name}-{place}", tuple(ids), self._params, tenant, arm.setting)
             for place, ids in enumerate(self._prompts.take(kind, number, batch))
         ]
-        try:
-            while not all(request.output_ids for request in requests):
-                engine.step()
-            had, began = [len(request.tokens) for request in requests], self._clock()
+        with full_batch(engine, wanted, engine.step) as requests:
+            had, began = sum(len(request.tokens) for request in requests), self._clock()
             if any(request.room < tokens for request in requests):
                 raise RequestError(f"answers end before all {batch} prompts are read; use smaller batches")
             gained = 0
@@ -131,14 +126,11 @@ class EngineStation:
                 engine.step()
                 if any(request.finish_reason is not None for request in requests):
                     raise RequestError(f"a window of {kind} at batch {batch} failed")
-                gained = sum(len(request.tokens) for request in requests) - sum(had)
+                gained = sum(len(request.tokens) for request in requests) - had
             return Window(gained, self._clock() - began)
-        finally:
-            for request in requests:
-                engine.abort(request.name)
 
 
-PLAIN = Arm("plain", False)
+PLAIN_ARM = Arm(PLAIN, False)
 CONTROLLER = "controller"
 
 CONFIDENCE = 0.95
@@ -177,42 +169,43 @@ class Cell:
 
 
 def measure_cells(
-    station: Station,
+    station: EngineStation,
     cells: Sequence[tuple[str, int]],
     arms: Sequence[Arm],
     windows: int,
     on_progress: StageProgress,
     learning_seconds: float = 0.0,
 ) -> list[CellRates]:
-    """All arms take turns, forwards and then backwards, so that what drifts favours none of them.
+    """Measure every cell with all arms in turns, forwards and backwards.
 
-    A first round is not counted: prompts of a new kind, or another batch, are new to everyone. The controller then has
-    so many seconds of the same work to find out what pays; how it does meanwhile is told apart.
+    A first round does not count: prompts of a new kind, or another batch, are new to every arm. The controller then has
+    `learning_seconds` of the same work to learn; its rate meanwhile is reported separately.
     """
     if windows < 4:
         raise RequestError(
             f"--windows must be at least 4, not {windows}: half of them choose, the others compare"
         )
     own = next(arm for arm in arms if arm.label == CONTROLLER)
-    found = []
+    measured = []
+
+    def window(arm: Arm, kind: str, batch: int, number: int) -> Window:
+        return station.window(arm, kind, batch, number + 1)
+
     for place, (kind, batch) in enumerate(cells):
-        rates: dict[str, list[float]] = {arm.label: [] for arm in arms}
-        learning: float | None = None
-        for number in range(-1, windows):
-            if number == 0:
-                learning = _learned(station, own, (kind, batch), windows, learning_seconds)
-            done = place * (windows + 1) + number + 1
-            on_progress(f"{kind}, batch {batch}", done, len(cells) * (windows + 1))
-            for arm in arms if number % 2 else reversed(arms):
-                window = station.window(arm, kind, batch, number + 1)
-                if number >= 0:
-                    rates[arm.label].append(window.rate)
-        found.append(CellRates(kind, batch, rates, learning))
-    return found
+        own_windows = {arm.label: partial(window, arm, kind, batch) for arm in arms}
+        show = stage_of(on_progress, f"{kind}, batch {batch}", place, len(cells))
+        take_turns(own_windows, 0, alternate=True)
+        learning = _learned(station, own, (kind, batch), windows, learning_seconds)
+        turns = take_turns(own_windows, windows, show, warm_up=0, alternate=True)
+        rates = {label: [one.rate for one in found] for label, found in turns.items()}
+        measured.append(CellRates(kind, batch, rates, learning))
+    return measured
 
 
-def _learned(station: Station, own: Arm, cell: tuple[str, int], windows: int, seconds: float) -> float | None:
-    """Windows of the controller behind those that count, so many seconds of them; tokens per second."""
+def _learned(
+    station: EngineStation, own: Arm, cell: tuple[str, int], windows: int, seconds: float
+) -> float | None:
+    """Run the controller on further windows for this many seconds; return its tokens per second."""
     tokens, spent = 0, 0.0
     while spent < seconds:
         windows += 1
@@ -228,7 +221,7 @@ def summarise(measured: Sequence[CellRates]) -> list[Cell]:
 
 
 def _cell(cell: CellRates, confidence: float) -> Cell:
-    plain = cell.rates[PLAIN.label]
+    plain = cell.rates[PLAIN]
     fixed = [label for label in cell.rates if label != CONTROLLER]
     return Cell(
         cell.kind,
@@ -237,7 +230,7 @@ def _cell(cell: CellRates, confidence: float) -> Cell:
         {
             label: bootstrap(neighbours(rates, plain), confidence)
             for label, rates in cell.rates.items()
-            if label != PLAIN.label
+            if label != PLAIN
         },
         against_best(cell.rates, CONTROLLER, fixed, confidence),
         len(plain),

@@ -12,11 +12,11 @@ from time import perf_counter, process_time
 from typing import Any
 
 from foreword.acceptance.params import SamplingParams
-from foreword.bench.drafters.measure import PLAIN
 from foreword.bench.drafters.summary import summed
 from foreword.bench.methods import Method, request_config
 from foreword.bench.page import Lines, chart, colours_of, html_page, section
 from foreword.bench.prompts import BenchPrompt
+from foreword.bench.skeleton import PLAIN
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.llm import LLM

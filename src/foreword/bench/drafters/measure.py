@@ -14,6 +14,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.bench.drafters.decode import Record, Run, decode
 from foreword.bench.methods import Method, request_config
 from foreword.bench.prompts import BenchPrompt
+from foreword.bench.skeleton import PLAIN, take_turns
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.llm import LLM
@@ -93,9 +94,6 @@ class Ledger(Generic[R]):
             raise RequestError(f"--resume {self._path} cannot be written: {error}") from None
 
 
-PLAIN = "plain"
-"""Label of decoding without a drafter."""
-
 OnProgress = Callable[[str, int, int, str], None]
 """Called with (category, prompts done, prompts, drafter) before every answer."""
 
@@ -157,22 +155,14 @@ class DrafterBench:
                 warm = True
             if missing:
                 show = partial(on_progress, prompt.category, done, len(prompts))
-                runs = self._runs(prompt, [PLAIN, *missing], show)
+                arms = {label: partial(self._run, label, prompt, show) for label in (PLAIN, *missing)}
+                turns = take_turns(arms, self._settings.repeats, warm_up=0)
+                runs = {label: median_run(found) for label, found in turns.items()}
                 for label in missing:
                     yield Record(label, prompt.key, prompt.category, runs[label], runs[PLAIN])
 
-    def _runs(
-        self, prompt: BenchPrompt, labels: Sequence[str], on_label: Callable[[str], None]
-    ) -> Mapping[str, Run]:
-        """The median run of every label; all labels take turns within every repeat."""
-        runs: dict[str, list[Run]] = {label: [] for label in labels}
-        for repeat in range(self._settings.repeats):
-            for label in labels:
-                on_label(label)
-                runs[label].append(self._run(label, prompt, repeat))
-        return {label: median_run(found) for label, found in runs.items()}
-
-    def _run(self, label: str, prompt: BenchPrompt, repeat: int) -> Run:
+    def _run(self, label: str, prompt: BenchPrompt, on_label: Callable[[str], None], repeat: int) -> Run:
+        on_label(label)
         ids = self._llm.encode(prompt.text)
         # A drafter reads the prompt along: it must not find pages that were filled without it.
         tenant = f"{self._name}: {label}, {self._settings.tenant(prompt, repeat)}"

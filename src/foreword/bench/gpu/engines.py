@@ -160,9 +160,7 @@ def _batch_speed(engine: EngineCore, size: int, context: int) -> BatchSpeed:
     prompts = random_prompts(engine.target, context, size)
     run_batch(engine, prompts, 8, speculate=False)  # captures what is captured
     run = run_batch(engine, prompts, DECODED, speculate=False)
-    return BatchSpeed(
-        size, run.tokens / run.seconds, 1e3 * run.seconds / run.steps, 1e3 * run.host_seconds / run.steps
-    )
+    return BatchSpeed(size, run.tokens_per_second, run.step_ms, run.host_ms)
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,13 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.transfer import HostCopy, uploaded
 from foreword.backends.batch import Tap
 from foreword.backends.interface import Decoder
-from foreword.bench.batch import BatchRun, run_batch
+from foreword.bench.batch import batch_arm, medians, speedup
 from foreword.bench.gpu.engines import DECODED, controlled_engine, random_prompts, timed_engine
 from foreword.bench.random_heads import METHODS, head_drafter, random_head
+from foreword.bench.skeleton import take_turns
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
+from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.pipeline import StepPipeline
@@ -216,26 +218,19 @@ def recorded(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> dict[tuple[i
 
 
 def _speculative_speed(engine: EngineCore, name: str, prompts: Sequence[Sequence[int]]) -> SpeculativeSpeed:
-    for _ in range(WARM_UP):
-        run_batch(engine, prompts, DECODED, speculate=False)
-    speeds = []
-    for _ in range(RUNS):
-        run = run_batch(engine, prompts, DECODED, speculate=False)
-        speeds.append(
-            SpeculativeSpeed(
-                name,
-                run.batch,
-                run.tokens / (run.steps * run.batch),
-                run.tokens_per_second,
-                1e3 * run.seconds / run.steps,
-                1e3 * run.draft_seconds / run.steps,
-            )
-        )
-    return sorted(speeds, key=lambda speed: speed.tokens_per_second)[RUNS // 2]
+    arms = {name: batch_arm(engine, prompts, DECODED, speculate=False)}
+    runs = sorted(take_turns(arms, RUNS, warm_up=WARM_UP)[name], key=lambda run: run.tokens_per_second)
+    run = runs[RUNS // 2]
+    draft_ms = 1e3 * run.draft_seconds / run.steps
+    return SpeculativeSpeed(
+        name, run.batch, run.tokens_per_pass, run.tokens_per_second, run.step_ms, draft_ms
+    )
 
 
 QUALITIES = (3.9, 1.2)
 """Tokens that a pass with all guesses would make."""
+
+CONTROL_ARMS: Mapping[str, SpeculationSetting] = {"plain": False, "controller": None}
 
 ROUNDS = 6
 """Windows of each way that count."""
@@ -283,21 +278,9 @@ def measure_controller(
 def _compared(
     engine: EngineCore, prompts: Sequence[Sequence[int]], offered: float, rounds: int
 ) -> ControlledSpeed:
-    plain: list[BatchRun] = []
-    controlled: list[BatchRun] = []
-    for number in range(-WARM_UP_WINDOWS, rounds):
-        ways = [(plain, False), (controlled, None)]
-        for runs, setting in ways if number % 2 else reversed(ways):
-            run = run_batch(engine, prompts, DECODED, speculate=setting)
-            if number >= 0:
-                runs.append(run)
-    ratios = [b.tokens_per_second / a.tokens_per_second for a, b in zip(plain, controlled, strict=True)]
-    return ControlledSpeed(
-        plain[0].batch,
-        offered,
-        median(run.tokens_per_second for run in plain),
-        median(run.tokens_per_second for run in controlled),
-        median(ratios),
-        min(ratios),
-        median(run.tokens / (run.steps * run.batch) for run in controlled),
-    )
+    arms = {name: batch_arm(engine, prompts, DECODED, setting) for name, setting in CONTROL_ARMS.items()}
+    plain, controlled = take_turns(arms, rounds, warm_up=WARM_UP_WINDOWS, alternate=True).values()
+    ratios = speedup(controlled, plain)
+    (plain_rate,) = medians(plain, "tokens_per_second")
+    rate, per_pass = medians(controlled, "tokens_per_second", "tokens_per_pass")
+    return ControlledSpeed(plain[0].batch, offered, plain_rate, rate, median(ratios), min(ratios), per_pass)
