@@ -2,7 +2,7 @@
 
 from typing import Any
 
-ASKED: list[dict[str, Any]] = [
+_LOOKUPS: list[dict[str, Any]] = [
     {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1},
     {"method": "suffix", "num_speculative_tokens": 12, "min_match": 1, "min_probability": 0.05},
     {"method": "prediction", "num_speculative_tokens": 6},
@@ -21,6 +21,8 @@ ASKED: list[dict[str, Any]] = [
         "guess_set_size": 5,
     },
     {"method": ["lookahead", "suffix"], "num_speculative_tokens": 24, "combine": "merge"},
+]
+_MODELS: list[dict[str, Any]] = [
     {"method": "draft_model", "num_speculative_tokens": 4},
     {"method": "draft_model", "num_speculative_tokens": 12, "tree_width": 3},
     {"method": "layer_skip", "num_speculative_tokens": 3, "exit_layer": 1},
@@ -28,6 +30,10 @@ ASKED: list[dict[str, Any]] = [
     {"method": "layer_skip", "num_speculative_tokens": 6, "adapter": "an exit", "tree_width": 2},
     {"method": "self_quantized", "num_speculative_tokens": 4, "bits": 4},
     {"method": "self_quantized", "num_speculative_tokens": 10, "bits": 2, "tree_width": 2},
+    {"method": ["suffix", "layer_skip"], "num_speculative_tokens": 5},
+    {"method": ["ngram", "draft_model"], "num_speculative_tokens": 10, "combine": "merge"},
+]
+_STEPWISE_HEADS: list[dict[str, Any]] = [
     {"method": "eagle3", "num_speculative_tokens": 4},
     {"method": "eagle3", "num_speculative_tokens": 9, "tree_width": 3, "max_depth": 4},
     {"method": "eagle", "num_speculative_tokens": 3},
@@ -36,6 +42,9 @@ ASKED: list[dict[str, Any]] = [
     {"method": "p_eagle", "num_speculative_tokens": 9, "tree_width": 3, "max_depth": 4},
     {"method": "mtp", "num_speculative_tokens": 3},
     {"method": "mtp", "num_speculative_tokens": 8, "tree_width": 3},
+    {"method": ["suffix", "eagle3"], "num_speculative_tokens": 5},
+]
+_PARALLEL_HEADS: list[dict[str, Any]] = [
     {"method": "medusa", "num_speculative_tokens": 4},
     {"method": "medusa", "num_speculative_tokens": 12, "tree_width": 3},
     {"method": "medusa", "num_speculative_tokens": 8, "medusa_choices": "file"},
@@ -44,8 +53,16 @@ ASKED: list[dict[str, Any]] = [
     {"method": "dflash", "num_speculative_tokens": 10, "tree_width": 3},
     {"method": "dspark", "num_speculative_tokens": 5},
     {"method": "dspark", "num_speculative_tokens": 9, "tree_width": 3, "confidence": 0.1},
-    {"method": ["suffix", "eagle3"], "num_speculative_tokens": 5},
-    {"method": ["suffix", "layer_skip"], "num_speculative_tokens": 5},
-    {"method": ["ngram", "draft_model"], "num_speculative_tokens": 10, "combine": "merge"},
 ]
-FORMS = [{**form, "fixed": True} for form in ASKED]  # asked every time, whether or not it pays
+FAMILIES = {
+    name: [{**form, "fixed": True} for form in forms]  # asked every time, whether or not it pays
+    for name, forms in (
+        ("lookups", _LOOKUPS),
+        ("models", _MODELS),
+        ("stepwise heads", _STEPWISE_HEADS),
+        ("parallel heads", _PARALLEL_HEADS),
+    )
+}
+"""Each family is checked in batches that have all its forms."""
+
+FORMS = [form for forms in FAMILIES.values() for form in forms]

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,9 @@ from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
 from helpers.draft_nodes import connect, running_node, wait_patiently
 from helpers.drafted_answers import PROMPTS, answers, mixed_params, noisy_copy, store_of_answers
-from helpers.drafter_forms import FORMS
+from helpers.drafter_forms import FAMILIES, FORMS
 from helpers.exits import write_exit
 from helpers.taught_heads import taught_heads
-
-
-def form_id(form: dict[str, Any]) -> str:
-    return "-".join(str(value) for value in form.values())
 
 
 def test_every_registered_drafter_is_under_contract():
@@ -72,27 +69,78 @@ def node(draft_path: Path) -> Iterator[DraftNode]:
         yield running
 
 
-@pytest.fixture(params=FORMS, ids=form_id)
-def form(
+@dataclass(frozen=True)
+class Family:
+    """Forms of related drafters, and the answers of plain decoding to the requests that each of them gets."""
+
+    forms: list[dict[str, Any]]
+    plain: list[list[int]]  # to the requests of an even form, then to those of an odd one
+
+    @property
+    def configs(self) -> list[SpeculationConfig]:
+        return [SpeculationConfig.parse(form) for form in self.forms]
+
+    def asked(self, number: int) -> list["Asked"]:
+        """The requests of this form: the prompts of one token and at the context's end, and another one.
+
+        Parameters are others for every second form.
+        """
+        half, params, form = len(PROMPTS) * (number % 2), mixed_params(len(self.plain)), self.forms[number]
+        return [
+            Asked(form, PROMPTS[index], params[at], self.plain[at], prediction(form, self.plain[at]))
+            for index in (0, 1 + number % 4, 5)
+            for at in (half + index,)
+        ]
+
+    def all_asked(self) -> list["Asked"]:
+        return [one for number in range(len(self.forms)) for one in self.asked(number)]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, and the answer of plain decoding to it."""
+
+    form: dict[str, Any] | bool
+    prompt: dict[str, list[int]]
+    params: SamplingParams
+    expected: list[int]
+    prediction: tuple[int, ...]
+
+    def new(self, name: str) -> NewRequest:
+        ids = tuple(self.prompt["prompt_token_ids"])
+        return NewRequest(name, ids, self.params, speculation=self.form, prediction=self.prediction)
+
+
+def prediction(form: dict[str, Any], answer: list[int]) -> tuple[int, ...]:
+    """What a user expects, for drafters that go by it: the answer with one token replaced and one left out."""
+    return (*answer[:5], 3, *answer[6:12], *answer[13:]) if "prediction" in form["method"] else ()
+
+
+@pytest.fixture(params=FAMILIES)
+def family(
     request: pytest.FixtureRequest,
     draft_path: Path,
     head_paths: dict[str, Path],
     datastore: Path,
+    plain: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
-) -> dict[str, Any]:
-    config = {**request.param, "draft_timeout": 60.0}  # a busy machine is not a faulty drafter
-    methods = [config["method"]] if isinstance(config["method"], str) else config["method"]
-    for name, path in {"draft_model": draft_path, **head_paths}.items():
-        if name in methods:
-            config["model"] = str(path)
-    if "remote" in methods:
-        wait_patiently(monkeypatch)
-        config |= {"drafters": str(request.getfixturevalue("node").address), "shadow": 0}
-    if "adapter" in config:
-        config["adapter"] = str(request.getfixturevalue("exit_path"))
-    if "rest" in methods:
-        config["datastore"] = str(datastore)
-    return config
+) -> Family:
+    forms = []
+    for form in FAMILIES[request.param]:
+        config = {**form, "draft_timeout": 60.0}  # a busy machine is not a faulty drafter
+        methods = [config["method"]] if isinstance(config["method"], str) else config["method"]
+        for name, path in {"draft_model": draft_path, **head_paths}.items():
+            if name in methods:
+                config["model"] = str(path)
+        if "remote" in methods:
+            wait_patiently(monkeypatch)
+            config |= {"drafters": str(request.getfixturevalue("node").address), "shadow": 0}
+        if "adapter" in config:
+            config["adapter"] = str(request.getfixturevalue("exit_path"))
+        if "rest" in methods:
+            config["datastore"] = str(datastore)
+        forms.append(config)
+    return Family(forms, plain)
 
 
 @pytest.fixture(scope="module")
@@ -101,38 +149,63 @@ def plain(llm: LLM) -> list[list[int]]:
     return answers(llm, PROMPTS * 2, mixed_params(len(PROMPTS) * 2))
 
 
-@pytest.fixture
-def predictions(form: dict[str, Any], plain: list[list[int]]) -> list[tuple[int, ...]]:
-    """What users expect, for drafters that go by it: the answers with one token replaced and one left out."""
-    if "prediction" not in form["method"]:
-        return [()] * len(plain)
-    return [(*answer[:5], 3, *answer[6:12], *answer[13:]) for answer in plain]
+def check_texts(asked: Sequence[Asked], texts: Sequence[Sequence[int]]) -> None:
+    wrong = [one.form for one, text in zip(asked, texts, strict=True) if list(text) != one.expected]
+    assert not wrong, f"other texts with {wrong}"
 
 
-def test_the_text_is_that_of_plain_decoding(
-    llm: LLM, form: dict[str, Any], plain: list[list[int]], predictions: list[tuple[int, ...]]
-):
-    """Together in one batch and alone; prompts of one token, repetitive ones, one at the context's end."""
-    llm.speculate(form)
-    connect(llm.engine.drafters.default.drafter)
-    params = mixed_params(len(PROMPTS) * 2)
-    assert answers(llm, PROMPTS * 2, params, predictions) == plain
-    for index in (0, 1):
-        assert answers(llm, [PROMPTS[index]], [params[index]], [predictions[index]]) == [plain[index]]
+def offered(llm: LLM, family: Family) -> list[Drafter]:
+    """The drafters of the family, ready for requests."""
+    llm.offer(family.configs)
+    drafters = [llm.engine.drafters.offer(config) for config in family.configs]
+    for drafter in drafters:
+        connect(drafter)
+    return drafters
 
 
-def test_guesses_are_made_and_accepted(llm: LLM, form: dict[str, Any]):
+def test_the_text_is_that_of_plain_decoding(llm: LLM, family: Family):
+    """All forms in one batch; a form of every method alone; prompts of one token, repetitive ones, one at the
+    context's end.
+    """
+    offered(llm, family)
+
+    def texts(asked: Sequence[Asked]) -> list[list[int]]:
+        outputs = llm.generate(
+            [one.prompt for one in asked],
+            [one.params for one in asked],
+            prediction=[one.prediction for one in asked],
+            speculation=[one.form for one in asked],
+        )
+        return [output.outputs[0].token_ids for output in outputs]
+
+    asked = family.all_asked()
+    check_texts(asked, texts(asked))
+    methods = [str(form["method"]) for form in family.forms]
+    for number in {method: number for number, method in enumerate(methods)}.values():
+        alone = family.asked(number)[1]
+        check_texts([alone], texts([alone]))
+
+
+def test_guesses_are_made_and_accepted(llm: LLM, family: Family):
     """Otherwise the equality above would say nothing."""
     greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-    llm.speculate(None)
-    expected = answers(llm, PROMPTS[1:3], [greedy] * 2) if "prediction" in form["method"] else None
-    llm.speculate(form)
-    connect(llm.engine.drafters.default.drafter)
-    outputs = llm.generate(PROMPTS[1:3], greedy, prediction=expected)
-    assert sum(output.timings.draft_n for output in outputs) > 0
-    assert sum(output.timings.draft_n_accepted for output in outputs) > 0
-    assert sum(output.timings.passes for output in outputs) < 120
-    assert all(not guard.faults for guard in _guards(llm.engine.drafters.default.drafter))
+    prompts = PROMPTS[1:3]
+    expected = answers(llm, prompts, [greedy] * 2)
+    drafters = offered(llm, family)
+    count = len(family.forms)
+    outputs = llm.generate(
+        prompts * count,
+        greedy,
+        prediction=[
+            text if "prediction" in form["method"] else None for form in family.forms for text in expected
+        ],
+        speculation=[form for form in family.forms for _ in prompts],
+    )
+    for form, first, second in zip(family.forms, outputs[::2], outputs[1::2], strict=True):
+        assert first.timings.draft_n + second.timings.draft_n > 0, form
+        assert first.timings.draft_n_accepted + second.timings.draft_n_accepted > 0, form
+        assert first.timings.passes + second.timings.passes < 120, form
+    assert all(not guard.faults for drafter in drafters for guard in _guards(drafter))
 
 
 class Flickering(FixedPolicy):
@@ -148,82 +221,75 @@ class Flickering(FixedPolicy):
 
 
 def engine_with(
-    llm: LLM, form: dict[str, Any], policy_type: type[FixedPolicy], **options: Any
-) -> tuple[EngineCore, Drafter]:
-    """An engine whose requests are all drafted for so, and the drafter."""
+    llm: LLM, family: Family, policy_type: type[FixedPolicy], **options: Any
+) -> tuple[EngineCore, list[Drafter]]:
+    """An engine that is ready for all forms of the family, and their drafters."""
     parts = EngineParts(
         EngineConfig(max_step_seconds=None, max_draft_share=1e9),  # the same passes, however fast
         policy=policy_type(**options),
         build_drafter=llm.build_drafter,
-        speculation=SpeculationConfig.parse(form),
+        offered=family.configs,
     )
     engine = EngineCore(llm.engine.target, llm.loaded.vocabulary(), parts)
-    assert engine.drafters.default is not None
-    connect(engine.drafters.default.drafter)
-    return engine, engine.drafters.default.drafter
+    drafters = [engine.drafters.offer(config) for config in family.configs]
+    for drafter in drafters:
+        connect(drafter)
+    return engine, drafters
 
 
-def start(engine: EngineCore, predictions: list[tuple[int, ...]]) -> list[Request]:
-    """Every prompt once: the first answers of `plain`."""
-    params = mixed_params(len(PROMPTS))
-    return [
-        engine.add(
-            NewRequest(str(index), tuple(prompt["prompt_token_ids"]), chosen, prediction=predictions[index])
-        )[0]
-        for index, (prompt, chosen) in enumerate(zip(PROMPTS, params, strict=True))
-    ]
+def start(engine: EngineCore, asked: Sequence[Asked]) -> list[Request]:
+    return [engine.add(one.new(str(index)))[0] for index, one in enumerate(asked)]
 
 
-def test_a_drafter_that_was_off_catches_up(
-    llm: LLM, form: dict[str, Any], plain: list[list[int]], predictions: list[tuple[int, ...]]
-):
-    engine, drafter = engine_with(llm, form, Flickering, seed=3)
-    requests = start(engine, predictions)
+def test_a_drafter_that_was_off_catches_up(llm: LLM, family: Family):
+    engine, drafters = engine_with(llm, family, Flickering, seed=3)
+    asked = family.all_asked()
+    requests = start(engine, asked)
     while engine.has_requests:
         engine.step()
-    assert [request.output_ids for request in requests] == plain[: len(PROMPTS)]
-    check_nothing_is_held(drafter)
+    check_texts(asked, [request.output_ids for request in requests])
+    check_nothing_is_held(drafters)
 
 
-def test_a_drafter_guesses_as_a_fresh_one_would(
-    llm: LLM, form: dict[str, Any], predictions: list[tuple[int, ...]]
-):
-    """Whatever was accepted, rejected or skipped before, its guesses are those of the committed text."""
-    if "suffix" in form["method"]:
-        form |= {"max_stored_tokens": 0}  # what it remembers of ended requests is not in question here
-    engine, drafter = engine_with(llm, form, Flickering, seed=8)
-    if drafter.traits.needs.taps:
-        pytest.skip(
-            "it guesses from the target's states: tests/integration/test_head_rows.py, test_heads_at_once.py"
-        )
-    if drafter.traits.needs.draws:
-        pytest.skip("it guesses from what the target drew, which a fresh one has not seen")
-    requests = start(engine, predictions)
-    compared = 0
-    for _ in range(5):
-        for _ in range(4):
+def test_a_drafter_guesses_as_a_fresh_one_would(llm: LLM, family: Family):
+    """Whatever was accepted, rejected or skipped before, its guesses are those of the committed text.
+
+    Not those that guess from the target's states: tests/integration/test_head_rows.py, test_heads_at_once.py; nor
+    those that guess from what the target drew, which a fresh one has not seen.
+    """
+    for form in family.forms:
+        if "suffix" in form["method"]:
+            form |= {"max_stored_tokens": 0}  # what it remembers of ended requests is not in question here
+    engine, drafters = engine_with(llm, family, Flickering, seed=8)
+    numbers = [n for n, one in enumerate(drafters) if not (one.traits.needs.taps or one.traits.needs.draws)]
+    if not numbers:
+        pytest.skip("all guess from the target's states")
+    requests = {number: start_named(engine, family.asked(number), number) for number in numbers}
+    compared = dict.fromkeys(numbers, 0)
+    for _ in range(3):
+        for _ in range(5):
             engine.step()
-        live = [r for r in requests if r.finish_reason is None and r.output_ids and r.room > 4]
-        asks = [Ask(as_drafter_sees(request), 6, 3) for request in live]
-        fresh = llm.build_drafter(SpeculationConfig.parse(form))
-        connect(fresh)
-        for _ in range(8):  # a long text may take several calls to catch up with
-            expected, found = fresh.propose(asks), drafter.propose(asks)
-        assert [draft.tokens for draft in found] == [draft.tokens for draft in expected]
-        compared += sum(len(draft) for draft in expected)
-    assert compared > 0
+        for number in numbers:
+            live = [r for r in requests[number] if r.finish_reason is None and r.output_ids and r.room > 4]
+            asks = [Ask(as_drafter_sees(request), 6, 3) for request in live]
+            fresh = llm.build_drafter(family.configs[number])
+            connect(fresh)
+            for _ in range(8):  # a long text may take several calls to catch up with
+                expected, found = fresh.propose(asks), drafters[number].propose(asks)
+            assert [draft.tokens for draft in found] == [draft.tokens for draft in expected]
+            compared[number] += sum(len(draft) for draft in expected)
+    assert all(compared.values()), compared
 
 
-def test_failures_and_cancellations_leave_no_trace(
-    llm: LLM,
-    form: dict[str, Any],
-    plain: list[list[int]],
-    predictions: list[tuple[int, ...]],
-    monkeypatch: pytest.MonkeyPatch,
-):
+def start_named(engine: EngineCore, asked: Sequence[Asked], number: int) -> list[Request]:
+    return [engine.add(one.new(f"{number} {index}"))[0] for index, one in enumerate(asked)]
+
+
+def test_failures_and_cancellations_leave_no_trace(llm: LLM, family: Family, monkeypatch: pytest.MonkeyPatch):
     """The target's pass and acceptance fail now and then; some requests are cancelled halfway."""
-    engine, drafter = engine_with(llm, form, FixedPolicy)
-    requests = start(engine, predictions)
+    engine, drafters = engine_with(llm, family, FixedPolicy)
+    asked = family.all_asked()
+    requests = start(engine, asked)
     rng = random.Random(1)
     forward, verdicts = engine.target.forward, Judging.verdicts
     last_fault = [0]  # calls since then; a request that fails whatever is tried would be given up
@@ -240,7 +306,7 @@ def test_failures_and_cancellations_leave_no_trace(
 
     monkeypatch.setattr(engine.target, "forward", failing(forward))
     monkeypatch.setattr(Judging, "verdicts", failing(verdicts))
-    cancelled = {1, 3}
+    cancelled = {index for index in range(len(asked)) if index % 3 == 1}
     for step in range(2000):
         if not engine.has_requests:
             break
@@ -250,52 +316,64 @@ def test_failures_and_cancellations_leave_no_trace(
         engine.step()
         engine.check_integrity()
     assert engine.faults["step"]
-    for index, (request, expected) in enumerate(zip(requests, plain[: len(PROMPTS)], strict=True)):
-        assert request.output_ids == expected[: len(request.output_ids)]
-        assert index in cancelled or len(request.output_ids) == len(expected)
+    for index, (request, one) in enumerate(zip(requests, asked, strict=True)):
+        assert request.output_ids == one.expected[: len(request.output_ids)], one.form
+        assert index in cancelled or len(request.output_ids) == len(one.expected), one.form
     assert engine.cache.available_pages == engine.cache.pool.num_pages
-    check_nothing_is_held(drafter)
+    check_nothing_is_held(drafters)
 
 
-def retold(engine: EngineCore, predictions: Sequence[tuple[int, ...]], preempt: bool) -> list[list[int]]:
-    """Two answers to each of two prompts, then two more: what was read first is found again, or forked."""
+def retold(engine: EngineCore, asked: Sequence[Asked], preempt: bool) -> list[list[int]]:
+    """Two answers to each request, then two more: what was read first is found again, or forked."""
     requests, rng = [], random.Random(6)
     for round_ in range(2):
-        for index in (1, 3):
-            prompt = tuple(PROMPTS[index]["prompt_token_ids"])
-            params = SamplingParams(temperature=0.7 * round_, max_tokens=14, n=2, seed=index, ignore_eos=True)
-            requests += engine.add(
-                NewRequest(f"{round_} {index}", prompt, params, prediction=predictions[index])
-            )
+        for index, one in enumerate(asked):
+            params = SamplingParams(temperature=0.7 * round_, max_tokens=14, n=2, seed=3, ignore_eos=True)
+            requests += engine.add(replace(one.new(f"{round_} {index}"), params=params))
         steps = 0
         while engine.has_requests:
             engine.step()
             engine.check_integrity()
             steps += 1
-            if preempt and steps % 3 == 0 and engine.scheduler.running:
-                engine.scheduler.preempt(rng.choice(engine.scheduler.running))
+            if preempt and steps % 3 == 0:
+                running = engine.scheduler.running
+                for request in rng.sample(running, -(-len(running) // 4)):
+                    engine.scheduler.preempt(request)
     return [request.output_ids for request in requests]
+
+
+TWO_PROMPTS = (1, 3)
 
 
 @pytest.fixture(scope="module")
 def plainly_retold(llm: LLM) -> list[list[int]]:
-    return retold(EngineCore(llm.engine.target, llm.loaded.vocabulary()), [()] * len(PROMPTS), preempt=False)
+    engine = EngineCore(llm.engine.target, llm.loaded.vocabulary())
+    asked = [Asked(False, PROMPTS[index], SamplingParams(), [], ()) for index in TWO_PROMPTS]
+    return retold(engine, asked, preempt=False)
 
 
 def test_forks_preemptions_and_prefix_hits_do_not_show(
-    llm: LLM, form: dict[str, Any], predictions: list[tuple[int, ...]], plainly_retold: list[list[int]]
+    llm: LLM, family: Family, plainly_retold: list[list[int]]
 ):
-    engine, drafter = engine_with(llm, form, Flickering, seed=5)
-    assert retold(engine, predictions, preempt=True) == plainly_retold
-    assert engine.scheduler.preemptions > 3
+    engine, drafters = engine_with(llm, family, Flickering, seed=5)
+    count = len(family.forms)
+    asked = [
+        Asked(form, PROMPTS[index], SamplingParams(), [], prediction(form, family.plain[index]))
+        for form in family.forms
+        for index in TWO_PROMPTS
+    ]
+    found = retold(engine, asked, preempt=True)
+    first, second = plainly_retold[:4], plainly_retold[4:]
+    assert found == first * count + second * count
+    assert engine.scheduler.preemptions > 3 * count
     assert engine.cache.prefix_hits > 0
-    assert all(not guard.faults for guard in _guards(drafter))
+    assert all(not guard.faults for drafter in drafters for guard in _guards(drafter))
     assert engine.cache.available_pages == engine.cache.pool.num_pages
-    check_nothing_is_held(drafter)
+    check_nothing_is_held(drafters)
 
 
-def check_nothing_is_held(held_by: Drafter) -> None:
-    for guard in _guards(held_by):
+def check_nothing_is_held(by: Sequence[Drafter]) -> None:
+    for guard in (guard for drafter in by for guard in _guards(drafter)):
         drafter = guard._drafter
         held = [getattr(drafter, name, {}) for name in ("_indexes", "_readers", "_known")]
         assert not any(held)
