@@ -8,13 +8,13 @@ from typing import Any
 
 from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
+from foreword.control.service import Service
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.requests.assignment import Assignment
 from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE
 from foreword.speculation.requests import DraftPlan
-from foreword.speculation.service import Service
 from helpers.engines import core_on
 from helpers.pretend_store import PRETEND_ROWS
 from helpers.timed_target import TimedTarget

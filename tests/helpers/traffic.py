@@ -13,6 +13,7 @@ from foreword.acceptance.rules.rule import Rule
 from foreword.backends.batch import Tap
 from foreword.control.decisions.asking import Pass
 from foreword.control.decisions.trimming import Offer, choose
+from foreword.control.service import DEFAULT_SERVICE
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.confidence import Stop, class_of
 from foreword.speculation.draft import NO_DRAFT, Draft
@@ -21,8 +22,7 @@ from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.protocols import Policy
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
-from foreword.speculation.requests import DraftPlan, PassEntry
-from foreword.speculation.service import DEFAULT_SERVICE
+from foreword.speculation.requests import DrafterView, DraftPlan, PassEntry
 from foreword.speculation.verdict import Verdict
 
 LENGTH, MOOD = 240, 40
@@ -144,9 +144,10 @@ class PretendRequest:
         self, number: int, cohort: str, drafters: Sequence[PretendDrafter], tenant: str = "", prompt: int = 1
     ) -> None:
         rng = random.Random(number)
-        self.request_id, self.cohort, self.tenant = number, cohort, tenant
+        self.request_id, self.cohort = number, cohort
         self.tokens = [0] * prompt
         self.prompt_len = prompt
+        self.drafter_view = DrafterView(prompt, tenant)
         self.is_read = prompt == 1
         self.readers: set[str] = set()  # heads that have read the prompt along
         self.last_asked: dict[str, int] = {}  # by drafter, tokens after the step in which it was asked
@@ -154,9 +155,8 @@ class PretendRequest:
         self.script = [rng.randrange(WRONG) for _ in range(LENGTH + 20)]
         self.sampler = SimpleNamespace(rule=Rule.COUPLED)
         self.acceptance = AcceptanceStats()
-        self.asked: dict[int, Any] = {}
         self.kv = KvSequence()
-        self.epoch, self.prediction, self.prompt_logprobs, self.scored = 0, (), None, 0
+        self.prompt_logprobs, self.scored = None, 0
         self._luck = {one.name: rng.gauss(0, 1) for one in drafters}
         self._moods = {one.name: [rng.gauss(0, 1) for _ in range(LENGTH // MOOD + 2)] for one in drafters}
         self.speculation: DraftPlan | None = None

@@ -59,7 +59,7 @@ ENGINE_MUTANTS = (
         "drafts outlive a preemption",
         "engine/requests/request.py",
         "Request.preempt",
-        "self.epoch += 1",
+        "self.drafter_view.epoch += 1",
         "",
         (f"{FAIRNESS}::test_a_draft_from_before_a_preemption_is_not_judged",),
     ),

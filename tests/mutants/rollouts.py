@@ -12,7 +12,7 @@ ROLLOUT_MUTANTS = (
     Mutant(
         81,
         "guesses of a drafter in the shadow are used",
-        "speculation/requests.py",
+        "control/rollout/pair.py",
         "Gate.is_open",
         "self.is_live and (not self.switch.is_closed) and (not self.switch.is_resting)",
         "not self.switch.is_closed and (not self.switch.is_resting)",

@@ -5,14 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from foreword.control.decisions.trimming import tightest_limit
+from foreword.control.service import divide_by_service
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter
 from foreword.speculation.measured.situation import Situation
-from foreword.speculation.proposing import wishes
 from foreword.speculation.protocols import Policy
 from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
-from foreword.speculation.service import guess_shares
 
 SAVED_STEPS = 8
 """Steps whose share may be spent at once: the guesses that pay rarely fit into the share of one."""
@@ -82,7 +81,7 @@ class FairShare:
         )
         if guesses == sum(wanted):
             return plans
-        shares = guess_shares(wishes(entries, wanted), guesses)
+        shares = divide_by_service(entries, wanted, guesses)
         return [
             plan if plan is None or not most else replace(plan, max_nodes=nodes) if nodes else None
             for plan, most, nodes in zip(plans, wanted, shares, strict=True)

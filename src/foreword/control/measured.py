@@ -326,7 +326,9 @@ class MeasuredPolicy:
         traits = plan.drafter.traits
         coverage = HEAD_COVERAGE if traits.kind is DraftSource.HEAD else PRIOR_COVERAGE
         told = traits.acceptance_by_level
-        estimate = self.estimates.pair(plan.method, request.tenant, request.cohort, coverage, told)
+        estimate = self.estimates.pair(
+            plan.method, request.drafter_view.tenant, request.cohort, coverage, told
+        )
         estimate.need(min(plan.max_depth, plan.max_nodes))
         control = self.controls.get(estimate)
         if control is None:

@@ -9,6 +9,7 @@ from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
 from foreword.control.fair_share import FairShare
 from foreword.control.reporting.figures import ControlReport
+from foreword.control.service import divide_by_service
 from foreword.engine.adapters import Adapters
 from foreword.engine.background import BackgroundWork
 from foreword.engine.drafting.drafter_pool import DrafterPool, needs_of_all
@@ -65,6 +66,7 @@ class EngineCore:
             self.cache,
             self._policy,
             config.max_num_batched_tokens,
+            divide_by_service,
             clock=parts.clock,
             store=self.runner.store,
         )

@@ -191,7 +191,7 @@ class _Texts:
     def end(self, requests: Sequence[Request]) -> None:
         for request in requests:
             self._core.cache.close(request.kv)
-            for drafter in request.asked.values():
+            for drafter in request.drafter_view.notified.values():
                 drafter.forget(as_unanswered(request))
 
     def close(self) -> None:

@@ -129,7 +129,7 @@ class Observation:
             if key not in known:
                 known[key] = _observers(own, plan, watching)
             drafters, some = known[key]
-            entry.request.asked.update(drafters)  # so that they are notified of its end, too
+            entry.request.drafter_view.notified.update(drafters)  # so that they are notified of its end, too
             observers.append(some)
         if not any(observers):
             return Observation(entries, observers)

@@ -13,10 +13,12 @@ from foreword.speculation.draft import NO_DRAFT, ROOT, Draft
 from foreword.speculation.drafting import Ask, DraftRequest, KvMemory
 from foreword.speculation.report import DrafterCall
 from foreword.speculation.requests import Aside, DraftPlan, PassEntry, as_drafter_sees
-from foreword.speculation.service import Wish, guess_shares
 from foreword.speculation.transaction import Transaction
 
 Plans = Sequence[DraftPlan | None]
+
+Divide = Callable[[Sequence[PassEntry], Sequence[int], int], list[int]]
+"""Divides a number of draft tokens between entries, given what each wants."""
 
 
 class Asked(NamedTuple):
@@ -74,12 +76,32 @@ class Proposal:
         return sum(call.seconds for call in self.calls)
 
 
-def fit_to_room(
-    entries: Sequence[PassEntry], plans: Plans, cache: PagedCache, max_rows: int | None
-) -> list[DraftPlan | None]:
-    """The plans cut to the pass's row budget and to pages that nobody wants for anything else.
+def fair_shares(wanted: Sequence[int], total: int, weights: Sequence[float] | None = None) -> list[int]:
+    """Return as much of what each wants as the total allows: small amounts first, the rest by weight, or evenly."""
+    heavy = [1.0] * len(wanted) if weights is None else list(weights)
+    shares, left, weight_left = [0] * len(wanted), max(total, 0), sum(heavy)
+    for index in sorted(range(len(wanted)), key=lambda place: wanted[place] / heavy[place]):
+        shares[index] = min(wanted[index], int(left * heavy[index] / weight_left + 1e-9))
+        left -= shares[index]
+        weight_left -= heavy[index]
+    return shares
 
-    The committed tokens of the pass have their pages already. Nothing is evicted or preempted for a guess.
+
+def divide_evenly(entries: Sequence[PassEntry], wanted: Sequence[int], total: int) -> list[int]:
+    """Return every entry's fair share, whatever request it is."""
+    return fair_shares(wanted, total)
+
+
+def fit_to_room(
+    entries: Sequence[PassEntry],
+    plans: Plans,
+    cache: PagedCache,
+    max_rows: int | None,
+    divide: Divide = divide_evenly,
+) -> list[DraftPlan | None]:
+    """Return the plans cut to the pass's row budget and to free pages.
+
+    The committed tokens of the pass have their pages already. Nothing is evicted or preempted for a draft token.
     """
     if not any(plans):
         return [None] * len(entries)
@@ -90,7 +112,7 @@ def fit_to_room(
     if max_rows is not None:
         left = max_rows - sum([entry.run for entry in entries])
         if sum(wanted) > left:
-            wanted = guess_shares(wishes(entries, wanted), left)
+            wanted = divide(entries, wanted, left)
     free_pages = cache.free_pages
     if wanted == asked_for and sum(wanted) // cache.page_size + len(wanted) <= free_pages:
         return fitted  # whatever pages they begin in
@@ -115,12 +137,6 @@ def _sensible(entry: PassEntry, plan: DraftPlan | None) -> DraftPlan | None:
     return replace(plan, max_nodes=nodes, max_depth=depth) if nodes > 0 and depth > 0 else None
 
 
-def wishes(entries: Sequence[PassEntry], nodes: Sequence[int]) -> list[Wish]:
-    """What is wanted for each entry, for `guess_shares`."""
-    pairs = zip(entries, nodes, strict=True)
-    return [Wish(count, entry.request.tenant, entry.request.service) for entry, count in pairs]
-
-
 def plain(entries: Sequence[PassEntry]) -> Plans:
     """Return the plans of plain decoding."""
     return [None] * len(entries)
@@ -130,6 +146,7 @@ def propose(
     transaction: Transaction,
     plans: Plans,
     max_rows: int | None,
+    divide: Divide,
     clock: Callable[[], float],
     memory: KvMemory | None = None,
 ) -> Proposal:
@@ -138,7 +155,7 @@ def propose(
     `memory` is for drafters that keep rows in the pages.
     """
     entries = transaction.entries
-    fitted = fit_to_room(entries, plans, transaction.cache, max_rows)
+    fitted = fit_to_room(entries, plans, transaction.cache, max_rows, divide)
     if memory is not None and any(fitted):
         transaction.reserve_drafter_rows(fitted, memory.store)
     return call_drafters(entries, fitted, clock, memory)
@@ -166,7 +183,7 @@ def call_drafters(
         lent = memory if first.drafter.traits.needs.rows else None
         asks = [_ask(entries[index], plan, lent) for index, plan, _ in group]
         for index, _, _ in group:
-            entries[index].request.asked[id(first.drafter)] = first.drafter
+            entries[index].request.drafter_view.notified[id(first.drafter)] = first.drafter
         began = clock()
         answers = first.drafter.propose(asks)
         seconds = clock() - began

@@ -10,33 +10,21 @@ from foreword.speculation.confidence import Stop
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, Text
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats
-from foreword.speculation.service import Service
 from foreword.speculation.verdict import Verdict
 
 
-@dataclass
-class Switch:
-    """Ends the use of a drafter for all requests of a cohort at the next step."""
-
-    is_closed: bool = False  # for good
-    is_resting: bool = False  # for a while
-
-
-@dataclass(frozen=True)
-class Gate:
-    """Whether a drafter may be asked for some requests, as whoever rolls it out says."""
-
-    switch: Switch
-    is_live: bool = True  # its guesses may be verified; else they are only compared with the text
+class DraftGate(Protocol):
+    """Whether a drafter may be used for a request now."""
 
     @property
     def is_open(self) -> bool:
-        return self.is_live and not self.switch.is_closed and not self.switch.is_resting
+        """Whether its drafts may be verified."""
+        ...
 
     @property
     def lets_look(self) -> bool:
-        """Whether its guesses may be compared with the text."""
-        return not self.switch.is_closed and not self.switch.is_resting
+        """Whether its drafts may be compared with the text."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +49,7 @@ class DraftPlan:
     max_batch: int | None = None  # it drafts while fewer than this many requests run; None: always
     is_fixed: bool = False  # just so at every step, whatever it brings; else it is the most that may be done
     # By the name of a drafter, those that are not simply asked.
-    gates: Mapping[str, Gate] = field(default_factory=dict)
+    gates: Mapping[str, DraftGate] = field(default_factory=dict)
     behind: int = 0  # tokens that came while this drafter was not asked
     aside: Aside | None = None  # who is asked as well; one that needs nothing but the text
     stop: Stop | None = None  # from where on going on is not worth it, for a drafter that `stops`
@@ -78,34 +66,49 @@ class DraftPlan:
         return gate is None or gate.lets_look
 
 
-Seen = tuple[int, int, int]
-"""When a drafter saw a request: its tokens, its epoch and its steps then."""
+@dataclass
+class DrafterView:
+    """What drafters see of a request besides its tokens, and which of them know the request."""
+
+    prompt_len: int  # how many of the tokens are the prompt
+    tenant: str = ""  # whose request it is; nothing is learned from one tenant for another
+    prediction: Sequence[int] = ()  # what its user expects as the answer; empty: unknown
+    epoch: int = 0  # advances when the request's state is rebuilt, so that older drafts show as stale
+    notified: dict[int, Drafter] = field(default_factory=dict)  # by id(): they are notified of its end, too
+    _newest: tuple[tuple[int, int, int], DraftRequest] | None = None
+
+    def now(self, request: "StepRequest") -> DraftRequest:
+        """Return the request as it is now; it is made once a step, for all drafters."""
+        state = len(request.tokens), self.epoch, request.sampler.nonce
+        if self._newest is None or self._newest[0] != state:
+            found = DraftRequest(
+                request.request_id,
+                Text(request.tokens),
+                request.sampler.drafting(),
+                self.prompt_len,
+                self.tenant,
+                self.epoch,
+                self.prediction,
+            )
+            self._newest = state, found
+        return self._newest[1]
 
 
 class StepRequest(Protocol):
     """A request as the step sees it."""
 
     request_id: int  # no other request ever has the same
-    tenant: str  # whose request it is; nothing is learned from one tenant for another
-    service: Service  # how soon it is to be served
-    adapter_slot: int  # of the decoder; 0: the model itself
-    prompt_len: int  # how many of the tokens are the prompt
     tokens: list[int]  # committed: the prompt, then what was generated; only ever grows
     kv: KvSequence  # its computed rows chase its tokens; the newest token has none yet
     sampler: RequestSampler  # its parameters, and what its committed tokens mean to them
-    epoch: int  # advances when the request's state is rebuilt, so that older drafts show as stale
-    speculation: DraftPlan | None  # who drafts for it, as it was asked for; None: nobody
-    seen: tuple[Seen, DraftRequest] | None  # as drafters saw it last
-    asked: dict[int, Drafter]  # the drafters that were ever asked for it or told of it, by id()
-    prediction: Sequence[int]  # what its user expects as the answer; empty: nothing is known
-    acceptance: AcceptanceStats  # how its drafts have fared
-    step_limit: (
-        float | None
-    )  # seconds beyond which guesses make no step longer that serves it; None: no bound
+    adapter_slot: int  # of the decoder; 0: the model itself
+    speculation: DraftPlan | None  # the drafter that was requested for it; None: speculation is off
+    drafter_view: DrafterView
+    acceptance: AcceptanceStats  # of its drafts
 
     @property
     def cohort(self) -> str:
-        """Requests with the same are counted together."""
+        """Requests of the same cohort are counted together."""
         ...
 
     @property
@@ -124,7 +127,7 @@ class StepRequest(Protocol):
         ...
 
     def kept(self, tokens: Sequence[int]) -> int:
-        """How many of these next tokens belong to the answer: it may end inside them."""
+        """Return how many of these next tokens belong to the answer: it may end inside them."""
         ...
 
     def commit(self, verdict: Verdict) -> None:
@@ -132,26 +135,13 @@ class StepRequest(Protocol):
         ...
 
     def fail(self, error: str) -> None:
-        """End the answer with an error; other requests go on."""
+        """End the answer with an error; other requests continue."""
         ...
 
 
 def as_drafter_sees(request: StepRequest) -> DraftRequest:
-    """The request as it is now; made once a step, whoever asks."""
-    now = (len(request.tokens), request.epoch, request.sampler.nonce)
-    if request.seen is not None and request.seen[0] == now:
-        return request.seen[1]
-    found = DraftRequest(
-        request.request_id,
-        Text(request.tokens),
-        request.sampler.drafting(),
-        request.prompt_len,
-        request.tenant,
-        request.epoch,
-        request.prediction,
-    )
-    request.seen = now, found
-    return found
+    """Return the request as drafters see it now."""
+    return request.drafter_view.now(request)
 
 
 class PassEntry(NamedTuple):
@@ -175,7 +165,9 @@ class PassEntry(NamedTuple):
         kv = request.kv
         first, scored, length = kv.begin, 0, len(request.tokens)
         if request.prompt_logprobs is not None:
-            scored = max(0, min(first + run, request.prompt_len - 1) - max(first, request.scored))
+            scored = max(
+                0, min(first + run, request.drafter_view.prompt_len - 1) - max(first, request.scored)
+            )
         pending = 1 if first == length else 0  # a pass under way has the newest token that is known
         return PassEntry(request, kv, first, run, scored, first + run == length + pending, pending, kv.losses)
 

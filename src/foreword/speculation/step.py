@@ -16,7 +16,7 @@ from foreword.speculation.measured.situation import Situation
 from foreword.speculation.observing import StepObservers
 from foreword.speculation.pipeline import Launched, PassPipeline
 from foreword.speculation.probe import FaultLog, StepProbe
-from foreword.speculation.proposing import Plans, Proposal, plain, propose
+from foreword.speculation.proposing import Divide, Plans, Proposal, divide_evenly, plain, propose
 from foreword.speculation.protocols import Policy, Target
 from foreword.speculation.report import StepReport
 from foreword.speculation.requests import PassEntry
@@ -31,6 +31,7 @@ class Stepper:
     cache: PagedCache
     policy: Policy
     max_rows: int | None = None  # of a pass, draft tokens included; None: no bound
+    divide: Divide = divide_evenly  # of draft tokens, where not all that are wanted fit into a pass
     clock: Callable[[], float] = perf_counter  # seconds
     situation: Situation = field(default_factory=Situation)
     faults: FaultLog = field(default_factory=FaultLog)
@@ -48,16 +49,13 @@ class Stepper:
         return report
 
     def launch(self, entries: Sequence[PassEntry], plans: Plans | None = None) -> Launched:
-        """Plan, propose, trim, forward, accept: hand all of it to the device.
-
-        If anything fails, nothing happened. `plans` are the policy's unless given.
-        """
+        """Plan unless `plans` are given, propose, trim, forward, accept. If anything fails, nothing happened."""
         probe = StepProbe(self.clock)
         transaction = Transaction(self.cache, entries)
         try:
             transaction.reserve()
             plans = plans or self._plan(entries)
-            proposal = propose(transaction, plans, self.max_rows, self.clock, self._memory)
+            proposal = propose(transaction, plans, self.max_rows, self.divide, self.clock, self._memory)
             proposal = self._trim(entries, proposal)
             observation = self._observers.of_pass(entries, plans)
             batch = self.pipeline.lay_out(transaction, proposal, observation)

@@ -96,7 +96,7 @@ def test_all_who_may_draft_for_a_request_are_told_with_the_states_that_each_need
             position += commit.rows
     assert [commit.is_on for commit in own.told] == [True, False, True, False, True]
     assert [commit.is_on for commit in brought.told] == [False, True, False, True, False]
-    assert set(request.asked.values()) == {own, brought}, "both hear of the end"
+    assert set(request.drafter_view.notified.values()) == {own, brought}, "both hear of the end"
 
 
 class Chooses(FixedPolicy):

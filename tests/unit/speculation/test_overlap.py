@@ -368,7 +368,7 @@ def test_a_drafter_that_was_told_of_a_request_hears_of_its_end():
     stepper.situation.speculating = False
     stepper.step([entry(request)])
     assert len(observer.told) == 1
-    assert list(request.asked.values()) == [observer]
+    assert list(request.drafter_view.notified.values()) == [observer]
 
 
 def test_rows_of_a_request_that_is_gone_are_told_to_nobody():

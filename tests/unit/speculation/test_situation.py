@@ -10,8 +10,8 @@ from foreword.speculation.measured.call_cost import CallCost
 from foreword.speculation.measured.costs import MOST_PACE, StepCosts
 from foreword.speculation.measured.situation import MAX_COHORTS, OTHER, Situation
 from foreword.speculation.measured.step_curve import StepCurve
+from foreword.speculation.proposing import fair_shares
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
-from foreword.speculation.service import fair_shares
 from foreword.speculation.verdict import Verdict
 from helpers.requests import lone_request
 

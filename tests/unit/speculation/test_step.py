@@ -161,7 +161,9 @@ def test_one_that_is_asked_aside_is_asked_in_the_same_call_and_changes_nothing()
     assert [one.method for one in proposal.asked] == ["first", "second"]
     assert len(kept) == 1
     assert [draft.tokens for draft in (*kept, *proposal.drafts)] == [(4,)] * 3
-    assert all(second in request.asked.values() for request in requests)  # it hears of the end of both
+    assert all(
+        second in request.drafter_view.notified.values() for request in requests
+    )  # it hears of the end of both
 
 
 def test_a_call_counts_the_levels_that_its_nodes_allow():

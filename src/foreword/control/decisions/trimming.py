@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from foreword.control.decisions.asking import Pass
 from foreword.control.decisions.records import RequestRecord
+from foreword.control.service import served
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 
@@ -75,7 +76,7 @@ def tightest_limit(entries: Sequence[PassEntry]) -> float | None:
     """Seconds that guesses may make a step for these requests; None: no bound."""
     tightest: float | None = None
     for entry in entries:
-        limit = entry.request.step_limit
+        limit = served(entry.request).step_limit
         if limit is not None and (tightest is None or limit < tightest):
             tightest = limit
     return tightest

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 from foreword.control.policy_file.fields import Fields, refuse
 from foreword.control.policy_file.matching import Match, Traits
-from foreword.speculation.service import DEFAULT_SERVICE, Service, Slo
+from foreword.control.service import DEFAULT_SERVICE, Service, Slo
 
 SLOS = tuple(slo.name.lower() for slo in Slo)
 

@@ -27,7 +27,7 @@ class PairBooks:
             return
         accepted = len(verdict.path)
         has_stopped = len(verdict.tokens) > accepted and accepted < verdict.draft.depth
-        band = bisect(BANDS, max(part.context + part.run - part.request.prompt_len, 0)) - 1
+        band = bisect(BANDS, max(part.context + part.run - part.request.drafter_view.prompt_len, 0)) - 1
         self._reached[band] += accepted + has_stopped
         self._accepted[band] += accepted
 

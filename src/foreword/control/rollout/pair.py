@@ -10,7 +10,6 @@ from foreword.control.policy_file.document import RolloutRule, Stage
 from foreword.control.rollout.evidence import Outcome, is_improbable
 from foreword.control.rollout.guards import Arms, DrafterHealth, broken_guard, broken_health
 from foreword.control.rollout.laws import Figures, LawComparison
-from foreword.speculation.requests import Gate, Switch
 
 MOST_MOVES = 20
 """That are remembered."""
@@ -21,6 +20,32 @@ LIKELY_GAIN, UNLIKELY = 0.9, 0.05
 
 LEAST_LEVELS = 20
 """That must have been judged before anything is concluded."""
+
+
+@dataclass
+class Switch:
+    """Ends the use of a drafter for all requests of a cohort at the next step."""
+
+    is_closed: bool = False  # for good
+    is_resting: bool = False  # for a while
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Whether a drafter may be used for some requests, as its roll-out says."""
+
+    switch: Switch
+    is_live: bool = True  # its drafts may be verified; else they are only compared with the text
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its drafts may be verified."""
+        return self.is_live and not self.switch.is_closed and not self.switch.is_resting
+
+    @property
+    def lets_look(self) -> bool:
+        """Whether its drafts may be compared with the text."""
+        return not self.switch.is_closed and not self.switch.is_resting
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from foreword.kv.sequence import KvSequence
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Drafter, DraftRequest, DraftSource, Traits
 from foreword.speculation.layout import BatchBuffers, SequenceRows
-from foreword.speculation.service import fair_shares
+from foreword.speculation.proposing import fair_shares
 
 
 @dataclass(frozen=True)

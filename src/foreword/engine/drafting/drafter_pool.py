@@ -178,14 +178,14 @@ class DrafterPool:
         """Announce a queued request to the drafters that expect requests."""
         for drafter in _held(request.speculation):
             if drafter.traits.expects_requests:
-                request.asked[id(drafter)] = drafter  # so that it hears of the end
+                request.drafter_view.notified[id(drafter)] = drafter  # so that it hears of the end
                 drafter.expect(as_drafter_sees(request))
 
     def end(self, request: StepRequest) -> None:
         """Have its drafters drop what they keep of a request that has ended. Once for every `hold`."""
         seen = as_drafter_sees(request)
         try:
-            for drafter in request.asked.values():
+            for drafter in request.drafter_view.notified.values():
                 drafter.forget(seen)
         finally:
             self.release(request)

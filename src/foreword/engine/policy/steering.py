@@ -13,6 +13,7 @@ from foreword.control.policy_file.matching import Traits
 from foreword.control.policy_file.parsing import read_policy
 from foreword.control.reporting.books import SpeculationBooks
 from foreword.control.rollout.evidence import Outcome
+from foreword.control.rollout.pair import Gate, Switch
 from foreword.control.rollout.rollouts import Rollouts
 from foreword.engine.background import BackgroundWork
 from foreword.engine.drafting.drafter_pool import DrafterPool
@@ -23,7 +24,7 @@ from foreword.engine.policy.health import Baselines, forecast
 from foreword.engine.requests.assignment import Assignment, CanaryPlace
 from foreword.errors import EngineStopped, ForewordError, RequestError
 from foreword.speculation.drafting import Drafter, all_faults
-from foreword.speculation.requests import DraftPlan, Gate, Switch
+from foreword.speculation.requests import DraftPlan
 
 _log = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foreword.control.service import DEFAULT_SERVICE, Service
 from foreword.speculation.requests import DraftPlan
-from foreword.speculation.service import DEFAULT_SERVICE, Service
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler
+from foreword.control.service import Deadline
 from foreword.engine.adapters import LoadedAdapter
 from foreword.engine.messages import AnswerDelta, RequestStats, sampling_kind
 from foreword.engine.requests.accounting import Accounting
@@ -12,9 +13,7 @@ from foreword.engine.requests.answer import AnswerState, RequestLimits
 from foreword.engine.requests.assignment import Assignment
 from foreword.engine.text import AnswerText
 from foreword.kv.sequence import KvSequence
-from foreword.speculation.drafting import Drafter, DraftRequest
-from foreword.speculation.requests import Seen
-from foreword.speculation.service import Deadline
+from foreword.speculation.requests import DrafterView
 from foreword.speculation.verdict import Verdict
 
 
@@ -64,17 +63,14 @@ class Request:
         self.acceptance = self.accounting.acceptance
         self.queued = Queued()
         self.kv = KvSequence()
-        self.epoch = 0
         self.speculation = identity.assigned.plan
-        # What the step reads of its identity.
+        # What the step and policies read of its identity.
         self.prompt_len = len(prompt)
-        self.tenant = identity.tenant
         self.prediction = identity.prediction
         self.service = identity.assigned.service
         self.step_limit = identity.assigned.step_limit
         self.adapter_slot = 0 if identity.adapter is None else identity.adapter.slot
-        self.asked: dict[int, Drafter] = {}
-        self.seen: tuple[Seen, DraftRequest] | None = None
+        self.drafter_view = DrafterView(self.prompt_len, identity.tenant, identity.prediction)
         self.cohort = identity.assigned.cohort or sampling_kind(params)
         adapter = identity.adapter
         if adapter is not None and not self.cohort.endswith(f"/{adapter.name}"):
@@ -84,6 +80,11 @@ class Request:
     def name(self) -> str:
         """The request's id, as its user knows it; all n answers have the same."""
         return self.identity.name
+
+    @property
+    def tenant(self) -> str:
+        """Whose request it is."""
+        return self.drafter_view.tenant
 
     @property
     def owner_of_pages(self) -> str:
@@ -141,7 +142,7 @@ class Request:
 
     def preempt(self) -> None:
         """Give up its KV; drafts for the old state become stale."""
-        self.epoch += 1
+        self.drafter_view.epoch += 1
         self.kv = KvSequence()
         self.accounting.preemptions += 1
 

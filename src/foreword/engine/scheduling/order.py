@@ -3,10 +3,10 @@
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
+from foreword.control.service import Deadline, Service, Slo
 from foreword.engine.messages import NewRequest
 from foreword.engine.requests.request import Request
 from foreword.speculation.measured.costs import StepCosts
-from foreword.speculation.service import Deadline, Service, Slo
 
 LANE = 8
 """One place of so many, and at least one, is for those who have waited too long."""

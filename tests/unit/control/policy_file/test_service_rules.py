@@ -7,8 +7,8 @@ import pytest
 from foreword.control.policy_file.explaining import explain
 from foreword.control.policy_file.matching import Traits
 from foreword.control.policy_file.parsing import parse_policy
+from foreword.control.service import Service, Slo
 from foreword.errors import RequestError
-from foreword.speculation.service import Service, Slo
 
 SERVICE = {
     "classes": {

@@ -10,13 +10,14 @@ from foreword.control.reporting.books import SpeculationBooks
 from foreword.control.reporting.figures import Usage, counts_of, run_percentile
 from foreword.speculation.draft import Draft
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
+from foreword.speculation.requests import DrafterView
 from foreword.speculation.verdict import Verdict
 
 
 def part(draft: int, accepted: int, place: int = 0, asked: str = "ngram") -> RequestReport:
     chain = Draft.chain(list(range(draft)), 10 + place)
     path = tuple(range(accepted))
-    request: Any = SimpleNamespace(cohort="code", prompt_len=10)
+    request: Any = SimpleNamespace(cohort="code", drafter_view=DrafterView(10))
     verdict = Verdict(tokens=(0,) * (accepted + 1), path=path, draft=chain)
     return RequestReport(
         request, verdict, run=1, context=9 + place, draws=True, asked=asked, draft_seconds=0.001

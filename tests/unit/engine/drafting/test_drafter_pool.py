@@ -140,7 +140,7 @@ def test_a_drafter_is_told_when_its_request_ends():
     request, other = (user_of(drafters.resolve(None)) for _ in range(2))
     for user in (request, other):
         drafters.hold(user)
-    request.asked[0] = drafters.default.drafter
+    request.drafter_view.notified[0] = drafters.default.drafter
     drafters.end(request)
     drafters.end(other)  # it was never asked for this one
     assert drafters.default.drafter.forgotten == [request.request_id]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from foreword.acceptance.params import SamplingParams
+from foreword.control.service import Slo
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.engine import Engine
 from foreword.engine.messages import NewRequest, RequestLabels
@@ -18,7 +19,6 @@ from foreword.engine.policy.file import WATCH_SECONDS
 from foreword.engine.policy.steering import Pressure
 from foreword.engine.requests.assignment import Assignment
 from foreword.errors import RequestError
-from foreword.speculation.service import Slo
 from helpers.rollout_world import POLICY, Guesser, RolloutWorld
 from helpers.waiting import wait_until
 

@@ -8,12 +8,12 @@ import pytest
 
 from foreword.control.fair_share import FairShare
 from foreword.control.fixed import FixedPolicy
+from foreword.control.service import Service, Slo, Wish, draft_shares
 from foreword.engine.requests.request import Request
 from foreword.engine.scheduling.order import shared_rows
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 from foreword.speculation.requests import DraftPlan
-from foreword.speculation.service import Service, Slo, Wish, guess_shares
 from helpers.requests import lone_request
 from helpers.service_world import ServiceWorld
 
@@ -95,10 +95,10 @@ def test_one_row_in_eight_is_for_the_others_however_many_are_urgent():
 def test_guesses_go_first_where_they_buy_latency_then_by_weight():
     heavy, light = Service(weight=3.0), Service(weight=1.0)
     wishes = [Wish(8, "a", heavy), Wish(8, "b", light), Wish(8, "c", LATENCY), Wish(8, "b", light)]
-    assert guess_shares(wishes, 100) == [8, 8, 8, 8]
-    assert guess_shares(wishes, 6) == [0, 0, 6, 0]
-    assert guess_shares(wishes, 16) == [6, 1, 8, 1]
-    assert guess_shares(wishes, 0) == [0, 0, 0, 0]
+    assert draft_shares(wishes, 100) == [8, 8, 8, 8]
+    assert draft_shares(wishes, 6) == [0, 0, 6, 0]
+    assert draft_shares(wishes, 16) == [6, 1, 8, 1]
+    assert draft_shares(wishes, 0) == [0, 0, 0, 0]
 
 
 def test_guesses_keep_to_the_step_limit_under_every_policy():

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
+from foreword.control.service import Service, Slo
 from foreword.engine.requests.request import Request
 from foreword.engine.scheduling.order import Lines
-from foreword.speculation.service import Service, Slo
 from helpers.service_world import ServiceWorld
 
 LATENCY = Service("chat", Slo.LATENCY, 3e-3)
