@@ -7,7 +7,7 @@ from importlib.resources import files
 import pytest
 
 from foreword.control.reporting.figures import Bounds, ControlReport, PairReport
-from foreword.server.api.streams import passes
+from foreword.server.api import generate
 from helpers import fake_engine
 from helpers.fake_engine import FIRST_VISIBLE, FakeEngine, expected_tokens, token_text
 from helpers.local_server import local_server
@@ -128,7 +128,7 @@ def test_a_difference_is_not_hidden(page, server, monkeypatch):
 @pytest.mark.parametrize("depth", [5, 8])  # a strip, a tree
 def test_whatever_the_model_says_is_text(page, server, monkeypatch, depth):
     monkeypatch.setattr(fake_engine, "token_text", lambda token: HOSTILE)
-    monkeypatch.setattr(passes, "token_text", lambda tokenizer, token: HOSTILE)
+    monkeypatch.setattr(generate, "token_text", lambda tokenizer, token: HOSTILE)
     ready(page, server)
     page.fill("#max-tokens", 3)
     page.fill("#depth", depth)

@@ -7,7 +7,7 @@ import pytest
 
 from foreword.bench.theory import break_even, expected_tokens
 from foreword.engine.text import TokenTexts
-from foreword.server.api.streams import passes
+from foreword.server.api import generate
 from helpers import fake_engine
 from helpers.fake_engine import FIRST_VISIBLE, token_text
 from helpers.playground import GUESSED, PLAIN, choose, finish, load, ready, run, spelled, texts
@@ -85,7 +85,7 @@ def test_newlines_are_seen_and_code_is_monospaced(page, server, monkeypatch):
     monkeypatch.setattr(fake_engine, "token_text", lambda token: code[token])
     monkeypatch.setattr(fake_engine, "expected_tokens", lambda *_: list(range(len(code))))
     monkeypatch.setattr(TokenTexts, "pieces", lambda _, delta: [code[token] for token in delta.token_ids])
-    monkeypatch.setattr(passes, "token_text", lambda *_: "\n ")
+    monkeypatch.setattr(generate, "token_text", lambda *_: "\n ")
     ready(page, server)
     run(page)
     assert page.text(GUESSED) == "Look:\n```py\nx = 1\n\n```\nDone"

@@ -16,9 +16,9 @@ from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import CheckpointError, RequestError
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.server.app import create_app, create_context
+from foreword.server.connections import WebServer
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
-from foreword.server.web import WebServer
 from foreword.wire.client import EngineLimits, EngineState, OnLate
 from helpers.fake_engine import FakeEngine
 

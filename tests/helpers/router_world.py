@@ -7,10 +7,9 @@ from typing import Any
 
 import httpx2
 
-from foreword.server.ops.admission import Admission
+from foreword.server.admission import Admission
 from foreword.server.router.app import create_router_app
-from foreword.server.router.metrics import RouterMetrics
-from foreword.server.router.relay import Relay
+from foreword.server.router.relay import Relay, RouterMetrics
 from foreword.server.router.targets import Target, Targets
 from foreword.server.settings import Limits, ServerSettings
 

@@ -274,7 +274,6 @@ if __name__ == "__main__":
     import foreword.bench.drafters.measure
     import foreword.engine.engine
     import foreword.server.app
-    import foreword.server.running
     import foreword.train.loop.run
     import foreword.wire.process  # noqa: F401 - so that no command has to
     from foreword.cli.main import main

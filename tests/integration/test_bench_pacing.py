@@ -8,7 +8,7 @@ import pytest
 from foreword import LLM, SamplingParams
 from foreword.bench.pacing import EVENT_BYTES, Chunk, guess_prompts, record, short_prompts
 from foreword.errors import RequestError
-from foreword.server.api.streams.pacing import BLOCK_BYTES, PaceMemory, replay
+from foreword.server.api.pacing import BLOCK_BYTES, PaceMemory, replay
 from helpers.command_line import foreword
 
 

@@ -13,7 +13,7 @@ from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.messages import RequestStats
-from foreword.server.api.types.answer_types import usage_of
+from foreword.server.api.answer_types import usage_of
 from foreword.server.settings import Limits, ServerSettings
 from helpers.fake_engine import FakeEngine, expected_tokens, token_text
 from helpers.local_server import local_server

@@ -6,8 +6,8 @@ from importlib.resources import files
 
 import pytest
 
-from foreword.server.api.streams.pacing import BLOCK_BYTES
-from foreword.server.page.files import PAGE_PATHS
+from foreword.server.api.pacing import BLOCK_BYTES
+from foreword.server.page import PAGE_PATHS
 from foreword.server.settings import ServerSettings
 from helpers.fake_engine import FakeEngine
 from helpers.local_server import LocalServer, local_server

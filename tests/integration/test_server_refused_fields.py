@@ -5,8 +5,8 @@ import openai
 import pytest
 
 from foreword.drafters.config import SpeculationConfig
-from foreword.server.api.types.openai_types import CompletionRequest
-from foreword.server.api.unknown_fields import LOGGED_FIELDS, IgnoredFieldLog, UnknownFields
+from foreword.server.api.bodies import LOGGED_FIELDS, IgnoredFieldLog, UnknownFields
+from foreword.server.api.request_types import CompletionRequest
 from foreword.server.settings import ServerSettings
 from helpers.fake_engine import FakeEngine
 from helpers.local_server import local_server

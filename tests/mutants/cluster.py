@@ -226,7 +226,7 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "a router's memory of prompts is the same for all tenants",
-        "server/router/prefixes.py",
+        "server/router/targets.py",
         "PrefixMemory.keys",
         "tenant",
         "b''",

@@ -153,7 +153,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         93,
         "a call that a stop text cut is told as one that was made",
-        "server/api/tools/writing.py",
+        "server/api/tool_use.py",
         "ToolWriter.finish_reason",
         "reason == 'stop' and reader.count > 0 and (not reader.is_cut) and (not self._use.is_named)",
         "reason == 'stop' and reader.count > 0 and (not self._use.is_named)",
@@ -162,7 +162,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         93,
         "what is cut of a call that had to be made is told as text",
-        "server/api/tools/asking.py",
+        "server/api/tool_use.py",
         "ToolUse.reader",
         "self.choice == 'required'",
         "False",
@@ -198,7 +198,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         93,
         "any JSON with a tool's name is a call, whatever its arguments are",
-        "server/api/tools/untagged.py",
+        "server/api/untagged_calls.py",
         "_Candidate._fits",
         "has_both and name is not None and takes(self._schemas[name], given)",
         "has_both and name is not None",
@@ -207,7 +207,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         93,
         "text that might have become a call is lost at the end of an answer",
-        "server/api/tools/untagged.py",
+        "server/api/untagged_calls.py",
         "UntaggedReader.finish",
         "self._release()",
         "self._held = []",
@@ -216,7 +216,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         93,
         "a code block with a call and something else is a call",
-        "server/api/tools/untagged.py",
+        "server/api/untagged_calls.py",
         "_Candidate._read_object",
         "self._fence or self._in_list or self.has_failed",
         "self._in_list or self.has_failed",

@@ -12,7 +12,7 @@ SERVING_MUTANTS = (
     Mutant(
         99,
         "any tenant switches speculation for all of them",
-        "server/ops/speculation_routes.py",
+        "server/ops_routes.py",
         "_check_admin",
         "caller_of(request).is_admin",
         "caller_of(request).trusted",
@@ -30,7 +30,7 @@ SERVING_MUTANTS = (
     Mutant(
         99,
         "a field that changes the answer is ignored",
-        "server/api/unknown_fields.py",
+        "server/api/bodies.py",
         "UnknownFields._check",
         "foreign.reason or self._is_strict",
         "self._is_strict",

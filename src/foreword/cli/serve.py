@@ -96,7 +96,7 @@ class ApiOptions:
 
     def settings(self, model: str, listening: ListeningOptions, running: int) -> "ServerSettings":
         """Return the server's settings; what cannot be right is refused."""
-        from foreword.server.api.tools.formats import FORMATS
+        from foreword.server.api.tool_reading import FORMATS
         from foreword.server.settings import STREAM_PACINGS, Limits, ServerSettings
 
         heard = listening.settings()
@@ -244,7 +244,7 @@ def _run(
 ) -> None:
     from foreword.engine.loader import sampling_defaults
     from foreword.models.formats.checkpoint import open_checkpoint
-    from foreword.server.running import ServerRun
+    from foreword.server.app import ServerRun
     from foreword.wire.frames import Start
     from foreword.wire.supervisor import DEFAULT_FACTORY, SupervisorSettings
 

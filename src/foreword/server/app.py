@@ -1,25 +1,30 @@
-"""Puts the HTTP side together."""
+"""Assembles the HTTP server and runs it: listen, load, serve, drain, exit."""
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+from collections.abc import Callable
 
 from fastapi import FastAPI
 
 from foreword import __version__
 from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.progress import StageProgress
+from foreword.server.admission import Admission
 from foreword.server.api.prompts import PromptEncoder
-from foreword.server.api.routes.foreword import foreword_routes
-from foreword.server.api.routes.openai import openai_routes
+from foreword.server.api.routes import foreword_routes, openai_routes
+from foreword.server.connections import LAST_BYTES_SECONDS, WebServer, listening_url, on_loop_error, quieten
 from foreword.server.context import ServerContext
 from foreword.server.errors import install_error_handlers
-from foreword.server.ops.admission import Admission
-from foreword.server.ops.auth import AuthMiddleware
-from foreword.server.ops.head import HeadMiddleware
-from foreword.server.ops.metrics import Metrics
-from foreword.server.ops.origins import OriginMiddleware
-from foreword.server.ops.request_log import RequestLogMiddleware
-from foreword.server.ops.routes import ops_routes
-from foreword.server.ops.speculation_routes import speculation_routes
+from foreword.server.metrics import Metrics
+from foreword.server.middleware import AuthMiddleware, HeadMiddleware, OriginMiddleware, RequestLogMiddleware
+from foreword.server.ops_routes import ops_routes, speculation_routes
 from foreword.server.page.routes import page_routes
 from foreword.server.settings import ServerSettings
 from foreword.wire.client import EngineClient
+from foreword.wire.supervisor import Supervisor, SupervisorSettings
 
 
 def create_context(settings: ServerSettings, engine: EngineClient, tokenizer: Tokenizer) -> ServerContext:
@@ -48,3 +53,77 @@ def create_app(context: ServerContext) -> FastAPI:
     app.add_middleware(OriginMiddleware, settings=context.settings, on_refusal=context.metrics.note_refusal)
     app.add_middleware(RequestLogMiddleware, settings=context.settings)
     return app
+
+
+log = logging.getLogger("foreword.server")
+
+
+class ServerRun:
+    """Runs until a signal."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        supervision: SupervisorSettings,
+        tokenizer: Tokenizer,
+        listening: socket.socket,
+    ) -> None:
+        self._settings = settings
+        self._supervision = supervision
+        self._tokenizer = tokenizer
+        self._listening = listening
+        self._stopping = asyncio.Event()
+
+    async def run(
+        self, on_ready: Callable[[str, int], None], on_stage: StageProgress = lambda *_: None
+    ) -> None:
+        """Serve until a signal comes.
+
+        `on_stage` is called while the engine loads, `on_ready` with URL and `max_model_len` when it is ready.
+        """
+        listening = self._listening
+        supervisor = Supervisor(self._supervision, on_stage)
+        context = create_context(self._settings, supervisor, self._tokenizer)
+        web = WebServer(create_app(context), self._settings.limits)
+        quieten()
+        gc.collect()
+        gc.freeze()  # what is imported stays; the collector need not walk through all of it between two tokens
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(on_loop_error)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, supervisor)
+        serving = asyncio.create_task(web.serve(sockets=[listening]))
+        starting = asyncio.create_task(
+            supervisor.start(lambda: on_ready(listening_url(listening), supervisor.limits().max_model_len))
+        )
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait((serving, starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()  # an engine that cannot start at all ends the server
+                await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+            await self._drain(context, supervisor)
+        finally:
+            web.should_exit = True
+            stopping.cancel()
+            await supervisor.stop()
+            await asyncio.gather(serving, starting, return_exceptions=True)
+            context.prompts.close()
+
+    async def _drain(self, context: ServerContext, supervisor: Supervisor) -> None:
+        """Take nothing new; let what was accepted end, or end it when the time is over."""
+        supervisor.begin_drain()
+        context.admission.close()
+        log.info("stopping: %d answers to finish", context.admission.in_flight)
+        if not await context.admission.wait_idle(self._settings.drain_seconds):
+            log.warning("giving up %d answers: the time to finish is over", context.admission.in_flight)
+            supervisor.abort_all()
+            await context.admission.wait_idle(LAST_BYTES_SECONDS)
+
+    def _on_signal(self, supervisor: Supervisor) -> None:
+        """The first asks to stop in peace, the second to give up what runs."""
+        if self._stopping.is_set():
+            supervisor.abort_all()
+        self._stopping.set()

@@ -1,20 +1,67 @@
-"""Bounds on connections, before anybody has said who they are: how many, how long silent, how slow."""
+"""Uvicorn with bounds: how many connections, how long they are silent, how slow, and how much they log."""
 
 import asyncio
+import contextlib
 import logging
 import resource
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, ClassVar, Protocol
 
 import h11
 import msgspec
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
 
+_INTERVAL = 60.0  # seconds between two lines that say the same
+_NOISY = ("uvicorn.error", "foreword.server.connections")
+
 log = logging.getLogger("foreword.server.connections")
+
+
+class OncePerMinute(logging.Filter):
+    """Lets a message through once a minute, with the number of those that it held back."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._last: dict[str, float] = {}
+        self._held: dict[str, int] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written."""
+        kind, now = str(record.msg), self._clock()
+        if now - self._last.get(kind, -_INTERVAL) < _INTERVAL:
+            self._held[kind] = self._held.get(kind, 0) + 1
+            return False
+        self._last[kind] = now
+        if held := self._held.pop(kind, 0):
+            record.msg = f"{kind.rstrip()} ({held} more like this since the last such line)"
+        return True
+
+
+def quieten() -> None:
+    """Bound what clients can make the server write."""
+    for name in _NOISY:
+        logger = logging.getLogger(name)
+        if not any(isinstance(known, OncePerMinute) for known in logger.filters):
+            logger.addFilter(OncePerMinute())
+
+
+def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Failures to accept a connection are a line, not a traceback each."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and "accept" in str(context.get("message", "")):
+        log.warning("a connection could not be accepted: %s", error)
+    else:
+        loop.default_exception_handler(context)
+
 
 _OWN_FILES = 64  # descriptors that are kept for everything but connections
 _REFUSAL = (
@@ -210,3 +257,48 @@ def bounded_protocol(limits: Limits, most: int) -> type[BoundedProtocol]:
     """The protocol of one server."""
     shared: dict[str, Any] = {"limiter": ConnectionLimiter(most), "limits": limits}
     return type("ServerProtocol", (BoundedProtocol,), shared)
+
+
+LAST_BYTES_SECONDS = 5
+"""After the last answer: for clients to take it."""
+
+_KERNEL_QUEUE = 1024  # connections that wait to be accepted
+
+
+class WebServer(uvicorn.Server):
+    """Uvicorn with bounded connections, and without its signal handling.
+
+    That would end the process by the signal, not with exit code 0.
+    """
+
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+        capacity = Capacity.of(limits)
+        config = uvicorn.Config(
+            app,
+            http=bounded_protocol(limits, capacity.connections),
+            timeout_keep_alive=round(limits.idle_seconds),
+            backlog=capacity.accept_batch,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=LAST_BYTES_SECONDS,
+        )
+        super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept few connections at a time, but let many wait: asyncio has one number for both."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(_KERNEL_QUEUE)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listening_url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,21 +1,29 @@
-"""What the routes of one server share."""
+"""What a request may change about guessing, on this server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import Any
 
-from foreword.drafters.overrides import SpeculationSetting
-from foreword.errors import EngineUnavailable
+from foreword.drafters.overrides import SpeculationSetting, check_request_setting
+from foreword.errors import EngineUnavailable, RequestError
+from foreword.server.admission import Admission
+from foreword.server.api.bodies import IgnoredFieldLog
+from foreword.server.api.pacing import PaceMemory
 from foreword.server.api.prompts import PromptEncoder
-from foreword.server.api.speculation_override import check_speculation
-from foreword.server.api.streams.pacing import PaceMemory
-from foreword.server.api.unknown_fields import IgnoredFieldLog
 from foreword.server.errors import ApiError
-from foreword.server.ops.admission import Admission
-from foreword.server.ops.metrics import Metrics
+from foreword.server.metrics import Metrics
 from foreword.server.settings import ServerSettings
 from foreword.wire.client import EngineClient
+
+
+def check_speculation(override: SpeculationSetting, settings: ServerSettings) -> SpeculationSetting:
+    """The override as the engine takes it, or 400."""
+    try:
+        check_request_setting(override, settings.speculation, settings.methods)
+    except RequestError as error:
+        raise ApiError(400, str(error), param="speculation") from None
+    return override
 
 
 @dataclass

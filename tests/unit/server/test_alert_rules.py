@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from foreword.server.ops.metrics import Metrics
+from foreword.server.metrics import Metrics
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "grafana"
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}

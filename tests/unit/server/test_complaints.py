@@ -4,16 +4,15 @@ import json
 
 import pytest
 
-from foreword.server.api.bodies import parse_json_body
-from foreword.server.api.types.openai_types import (
+from foreword.server.api.bodies import UnknownFields, parse_json_body
+from foreword.server.api.request_types import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerateRequest,
+    ResponsesRequest,
     TokenizeRequest,
 )
-from foreword.server.api.types.responses_types import ResponsesRequest
-from foreword.server.api.unknown_fields import UnknownFields
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
 

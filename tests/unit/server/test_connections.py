@@ -10,8 +10,14 @@ import pytest
 import uvicorn
 
 from foreword.server import connections
-from foreword.server.connections import BoundedProtocol, Capacity, ConnectionLimiter, bounded_protocol
-from foreword.server.quiet_log import OncePerMinute, on_loop_error
+from foreword.server.connections import (
+    BoundedProtocol,
+    Capacity,
+    ConnectionLimiter,
+    OncePerMinute,
+    bounded_protocol,
+    on_loop_error,
+)
 from foreword.server.settings import Limits
 from helpers.virtual_time import run_in_virtual_time
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from foreword.control.reporting.figures import ControlReport, PairReport
 from foreword.engine.messages import EngineStats, RequestStats
-from foreword.server.ops.metrics import Metrics
+from foreword.server.metrics import Metrics
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "grafana"
 DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text(encoding="utf-8"))
@@ -62,7 +62,7 @@ def test_every_label_it_groups_by_exists():
         EngineStats(drafter_faults={"x/timeout": 1}, step_faults={"draft": 1}, control=control), 0
     )
     metrics.note_refusal(400)
-    metrics.success.labels("m", "stop").inc()
+    metrics.note_outcome("stop")
     labels: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(metrics.page().decode()):
         for sample in family.samples:

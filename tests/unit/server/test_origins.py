@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from foreword.server.address import Address, host_name
-from foreword.server.ops.origins import OriginMiddleware
-from foreword.server.settings import ServerSettings
+from foreword.server.middleware import OriginMiddleware
+from foreword.server.settings import Address, ServerSettings, host_name
 
 
 def ask(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foreword.server.ops.request_log import RequestLogMiddleware
+from foreword.server.middleware import RequestLogMiddleware
 from foreword.server.settings import ServerSettings
 
 

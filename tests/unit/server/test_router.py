@@ -11,10 +11,8 @@ import pytest
 
 from foreword import __version__
 from foreword.errors import RequestError
-from foreword.server.router import prefixes
-from foreword.server.router.prefixes import BLOCK, PrefixMemory, prompt_of
-from foreword.server.router.targets import LOAD_SLACK, Targets
-from foreword.server.router.watching import Watch
+from foreword.server.router import targets as targets_module
+from foreword.server.router.targets import BLOCK, LOAD_SLACK, PrefixMemory, Targets, Watch, prompt_of
 from helpers.router_world import Answer, Fleet, Parts, broken, call, refusing, run, said, stream
 
 LONG = "the beginning that all of these have in common. " * 40
@@ -79,8 +77,8 @@ def test_a_router_with_keys_takes_them_by_either_header_and_passes_them_on():
 
 
 def test_one_tenant_forgets_only_its_own(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(prefixes, "MOST_PREFIXES", 8)
-    monkeypatch.setattr(prefixes, "MOST_TENANTS", 2)
+    monkeypatch.setattr(targets_module, "MOST_PREFIXES", 8)
+    monkeypatch.setattr(targets_module, "MOST_TENANTS", 2)
     memory = PrefixMemory()
     first = memory.keys(b"1", LONG)
     memory.note(first, "a")

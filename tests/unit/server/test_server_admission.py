@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from foreword.server.admission import Admission
 from foreword.server.errors import ApiError
-from foreword.server.ops.admission import Admission
 from foreword.server.settings import Limits
 
 

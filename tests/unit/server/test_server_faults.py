@@ -7,7 +7,7 @@ import pytest
 
 from foreword.engine.messages import NewRequest
 from foreword.errors import RequestError
-from foreword.server.ops.auth import AuthMiddleware
+from foreword.server.middleware import AuthMiddleware
 from foreword.server.settings import ServerSettings
 from foreword.wire import frames as wire
 from foreword.wire import process

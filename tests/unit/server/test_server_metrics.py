@@ -9,8 +9,8 @@ from prometheus_client import Histogram
 from foreword.acceptance.params import SamplingParams
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, RequestStats
 from foreword.engine.outputs import Costs, sum_stats
-from foreword.server.ops.metrics import Metrics, observe_runs
-from foreword.server.ops.request_meter import RequestMeter
+from foreword.server.metrics import Metrics, observe_runs
+from foreword.server.request_meter import RequestMeter
 
 VLLM_NAMES = (
     "num_requests_running",

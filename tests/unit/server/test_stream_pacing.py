@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from foreword.server.api.streams.pacing import (
+from foreword.server.api.pacing import (
     BLOCK_BYTES,
     LAST_BLOCKS,
     EvenCadence,

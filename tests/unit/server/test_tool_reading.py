@@ -4,12 +4,18 @@ import random
 
 import pytest
 
-from foreword.server.api.tools.asking import ToolUse
-from foreword.server.api.tools.events import Called, Event, Given, Said
-from foreword.server.api.tools.formats import FORMATS, ToolFormat, format_of
-from foreword.server.api.tools.reading import ToolReader
-from foreword.server.api.tools.writing import ToolWriter
-from foreword.server.api.types.tool_types import ToolFunction
+from foreword.server.api.message_types import ToolFunction
+from foreword.server.api.tool_reading import (
+    FORMATS,
+    Called,
+    Event,
+    Given,
+    Said,
+    ToolFormat,
+    ToolReader,
+    format_of,
+)
+from foreword.server.api.tool_use import ToolUse, ToolWriter
 
 TOOLS: dict[str, dict] = {"weather": {}, "add": {}}
 WEATHER = ("weather", {"city": 'Pa"ris {', "days": [1, 2]})

@@ -4,13 +4,10 @@ import json
 
 import pytest
 
-from foreword.server.api.tools.asking import ToolUse
-from foreword.server.api.tools.events import Called, Given, Said
-from foreword.server.api.tools.formats import FORMATS
-from foreword.server.api.tools.reading import ToolReader
-from foreword.server.api.tools.untagged import takes
-from foreword.server.api.tools.writing import ToolWriter
-from foreword.server.api.types.tool_types import ToolFunction
+from foreword.server.api.message_types import ToolFunction
+from foreword.server.api.tool_reading import FORMATS, Called, Given, Said, ToolReader
+from foreword.server.api.tool_use import ToolUse, ToolWriter
+from foreword.server.api.untagged_calls import takes
 
 ADD = {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["a"]}
 OPEN = {"type": "object", "properties": {}, "additionalProperties": True}

@@ -94,7 +94,7 @@ def _unpaced(traces: "list[Trace]") -> Streams:
 
 def _paced(traces: "list[Trace]") -> Streams:
     from foreword.bench.pacing import Chunk
-    from foreword.server.api.streams.pacing import PaceMemory, replay
+    from foreword.server.api.pacing import PaceMemory, replay
 
     memory = PaceMemory()  # as on a server: streams follow each other
 

@@ -38,7 +38,7 @@ def router(
     """
     address = listening.address()
     need_server_extra()
-    from foreword.server.router.running import RouterRun
+    from foreword.server.router.app import RouterRun
     from foreword.server.router.targets import Targets
     from foreword.server.settings import Limits, ServerSettings
 

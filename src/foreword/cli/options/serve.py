@@ -117,7 +117,7 @@ def need_server_extra() -> None:
 
 
 if TYPE_CHECKING:
-    from foreword.server.address import Address
+    from foreword.server.settings import Address
 
 HostOption = Annotated[str, typer.Option(help="Address to listen on.")]
 PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any.")]
@@ -162,7 +162,7 @@ class ListeningOptions:
 
     def address(self) -> "Address":
         """Return the address, if it may be listened on."""
-        from foreword.server.address import Address
+        from foreword.server.settings import Address
 
         address = Address(self.host, self.port)
         address.check(bool(api_keys(self.api_key)), self.insecure)

@@ -14,7 +14,7 @@ from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.outputs import Answer, Costs
 from foreword.engine.text import TokenTexts
 from foreword.errors import EngineUnavailable, ForewordError, RequestError
-from foreword.server.api.streams.streaming import (
+from foreword.server.api.streaming import (
     DONE,
     EventStream,
     Part,
@@ -25,7 +25,7 @@ from foreword.server.api.streams.streaming import (
 )
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError, as_api_error
-from foreword.server.ops.request_meter import RequestMeter
+from foreword.server.request_meter import RequestMeter
 
 
 class AskedTooMuch(RequestError):  # noqa: N818 - reads as what happened

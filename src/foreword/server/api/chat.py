@@ -9,27 +9,26 @@ from msgspec import UNSET, UnsetType
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.outputs import Answer, Costs
-from foreword.server.api.answering import Job
-from foreword.server.api.identity import Caller, new_id
-from foreword.server.api.logprobs import LogprobWriter
-from foreword.server.api.prompts import room_for_answer
-from foreword.server.api.streams.stream_usage import StreamUsage
-from foreword.server.api.tools.asking import ToolUse, chosen_format, shown_messages, tool_use
-from foreword.server.api.tools.writing import ToolWriter
-from foreword.server.api.types.answer_types import (
+from foreword.server.api.answer_types import (
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
+    LogprobWriter,
     Usage,
     extras_of,
     usage_of,
 )
-from foreword.server.api.types.message_types import joined
-from foreword.server.api.types.openai_types import ChatRequest
-from foreword.server.api.types.sampling_types import check_logprobs
+from foreword.server.api.answering import Job
+from foreword.server.api.identity import Caller, new_id
+from foreword.server.api.message_types import joined
+from foreword.server.api.prompts import room_for_answer
+from foreword.server.api.request_types import ChatRequest
+from foreword.server.api.sampling_types import check_logprobs
+from foreword.server.api.streaming import StreamUsage
+from foreword.server.api.tool_use import ToolUse, ToolWriter, chosen_format, shown_messages, tool_use
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
 

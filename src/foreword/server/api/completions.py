@@ -5,29 +5,66 @@ from dataclasses import replace
 from time import time
 
 from msgspec import UNSET
+from msgspec.structs import replace as with_fields
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.outputs import Answer, Costs
 from foreword.engine.prompts import filling
-from foreword.server.api.answering import Job
-from foreword.server.api.echo import Echo
-from foreword.server.api.identity import Caller, new_id
-from foreword.server.api.logprobs import LogprobWriter
-from foreword.server.api.prompts import room_for_answer
-from foreword.server.api.streams.stream_usage import StreamUsage
-from foreword.server.api.types.answer_types import (
+from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.server.api.answer_types import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
+    LogprobWriter,
+    Usage,
     extras_of,
     usage_of,
 )
-from foreword.server.api.types.openai_types import CompletionRequest
-from foreword.server.api.types.sampling_types import check_logprobs
+from foreword.server.api.answering import Job
+from foreword.server.api.identity import Caller, new_id
+from foreword.server.api.prompts import room_for_answer
+from foreword.server.api.request_types import CompletionRequest
+from foreword.server.api.sampling_types import check_logprobs
+from foreword.server.api.streaming import StreamUsage
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
+
+
+class Echo:
+    """The prompts of a request. With `max_tokens` 0 nothing else is wanted: an engine draws a token all the same."""
+
+    def __init__(self, tokenizer: Tokenizer, body: CompletionRequest, requests: Sequence[NewRequest]) -> None:
+        self.is_wanted = bool(body.echo)
+        self._is_alone = body.max_tokens == 0
+        self._prompts = body.prompts()
+        self._requests = requests
+        self._tokenizer = tokenizer
+
+    def prompt_ids(self, prompt: int) -> list[int]:
+        return list(self._requests[prompt].prompt_token_ids)
+
+    def text(self, prompt: int) -> str:
+        """The prompt as it was given, or as its tokens read; nothing if it is not wanted."""
+        if not self.is_wanted:
+            return ""
+        given = self._prompts[prompt]
+        return given if isinstance(given, str) else self._tokenizer.decode(given, skip_special_tokens=False)
+
+    def without_answer(self, delta: AnswerDelta, answer: Answer | None = None) -> AnswerDelta:
+        """The delta, or the whole answer as one, without tokens that nobody wanted."""
+        if answer is not None:
+            delta = replace(
+                delta, text=answer.text, token_ids=tuple(answer.token_ids), logprobs=tuple(answer.logprobs)
+            )
+        return replace(delta, text="", token_ids=(), logprobs=()) if self._is_alone else delta
+
+    def usage(self, counted: Usage) -> Usage:
+        if not self._is_alone:
+            return counted
+        return with_fields(counted, completion_tokens=0, total_tokens=counted.prompt_tokens)
+
 
 COMPLETION_TOKENS = 16
 """Longest answer of a request without max_tokens: OpenAI's default."""

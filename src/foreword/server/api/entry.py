@@ -1,4 +1,4 @@
-"""The one way that every request for answers goes: read, check, admit, encode, answer."""
+"""The steps of every request for answers: read, check, admit, encode, answer."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
@@ -10,17 +10,41 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foreword.engine.messages import NewRequest
 from foreword.errors import EngineUnavailable, RequestError
-from foreword.server.api.addressing import as_asked
 from foreword.server.api.answering import Job, respond
-from foreword.server.api.blame import blamed
-from foreword.server.api.bodies import parse_body, read_body
+from foreword.server.api.bodies import UnknownFields, parse_body, read_body
 from foreword.server.api.identity import Caller, caller_of
-from foreword.server.api.types.sampling_types import SamplingFields, StrictBody
-from foreword.server.api.unknown_fields import UnknownFields
+from foreword.server.api.sampling_types import SamplingFields, StrictBody
 from foreword.server.context import ServerContext
+from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
+from foreword.structured.params import FORM_PARAM
 from foreword.wire.client import EngineState
+
+
+def as_asked(request: NewRequest, body: SamplingFields, adapter: str) -> NewRequest:
+    """The request with its body's adapter, priority and deadline.
+
+    A priority that is a text is for the policy file alone.
+    """
+    return replace(
+        request,
+        labels=replace(request.labels, adapter=adapter),
+        adapter=adapter,
+        priority=body.priority if isinstance(body.priority, int) else 0,
+        deadline_ms=body.deadline_ms,
+        on_deadline=body.on_deadline or request.on_deadline,
+    )
+
+
+def blamed(error: RequestError, body: SamplingFields) -> ApiError:
+    """Return the refusal with the field that it names; of a response format, the one that the client used for it."""
+    message, field = str(error), error.param
+    if field == FORM_PARAM and (given := body.form_field()) is not None:
+        return ApiError(400, f"{given}: {message.removeprefix('structured outputs: ')}", param=given)
+    return ApiError(400, message, param=field if field in type(body).model_fields else None)
+
 
 Body = TypeVar("Body", bound=StrictBody)
 Asked = TypeVar("Asked", bound=SamplingFields)

@@ -1,4 +1,4 @@
-"""`POST /generate`: one prompt, in the library's words."""
+"""`POST /generate`: one prompt, with the library's field names."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,25 +7,48 @@ from msgspec import UNSET, Struct, UnsetType
 
 from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
 from foreword.engine.outputs import Answer, Costs
-from foreword.engine.text import TokenTexts
-from foreword.server.api.answering import Job
-from foreword.server.api.identity import Caller, new_id
-from foreword.server.api.logprobs import LogprobWriter
-from foreword.server.api.prompts import room_for_answer
-from foreword.server.api.streams.passes import PassShown, passes_of
-from foreword.server.api.types.answer_types import (
+from foreword.engine.text import TokenTexts, token_text
+from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.server.api.answer_types import (
     Extras,
+    LogprobWriter,
     PromptLogprobs,
     Speculation,
     Usage,
     extras_of,
     usage_of,
 )
-from foreword.server.api.types.openai_types import GenerateRequest
-from foreword.server.api.types.sampling_types import check_logprobs
+from foreword.server.api.answering import Job
+from foreword.server.api.identity import Caller, new_id
+from foreword.server.api.prompts import room_for_answer
+from foreword.server.api.request_types import GenerateRequest
+from foreword.server.api.sampling_types import check_logprobs
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
+
+
+class PassShown(Struct, frozen=True):
+    """One target pass: the guesses that it judged, as a tree, and what came of them."""
+
+    gained: int  # tokens, from the event's first on: accepted guesses, then one of the target's own
+    guesses: list[str]  # [nodes], each token's text by itself
+    parents: tuple[int, ...]  # [nodes], index of an earlier node, or -1 after the text
+    accepted: tuple[int, ...]  # nodes whose tokens are part of the answer, first to last
+
+
+def passes_of(tokenizer: Tokenizer, delta: AnswerDelta) -> list[PassShown]:
+    """One per pass; where a stream is split into single tokens, the first of a pass has it."""
+    return [
+        PassShown(
+            draft.gained,
+            [token_text(tokenizer, token) for token in draft.tokens],
+            draft.parents,
+            draft.accepted,
+        )
+        for draft in delta.drafts
+    ]
+
 
 GENERATE_TOKENS = 256
 """Longest answer of a request without max_tokens: the library's default."""

@@ -9,21 +9,24 @@ from foreword.acceptance.params import SamplingParams
 from foreword.control.policy_file.matching import Traits
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.errors import RequestError
-from foreword.server.api.blame import blamed
-from foreword.server.api.bodies import load_json, parse_json_body, too_long
+from foreword.server.api.bodies import UnknownFields, load_json, parse_json_body, too_long
 from foreword.server.api.chat import check_chat
 from foreword.server.api.completions import COMPLETION_TOKENS, check_completion
+from foreword.server.api.entry import blamed
 from foreword.server.api.generate import GENERATE_TOKENS, check_generate
+from foreword.server.api.message_types import Message
 from foreword.server.api.prompts import check_messages
+from foreword.server.api.request_types import (
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    ResponsesRequest,
+)
 from foreword.server.api.responses import check_responses, response_form
-from foreword.server.api.speculation_override import check_speculation
-from foreword.server.api.tools.asking import tool_use
-from foreword.server.api.tools.formats import format_of
-from foreword.server.api.types.message_types import Message
-from foreword.server.api.types.openai_types import ChatRequest, CompletionRequest, GenerateRequest
-from foreword.server.api.types.responses_types import ResponsesRequest
-from foreword.server.api.types.sampling_types import SamplingFields
-from foreword.server.api.unknown_fields import UnknownFields
+from foreword.server.api.sampling_types import SamplingFields
+from foreword.server.api.tool_reading import format_of
+from foreword.server.api.tool_use import tool_use
+from foreword.server.context import check_speculation
 from foreword.server.settings import Limits, ServerSettings
 
 CHARACTERS_PER_TOKEN = 4

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from foreword.engine.prompts import Prediction, encode_prediction, encode_prompt
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.server.api.types.openai_types import RawText
+from foreword.server.api.request_types import RawText
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits, ServerSettings
 

@@ -11,14 +11,13 @@ from foreword.acceptance.params import SamplingParams
 from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
 from foreword.engine.outputs import Answer, Costs
 from foreword.errors import RequestError
+from foreword.server.api.answer_types import ToolCall
 from foreword.server.api.answering import Job
 from foreword.server.api.identity import Caller, new_id
+from foreword.server.api.message_types import written_choice
 from foreword.server.api.prompts import room_for_answer
-from foreword.server.api.tools.asking import ToolUse, chosen_format, shown_messages, tool_use
-from foreword.server.api.tools.writing import ToolWriter
-from foreword.server.api.types.answer_types import ToolCall
-from foreword.server.api.types.responses_types import ResponsesRequest
-from foreword.server.api.types.tool_types import written_choice
+from foreword.server.api.request_types import ResponsesRequest
+from foreword.server.api.tool_use import ToolUse, ToolWriter, chosen_format, shown_messages, tool_use
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
 from foreword.structured.params import StructuredOutputs

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from foreword.drafters.registry import drafter_kinds
 from foreword.server.context import ServerContext
-from foreword.server.page.files import FILES
+from foreword.server.page import FILES
 
 _MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",

@@ -1,4 +1,4 @@
-"""Passes a request on to a target, and its answer back as it comes."""
+"""Passes a request on to a target and its answer back; counts what it passes on."""
 
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -6,19 +6,58 @@ from contextlib import aclosing
 
 import httpx2
 import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from foreword.server.api.streams.streaming import DONE, event, unless_client_leaves
+from foreword.server.admission import Admission
+from foreword.server.api.streaming import DONE, event, unless_client_leaves
 from foreword.server.errors import ApiError
-from foreword.server.ops.admission import Admission
-from foreword.server.ops.auth import given_keys
-from foreword.server.ops.request_log import ABORTED, BROKEN, mark_broken
-from foreword.server.router.metrics import RouterMetrics
-from foreword.server.router.prefixes import PrefixMemory, prompt_of
-from foreword.server.router.targets import Target, Targets
+from foreword.server.middleware import ABORTED, BROKEN, given_keys, mark_broken
+from foreword.server.router.targets import PrefixMemory, Target, Targets, prompt_of
 from foreword.wire.openai_http import error_words
+
+
+class RouterMetrics:
+    """By target: as many as the router was given."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"foreword:router_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"foreword:router_target_{name}", text, ["target"], registry=registry)
+
+        self.answers = counter(
+            "answers", "Answers passed on, by status, or broken or aborted.", "target", "code"
+        )
+        self.retries = counter(
+            "retries", "Requests that another target got, by why the first did not.", "reason"
+        )
+        self.refusals = counter("refusals", "Requests that no target got.", "code")
+        self.broken = counter("broken", "Answers that broke off after their first byte.", "target")
+        self.prefix_hits = counter(
+            "prefix_hits", "Requests that went to the target that knew their beginning."
+        )
+        self._ready = gauge("ready", "1 while it takes requests.")
+        self._load = gauge("load", "Requests that it has.")
+        self._in_flight = gauge("in_flight", "Requests of this router that it has.")
+
+    def note_refusal(self, status: int) -> None:
+        self.refusals.labels(str(status)).inc()
+
+    def page(self, targets: Targets) -> bytes:
+        for gauge in (self._ready, self._load, self._in_flight):
+            gauge.clear()  # of those that are gone nothing is told
+        for target in targets:
+            self._ready.labels(target.url).set(target.is_ready)
+            self._load.labels(target.url).set(target.load)
+            self._in_flight.labels(target.url).set(target.in_flight)
+        return generate_latest(self._registry)
+
 
 log = logging.getLogger("foreword.router")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats, cohort_of
-from foreword.server.ops.metrics import Metrics
+from foreword.server.metrics import Metrics
 
 
 @dataclass

@@ -1,16 +1,28 @@
-"""What a request's tools mean for its prompt and for the form of its answer."""
+"""A request's tools: in its prompt, in the format of its answer, and in the answer's JSON."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import UNSET
+
 from foreword.errors import RequestError
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.server.api.tools.formats import AUTO, FORMATS, ToolFormat, format_of
-from foreword.server.api.tools.reading import ToolReader
-from foreword.server.api.types.message_types import Message
-from foreword.server.api.types.tool_types import NAMED, Tool, ToolFunction
+from foreword.server.api.answer_types import CalledTool, ToolCall
+from foreword.server.api.identity import new_id
+from foreword.server.api.message_types import NAMED, Message, Tool, ToolFunction
+from foreword.server.api.tool_reading import (
+    AUTO,
+    FORMATS,
+    Called,
+    Event,
+    Given,
+    Said,
+    ToolFormat,
+    ToolReader,
+    format_of,
+)
 from foreword.structured.params import StructuredOutputs
 
 _INTRODUCTION = """You may call tools. These are the tools, as JSON:
@@ -108,3 +120,51 @@ def _introduction(use: ToolUse) -> str:
     tools = "\n".join(json.dumps(function.as_template_sees_it()) for function in use.functions)
     example = use.form.written([("name of the tool", {"name of an argument": "its value"})])
     return _INTRODUCTION.format(tools=tools, example=example)
+
+
+class ToolWriter:
+    """One answer, as it grows or as a whole."""
+
+    def __init__(self, use: ToolUse) -> None:
+        self._use = use
+        self._reader = use.reader()
+
+    def feed(self, text: str, is_end: bool) -> tuple[str, list[ToolCall]]:
+        """What the answer has gained: text, and parts of calls, one for each call."""
+        events = self._reader.feed(text)
+        if is_end:
+            events += self._reader.finish()
+        return _said(events), _parts(events)
+
+    def whole(self, text: str) -> tuple[str | None, list[ToolCall]]:
+        """All of an answer: text, None if it has only calls, and the calls."""
+        events = [*self._reader.feed(text), *self._reader.finish()]
+        calls = _parts(events)
+        for call in calls:
+            call.index = UNSET
+        has_calls = bool(calls) or self._use.choice == "required"
+        return _said(events).strip() or None if has_calls else _said(events), calls
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """A call that the model chose to make, or had to make some of, is the reason; one that was named is not, and
+        one that a stop text cut is none."""
+        reader = self._reader
+        ended = reason == "stop" and reader.count > 0 and not reader.is_cut and not self._use.is_named
+        return "tool_calls" if ended else reason
+
+
+def _said(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Said))
+
+
+def _parts(events: list[Event]) -> list[ToolCall]:
+    parts: dict[int, ToolCall] = {}
+    for event in events:
+        if isinstance(event, Called):
+            called = CalledTool(event.name, "")
+            parts[event.index] = ToolCall(called, new_id("call"), "function", event.index)
+        elif isinstance(event, Given):
+            part = parts.setdefault(event.index, ToolCall(CalledTool(), index=event.index))
+            before = part.function.arguments
+            part.function.arguments = (before if isinstance(before, str) else "") + event.text
+    return list(parts.values())

@@ -1,0 +1,176 @@
+"""OpenAI's routes and our own: `/v1/...`, `/generate`, `/tokenize`, `/detokenize`."""
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foreword.server.api.chat import chat_job, check_chat
+from foreword.server.api.completions import check_completion, completion_job
+from foreword.server.api.entry import answer_request, body_of, json_answer, takes
+from foreword.server.api.generate import check_generate, generate_job
+from foreword.server.api.request_types import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerateRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+)
+from foreword.server.api.responses import check_responses, responses_job
+from foreword.server.api.sampling_types import StrictBody
+from foreword.server.context import ServerContext
+from foreword.server.errors import ApiError
+
+_NOT_HERE = {
+    "/embeddings": "this server generates text and has no embeddings",
+    "/moderations": "this server generates text and judges none",
+    "/audio/speech": "this server generates text only",
+    "/audio/transcriptions": "this server takes text only",
+    "/images/generations": "this server generates text only",
+}
+"""OpenAI's routes that clients look for, and what to do instead."""
+
+
+def _refuser(path: str, instead: str) -> Callable[[], Awaitable[Response]]:
+    async def refuse() -> Response:
+        raise ApiError(501, f"/v1{path} is not implemented: {instead}", code="not_implemented")
+
+    return refuse
+
+
+def openai_routes(context: ServerContext) -> APIRouter:
+    """`/v1/...`."""
+    router = APIRouter(prefix="/v1")
+
+    @router.post("/completions", openapi_extra=takes(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        """Continue a text."""
+        return await answer_request(context, request, CompletionRequest, check_completion, completion_job)
+
+    @router.post("/chat/completions", openapi_extra=takes(ChatRequest))
+    async def chat(request: Request) -> Response:
+        """Answer a conversation."""
+        return await answer_request(context, request, ChatRequest, check_chat, chat_job)
+
+    @router.post("/responses", openapi_extra=takes(ResponsesRequest))
+    async def responses(request: Request) -> Response:
+        """Answer a conversation, in OpenAI's newest form; nothing is kept."""
+        return await answer_request(context, request, ResponsesRequest, check_responses, responses_job)
+
+    for path, instead in _NOT_HERE.items():
+        router.add_api_route(path, _refuser(path, instead), methods=["POST"], include_in_schema=False)
+
+    @router.get("/models")
+    async def models() -> Response:
+        """The model, and its LoRA adapters."""
+        names = ("", *sorted(context.adapters))
+        return json_answer({"object": "list", "data": [_model(context, name) for name in names]})
+
+    @router.get("/models/{name:path}")
+    async def model(name: str) -> Response:
+        """One of them by name."""
+        if not name:
+            raise ApiError(404, "name a model")
+        context.check_model(name)
+        return json_answer(_model(context, context.adapter(name)))
+
+    add_adapter_routes(router, context)
+    return router
+
+
+def _model(context: ServerContext, adapter: str) -> dict[str, object]:
+    known: dict[str, object] = {
+        "id": adapter or context.settings.model_name,
+        "object": "model",
+        "created": context.started_at,
+        "owned_by": "foreword",
+        "parent": context.settings.model_name if adapter else None,
+    }
+    longest = context.max_model_len
+    return known if longest is None else known | {"max_model_len": longest}
+
+
+class LoadAdapter(StrictBody):
+    """Which adapter, and what requests call it."""
+
+    lora_name: str = Field(min_length=1, max_length=256)
+    lora_path: str = Field(min_length=1, max_length=4096)  # a folder on the server's machine
+
+
+class UnloadAdapter(StrictBody):
+    """Which adapter."""
+
+    lora_name: str = Field(min_length=1, max_length=256)
+    lora_int_id: int | None = None  # vLLM's; names are enough here
+
+
+def add_adapter_routes(router: APIRouter, context: ServerContext) -> None:
+    """They name folders of this machine, so that they are there only if the operator says so."""
+
+    @router.post("/load_lora_adapter", openapi_extra=takes(LoadAdapter))
+    async def load(request: Request) -> Response:
+        """Load a LoRA adapter; requests ask for it as their model."""
+        _check_allowed(context)
+        body = await body_of(context, request, LoadAdapter, is_strict=True)
+        if body.lora_name in (context.settings.model_name, *context.adapters):
+            raise ApiError(400, f"there is a model {body.lora_name!r} already", param="lora_name")
+        await context.engine.set_adapter(body.lora_name, body.lora_path)
+        context.adapters.add(body.lora_name)
+        return _told(f"Success: LoRA adapter {body.lora_name!r} added successfully.")
+
+    @router.post("/unload_lora_adapter", openapi_extra=takes(UnloadAdapter))
+    async def unload(request: Request) -> Response:
+        """No new request gets it; those that have it end with it."""
+        _check_allowed(context)
+        body = await body_of(context, request, UnloadAdapter, is_strict=True)
+        if body.lora_name not in context.adapters:
+            raise ApiError(404, f"there is no adapter {body.lora_name!r}", param="lora_name")
+        await context.engine.set_adapter(body.lora_name, None)
+        context.adapters.discard(body.lora_name)
+        return _told(f"Success: LoRA adapter {body.lora_name!r} removed successfully.")
+
+
+def _check_allowed(context: ServerContext) -> None:
+    if not context.settings.allow_adapter_loading:
+        raise ApiError(403, "this server loads no adapters at run time; start it with --allow-lora-loading")
+
+
+def _told(line: str) -> Response:
+    return Response(line, media_type="text/plain")
+
+
+def foreword_routes(context: ServerContext) -> APIRouter:
+    """In the library's words, and tokens as in vLLM."""
+    router = APIRouter()
+
+    @router.post("/generate", openapi_extra=takes(GenerateRequest))
+    async def generate(request: Request) -> Response:
+        """Answer a prompt, in the library's words."""
+        return await answer_request(context, request, GenerateRequest, check_generate, generate_job)
+
+    @router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
+        """Token ids of a text or a conversation."""
+        body = await body_of(context, request, TokenizeRequest)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "give either prompt or messages", param="prompt")
+        if body.messages is not None:
+            shown = [message.as_template_sees_it() for message in body.messages]
+            ids = await context.prompts.chat(shown, add_generation_prompt=body.add_generation_prompt)
+        else:
+            ids = await context.prompts.text(body.prompt or "", body)
+        longest = context.max_model_len
+        known = {} if longest is None else {"max_model_len": longest}
+        return json_answer({"tokens": ids, "count": len(ids)} | known)
+
+    @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        """The text of token ids."""
+        body = await body_of(context, request, DetokenizeRequest)
+        text = await context.prompts.back(body.tokens, skip_special_tokens=body.skip_special_tokens)
+        return json_answer({"prompt": text})
+
+    return router

@@ -1,1 +1,0 @@
-"""Answers while they grow."""

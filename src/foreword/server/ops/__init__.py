@@ -1,1 +1,0 @@
-"""What operators need: admission, keys, metrics, health."""
