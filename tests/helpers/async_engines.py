@@ -39,7 +39,7 @@ class GatedDecoder(TorchDecoder):
     @staticmethod
     def make() -> "GatedDecoder":
         sound = tiny_decoder(VOCAB, 3)
-        decoder = GatedDecoder(sound.config, sound._weights)
+        decoder = GatedDecoder(sound.config, sound.weights)
         decoder._gate = threading.Condition()
         return decoder
 

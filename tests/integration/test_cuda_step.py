@@ -139,7 +139,7 @@ def test_what_padding_computes_harms_nobody(pair: Pair):
         assert isinstance(decoder, TorchDecoder)
         embedding = decoder.weights.embedding.clone()
         embedding[0] = torch.nan  # of the token that padding rows have
-        decoder._weights = replace(decoder.weights, embedding=embedding)
+        decoder._stack.weights = replace(decoder.weights, embedding=embedding)
     pair.run([pair.share(pair.open(list(range(1, count))), count - 1, Draft()) for count in (40, 5, 9)])
 
 
@@ -159,7 +159,7 @@ def test_passes_that_nobody_waits_for_keep_their_own_batches(pair: Pair):
 @pytest.mark.parametrize("entries", [0, 1, 50, 1 << 14])
 def test_staging_that_is_too_small_grows(model_path: Path, entries: int):
     pair = Pair(model_path, "cpu")
-    pair.padded.decoder._staging = Staging(torch.device("cpu"), bucketed=True, entries=entries)
+    pair.padded.decoder._stack.staging = Staging(torch.device("cpu"), bucketed=True, entries=entries)
     rng = random.Random(entries)
     for count in (1, 30, 3, 100, 9):
         request = pair.open(random_tokens(rng, count))

@@ -133,7 +133,7 @@ def test_an_exit_that_joined_late_does_not_read_the_rows_before(folder: Path, ba
     kv = cache.open()
     cache.reserve(kv, 8)
     runner.forward(BatchBuffers().lay_out(cache, [SequenceRows(kv, [5, 6, 7], 3, Draft())], ()))
-    first_exit = decoder.exit(adapter, EXIT, "exit")
+    first_exit = decoder.heads.exit(adapter, EXIT, "exit")
 
     def call(first: int, states: torch.Tensor | None, seen_from: int) -> torch.Tensor:
         tokens = [5, 6, 7]
@@ -197,7 +197,7 @@ def test_what_an_exit_cannot_do_is_refused(folder: Path):
         arrays = BatchBuffers().lay_out(cache, [part], ()).arrays
         features = torch.empty(3, 0) if states is None else states
         given = HeadInput(arrays, np.array(starts, np.int32), features, are_own=states is None)
-        return decoder.exit(adapter, EXIT, name).draft(HeadCall(given, runner.store))
+        return decoder.heads.exit(adapter, EXIT, name).draft(HeadCall(given, runner.store))
 
     with pytest.raises(ValueError, match="there are no such KV rows"):
         call("decoder", 1, None)

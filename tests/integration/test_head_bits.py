@@ -40,7 +40,7 @@ class Together:
     """Texts whose rows are made in one pass or in several, then one level of guesses."""
 
     def __init__(self, decoder: CpuDecoder, head: Head) -> None:
-        self._head = decoder.head(head, ROWS.name)
+        self._head = decoder.heads.head(head, ROWS.name)
         self._is_block = head.spec.join is Join.CONTEXT
         self._runner = ModelRunner.allocate(decoder, 64, PAGE_SIZE, (ROWS,))
         self._cache, self._buffers = PagedCache(64), BatchBuffers()
@@ -109,7 +109,7 @@ def test_what_a_head_cannot_do_is_refused(folder: Path):
     decoder = cpu_decoder(folder / "target", "int8", threads=1)
     runner, cache = ModelRunner.allocate(decoder, 64, PAGE_SIZE, (ROWS,)), PagedCache(64)
     heads = {
-        name: decoder.head(open_head(folder / name).fitted(decoder.config), ROWS.name)
+        name: decoder.heads.head(open_head(folder / name).fitted(decoder.config), ROWS.name)
         for name in ("eagle3", "dflash")
     }
     kv = cache.open()

@@ -130,7 +130,7 @@ def test_nan_ends_its_own_request_with_an_error():
     sound = tiny_decoder(VOCAB, 3)
     params = [SamplingParams(seed=i, max_tokens=10) for i in range(24)]
     expected = answers(engine(), params)
-    failed = answers(engine(drafting=True, decoder=PoisonedDecoder(sound.config, sound._weights)), params)
+    failed = answers(engine(drafting=True, decoder=PoisonedDecoder(sound.config, sound.weights)), params)
     hit = 0
     for request, sane in zip(failed, expected, strict=True):
         inner = sane.output_ids[:-1]

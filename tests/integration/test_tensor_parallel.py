@@ -141,7 +141,7 @@ def test_adapters_are_shared_too(tiny_model: Path, decoder: TensorParallelDecode
 
 
 def test_a_head_gets_the_whole_embedding(tiny_model: Path, decoder: TensorParallelDecoder):
-    assert torch.equal(decoder._ends.embedding, torch_decoder(tiny_model).weights.embedding)
+    assert torch.equal(decoder.heads._weights.embedding, torch_decoder(tiny_model).weights.embedding)
 
 
 def next_logits(runner: ModelRunner, cache: PagedCache, request) -> torch.Tensor:

@@ -225,8 +225,8 @@ FAMILY_MUTANTS = (
     Mutant(
         93,
         "what a layer says is not scaled on the CPU kernels",
-        "backends/cpu/decoder.py",
-        "CpuDecoder.__init__",
+        "backends/cpu/weights.py",
+        "native_decoder",
         "spec.residual_scale",
         "1.0",
         (f"{MIXED}::test_logits_equal_torch",),
@@ -234,7 +234,7 @@ FAMILY_MUTANTS = (
     Mutant(
         93,
         "norms behind both halves of a layer are exchanged on the CPU kernels",
-        "backends/cpu/decoder.py",
+        "backends/cpu/weights.py",
         "_load_layer",
         "CpuLayer(attention_norm=norm(norms.before_attention), mlp_norm=norm(norms.before_mlp), "
         "matrices=[*matrices('self_attn.q_proj self_attn.k_proj self_attn.v_proj', "
@@ -253,8 +253,8 @@ FAMILY_MUTANTS = (
     Mutant(
         91,
         "a window is one position too long on the CPU kernels",
-        "backends/cpu/decoder.py",
-        "CpuDecoder.__init__",
+        "backends/cpu/weights.py",
+        "native_decoder",
         "spec.attention.window or 0",
         "(spec.attention.window or -1) + 1",
         (f"{MIXED}::test_logits_equal_torch",),
@@ -262,8 +262,8 @@ FAMILY_MUTANTS = (
     Mutant(
         93,
         "local layers turn like the others on the CPU kernels",
-        "backends/cpu/decoder.py",
-        "CpuDecoder.__init__",
+        "backends/cpu/weights.py",
+        "native_decoder",
         "ropes[spec.attention.rope]",
         "0",
         (f"{MIXED}::test_logits_equal_torch",),
@@ -271,8 +271,8 @@ FAMILY_MUTANTS = (
     Mutant(
         93,
         "attention scores are not squashed on the CPU kernels",
-        "backends/cpu/decoder.py",
-        "CpuDecoder.__init__",
+        "backends/cpu/weights.py",
+        "native_decoder",
         "spec.attention.softcap or 0.0",
         "0.0",
         (f"{MIXED}::test_logits_equal_torch",),

@@ -100,8 +100,8 @@ OPERATION_MUTANTS = (
     Mutant(
         120,
         "an exit that joined late reads rows that it never filled",
-        "backends/torch/decoder.py",
-        "TorchDecoder.exit_logits",
+        "backends/torch/head_factory.py",
+        "TorchExit._logits",
         "seen_from(wanted, staged, seen, store.empty_slot)",
         "seen",
         ("tests/integration/test_exit_rows.py::test_an_exit_that_joined_late_does_not_read_the_rows_before",),

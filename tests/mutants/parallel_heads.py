@@ -106,7 +106,7 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         74,
         "a Medusa block forgets what it was given",
-        "backends/torch/medusa.py",
+        "backends/torch/head_factory.py",
         "TorchMedusa._logits",
         "stream + silu(torch.baddbmm(bias[:heads].unsqueeze(1), stream, weight[:heads]))",
         "silu(torch.baddbmm(bias[:heads].unsqueeze(1), stream, weight[:heads]))",
@@ -115,7 +115,7 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         74,
         "a Medusa block on the CPU kernels is another activation",
-        "backends/cpu/medusa.py",
+        "backends/cpu/head_factory.py",
         "CpuMedusa.draft",
         "inner / (1 + np.exp(-inner))",
         "np.maximum(inner, 0)",
@@ -267,10 +267,10 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         78,
         "an exit's rows of committed tokens are made of nothing",
-        "backends/torch/decoder.py",
-        "TorchDecoder.exit_logits",
-        "self._layers.keep(last, states, turns[last], PagedKv(own_keys[0], own_values[0], slots, []))",
-        "self._layers.keep(last, 0 * states, turns[last], PagedKv(own_keys[0], own_values[0], slots, []))",
+        "backends/torch/head_factory.py",
+        "TorchExit._logits",
+        "stack.layers.keep(last, states, turns[last], PagedKv(own_keys[0], own_values[0], slots, []))",
+        "stack.layers.keep(last, 0 * states, turns[last], PagedKv(own_keys[0], own_values[0], slots, []))",
         ("tests/integration/test_exit_rows.py",),
     ),
 )

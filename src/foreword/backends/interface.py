@@ -166,8 +166,8 @@ class RowsRunner(Protocol):
     def draft(self, call: HeadCall) -> "HeadOutput | Chains":
         """Run the rows and return the planned chains, or logits without a plan, or where the runner draws no chains.
 
-        A chain ends where there is no number; on a device nobody waits to see it. An exit (`Decoder.exit`) keeps what
-        features say of committed tokens, as DFlash does. Its other rows read their token alone, go through the
+        A chain ends where there is no number; on a device nobody waits to see it. An exit (`HeadFactory.exit`) keeps
+        what features say of committed tokens, as DFlash does. Its other rows read their token alone, go through the
         decoder's layers, on the decoder's KV rows, and return no states.
         """
         ...
@@ -225,6 +225,26 @@ class MedusaRunner(Protocol):
         ...
 
 
+class HeadFactory(Protocol):
+    """Loads heads beside a decoder, in its numbers; it lends them the embedding and output matrix that they lack."""
+
+    def head(self, head: Head, rows: str) -> HeadRunner:
+        """Load a head that was fitted to the decoder's config; `rows` names its KV rows in the store."""
+        ...
+
+    def medusa(self, head: Head) -> MedusaRunner:
+        """Load Medusa's heads."""
+        ...
+
+    def exit(self, more: Checkpoint, layer: int, rows: str) -> RowsRunner | None:
+        """Load an exit: the decoder's first `layer` layers, then the one of another checkpoint and its final norm.
+
+        The KV rows of the first are the decoder's own in the store, `rows` names those of the other. None: the backend
+        runs such a decoder on KV rows of its own alone.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class DecodeSize:
     """Requests that decode in one pass, with texts of one length."""
@@ -273,23 +293,9 @@ class Decoder(Protocol):
         """A decoder that runs this one's layers, then those of another checkpoint and that one's final norm."""
         ...
 
-    def head(self, head: Head, rows: str) -> HeadRunner:
-        """A draft head beside this decoder, which lends what the head does not have: embedding and output matrix.
-
-        The head is one that was fitted to this decoder's config; `rows` names its KV rows in the store.
-        """
-        ...
-
-    def medusa(self, head: Head) -> MedusaRunner:
-        """Medusa's heads beside this decoder, which lends its output matrix to those that have none."""
-        ...
-
-    def exit(self, more: Checkpoint, layer: int, rows: str) -> RowsRunner | None:
-        """This one's first `layer` layers, then the one of another checkpoint and that one's final norm.
-
-        The KV rows of the first are this decoder's own in the store, `rows` names those of the other. None: the backend
-        runs such a decoder on KV rows of its own alone.
-        """
+    @property
+    def heads(self) -> HeadFactory:
+        """Loads draft heads beside this decoder."""
         ...
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:

@@ -25,7 +25,7 @@ def is_shape_invariant(choice: BackendChoice) -> bool:
 
 def decoder_of(
     choice: BackendChoice, config: ModelConfig, weights: DecoderWeights, *, enforce_eager: bool = False
-) -> TorchDecoder:
+) -> Decoder:
     """A decoder on torch or CUDA from weights that are there already; torch captures nothing anyway."""
     if choice.name == "torch":
         return TorchDecoder(config, weights)

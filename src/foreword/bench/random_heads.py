@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from foreword.backends.interface import Decoder
-from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.head_factory import TorchHeads
+from foreword.backends.torch.weights import DecoderWeights
 from foreword.drafters.heads.dflash import DFlashHead
 from foreword.drafters.heads.dspark import DSparkHead
 from foreword.drafters.heads.loading import LoadedHead, taps_of
@@ -169,12 +170,13 @@ def head_drafter(decoder: Decoder, head: Head, is_reference: bool = False) -> Dr
     """A drafter of chains; as a reference, the head of a torch decoder runs in plain torch, whatever its backend."""
     method, spec = head.spec.kind, head.spec
     vocabulary = DraftVocabulary(head.token_ids, decoder.config.vocab_size, decoder.device)
-    plain = decoder if is_reference and isinstance(decoder, TorchDecoder) else None
+    weights, heads = getattr(decoder, "weights", None), decoder.heads
+    if is_reference and isinstance(weights, DecoderWeights):
+        heads = TorchHeads(decoder.config, weights, bucketed=decoder.device.type == "cuda")
     if method == "medusa":
-        runner = decoder.medusa(head) if plain is None else TorchDecoder.medusa(plain, head)
-        return MedusaDrafter(runner, taps_of(spec)[0], vocabulary, width=1)
+        return MedusaDrafter(heads.medusa(head), taps_of(spec)[0], vocabulary, width=1)
     loaded = LoadedHead(
-        decoder.head(head, method) if plain is None else TorchDecoder.head(plain, head, method),
+        heads.head(head, method),
         RowSpec(method, len(spec.layers), *spec.layers[0].attention.kept),
         taps_of(spec),
         vocabulary,

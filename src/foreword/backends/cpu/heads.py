@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foreword.backends.batch import Ints
-from foreword.backends.cpu.experts import load_experts
 from foreword.backends.cpu.kv_store import CpuKvStore
 from foreword.backends.cpu.packing import WeightForm, rotated_group
+from foreword.backends.cpu.weights import load_experts
 from foreword.backends.interface import ChainPlan, HeadCall, HeadInput, HeadOutput, KnownChains, KvStore
 from foreword.kv.states import as_array
 from foreword.models.heads.opening import Head

@@ -28,7 +28,10 @@ from foreword.backends.cuda.medusa import CudaMedusa
 from foreword.backends.cuda.products import Products
 from foreword.backends.cuda.upload import PassUpload, UploadedPass, attended
 from foreword.backends.interface import DecodeSize, KvStore
-from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.support import require_supported
+from foreword.backends.torch.adapters import on_device
+from foreword.backends.torch.decoder import kv_rows
+from foreword.backends.torch.head_factory import TorchHeads
 from foreword.backends.torch.heads import LentEnds, TorchHead
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
@@ -42,10 +45,33 @@ Result = tuple[Tensor, dict[Tap, Tensor]]
 """Logits and hidden states of a pass, padded, in memory that the next pass overwrites."""
 
 
-class CudaDecoder(TorchDecoder):
+class CudaHeads:
+    """Loads heads beside a decoder, in its numbers."""
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, captures: bool) -> None:
+        self._reference = TorchHeads(config, weights, bucketed=True)
+        self._ends = LentEnds.of(weights)
+        self._captures = captures
+
+    def head(self, head: Head, rows: str) -> TorchHead:
+        """Load a head with KV rows; layers that are not of the llama kind run on torch."""
+        if not head.spec.is_plain:
+            return self._reference.head(head, rows)
+        # Only heads that draft many places at once have a token that stands for those not known yet.
+        kind = CudaHead if head.spec.mask_token_id is None else CudaBlockHead
+        return kind(head, rows, self._ends, captures=self._captures)
+
+    def medusa(self, head: Head) -> CudaMedusa:
+        """Load Medusa's heads."""
+        return CudaMedusa(head, self._ends, captures=self._captures)
+
+    def exit(self, more: Checkpoint, layer: int, rows: str) -> None:
+        """An exit has KV rows of its own here for all of its layers: then it runs in captured passes."""
+
+
+class CudaDecoder:
     """A decoder whose rows have the same bits whatever runs beside them."""
 
-    backend = "cuda"
     is_shape_invariant = True  # tests/integration/test_shape_invariance.py
 
     def __init__(
@@ -57,12 +83,16 @@ class CudaDecoder(TorchDecoder):
         enforce_eager: bool = False,
     ) -> None:
         """With `enforce_eager` nothing is captured, neither here nor of the heads beside it."""
-        super().__init__(config, weights)
+        self.config = config
+        self.weights = weights
+        self._attention_spec = require_supported(config, "cuda").attention
+        self._kv_rows = kv_rows(config, weights.dtype)
         self._inverse_frequencies = inverse_frequencies(config).to(self.device)
         self._group = self._attention_spec.num_heads // self._attention_spec.num_kv_heads
         self._upload = PassUpload(self.device)
         self._graphs: GraphsByMemory[PassShape, Result] = GraphsByMemory()
         self._captures = self.device.type == "cuda" and not enforce_eager
+        self._adapters: dict[int, Lora] = {}  # by slot
         self._table = AdapterTable(config, self.device)
         self._products = products or Products()
         if self.device.type == "cuda":
@@ -72,27 +102,47 @@ class CudaDecoder(TorchDecoder):
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
         """What is added for the requests whose slot in a batch is this one; None takes it away."""
         self._table.check(slot)
-        super().set_adapter(slot, adapter)
+        self._adapters.pop(slot, None)
+        if adapter is not None:
+            self._adapters[slot] = on_device(adapter, self.weights.dtype, self.device)
         self._table.set(slot, self._adapters.get(slot))
 
-    def remade(self, config: ModelConfig, weights: DecoderWeights) -> "CudaDecoder":
-        """A decoder of the same kind with other layers."""
+    @property
+    def device(self) -> torch.device:
+        return self.weights.device
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.weights.nbytes
+
+    @property
+    def layer_bytes(self) -> int:
+        """Memory of the layers' weights."""
+        return self.weights.layer_bytes
+
+    @property
+    def heads(self) -> CudaHeads:
+        """Runners of heads in the numbers of this decoder."""
+        return CudaHeads(self.config, self.weights, self._captures)
+
+    def with_layers(self, layers: Sequence[int]) -> "CudaDecoder":
+        """A decoder that runs only these layers of this one: the same weights."""
+        return self._remade(self.config.with_layers(layers), self.weights.with_layers(layers))
+
+    def beside(self, checkpoint: Checkpoint) -> "CudaDecoder":
+        """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm."""
+        return self._remade(checkpoint.config, self.weights.beside(checkpoint))
+
+    def followed_by(self, more: Checkpoint) -> "CudaDecoder":
+        """A decoder that runs this one's layers, then those of another checkpoint and that one's final norm."""
+        return self._remade(self.config.followed_by(more.config), self.weights.followed_by(more))
+
+    def _remade(self, config: ModelConfig, weights: DecoderWeights) -> "CudaDecoder":
         return CudaDecoder(config, weights, self._products, enforce_eager=not self._captures)
 
-    def exit(self, more: Checkpoint, layer: int, rows: str) -> None:
-        """An exit has KV rows of its own here for all of its layers: then it runs in captured passes."""
-
-    def head(self, head: Head, rows: str) -> TorchHead:
-        """A draft head in the numbers of this decoder; layers that are not of the llama kind run on torch."""
-        if not head.spec.is_plain:
-            return super().head(head, rows)
-        # Only heads that guess many places at once have a token that stands for those not known yet.
-        kind = CudaHead if head.spec.mask_token_id is None else CudaBlockHead
-        return kind(head, rows, LentEnds.of(self._weights), captures=self._captures)
-
-    def medusa(self, head: Head) -> CudaMedusa:
-        """Medusa's heads in the numbers of this decoder."""
-        return CudaMedusa(head, LentEnds.of(self._weights), captures=self._captures)
+    def kv_rows(self) -> RowSpec:
+        """Keys and values of all layers, in the numbers of the weights."""
+        return self._kv_rows
 
     def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> CudaKvStore:
         """Memory for this decoder's rows and the `extra` ones, on its device."""
@@ -126,7 +176,7 @@ class CudaDecoder(TorchDecoder):
         return ForwardOutput(widen(logits[: len(batch.logit_rows)]), kept, is_cold)
 
     def _run(self, shape: PassShape, uploaded: UploadedPass, store: CudaKvStore) -> Result:
-        batch, weights = uploaded.batch, self._weights
+        batch, weights = uploaded.batch, self.weights
         sight = self._sight(shape, uploaded, store.page_size)
         keys, values = store.arrays(DECODER_ROWS)
         angles = batch.positions.unsqueeze(1).float() * self._inverse_frequencies  # [rows, head_dim / 2]

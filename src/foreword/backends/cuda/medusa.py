@@ -13,8 +13,8 @@ from foreword.backends.cuda.graphs import GraphCache
 from foreword.backends.cuda.guess_draws import GuessNames, as_chains, drawn_ids, draws_of, words
 from foreword.backends.cuda.layout import round_rows
 from foreword.backends.interface import ChainPlan, Chains, HeadOutput, MedusaCall, PendingChains
+from foreword.backends.torch.head_factory import TorchMedusa
 from foreword.backends.torch.heads import LentEnds
-from foreword.backends.torch.medusa import TorchMedusa
 from foreword.backends.torch.upload import Piece, Upload
 from foreword.models.heads.opening import Head
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, check_taps
-from foreword.backends.interface import DecodeSize, HeadRunner, KvStore, MedusaRunner
+from foreword.backends.interface import DecodeSize, KvStore
 from foreword.backends.parallel.messages import (
     Forward,
     Load,
@@ -24,18 +24,15 @@ from foreword.backends.parallel.rank import RankDecoder, load_rank
 from foreword.backends.parallel.shards import Shard, adapter_share, check_size
 from foreword.backends.parallel.workers import RankFault, Workers
 from foreword.backends.support import require_supported
-from foreword.backends.torch.heads import LentEnds, TorchHead
+from foreword.backends.torch.head_factory import TorchHeads
 from foreword.backends.torch.kv_store import TorchKvStore
-from foreword.backends.torch.medusa import TorchMedusa
-from foreword.backends.torch.modules import TorchModule
-from foreword.backends.torch.weights import DecoderWeights, load_ends
+from foreword.backends.torch.weights import load_ends
 from foreword.backends.weight_loader import WeightLoader
 from foreword.errors import CheckpointError, RequestError
 from foreword.kv.spec import RowSpec
 from foreword.models.adapters import Lora
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint, ModelFile
-from foreword.models.heads.opening import Head
 from foreword.progress import Progress
 
 
@@ -58,7 +55,6 @@ class ParallelKvStore(TorchKvStore):
 class TensorParallelDecoder:
     """A `Decoder`: every pass is sent to all ranks, which run it together."""
 
-    backend = "torch"
     is_shape_invariant = False  # as the torch decoder
 
     def __init__(
@@ -101,21 +97,12 @@ class TensorParallelDecoder:
     def followed_by(self, more: Checkpoint) -> "TensorParallelDecoder":
         raise _refusal("a drafter with layers of its own behind the target's")
 
-    def exit(self, more: Checkpoint, layer: int, rows: str) -> None:
-        raise _refusal("a drafter with layers of its own behind the target's")
-
-    def head(self, head: Head, rows: str) -> HeadRunner:
-        """A draft head at the first rank, which reads the whole embedding and output matrix for it."""
-        kind = TorchHead if head.spec.is_plain else TorchModule
-        return kind(head, rows, LentEnds.of(self._ends), self.device.type == "cuda")
-
-    def medusa(self, head: Head) -> MedusaRunner:
-        return TorchMedusa(head, LentEnds.of(self._ends))
-
     @cached_property
-    def _ends(self) -> DecoderWeights:
-        loader = WeightLoader(self._whole, self._own.weights.embedding.dtype, self.device)
-        return load_ends(loader, self._whole.config)
+    def heads(self) -> "ParallelHeads":
+        """Runners of heads at the first rank, which reads the whole embedding and output matrix for them."""
+        loader = WeightLoader(self._whole, self._own.weights.dtype, self.device)
+        ends = load_ends(loader, self._whole.config)
+        return ParallelHeads(self.config, ends, bucketed=self.device.type == "cuda")
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
         shares = [
@@ -166,6 +153,13 @@ class TensorParallelDecoder:
     def close(self) -> None:
         """End the other ranks."""
         self.workers.close()
+
+
+class ParallelHeads(TorchHeads):
+    """Loads heads beside a decoder on several ranks."""
+
+    def exit(self, more: Checkpoint, layer: int, rows: str) -> None:
+        raise _refusal("a drafter with layers of its own behind the target's")
 
 
 def _refusal(what: str) -> RequestError:

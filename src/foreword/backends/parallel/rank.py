@@ -9,10 +9,39 @@ from foreword.backends.interface import KvStore
 from foreword.backends.parallel.exchange import Planned, RankExchange
 from foreword.backends.parallel.shards import Shard, ShardCheckpoint
 from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.stack import TorchStack
 from foreword.backends.torch.weights import DecoderWeights, load_weights
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import ModelFile
 from foreword.progress import Progress
+
+
+class RankStack(TorchStack):
+    """A rank's share of the layers, and its words of the vocabulary."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        exchange: RankExchange,
+        vocab_size: int,
+        bucketed: bool,
+    ) -> None:
+        """`config` is the share's, `vocab_size` the whole model's."""
+        super().__init__(config, weights, bucketed, exchange)
+        self.exchange = exchange
+        self.vocab_size = vocab_size
+        self._first_word = exchange.rank * config.vocab_size
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        """Every rank knows its own words; of the others it says zero."""
+        own = token_ids - self._first_word
+        is_own = (own >= 0) & (own < self.config.vocab_size)
+        known = embedding(own.clamp(0, self.config.vocab_size - 1), self.weights.embedding)
+        return self.exchange.total(known.masked_fill(~is_own.unsqueeze(1), 0))
+
+    def logits(self, last: Tensor) -> Tensor:
+        return self.exchange.joined(super().logits(last))[:, : self.vocab_size]
 
 
 class RankDecoder(TorchDecoder):
@@ -21,22 +50,14 @@ class RankDecoder(TorchDecoder):
     All ranks run the same passes in the same order. The first one gets the logits; hidden states are the same at all.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        weights: DecoderWeights,
-        exchange: RankExchange,
-        vocab_size: int,
-        bucketed: bool | None = None,
-    ) -> None:
-        """`config` is the share's, `vocab_size` the whole model's."""
-        super().__init__(config, weights, bucketed=bucketed, exchange=exchange)
-        self._exchange = exchange
-        self._vocab_size = vocab_size
-        self._first_word = exchange.rank * config.vocab_size
+    def __init__(self, stack: RankStack) -> None:
+        super().__init__(stack.config, stack.weights, stack=stack)
+        self._share = stack
+        self._exchange = stack.exchange
 
     def remade(self, config: ModelConfig, weights: DecoderWeights) -> "RankDecoder":
-        return RankDecoder(config, weights, self._exchange, self._vocab_size, self._bucketed)
+        share = self._share
+        return RankDecoder(RankStack(config, weights, share.exchange, share.vocab_size, share.bucketed))
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
         """This rank's part of a pass. If it fails here, the other ranks still come to its end."""
@@ -52,27 +73,17 @@ class RankDecoder(TorchDecoder):
         self._exchange.begin()
         self._exchange.finish(self._planned(sizes), self.device)
 
-    def _embed(self, token_ids: Tensor) -> Tensor:
-        """Every rank knows its own words; of the others it says zero."""
-        own = token_ids - self._first_word
-        is_own = (own >= 0) & (own < self.config.vocab_size)
-        known = embedding(own.clamp(0, self.config.vocab_size - 1), self._weights.embedding)
-        stream = self._exchange.total(known.masked_fill(~is_own.unsqueeze(1), 0))
-        return stream if self._embedding_scale is None else stream * self._embedding_scale
-
-    def _logits(self, last: Tensor) -> Tensor:
-        return self._exchange.joined(super()._logits(last))[:, : self._vocab_size]
-
     def _planned(self, sizes: BatchSizes) -> list[Planned]:
         """What ranks exchange in a pass, in order."""
-        rows = self._staging.rounded(sizes.rows)
-        stream = Planned((rows, self.config.hidden_size), self._weights.embedding.dtype)
+        rounded = self._stack.staging.rounded
+        rows = rounded(sizes.rows)
+        stream = Planned((rows, self.config.hidden_size), self.weights.dtype)
         planned = [stream]
         for layer in self.config.layers:
             if layer.attention.qk_norm and layer.attention.wide_qk_norm:
                 planned += [Planned((rows, 1), torch.float32)] * 2  # queries and keys
             planned += [stream, stream]  # attention and MLP
-        if wanted := self._staging.rounded(sizes.logit_rows):
+        if wanted := rounded(sizes.logit_rows):
             planned.append(Planned((wanted, self.config.vocab_size), torch.float32, is_joined=True))
         return planned
 
@@ -87,4 +98,5 @@ def load_rank(
     """Read a rank's share."""
     share = ShardCheckpoint(checkpoint, Shard(exchange.rank, exchange.size))
     weights = load_weights(share, dtype, device, progress)
-    return RankDecoder(share.config, weights, exchange, checkpoint.config.vocab_size)
+    bucketed = device.type == "cuda"
+    return RankDecoder(RankStack(share.config, weights, exchange, checkpoint.config.vocab_size, bucketed))

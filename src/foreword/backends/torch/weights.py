@@ -1,5 +1,6 @@
 """The tensors of the torch decoder."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -97,6 +98,38 @@ class DecoderWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
     head: Tensor  # [vocab, hidden]; the embedding itself when tied
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    @property
+    def layer_bytes(self) -> int:
+        """Memory of the layers' weights."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all weights."""
+        head = 0 if self.head is self.embedding else self.head.nbytes
+        return self.layer_bytes + self.embedding.nbytes + head + self.final_norm.nbytes
+
+    def with_layers(self, layers: Sequence[int]) -> "DecoderWeights":
+        """Return these layers alone, with the same ends."""
+        return replace(self, layers=tuple(self.layers[layer] for layer in layers))
+
+    def beside(self, checkpoint: Checkpoint) -> "DecoderWeights":
+        """Return the layers of another checkpoint with this one's ends."""
+        return load_weights(checkpoint, self.dtype, self.device, ends=self)
+
+    def followed_by(self, more: Checkpoint) -> "DecoderWeights":
+        """Return these layers, then those of another checkpoint and that one's final norm."""
+        final_norm = more.load(FINAL_NORM, self.dtype).to(self.device)
+        return replace(self, layers=(*self.layers, *self.beside(more).layers), final_norm=final_norm)
 
 
 def load_weights(

@@ -70,7 +70,7 @@ def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
     names = [name for name in spec.shapes if name in DRAFTERS_OWN or name.startswith(CONFIDENCE)]
     own = {name: head.load(name).to(resources.target.device) for name in names}
     return LoadedHead(
-        resources.target.head(head, rows.name),
+        resources.target.heads.head(head, rows.name),
         rows,
         taps_of(spec),
         vocabulary_of(head, resources),

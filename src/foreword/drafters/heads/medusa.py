@@ -235,7 +235,7 @@ def build_medusa(config: MedusaConfig, resources: DrafterResources) -> MedusaDra
     elif config.medusa_choices is not None:
         choices = read_choices(config.medusa_choices, "speculation")
     (tap,) = taps_of(head.spec)
-    runner, vocabulary = resources.target.medusa(head), vocabulary_of(head, resources)
+    runner, vocabulary = resources.target.heads.medusa(head), vocabulary_of(head, resources)
     return MedusaDrafter(runner, tap, vocabulary, config.tree_width, choices)
 
 

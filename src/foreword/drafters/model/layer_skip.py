@@ -89,7 +89,7 @@ def _exit_head(
     if adapter.config.num_layers != 1 or config.own_kv:
         return None
     name = f"exit:{adapter.path.resolve()}"
-    runner = resources.target.exit(adapter, layer, name)
+    runner = resources.target.heads.exit(adapter, layer, name)
     if runner is None:
         return None
     rows = RowSpec(name, 1, *attention.kept)

@@ -13,7 +13,7 @@ from torch import Tensor
 from foreword.acceptance.noise import absorbed, gumbel
 from foreword.acceptance.request import RECORD
 from foreword.backends.interface import ChainPlan, HeadCall, HeadInput, MedusaCall, PendingChains
-from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.head_factory import TorchHeads
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.spec import RowSpec
 from foreword.models.heads.opening import open_head
@@ -137,12 +137,16 @@ def expected(head: Any, given: Passes, store: Any, is_markov: bool) -> list[list
     return found
 
 
+def torch_heads(decoder: Any) -> TorchHeads:
+    return TorchHeads(decoder.config, decoder.weights, bucketed=True)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_block_in_one_call_is_the_reference_s(folder: Path, method: str):
     decoder = cuda_decoder(folder / "target")
     head = open_head(folder / method).fitted(decoder.config)
     spec = RowSpec("head", len(head.spec.layers), KV_HEADS, HEAD_DIM)
-    ours, theirs = decoder.head(head, "head"), TorchDecoder.head(decoder, head, "head")
+    ours, theirs = decoder.heads.head(head, "head"), torch_heads(decoder).head(head, "head")
     token_ids = None if head.token_ids is None else head.token_ids.to(torch.int32).cpu().numpy()
     stores = [decoder.new_kv_store(64, PAGE_SIZE, (spec,)) for _ in range(2)]
     for store in stores:
@@ -177,7 +181,7 @@ def arrived(chains: PendingChains) -> list[list[int]]:
 def test_medusa_in_one_call_is_the_reference_s(folder: Path):
     decoder = cuda_decoder(folder / "target")
     head = open_head(folder / "medusa").fitted(decoder.config)
-    ours, theirs = decoder.medusa(head), TorchDecoder.medusa(decoder, head)
+    ours, theirs = decoder.heads.medusa(head), torch_heads(decoder).medusa(head)
     for seed in range(ROUNDS):
         states = torch.randn(2, HIDDEN, generator=torch.Generator().manual_seed(seed)).to(KERNEL_DEVICE)
         plan = plan_of((12 + seed, 30), (2, 3) if seed % 2 == 0 else (3, 1), None)

@@ -1,0 +1,110 @@
+"""All kinds of draft heads beside a CPU decoder, and the factory that loads them."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from foreword.backends.cpu.heads import CpuHead, HeadPacker
+from foreword.backends.cpu.kv_store import CpuKvStore
+from foreword.backends.cpu.packing import WeightForm
+from foreword.backends.cpu.weights import CpuWeights, native_decoder
+from foreword.backends.interface import HeadCall, HeadOutput, MedusaCall
+from foreword.backends.support import Part
+from foreword.errors import CheckpointError
+from foreword.kv.states import as_array
+from foreword.models.config import ModelConfig
+from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.heads.opening import Head
+
+if TYPE_CHECKING:
+    from foreword.kernels import _native
+
+
+class CpuMedusa:
+    """Heads that read nothing but hidden states; every matrix is packed as the decoder's are."""
+
+    def __init__(self, head: Head, packer: HeadPacker, output: "_native.PackedMatrix") -> None:
+        """`output` is the decoder's output matrix, for heads that have none of their own."""
+        self.spec = spec = head.spec
+        self._isa = packer.isa
+        self._heads = [
+            (
+                [packer.matrix(f"blocks.{number}.layers.{block}") for block in range(spec.blocks_per_head)],
+                packer.optional(f"lm_heads.{number}") or output,
+            )
+            for number in range(spec.num_heads)
+        ]
+        self.weight_bytes = packer.nbytes
+
+    def draft(self, call: MedusaCall) -> HeadOutput:
+        """Return logits: chains are drawn from them."""
+        read = call.states.contiguous().numpy()
+        logits = np.empty((len(self._heads), len(read), self.spec.draft_vocab_size), np.float32)
+        for number, (blocks, output) in enumerate(self._heads):
+            stream = read
+            for block in blocks:
+                inner = np.empty_like(stream)
+                block.multiply(stream, inner, self._isa)
+                stream = stream + inner / (1 + np.exp(-inner))
+            output.multiply(stream, logits[number], self._isa)
+        return HeadOutput(torch.from_numpy(logits).transpose(0, 1), call.states)
+
+
+@dataclass
+class CpuExit:
+    """One exit; its threads are the decoder's."""
+
+    decoder: "_native.Decoder"  # the target's first layers and the exit's own
+    vocab_size: int
+    rows: str  # name of its own KV rows
+    weight_bytes: int  # of its own layer
+
+    def draft(self, call: HeadCall) -> HeadOutput:
+        """Keep rows, or run rows that read their tokens, in one native call."""
+        wanted, store = call.rows, call.store
+        if not isinstance(store, CpuKvStore):
+            raise ValueError("the KV store was made for another backend")
+        states = None if wanted.are_own else as_array(wanted.features)
+        logits = torch.empty((len(wanted.arrays.logit_rows), self.vocab_size), dtype=torch.float32)
+        kind = store.spec.index(self.rows)
+        self.decoder.exit(store.native, kind, wanted.arrays, wanted.starts, states, logits.numpy())
+        return HeadOutput(logits, logits.new_empty(len(logits), 0))
+
+
+class CpuHeads:
+    """Loads heads beside a decoder, in its numbers and on its threads."""
+
+    def __init__(
+        self, config: ModelConfig, weights: CpuWeights, form: WeightForm, native: "_native.Decoder"
+    ) -> None:
+        self._config = config
+        self._weights = weights
+        self._form = form
+        self._native = native
+
+    def head(self, head: Head, rows: str) -> CpuHead:
+        """Load a head with KV rows."""
+        if any(layer.attention.gated for layer in head.spec.layers):
+            raise CheckpointError(
+                f"{head.files.path}: {Part.GATED.value} does not run on the CPU kernels; use --backend torch"
+            )
+        ends = self._weights.embedding, self._weights.head
+        return CpuHead(head, rows, self._packer(head), self._native, ends)
+
+    def medusa(self, head: Head) -> CpuMedusa:
+        """Load Medusa's heads."""
+        return CpuMedusa(head, self._packer(head), self._weights.head)
+
+    def exit(self, more: Checkpoint, layer: int, rows: str) -> CpuExit:
+        """Load an early exit."""
+        isa, threads = self._native.isa, self._native.threads
+        lower = self._weights.with_layers(range(layer))
+        whole = lower.followed_by(more, self._form, isa, threads)
+        config = self._config.with_layers(range(layer)).followed_by(more.config)
+        own_bytes = whole.layer_bytes - lower.layer_bytes
+        return CpuExit(native_decoder(config, whole, threads), config.vocab_size, rows, own_bytes)
+
+    def _packer(self, head: Head) -> HeadPacker:
+        return HeadPacker(head, self._form, self._native.isa, self._native.threads)

@@ -1,0 +1,261 @@
+"""A decoder's layers and adapters as the CPU kernels read them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from torch import Tensor
+
+from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm
+from foreword.backends.support import require_supported
+from foreword.kernels.native import choose_isa, native_status
+from foreword.models.adapters import MODULES, Factors, Lora
+from foreword.models.config import GroupScore, LayerSpec, MlpSpec, ModelConfig, RopeSpec, Scores
+from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.layer_shapes import FINAL_NORM, norm_names
+from foreword.models.rope import frequencies
+
+if TYPE_CHECKING:
+    from foreword.kernels import _native
+
+
+@dataclass(frozen=True)
+class CpuLayer:
+    """What one layer is made of, packed."""
+
+    attention_norm: Tensor | None  # None: the stream is read as it is
+    mlp_norm: Tensor | None
+    matrices: (
+        "list[_native.PackedMatrix]"  # q, k, v, output, gate, up, down; the last three may be shared experts'
+    )
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    experts: "_native.Experts | None" = None
+    after_attention: Tensor | None = None  # norms of what is added
+    after_mlp: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the matrices."""
+        experts = 0 if self.experts is None else self.experts.nbytes
+        return sum(matrix.nbytes for matrix in self.matrices) + experts
+
+
+@dataclass(frozen=True)
+class CpuWeights:
+    """A whole decoder, packed; several decoders may be built from the same."""
+
+    layers: tuple[CpuLayer, ...]
+    embedding: "_native.PackedMatrix"
+    head: "_native.PackedMatrix"
+    final_norm: Tensor
+
+    @property
+    def layer_bytes(self) -> int:
+        """Memory of the layers' matrices."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    def with_layers(self, layers: Sequence[int]) -> "CpuWeights":
+        """Return these layers alone, with the same ends."""
+        return replace(self, layers=tuple(self.layers[layer] for layer in layers))
+
+    def followed_by(self, more: Checkpoint, form: WeightForm, isa: str, threads: int) -> "CpuWeights":
+        """Return these layers, then those of another checkpoint and that one's final norm."""
+        packer = MatrixPacker(more, form if form.floats else FORMS["int8"], isa, threads, None)
+        layers = (*self.layers, *load_layers(packer, more.config))
+        return replace(self, layers=layers, final_norm=packer.vector(FINAL_NORM))
+
+
+def load_ends(packer: MatrixPacker, config: ModelConfig) -> CpuWeights:
+    embedding = packer.matrices(["model.embed_tokens.weight"], biased=False)[0]
+    head = embedding if config.tied_embeddings else packer.matrices(["lm_head.weight"], biased=False)[0]
+    return CpuWeights((), embedding, head, packer.vector(FINAL_NORM))
+
+
+def load_layers(packer: MatrixPacker, config: ModelConfig) -> tuple[CpuLayer, ...]:
+    require_supported(config, "cpu")
+    return tuple(
+        _load_layer(packer, layer, f"model.layers.{index}.") for index, layer in enumerate(config.layers)
+    )
+
+
+def _load_layer(packer: MatrixPacker, layer: LayerSpec, prefix: str) -> CpuLayer:
+    def matrices(names: str, biased: bool) -> "list[_native.PackedMatrix]":
+        return packer.matrices([f"{prefix}{name}.weight" for name in names.split()], biased)
+
+    def norm(name: str | None) -> Tensor | None:
+        return None if name is None else packer.vector(f"{prefix}{name}.weight")
+
+    experts, norms = None, norm_names(layer)
+    if layer.mlp.experts is None:
+        mlp = [
+            *matrices("mlp.gate_proj mlp.up_proj", layer.mlp.bias),
+            *matrices("mlp.down_proj", layer.mlp.bias),
+        ]
+    else:
+        experts, mlp = load_experts(packer, layer.mlp, prefix)
+    return CpuLayer(
+        attention_norm=norm(norms.before_attention),
+        mlp_norm=norm(norms.before_mlp),
+        matrices=[
+            *matrices("self_attn.q_proj self_attn.k_proj self_attn.v_proj", layer.attention.bias),
+            *matrices("self_attn.o_proj", layer.attention.output_bias),
+            *mlp,
+        ],
+        query_norm=norm("self_attn.q_norm" if layer.attention.qk_norm else None),
+        key_norm=norm("self_attn.k_norm" if layer.attention.qk_norm else None),
+        experts=experts,
+        after_attention=norm(norms.after_attention),
+        after_mlp=norm(norms.after_mlp),
+    )
+
+
+class ExpertPacker(Protocol):
+    """Packs the tensors of a decoder or of a draft head."""
+
+    def matrices(self, names: list[str], biased: bool) -> "list[_native.PackedMatrix]":
+        """Projections of one input."""
+        ...
+
+    def floats(self, name: str) -> "_native.PackedMatrix":
+        """A matrix that stays in float32."""
+        ...
+
+    def vector(self, name: str) -> Tensor | None:
+        """float32 [n]."""
+        ...
+
+
+def load_experts(
+    packer: ExpertPacker, mlp: MlpSpec, prefix: str
+) -> "tuple[_native.Experts, list[_native.PackedMatrix]]":
+    """The experts of one layer, and gate, up and down of those that all tokens share, if there are any.
+
+    All that read the same input are packed together, so that they are grouped alike.
+    """
+    from foreword.kernels import _native
+
+    spec, shared = mlp.experts, mlp.intermediate_size > 0
+    assert spec is not None
+    parts = [f"{prefix}mlp.experts.{index}." for index in range(spec.count)]
+    if shared:
+        parts.append(f"{prefix}mlp.shared_experts.")
+    readers = packer.matrices(
+        [f"{part}{name}.weight" for name in ("gate_proj", "up_proj") for part in parts], mlp.bias
+    )
+    gates, ups = readers[: len(parts)], readers[len(parts) :]
+    downs = packer.matrices([f"{part}down_proj.weight" for part in parts], mlp.bias)
+    gate = packer.vector(f"{prefix}mlp.shared_expert_gate.weight") if shared and spec.shared_gate else None
+    correction = packer.vector(f"{prefix}mlp.gate.e_score_correction_bias") if spec.corrected else None
+    experts = _native.Experts(
+        router=packer.floats(f"{prefix}mlp.gate.weight"),
+        gate=gates[: spec.count],
+        up=ups[: spec.count],
+        down=downs[: spec.count],
+        per_token=spec.per_token,
+        sigmoid=spec.scores is Scores.SIGMOID,
+        normalize=spec.normalize,
+        scale=spec.scale,
+        groups=spec.groups,
+        top_groups=spec.top_groups,
+        counted=1 if spec.group_score is GroupScore.MAX else 2,
+        correction=correction,
+        shared_gate=None if gate is None else gate.flatten(),
+    )
+    return experts, [gates[-1], ups[-1], downs[-1]] if shared else []
+
+
+Pair: TypeAlias = "tuple[_native.PackedMatrix, _native.PackedMatrix] | None"
+
+
+class AdapterPacker:
+    """Packs the factors of one adapter beside the matrices that they are added to.
+
+    The inner factor is rounded as its matrix is, since both read the same rounded input; the outer one has a scale
+    for every row. Where the matrices are floats, both stay floats.
+    """
+
+    def __init__(self, isa: str, threads: int, floats: bool) -> None:
+        from foreword.kernels import _native
+
+        self._arena = _native.Arena()
+        self._isa = isa
+        self._threads = threads
+        self._floats = floats
+
+    def layers(self, adapter: Lora, layers: tuple[CpuLayer, ...]) -> list[list[Pair]]:
+        """[layers][modules]."""
+        return [
+            [
+                self._pair(adapter.factors.get((index, module)), matrix)
+                for module, matrix in zip(MODULES, layer.matrices, strict=True)
+            ]
+            for index, layer in enumerate(layers)
+        ]
+
+    def _pair(self, factors: Factors | None, matrix: "_native.PackedMatrix") -> Pair:
+        from foreword.kernels._native import PackedMatrix
+
+        if factors is None:
+            return None
+        if self._floats:
+            return PackedMatrix.keep_floats(self._arena, factors.down), PackedMatrix.keep_floats(
+                self._arena, factors.up
+            )
+        down = PackedMatrix.round_floats(
+            self._arena, factors.down, matrix.group, matrix.form == "int8-rotated", self._isa, self._threads
+        )
+        return down, PackedMatrix.round_factor(self._arena, factors.up)
+
+
+def native_decoder(config: ModelConfig, weights: CpuWeights, threads: int) -> "_native.Decoder":
+    """Return the compiled decoder of packed weights."""
+    from foreword.kernels import _native
+
+    layer = require_supported(config, "cpu")
+    decoder = _native.Decoder(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=max(spec.mlp.intermediate_size for spec in config.layers),
+        num_heads=layer.attention.num_heads,
+        num_kv_heads=layer.attention.num_kv_heads,
+        head_dim=layer.attention.head_dim,
+        rms_norm_eps=config.norm.eps,
+        magnitude=config.rope.magnitude,
+        inverse_frequencies=frequencies(config.rope, layer.attention.head_dim).contiguous(),
+        isa=choose_isa(native_status().instruction_sets),
+        threads=threads,
+        embedding_scale=config.embedding_scale,
+        logit_scale=config.logit_scale,
+        logit_softcap=config.logit_softcap or 0.0,
+    )
+    ropes = _add_ropes(decoder, config)
+    for packed, spec in zip(weights.layers, config.layers, strict=True):
+        decoder.add_layer(
+            packed.attention_norm,
+            packed.mlp_norm,
+            packed.matrices,
+            packed.query_norm,
+            packed.key_norm,
+            experts=packed.experts,
+            window=spec.attention.window or 0,
+            rotated=spec.attention.is_rotated,
+            score_scale=spec.attention.scale or 0.0,
+            after_attention=packed.after_attention,
+            after_mlp=packed.after_mlp,
+            residual_scale=spec.residual_scale,
+            rope=ropes[spec.attention.rope],
+            softcap=spec.attention.softcap or 0.0,
+            gelu=spec.mlp.activation != "silu",
+        )
+    decoder.set_ends(weights.embedding, weights.head, weights.final_norm)
+    return decoder
+
+
+def _add_ropes(decoder: "_native.Decoder", config: ModelConfig) -> dict[RopeSpec | None, int]:
+    """Return the numbers of the ways in which layers rotate; None is the model's own."""
+    others = dict.fromkeys(layer.attention.rope for layer in config.layers if layer.attention.rope)
+    dim = config.layers[0].attention.head_dim
+    return {None: 0} | {
+        rope: decoder.add_rope(frequencies(rope, dim).contiguous(), rope.magnitude) for rope in others
+    }

@@ -1,0 +1,200 @@
+"""All kinds of draft heads beside a torch decoder, and the factory that loads them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from foreword.backends.batch import ForwardBatch
+from foreword.backends.interface import Chains, HeadCall, HeadInput, HeadOutput, KvStore, MedusaCall
+from foreword.backends.torch.adapters import Additions
+from foreword.backends.torch.attention import GroupView, PagedKv
+from foreword.backends.torch.heads import LentEnds, PagedRows, TorchHead, seen_from
+from foreword.backends.torch.kv_store import TorchKvStore
+from foreword.backends.torch.layers import TorchLayers
+from foreword.backends.torch.rotation import CosSin, Rotations
+from foreword.backends.torch.stack import TorchStack
+from foreword.backends.torch.weights import DecoderWeights, load_layer
+from foreword.kv.spec import DECODER_ROWS
+from foreword.kv.states import as_tensor
+from foreword.models.config import ModelConfig
+from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.heads.opening import Head
+
+_LAYERS = "layers."
+
+
+@dataclass(frozen=True)
+class _ModuleTensors:
+    """The tensors of a head's layers."""
+
+    head: Head
+    ends: LentEnds
+
+    @property
+    def hidden_size(self) -> int:
+        return self.head.spec.hidden_size
+
+    def tensor(self, name: str) -> Tensor:
+        return self.head.load(name, self.ends.dtype).to(self.ends.device)
+
+    def floats(self, name: str) -> Tensor:
+        return self.head.load(name).to(self.ends.device)
+
+    def nothing(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.ends.dtype, device=self.ends.device)
+
+
+class TorchModule(TorchHead):
+    """A head that runs its layers as a decoder does."""
+
+    def __init__(self, head: Head, rows: str, ends: LentEnds, bucketed: bool) -> None:
+        super().__init__(head, rows, ends, bucketed)
+        spec, source = head.spec, _ModuleTensors(head, ends)
+        self._loaded = [
+            load_layer(source, layer, f"{_LAYERS}{index}.") for index, layer in enumerate(spec.layers)
+        ]
+        self._own_layers = TorchLayers(spec.layers, self._loaded, spec.norm.eps)
+        self._rotations = Rotations(spec.layers, spec.rope, ends.device)
+
+    def _reads(self, name: str) -> bool:
+        """All but what is in the layers."""
+        return super()._reads(name) and not name.startswith(_LAYERS)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of all weights."""
+        return super().weight_bytes + sum(layer.nbytes for layer in self._loaded)
+
+    def _turns(self, positions: Tensor) -> CosSin:
+        turns = self._rotations.of(positions, self._ends.dtype)[0]
+        assert turns is not None
+        return turns
+
+    def _run_layers(
+        self,
+        stream: Tensor,
+        attention_input: Tensor,
+        cos_sin: CosSin,
+        paged: PagedRows,
+        slots: Tensor,
+        views: list[GroupView],
+    ) -> Tensor:
+        for index, (keys, values) in enumerate(paged.layers):
+            kv = PagedKv(keys, values, slots, views)
+            stream = self._own_layers.run(index, stream, cos_sin, kv, Additions())
+        return stream
+
+
+class TorchMedusa:
+    """Heads that read nothing but hidden states."""
+
+    def __init__(self, head: Head, ends: LentEnds) -> None:
+        self.spec = spec = head.spec
+        self._ends = ends
+
+        def stacked(name: str) -> Tensor:
+            loaded = [head.load(name.format(number), ends.dtype) for number in range(spec.num_heads)]
+            return torch.stack(loaded).to(ends.device)
+
+        def biases(block: int) -> Tensor:
+            names = [f"blocks.{number}.layers.{block}.bias" for number in range(spec.num_heads)]
+            none = torch.zeros(spec.hidden_size, dtype=ends.dtype)
+            loaded = [head.load(name, ends.dtype) if spec.has(name) else none for name in names]
+            return torch.stack(loaded).to(ends.device)
+
+        blocks = range(spec.blocks_per_head)
+        # [heads, in, out] and [heads, out]
+        self._blocks = [
+            (stacked(f"blocks.{{}}.layers.{block}.weight").transpose(1, 2), biases(block)) for block in blocks
+        ]
+        has_outputs = spec.has("lm_heads.0.weight")
+        self._outputs = stacked("lm_heads.{}.weight").transpose(1, 2) if has_outputs else None
+
+    @property
+    def weight_bytes(self) -> int:
+        outputs = 0 if self._outputs is None else self._outputs.nbytes
+        return outputs + sum(weight.nbytes + bias.nbytes for weight, bias in self._blocks)
+
+    @torch.inference_mode()
+    def draft(self, call: MedusaCall) -> HeadOutput | Chains:
+        """Return logits: chains are drawn from them."""
+        return HeadOutput(self._logits(call.states, self.spec.num_heads).transpose(0, 1), call.states)
+
+    def _logits(self, states: Tensor, heads: int) -> Tensor:
+        """Of the first `heads`: float32 [heads, rows, draft vocabulary]."""
+        stream = states.to(self._ends.dtype).expand(heads, -1, -1)
+        for weight, bias in self._blocks:
+            stream = stream + silu(torch.baddbmm(bias[:heads].unsqueeze(1), stream, weight[:heads]))
+        outputs = self._outputs
+        return (self._ends.project(stream) if outputs is None else torch.bmm(stream, outputs[:heads])).float()
+
+
+class TorchExit:
+    """An early exit: the target's first layers on its own KV rows, then one layer with rows of its own."""
+
+    def __init__(self, stack: TorchStack, rows: str, weight_bytes: int) -> None:
+        """`stack` has the target's first layers and the exit's own, whose memory is `weight_bytes`."""
+        self._stack = stack
+        self._rows = rows
+        self.weight_bytes = weight_bytes
+
+    @torch.inference_mode()
+    def draft(self, call: HeadCall) -> HeadOutput:
+        """Keep rows, or run rows that read their tokens."""
+        logits = self._logits(call.rows, call.store)
+        return HeadOutput(logits, logits.new_empty(len(logits), 0))
+
+    def _logits(self, wanted: HeadInput, store: KvStore) -> Tensor:
+        if not isinstance(store, TorchKvStore):
+            raise ValueError("the KV store was made for another backend")
+        stack = self._stack
+        staged = stack.staging.stage(ForwardBatch.of(wanted.arrays), store.page_size, store.spare_slot)
+        batch, last = staged.batch, stack.config.num_layers - 1
+        slots, turns = batch.slots.long(), stack.turns(batch.positions)
+        (own_keys, own_values), (keys, values) = store.arrays(self._rows), store.arrays(DECODER_ROWS)
+        if not wanted.are_own:
+            padding = len(batch.token_ids) - len(wanted.features)
+            states = as_tensor(wanted.features).to(stack.weights.dtype)
+            states = torch.nn.functional.pad(states, (0, 0, 0, padding))
+            stack.layers.keep(last, states, turns[last], PagedKv(own_keys[0], own_values[0], slots, []))
+            return torch.empty((0, stack.config.vocab_size), device=stack.weights.device)
+        stream, views = stack.embed(batch.token_ids), stack.views(staged, store)
+        for index, spec in enumerate(stack.config.layers):
+            seen = views[spec.attention.window]
+            kv = PagedKv(keys[index], values[index], slots, seen)
+            if index == last:
+                kv = PagedKv(
+                    own_keys[0], own_values[0], slots, seen_from(wanted, staged, seen, store.empty_slot)
+                )
+            stream = stack.layers.run(index, stream, turns[index], kv, Additions())
+        return stack.logits(stack.final_norm(stream[batch.logit_rows]))[: staged.num_logits]
+
+
+class TorchHeads:
+    """Loads heads beside a decoder, in its numbers."""
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, bucketed: bool) -> None:
+        self._config = config
+        self._weights = weights
+        self._bucketed = bucketed
+
+    def head(self, head: Head, rows: str) -> TorchHead:
+        """Load a head with KV rows."""
+        kind = TorchHead if head.spec.is_plain else TorchModule
+        return kind(head, rows, LentEnds.of(self._weights), self._bucketed)
+
+    def medusa(self, head: Head) -> TorchMedusa:
+        """Load Medusa's heads."""
+        return TorchMedusa(head, LentEnds.of(self._weights))
+
+    def exit(self, more: Checkpoint, layer: int, rows: str) -> TorchExit | None:
+        """Load an early exit; None where the target has latent attention."""
+        if self._config.layers[0].attention.latent is not None:
+            return None
+        lower = self._weights.with_layers(range(layer))
+        whole = lower.followed_by(more)
+        config = self._config.with_layers(range(layer)).followed_by(more.config)
+        stack = TorchStack(config, whole, self._bucketed)
+        return TorchExit(stack, rows, whole.layer_bytes - lower.layer_bytes)

@@ -1,0 +1,60 @@
+"""Embedding, layers and output matrix of a decoder in plain torch: what it and its exits run on a staged batch."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear
+
+from foreword.backends.torch.attention import GroupView, group_views, windowed
+from foreword.backends.torch.exchange import ALONE, Exchange
+from foreword.backends.torch.kv_store import TorchKvStore
+from foreword.backends.torch.layers import TorchLayers
+from foreword.backends.torch.rotation import CosSin, Rotations
+from foreword.backends.torch.staging import StagedBatch, Staging
+from foreword.backends.torch.weights import DecoderWeights
+from foreword.models.config import ModelConfig
+
+
+class TorchStack:
+    """The layers of a decoder with its ends."""
+
+    def __init__(
+        self, config: ModelConfig, weights: DecoderWeights, bucketed: bool, exchange: Exchange = ALONE
+    ) -> None:
+        """With an `exchange` this is one of several ranks, and config and weights are its share."""
+        self.config = config
+        self.weights = weights
+        self.bucketed = bucketed
+        self.staging = Staging(weights.device, bucketed)
+        self.layers = TorchLayers(config.layers, weights.layers, config.norm.eps, exchange)
+        self._rotations = Rotations(config.layers, config.rope, weights.device)
+        scale = torch.tensor(config.embedding_scale, dtype=weights.dtype)
+        self._embedding_scale = None if config.embedding_scale == 1 else scale.to(weights.device)
+
+    def turns(self, positions: Tensor) -> list[CosSin | None]:
+        """Return cosines and sines for every layer; None: the layer does not rotate."""
+        return self._rotations.of(positions, self.weights.dtype)
+
+    def views(self, staged: StagedBatch, store: TorchKvStore) -> dict[int | None, list[GroupView]]:
+        """Return what the layers of every window see."""
+        views = group_views(staged, store.page_size, store.empty_slot)
+        windows = dict.fromkeys(layer.attention.window for layer in self.config.layers)
+        return {window: windowed(views, window, store.empty_slot) for window in windows}
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return the stream before the first layer: [rows, hidden]."""
+        stream = self._embedded(token_ids)
+        return stream if self._embedding_scale is None else stream * self._embedding_scale
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        return embedding(token_ids, self.weights.embedding)
+
+    def final_norm(self, rows: Tensor) -> Tensor:
+        return self.layers.norm(rows, self.weights.final_norm)
+
+    def logits(self, last: Tensor) -> Tensor:
+        """Return float32 logits of rows after the final norm."""
+        logits = linear(last, self.weights.head).float()
+        if self.config.logit_scale != 1:
+            logits = logits * self.config.logit_scale
+        cap = self.config.logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
