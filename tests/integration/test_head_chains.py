@@ -180,7 +180,7 @@ def test_a_chain_ends_where_the_head_is_no_longer_sure_enough(folder: Path, meth
     llm = LLM(str(folder / "target"), device="cpu", backend="cpu", speculation=config)
     guard: Any = llm.engine.drafters.default
     stopping = Stopping(guard.drafter._drafter)
-    assert guard.drafter.stops
+    assert guard.drafter.traits.stops_itself
     # A head with random weights is sure of little: a low temperature makes it surer.
     for number, given in enumerate([*MIXED, {"temperature": 0.1}, {"temperature": 0.2}]):
         sampling = SamplingParams(max_tokens=24, ignore_eos=True, seed=number, **given)
