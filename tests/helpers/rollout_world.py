@@ -13,7 +13,7 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.control.measured import MeasuredPolicy
 from foreword.control.rollout.pair import PairRollout
 from foreword.drafters.config import SpeculationConfig
-from foreword.drafters.guard.guarded import GuardedDrafter
+from foreword.drafters.guard import GuardedDrafter
 from foreword.engine.background import BackgroundWork
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore

@@ -11,7 +11,7 @@ import torch
 from foreword import LLM, SamplingParams
 from foreword.backends.interface import HeadCall, HeadInput
 from foreword.backends.runner import ModelRunner
-from foreword.drafters.model.exit_adapter import open_adapter
+from foreword.drafters.model.layer_skip import open_adapter
 from foreword.engine.config import EngineConfig
 from foreword.engine.messages import NewRequest
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache

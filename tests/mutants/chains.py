@@ -10,7 +10,7 @@ CHAIN_MUTANTS = (
     Mutant(
         28,
         "all guesses of a chain are drawn with the noise of its first",
-        "drafters/model/guessed_tree.py",
+        "drafters/trees.py",
         "GrowingTree.positions",
         "len(self.request.tokens) + self.depth",
         "len(self.request.tokens)",
@@ -19,7 +19,7 @@ CHAIN_MUTANTS = (
     Mutant(
         28,
         "the noise of a chain's first guess for all: under *coupled* it costs acceptance",
-        "drafters/model/guessed_tree.py",
+        "drafters/trees.py",
         "GrowingTree.positions",
         "len(self.request.tokens) + self.depth",
         "len(self.request.tokens)",
@@ -28,7 +28,7 @@ CHAIN_MUTANTS = (
     Mutant(
         24,
         "a drafter tells the q of the level before",
-        "drafters/model/guessed_tree.py",
+        "drafters/trees.py",
         "GrowingTree.draft",
         "tuple(self._drawn)",
         "tuple([*self._drawn[:1], *self._drawn[:-1]])",
@@ -37,7 +37,7 @@ CHAIN_MUTANTS = (
     Mutant(
         24,
         "a drafter tells a q that is a little too flat",
-        "drafters/model/next_level.py",
+        "drafters/next_level.py",
         "_drawn_from",
         "kept.log_weights",
         "0.9 * kept.log_weights",
@@ -46,7 +46,7 @@ CHAIN_MUTANTS = (
     Mutant(
         24,
         "a drafter tells a q that is a little too flat; seen in the law of the texts",
-        "drafters/model/next_level.py",
+        "drafters/next_level.py",
         "_drawn_from",
         "kept.log_weights",
         "0.9 * kept.log_weights",

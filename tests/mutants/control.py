@@ -654,7 +654,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "a head is told to stop a level too late",
-        "drafters/heads/chain_plan.py",
+        "drafters/heads/chains.py",
         "_stop_of",
         "row[:len(told)] = told",
         "row[1:1 + len(told)] = told[:most - 1]",

@@ -118,7 +118,7 @@ EARLY_MUTANTS = (
     Mutant(
         105,
         "an exit that joined late reads rows that were never filled",
-        "drafters/heads/exit.py",
+        "drafters/model/layer_skip.py",
         "ExitHead._guess",
         "self._rows_of(found).begin",
         "0",

@@ -144,7 +144,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         92,
         "a draft model draws what the form rules out",
-        "drafters/model/next_level.py",
+        "drafters/next_level.py",
         "has_fixed_corrections",
         "bool(len(sampling.bias_ids)) or sampling.allowed_ids is not None or sampling.grammar is not None",
         "bool(len(sampling.bias_ids)) or sampling.allowed_ids is not None",

@@ -17,7 +17,7 @@ HEAD_MUTANTS = (
     Mutant(
         82,
         "a chain in one call draws with the noise of the next position",
-        "drafters/heads/chain_plan.py",
+        "drafters/heads/chains.py",
         "plan_chains",
         "len(ask.request.tokens)",
         "len(ask.request.tokens) + 1",
@@ -125,7 +125,7 @@ HEAD_MUTANTS = (
     Mutant(
         70,
         "guesses stand one position too late",
-        "drafters/heads/levels.py",
+        "drafters/heads/growing.py",
         "level_arrays",
         "length + tree.depth - 1",
         "length + tree.depth",
@@ -134,7 +134,7 @@ HEAD_MUTANTS = (
     Mutant(
         70,
         "a tree of an exit has a row more than it was lent",
-        "drafters/heads/exit.py",
+        "drafters/model/layer_skip.py",
         "ExitHead._guess",
         "found.kv.reserved - len(ask.request.tokens)",
         "found.kv.reserved - len(ask.request.tokens) + 1",
@@ -261,7 +261,7 @@ HEAD_MUTANTS = (
     Mutant(
         72,
         "a tree's nodes are ranked by their own score, not by that of their path",
-        "drafters/heads/head_tree.py",
+        "drafters/trees.py",
         "HeadTree.grow",
         "self._scores[len(self.tokens)] = score",
         "self._scores[len(self.tokens)] = score - self._scores[parent]",
@@ -270,7 +270,7 @@ HEAD_MUTANTS = (
     Mutant(
         72,
         "a node reads what the wrong parent has said",
-        "drafters/heads/head_tree.py",
+        "drafters/trees.py",
         "HeadTree.grow",
         "before[self._parents[node]]",
         "0",
@@ -279,7 +279,7 @@ HEAD_MUTANTS = (
     Mutant(
         72,
         "a node sees its siblings",
-        "drafters/heads/head_tree.py",
+        "drafters/trees.py",
         "HeadTree.grow",
         "self._masks[self._parents[node]] | 1 << self.num_read",
         "(2 << self.num_read) - 1",

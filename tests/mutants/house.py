@@ -50,7 +50,7 @@ HOUSE_MUTANTS = (
     Mutant(
         47,
         "a drafter that is cancelled ends the engine",
-        "drafters/guard/guarded.py",
+        "drafters/guard.py",
         "GuardedDrafter._call",
         "BaseException",
         "Exception",
@@ -59,7 +59,7 @@ HOUSE_MUTANTS = (
     Mutant(
         47,
         "ended requests live on in a drafter that hangs",
-        "drafters/guard/guarded.py",
+        "drafters/guard.py",
         "GuardedDrafter.forget",
         "request.without_text()",
         "request",
@@ -68,7 +68,7 @@ HOUSE_MUTANTS = (
     Mutant(
         47,
         "a drafter that is late is asked again at once",
-        "drafters/guard/caller_thread.py",
+        "drafters/guard.py",
         "CallerThread.is_available",
         "not self._is_closed and self._stuck is None and (self._clock() >= self._rests_until)",
         "not self._is_closed and self._stuck is None",

@@ -204,7 +204,7 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         76,
         "P-EAGLE's unknown places have another token",
-        "drafters/heads/p_eagle.py",
+        "drafters/heads/eagle.py",
         "PEagleHead._guess",
         "self._mask",
         "0",
@@ -222,7 +222,7 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         76,
         "every place is guessed from the first one's distribution",
-        "drafters/heads/at_once.py",
+        "drafters/heads/growing.py",
         "grow_levels",
         "[first + tree.depth for tree, first in going for _ in tree.frontier]",
         "[first for tree, first in going for _ in tree.frontier]",
@@ -231,7 +231,7 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         77,
         "DSpark's Markov head looks at the newest token of the text alone",
-        "drafters/heads/dspark.py",
+        "drafters/heads/dflash.py",
         "_tokens",
         "tree.request.tokens[-1] if node == ROOT else tree.tokens[node]",
         "tree.request.tokens[-1]",
@@ -240,7 +240,7 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         77,
         "DSpark's confidence is that of the place before",
-        "drafters/heads/at_once.py",
+        "drafters/heads/growing.py",
         "grow_levels",
         "is_worth(tree, first + tree.depth)",
         "is_worth(tree, first)",

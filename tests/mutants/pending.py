@@ -57,7 +57,7 @@ PENDING_MUTANTS = (
     Mutant(
         48,
         "guesses begun behind a pass that failed are taken for those of the next",
-        "drafters/heads/begun.py",
+        "drafters/heads/chains.py",
         "BegunChain.learn",
         "self.length is None and commit.draft is self.draft",
         "self.length is None",
@@ -66,7 +66,7 @@ PENDING_MUTANTS = (
     Mutant(
         48,
         "rows in a page that is another by now count as made",
-        "drafters/heads/begun.py",
+        "drafters/heads/chains.py",
         "BegunChain.behind",
         "wanted > len(self.tokens.places) or held != self.pages[:len(held)]",
         "wanted > len(self.tokens.places)",
@@ -75,7 +75,7 @@ PENDING_MUTANTS = (
     Mutant(
         48,
         "a chain is begun with the states of the position behind",
-        "drafters/heads/stepwise.py",
+        "drafters/heads/eagle.py",
         "StepwiseHead._rows_behind",
         "(one.states_at, one.states_at + rows)",
         "(one.states_at + 1, one.states_at + 1 + rows)",
@@ -84,7 +84,7 @@ PENDING_MUTANTS = (
     Mutant(
         48,
         "a chain is drawn with the noise of the position before",
-        "drafters/heads/chain_plan.py",
+        "drafters/heads/chains.py",
         "unsettled",
         "plan.lengths + 1",
         "plan.lengths",
@@ -93,7 +93,7 @@ PENDING_MUTANTS = (
     Mutant(
         48,
         "rows that were made ahead are not counted",
-        "drafters/heads/stepwise.py",
+        "drafters/heads/eagle.py",
         "StepwiseHead._guess",
         "fill([run for run, draft in zip(runs, drafts, strict=True) if draft is not None])",
         "",

@@ -76,7 +76,7 @@ TRAVERSAL_MUTANTS = (
     Mutant(
         28,
         "nodes of one depth are drawn after with the same noise",
-        "drafters/model/guessed_tree.py",
+        "drafters/trees.py",
         "GrowingTree.keys",
         "self.request.sampling.keys(self.positions(), np.arange(len(self.frontier)))",
         "self.request.sampling.keys(self.positions())",
@@ -85,7 +85,7 @@ TRAVERSAL_MUTANTS = (
     Mutant(
         24,
         "siblings without replacement are told as if with it",
-        "drafters/model/next_level.py",
+        "drafters/next_level.py",
         "draw_siblings",
         "left[slot] = 0.0",
         "",
@@ -94,7 +94,7 @@ TRAVERSAL_MUTANTS = (
     Mutant(
         24,
         "a tree for traversal is ranked as for coupled and tells no q: exact, and a waste",
-        "drafters/model/next_level.py",
+        "drafters/next_level.py",
         "grow_trees",
         "sampling.rule is Rule.TRAVERSAL and sampling.record['temperature'] > 0",
         "False",
@@ -103,7 +103,7 @@ TRAVERSAL_MUTANTS = (
     Mutant(
         43,
         "the node budget goes to the siblings that look best once they are drawn",
-        "drafters/model/next_level.py",
+        "drafters/next_level.py",
         "grow_drawn",
         "0.0",
         "q.prob(token)",

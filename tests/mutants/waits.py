@@ -140,7 +140,7 @@ WAIT_MUTANTS = (
     Mutant(
         96,
         "a tree ends where the head is unsure behind one of its branches",
-        "drafters/heads/dspark.py",
+        "drafters/heads/dflash.py",
         "DSparkHead._guess.is_worth",
         "(sure >= self._confidence).any",
         "(sure >= self._confidence).all",

@@ -56,7 +56,7 @@ WINDOW_MUTANTS = (
     Mutant(
         29,
         "the pool grows without bound",
-        "drafters/lookup/ngram_pool.py",
+        "drafters/lookup/lookahead.py",
         "NgramPool.add",
         "self._count > self._most",
         "False",

@@ -9,7 +9,7 @@ from time import perf_counter
 
 from foreword.acceptance.params import SamplingParams
 from foreword.bench.skeleton import PLAIN, neighbours, stage_of, take_turns
-from foreword.drafters.overrides import SpeculationSetting
+from foreword.drafters.config import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.pipeline import StepPipeline

@@ -23,7 +23,7 @@ from foreword.cluster.messages import MAX_FRAME_BYTES, Ping, Pong, encode, from_
 from foreword.cluster.pools.scaling import gained_tokens
 from foreword.cluster.remote_drafter import RemoteDrafter
 from foreword.cluster.settings import RemoteConfig
-from foreword.drafters.overrides import SpeculationSetting
+from foreword.drafters.config import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.errors import RequestError
 from foreword.speculation.drafting import Ask, DraftRequest, Text

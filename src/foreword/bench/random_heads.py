@@ -12,13 +12,9 @@ from safetensors.torch import save_file
 from foreword.backends.interface import Decoder
 from foreword.backends.torch.head_factory import TorchHeads
 from foreword.backends.torch.weights import DecoderWeights
-from foreword.drafters.heads.dflash import DFlashHead
-from foreword.drafters.heads.dspark import DSparkHead
+from foreword.drafters.heads.dflash import DFlashHead, DSparkHead
 from foreword.drafters.heads.loading import LoadedHead, taps_of
 from foreword.drafters.heads.medusa import MedusaDrafter
-from foreword.drafters.heads.p_eagle import PEagleHead
-from foreword.drafters.heads.stepwise import StepwiseHead
-from foreword.drafters.heads.vocabulary import DraftVocabulary
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
 from foreword.models.config import ModelConfig

@@ -9,7 +9,7 @@ from typing import Any
 from foreword.acceptance.params import SamplingParams
 from foreword.bench.batch import full_batch
 from foreword.bench.skeleton import median_ratio, take_turns
-from foreword.drafters.overrides import SpeculationSetting
+from foreword.drafters.config import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.errors import RequestError

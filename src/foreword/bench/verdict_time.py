@@ -16,9 +16,8 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap
 from foreword.backends.interface import Decoder, HeadCall, HeadOutput, HeadRunner, KvStore, PendingChains
 from foreword.bench.overhead import CONTEXT, VOCABULARY, FreePasses, prompt, usual_way
 from foreword.control.fixed import FixedPolicy
-from foreword.drafters.heads.loading import LoadedHead
-from foreword.drafters.heads.stepwise import StepwiseHead
-from foreword.drafters.heads.vocabulary import DraftVocabulary
+from foreword.drafters.heads.eagle import StepwiseHead
+from foreword.drafters.heads.loading import DraftVocabulary, LoadedHead
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest

@@ -15,16 +15,16 @@ OWN_METHODS = {
     "jacobi": "foreword.drafters.lookup.jacobi:KIND",
     "lookahead": "foreword.drafters.lookup.lookahead:KIND",
     "remote": "foreword.drafters.remote:KIND",
-    "draft_model": "foreword.drafters.model.draft_model:KIND",
+    "draft_model": "foreword.drafters.model.autoregressive:DRAFT_MODEL",
     "self_quantized": "foreword.drafters.model.self_quantized:KIND",
     "layer_skip": "foreword.drafters.model.layer_skip:KIND",
-    "eagle": "foreword.drafters.heads.eagle:KIND",
-    "eagle3": "foreword.drafters.heads.eagle3:KIND",
-    "p_eagle": "foreword.drafters.heads.p_eagle:KIND",
+    "eagle": "foreword.drafters.heads.eagle:EAGLE",
+    "eagle3": "foreword.drafters.heads.eagle:EAGLE3",
+    "p_eagle": "foreword.drafters.heads.eagle:P_EAGLE",
     "medusa": "foreword.drafters.heads.medusa:KIND",
-    "mtp": "foreword.drafters.heads.mtp:KIND",
-    "dflash": "foreword.drafters.heads.dflash:KIND",
-    "dspark": "foreword.drafters.heads.dspark:KIND",
+    "mtp": "foreword.drafters.heads.eagle:MTP",
+    "dflash": "foreword.drafters.heads.dflash:DFLASH",
+    "dspark": "foreword.drafters.heads.dflash:DSPARK",
 }
 """Method -> where its `DrafterKind` is, as an entry point says it. A new drafter is one file and one line here."""
 

@@ -1,4 +1,4 @@
-"""The drafters by name: what each declares, and those that other packages add."""
+"""The drafters by name: what each declares, how it is made, and those that other packages add."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -8,10 +8,24 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
 
+from foreword.backends.interface import Decoder
+from foreword.cluster.shared_nodes import SharedNodes
 from foreword.drafters.names import ENTRY_POINTS, OWN_METHODS
-from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
-from foreword.speculation.drafting import Drafter, Traits
+from foreword.models.formats.checkpoint import Checkpoint
+from foreword.speculation.drafting import NO_NEEDS, Drafter, DraftSource, Traits
+
+
+@dataclass(frozen=True)
+class DrafterResources:
+    """The target and its files, for drafters that need them."""
+
+    target: Decoder  # the loaded target
+    checkpoint: Checkpoint  # its files
+    encode: Callable[[str], list[int]]  # text to token ids, without special tokens
+    load_decoder: Callable[[Checkpoint], Decoder]  # another model, on the target's device and backend
+    vocab_size: int  # ids that the target can draw; a drafter guesses no others
+    nodes: SharedNodes = field(default_factory=SharedNodes)  # that drafters made from this are connected to
 
 
 class Guesses(Enum):
@@ -103,3 +117,41 @@ def _broken(reason: str) -> DrafterKind:
         raise RequestError(reason)
 
     return DrafterKind("cannot be loaded", NoSettings, refuse, defect=reason)
+
+
+_METHODS = (
+    *("propose", "observe", "anticipate", "expect", "forget"),
+    *("memory_bytes", "fault_counts", "nodes", "close"),
+)
+
+
+class PlugIn(Drafter):
+    """A drafter that has only some of the interface: `propose`, and what else it needs, under the documented names."""
+
+    def __init__(self, own: Any) -> None:  # noqa: ANN401 - of another package
+        needs = getattr(own, "needs", NO_NEEDS)
+        self._own = own
+        self.choices = getattr(own, "choices", {})
+        self.traits = Traits(
+            DraftSource.HEAD if needs.taps else DraftSource.LOOKUP,
+            needs,
+            starts_early=bool(getattr(own, "anticipates", False)),
+            stops_itself=bool(getattr(own, "stops", False)),
+            expects_requests=bool(getattr(own, "expects", False)),
+            may_be_absent=bool(getattr(own, "may_be_absent", False)),
+            acceptance_by_level=getattr(own, "acceptance_by_level", ()),
+        )
+        for name in _METHODS:
+            if (method := getattr(own, name, None)) is not None:
+                setattr(self, "draft_early" if name == "anticipate" else name, method)
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """The names that the drafter itself reports."""
+        names: tuple[str, ...] = getattr(self._own, "absent", ())
+        return names
+
+
+def as_drafter(made: Any) -> Drafter:  # noqa: ANN401 - a drafter, or something with its methods
+    """Return a drafter with the declared interface."""
+    return made if isinstance(made, Drafter) else PlugIn(made)

@@ -2,8 +2,7 @@
 
 from foreword.cluster.settings import RemoteConfig, need_frames
 from foreword.cluster.shared_nodes import NodesUse
-from foreword.drafters.registry import DrafterKind, Guesses
-from foreword.drafters.resources import DrafterResources
+from foreword.drafters.registry import DrafterKind, DrafterResources, Guesses
 from foreword.speculation.drafting import Drafter
 
 

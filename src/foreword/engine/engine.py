@@ -11,7 +11,7 @@ from time import monotonic
 
 from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
-from foreword.drafters.overrides import SpeculationSetting
+from foreword.drafters.config import SpeculationSetting
 from foreword.engine.adapters import Adapters
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore

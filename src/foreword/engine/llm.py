@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from foreword.acceptance.params import SamplingParams
 from foreword.control.measured import MeasuredPolicy
-from foreword.drafters.config import SpeculationConfig
-from foreword.drafters.overrides import SpeculationSetting
+from foreword.drafters.config import SpeculationConfig, SpeculationSetting
 from foreword.engine.adapters import Adapters, LoRARequest
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore

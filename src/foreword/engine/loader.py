@@ -10,7 +10,7 @@ from foreword.backends.loading import DecoderLoader, load_on_ranks
 from foreword.backends.parallel.decoder import TensorParallelDecoder
 from foreword.backends.torch.quiet import hush_bfloat16
 from foreword.drafters.config import SpeculationConfig
-from foreword.drafters.resources import DrafterResources
+from foreword.drafters.registry import DrafterResources
 from foreword.engine.drafting.default_speculation import (
     SpeculationChoice,
     SpeculationOption,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
 from foreword.control.reporting.figures import ControlReport
-from foreword.drafters.overrides import SpeculationSetting
+from foreword.drafters.config import SpeculationSetting
 from foreword.speculation.drafting import NodeReport
 from foreword.speculation.measured.situation import cohort_name
 

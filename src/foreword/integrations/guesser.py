@@ -11,8 +11,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.names import named_methods
-from foreword.drafters.registry import drafter_kinds
-from foreword.drafters.resources import DrafterResources
+from foreword.drafters.registry import DrafterResources, drafter_kinds
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
 from foreword.speculation.draft import ROOT, Draft

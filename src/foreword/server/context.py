@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import Any
 
-from foreword.drafters.overrides import SpeculationSetting, check_request_setting
+from foreword.drafters.config import SpeculationSetting, check_request_setting
 from foreword.errors import EngineUnavailable, RequestError
 from foreword.server.admission import Admission
 from foreword.server.api.bodies import IgnoredFieldLog

@@ -10,7 +10,7 @@ from foreword.cluster.node_service import DraftDesk, NodeLimits
 from foreword.cluster.node_session import Pace
 from foreword.cluster.security import Security
 from foreword.drafters.config import SpeculationConfig
-from foreword.drafters.guard.guarded import GuardedDrafter
+from foreword.drafters.guard import GuardedDrafter
 from foreword.drafters.registry import Guesses, drafter_kinds
 from foreword.engine.loader import LoadedModel
 from foreword.errors import RequestError

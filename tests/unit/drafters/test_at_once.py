@@ -6,8 +6,8 @@ from math import log
 import pytest
 import torch
 
-from foreword.drafters.heads.at_once import guess_at_once
-from foreword.drafters.heads.vocabulary import DraftVocabulary
+from foreword.drafters.heads.growing import guess_at_once
+from foreword.drafters.heads.loading import DraftVocabulary
 from foreword.speculation.draft import ROOT, Draft
 from helpers.asks import ask, text_request
 

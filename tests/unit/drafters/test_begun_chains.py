@@ -8,7 +8,7 @@ import torch
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.transfer import HostCopy
-from foreword.drafters.heads.begun import BegunChain, BegunChains, joined
+from foreword.drafters.heads.chains import BegunChain, BegunChains, joined
 from foreword.drafters.heads.in_pages import Run
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import Draft

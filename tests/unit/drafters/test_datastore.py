@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from foreword.drafters.datastore import build as building
-from foreword.drafters.datastore.build import build
+from foreword.drafters.datastore.build import build, sorted_suffixes
 from foreword.drafters.datastore.format import HEADER_BYTES, DatastoreError, read_header, verify
 from foreword.drafters.datastore.search import Datastore
-from foreword.drafters.datastore.suffix_sort import sorted_suffixes
 from foreword.errors import RequestError
 from helpers.stores import NumberTokenizer, followers, make_store
 

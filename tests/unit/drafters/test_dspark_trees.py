@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from foreword.backends.interface import HeadOutput
-from foreword.drafters.heads.dspark import DSparkHead
-from foreword.drafters.heads.vocabulary import DraftVocabulary
+from foreword.drafters.heads.dflash import DSparkHead
+from foreword.drafters.heads.loading import DraftVocabulary
 from foreword.speculation.draft import Draft
 from helpers.asks import ask, text_request
 

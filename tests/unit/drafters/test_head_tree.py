@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from foreword.drafters.heads.head_tree import HeadTree
+from foreword.drafters.trees import HeadTree
 from foreword.speculation.draft import ROOT
 from helpers.asks import ask
 

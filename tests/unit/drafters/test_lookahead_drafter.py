@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from foreword.drafters.lookup.lookahead import LookaheadConfig, LookaheadDrafter, fitting_window
-from foreword.drafters.lookup.ngram_pool import NgramPool
+from foreword.drafters.lookup.lookahead import LookaheadConfig, LookaheadDrafter, NgramPool, fitting_window
 from foreword.drafters.registry import drafter_kinds
 from foreword.errors import RequestError
 from foreword.speculation.draft import Draft

@@ -3,7 +3,7 @@
 import pytest
 
 from foreword.drafters.combined import FirstOf, Merged
-from foreword.drafters.guard.guarded import GuardedDrafter
+from foreword.drafters.guard import GuardedDrafter
 from foreword.speculation.drafting import Drafter, added_memory
 
 

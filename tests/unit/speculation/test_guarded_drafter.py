@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from foreword.acceptance.rules.drawn import Drawn
-from foreword.drafters.guard.caller_thread import LONGEST_REST, REST_FACTOR, CallerThread
-from foreword.drafters.guard.guarded import GuardedDrafter
+from foreword.drafters.guard import LONGEST_REST, REST_FACTOR, CallerThread, GuardedDrafter
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter
 from helpers.asks import ask, text_request
@@ -262,8 +261,8 @@ class _Tokens(list):
 def test_a_drafter_that_hangs_for_ever_keeps_no_process_alive():
     program = (
         "import threading\n"
-        "from foreword.drafters.guard.caller_thread import CallerThread\n"
-        "from foreword.drafters.guard.guarded import NoAnswer\n"
+        "from foreword.drafters.guard import CallerThread\n"
+        "from foreword.drafters.guard import NoAnswer\n"
         "caller = CallerThread('stuck', 0.01)\n"
         "try:\n"
         "    caller.call(threading.Event().wait)\n"

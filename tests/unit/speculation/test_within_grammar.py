@@ -8,8 +8,8 @@ from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.lookup.grammar import GrammarDrafter
-from foreword.drafters.model.guessed_tree import GrowingTree
-from foreword.drafters.model.next_level import grow_chains, grow_trees
+from foreword.drafters.next_level import grow_chains, grow_trees
+from foreword.drafters.trees import GrowingTree
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, DraftRequest
 from foreword.speculation.proposing import usable

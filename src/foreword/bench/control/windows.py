@@ -19,7 +19,7 @@ from foreword.bench.skeleton import (
     take_turns,
     together,
 )
-from foreword.drafters.overrides import SpeculationSetting
+from foreword.drafters.config import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.errors import RequestError

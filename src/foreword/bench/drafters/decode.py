@@ -6,7 +6,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from foreword.acceptance.params import SamplingParams
-from foreword.drafters.overrides import SpeculationSetting
+from foreword.drafters.config import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.requests.request import Request

@@ -17,8 +17,7 @@ from foreword.bench.methods import Method, request_config
 from foreword.bench.page import Lines, chart, colours_of, html_page, section
 from foreword.bench.prompts import BenchPrompt
 from foreword.bench.skeleton import PLAIN
-from foreword.drafters.config import SpeculationConfig
-from foreword.drafters.overrides import SpeculationSetting
+from foreword.drafters.config import SpeculationConfig, SpeculationSetting
 from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
 from foreword.engine.requests.accounting import Accounting

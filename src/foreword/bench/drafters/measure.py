@@ -15,8 +15,7 @@ from foreword.bench.drafters.decode import Record, Run, decode
 from foreword.bench.methods import Method, request_config
 from foreword.bench.prompts import BenchPrompt
 from foreword.bench.skeleton import PLAIN, take_turns
-from foreword.drafters.config import SpeculationConfig
-from foreword.drafters.overrides import SpeculationSetting
+from foreword.drafters.config import SpeculationConfig, SpeculationSetting
 from foreword.engine.llm import LLM
 from foreword.errors import RequestError
 

@@ -26,8 +26,8 @@ from foreword.bench.gpu.engines import DECODED, controlled_engine, random_prompt
 from foreword.bench.random_heads import METHODS, head_drafter, random_head
 from foreword.bench.skeleton import take_turns
 from foreword.control.fixed import FixedPolicy
+from foreword.drafters.config import SpeculationSetting
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
-from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.pipeline import StepPipeline

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 
-from foreword.drafters.model.tree_shape import Shape
+from foreword.drafters.trees import Shape
 from foreword.errors import RequestError
 
 RANKS = 10

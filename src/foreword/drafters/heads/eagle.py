@@ -1,9 +1,185 @@
-"""EAGLE: a head that reads the target's last hidden states; EAGLE-2 is the same head with a tree."""
+"""EAGLE, EAGLE-3, P-EAGLE and MTP: heads that read the hidden states of the position before."""
 
-from foreword.drafters.heads.loading import HEAD_BY_LEVEL, HeadConfig, load_head
-from foreword.drafters.heads.stepwise import StepwiseHead
-from foreword.drafters.registry import DrafterKind, Guesses, is_wide
-from foreword.drafters.resources import DrafterResources
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from torch import Tensor
+
+from foreword.backends.batch import MAX_DRAFT_NODES, Tap, joined_states
+from foreword.backends.interface import HeadCall, HeadInput, HeadOutput, PendingChains
+from foreword.drafters.heads.chains import (
+    BegunChain,
+    BegunChains,
+    drafted,
+    is_drawn_alone,
+    joined,
+    plan_chains,
+    unsettled,
+)
+from foreword.drafters.heads.growing import Begun, grow_by_passes, guess_at_once
+from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
+from foreword.drafters.heads.loading import (
+    HEAD,
+    HEAD_BY_LEVEL,
+    HeadConfig,
+    LoadedHead,
+    check_width,
+    load_head,
+)
+from foreword.drafters.registry import DrafterKind, DrafterResources, Guesses, is_wide
+from foreword.drafters.trees import HeadTree
+from foreword.kv.states import States, stacked
+from foreword.models.heads.layouts.eagle import MASK_HIDDEN
+from foreword.speculation.draft import NO_DRAFT, Draft, marked_cold
+from foreword.speculation.drafting import Ask, Commit, DraftRequest, RequestRows, Unjudged
+from foreword.speculation.layout import SequenceRows
+
+LAG = 1
+"""A row is made from its own token and the features of the position before: the first token has none."""
+
+
+class StepwiseHead(HeadInPages):
+    """Lets a head write ahead of the target, level by level. Rows of guesses are made from what it said itself."""
+
+    traits = HEAD_BY_LEVEL
+
+    def __init__(self, head: LoadedHead, width: int) -> None:
+        super().__init__(head, LAG, scratch=MAX_DRAFT_NODES if width > 1 else 0)
+        self._runner = head.runner
+        self._width = width
+        self.traits = replace(
+            self.traits,
+            starts_early=width == 1 and head.runner.anticipates,
+            stops_itself=width == 1 and head.runner.stops,
+            acceptance_by_level=head.acceptance_by_level,
+        )
+        self._begun = BegunChains()
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """A chain, or a tree of `tree_width`; none where the newest token's states are not known."""
+        runs = {index: run for index, ask in enumerate(asks) if (run := self._newest(ask)) is not None}
+        drafts = [NO_DRAFT] * len(asks)
+        if runs:
+            found = self._guess([asks[index] for index in runs], list(runs.values()))
+            for index, draft in zip(runs, found, strict=True):
+                drafts[index] = draft
+        return drafts
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Keep the newest states; guesses that were begun behind a pass learn whom they are for."""
+        super().observe(commits)
+        self._begun.tell(commits)
+
+    def forget(self, request: DraftRequest) -> None:
+        """The rows go with the request's pages."""
+        self._begun.forget(request.request_id)
+
+    def draft_early(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
+        """Start chains after whatever the pass makes final, with the rows of that."""
+        going = [one for one in unjudged if self._is_up_to_date(one)]
+        if not going:
+            return False
+        asks = [one.ask for one in going]
+        plan = plan_chains(asks, [MAX_DRAFT_NODES] * len(asks), self._vocabulary)
+        if plan is None:
+            return False
+        rows = self._rows_behind(going, hidden)
+        call = HeadCall(rows, _pages(asks[0]).store, unsettled(plan, going, drawn))
+        chains = self._runner.draft(call)
+        if not isinstance(chains, PendingChains):
+            return False
+        for one, places in zip(going, chains.places, strict=True):
+            chain = BegunChain.of(one, chains.tokens, places)
+            self._begun.keep(one.ask.request.request_id, chain)
+        return chains.tokens.is_cold
+
+    def _is_up_to_date(self, unjudged: Unjudged) -> bool:
+        """Whether its next row is the one of the next token, and there is room for all that may come."""
+        pages, length = _pages(unjudged.ask), len(unjudged.ask.request.tokens)
+        return self._rows_of(pages).end == length and pages.kv.reserved > length + len(unjudged.draft)
+
+    def _rows_behind(self, going: Sequence[Unjudged], hidden: Mapping[Tap, Tensor]) -> HeadInput:
+        """A row for every token that the texts may gain; the first of each is the one that is guessed from."""
+        parts, starts, bounds = [], [], []
+        for one in going:
+            pages, tokens, rows = _pages(one.ask), one.ask.request.tokens, 1 + len(one.draft)
+            drawn_at = range(one.drawn_at, one.drawn_at + rows)
+            parts.append(SequenceRows(pages.kv, tokens, rows, NO_DRAFT, first=len(tokens), drawn_at=drawn_at))
+            starts.append(max(self._rows_of(pages).begin, LAG))
+            bounds.append((one.states_at, one.states_at + rows))
+        arrays = self._buffers.lay_out(_pages(going[0].ask).cache, parts, ()).arrays
+        arrays.logit_rows[:] = arrays.row_starts[:-1]
+        states = joined_states(hidden, self._taps)
+        return HeadInput(arrays, np.array(starts, np.int32), _taken(states, bounds), are_own=False)
+
+    def _newest(self, ask: Ask) -> Run | None:
+        """The rows up to the newest token's, which is always run: its logits are needed."""
+        if ask.pages is None or ask.max_nodes < 1 or ask.max_depth < 1:
+            return None
+        rows, end = self._rows_of(ask.pages), len(ask.request.tokens)
+        first = min(rows.missing_from(LAG), end - 1)
+        if first - LAG < rows.first_known or rows.known < end - LAG or end <= LAG:
+            return None
+        return Run(ask.pages, rows, ask.request.tokens, first, end, LAG)
+
+    def _guess(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
+        if self.traits.stops_itself and len(asks) > 1:
+            alone = {place for place, ask in enumerate(asks) if is_drawn_alone(ask.request.sampling)}
+            if 0 < len(alone) < len(asks):
+                return self._guess_apart(asks, runs, alone)
+        drafts: list[Draft | None] = [self._begun.take(run, ask) for run, ask in zip(runs, asks, strict=True)]
+        others = [place for place, draft in enumerate(drafts) if draft is None]
+        fill([run for run, draft in zip(runs, drafts, strict=True) if draft is not None])
+        found = self._draft_now([asks[place] for place in others], [runs[place] for place in others])
+        for place, draft in zip(others, found, strict=True):
+            drafts[place] = draft
+        return joined([draft for draft in drafts if draft is not None])
+
+    def _guess_apart(self, asks: list[Ask], runs: list[Run], alone: set[int]) -> list[Draft]:
+        """Those that need more than the head's logits (a grammar, a bias) do not take the chains of the others."""
+        drafts = [NO_DRAFT] * len(asks)
+        for places in (sorted(alone), [place for place in range(len(asks)) if place not in alone]):
+            found = self._guess([asks[place] for place in places], [runs[place] for place in places])
+            for place, draft in zip(places, found, strict=True):
+                drafts[place] = draft
+        return drafts
+
+    def _draft_now(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
+        """Draft in one call of the runner, or level by level where it returns logits."""
+        if not asks:
+            return []
+        # The last draft token needs no row.
+        rooms = [run.pages.kv.reserved - run.end + 1 for run in runs]
+        plan = (
+            plan_chains(asks, rooms, self._vocabulary, self.traits.stops_itself) if self._width == 1 else None
+        )
+        rows, store = self._true_rows(runs, wanted=1), runs[0].pages.store
+        output = self._runner.draft(HeadCall(rows, store, plan))
+        fill(runs)
+        if not isinstance(output, HeadOutput):
+            return drafted(asks, output)
+        trees = [
+            HeadTree(ask, self._width, run.pages.kv.reserved - run.end)
+            for ask, run in zip(asks, runs, strict=True)
+        ]
+        starts = np.array([max(run.rows.begin, LAG) for run in runs], np.int32)
+        begun = Begun(output, rows.arrays.block_tables, starts)
+        grow_by_passes(trees, begun, self._runner, store, self._vocabulary)
+        return [tree.draft() for tree in trees]
+
+
+def _pages(ask: Ask) -> RequestRows:
+    assert ask.pages is not None
+    return ask.pages
+
+
+def _taken(states: States, bounds: Sequence[tuple[int, int]]) -> States:
+    """The rows within these bounds; no copy where there is nothing between them."""
+    if all(end == first for (_, end), (first, _) in pairwise(bounds)):
+        return states[bounds[0][0] : bounds[-1][1]]
+    return stacked([states[first:end] for first, end in bounds])
 
 
 def build_eagle(config: HeadConfig, resources: DrafterResources) -> StepwiseHead:
@@ -11,10 +187,101 @@ def build_eagle(config: HeadConfig, resources: DrafterResources) -> StepwiseHead
     return StepwiseHead(load_head(config.model, "eagle", resources), config.tree_width)
 
 
-KIND = DrafterKind(
+EAGLE = DrafterKind(
     "an EAGLE-1 or EAGLE-2 head on the target's last hidden states",
     HeadConfig,
     build_eagle,
+    is_wide,
+    can_hang=False,
+    guesses=Guesses.DRAWN,
+    traits=HEAD_BY_LEVEL,
+)
+
+
+def build_eagle3(config: HeadConfig, resources: DrafterResources) -> StepwiseHead:
+    """Load the head beside the target."""
+    return StepwiseHead(load_head(config.model, "eagle3", resources), config.tree_width)
+
+
+EAGLE3 = DrafterKind(
+    "an EAGLE-3 head on the target's hidden states",
+    HeadConfig,
+    build_eagle3,
+    is_wide,
+    can_hang=False,
+    guesses=Guesses.DRAWN,
+    traits=HEAD_BY_LEVEL,
+)
+
+
+class PEagleHead(StepwiseHead):
+    """Its rows are EAGLE-3's; behind the newest token's come rows of masks, and all of them guess."""
+
+    traits = HEAD
+
+    def __init__(self, head: LoadedHead, width: int) -> None:
+        super().__init__(head, width)
+        assert head.spec.mask_token_id is not None
+        self._mask, self._mask_features = head.spec.mask_token_id, head.own[MASK_HIDDEN].view(1, -1)
+
+    def _guess(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
+        tails = [
+            Draft.chain(
+                [self._mask] * min(ask.max_nodes - 1, ask.max_depth - 1, run.pages.kv.reserved - run.end),
+                run.end,
+            )
+            for ask, run in zip(asks, runs, strict=True)
+        ]
+        rows = self._true_rows(runs, 1, tails, self._mask_features)
+        places = [1 + len(tail) for tail in tails]
+        plan = plan_chains(asks, places, self._vocabulary) if self._width == 1 else None
+        output = self._runner.draft(HeadCall(rows, runs[0].pages.store, plan))
+        fill(runs)
+        if not isinstance(output, HeadOutput):
+            return drafted(asks, output)
+        drafts = guess_at_once(asks, places, output.logits, self._vocabulary, self._width)
+        return list(marked_cold(drafts, output.is_cold))
+
+
+def build_p_eagle(config: HeadConfig, resources: DrafterResources) -> PEagleHead:
+    """Load the head beside the target."""
+    return PEagleHead(load_head(config.model, "p_eagle", resources), config.tree_width)
+
+
+P_EAGLE = DrafterKind(
+    "an EAGLE-3 head that guesses many tokens in one pass",
+    HeadConfig,
+    build_p_eagle,
+    is_wide,
+    can_hang=False,
+    guesses=Guesses.DRAWN,
+    traits=HEAD,
+)
+
+
+@dataclass(frozen=True)
+class MtpConfig:
+    """Where the module is and what it reads."""
+
+    model: str = ""  # a local path or a hub id; empty: the target's own files
+    tree_width: int = 1  # candidates that are followed on every level of the draft; 1 is a chain
+    pre_norm: bool = False  # it reads the target's last hidden states before the final norm, not after it
+
+    def __post_init__(self) -> None:
+        check_width(self.tree_width)
+
+
+def build_mtp(config: MtpConfig, resources: DrafterResources) -> StepwiseHead:
+    """Load the module beside the target."""
+    head = load_head(config.model, "mtp", resources)
+    taps = tuple(Tap(tap.layer, not config.pre_norm) for tap in head.taps)
+    return StepwiseHead(replace(head, taps=taps), config.tree_width)
+
+
+MTP = DrafterKind(
+    "the MTP module in the target's own checkpoint",
+    MtpConfig,
+    build_mtp,
     is_wide,
     can_hang=False,
     guesses=Guesses.DRAWN,

@@ -1,17 +1,55 @@
-"""Trees of guesses that grow level by level, one pass each, those together that are not done."""
+"""Grows the drafts of heads: by passes, one per level, or from logits for all positions at once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import Ints
+from foreword.backends.batch import BatchArrays, Ints
 from foreword.backends.interface import HeadInput, HeadOutput, KvStore, RowsRunner, head_output
-from foreword.drafters.heads.head_tree import HeadTree
-from foreword.drafters.heads.levels import level_arrays
-from foreword.drafters.heads.vocabulary import DraftVocabulary
-from foreword.drafters.model.next_level import add_tokens, are_plainly_greedy, grow_chains, grow_trees
+from foreword.drafters.heads.loading import DraftVocabulary
+from foreword.drafters.next_level import add_tokens, are_plainly_greedy, grow_chains, grow_trees
+from foreword.drafters.trees import HeadTree
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Ask
+
+_NONE = np.empty(0, np.int32)
+_NO_COPIES = np.empty((0, 2), np.int32)
+
+
+def level_arrays(trees: Sequence[HeadTree], tables: Ints, page_size: int) -> BatchArrays:
+    """The newest level of every tree; `tables` are their pages, one row for each.
+
+    The rows of guesses stand behind the text in the order in which they were read, and see all of it.
+    """
+    counts = [len(tree.frontier) for tree in trees]
+    lengths = [len(tree.request.tokens) for tree in trees]
+    tokens = [tree.tokens[node] for tree in trees for node in tree.frontier]
+    figures = [
+        (owner, length, length + tree.num_read - count + place, length + tree.depth - 1)
+        for owner, (tree, length, count) in enumerate(zip(trees, lengths, counts, strict=True))
+        for place in range(count)
+    ]
+    owners, prefixes, rows, positions = np.array(figures, np.int32).T.copy()
+    pages = rows // page_size
+    return BatchArrays(
+        ancestor_masks=np.array([mask for tree in trees for mask in tree.masks()], np.uint64)
+        .view(np.int64)
+        .reshape(-1, 1),
+        token_ids=np.array(tokens, np.int32),
+        positions=positions,
+        slots=(tables[owners, pages] - pages) * page_size + rows,
+        prefix_lens=prefixes,
+        row_starts=np.array([0, *accumulate(counts)], np.int32),
+        block_tables=tables,
+        kv_lens=np.array([n + tree.num_read for n, tree in zip(lengths, trees, strict=True)], np.int32),
+        logit_rows=np.arange(len(tokens), dtype=np.int32),
+        kv_copies=_NO_COPIES,
+        hidden_rows=_NONE,
+    )
 
 
 class Begun(NamedTuple):
@@ -62,3 +100,61 @@ def _sources(trees: Sequence[HeadTree], sizes: Sequence[int]) -> list[int]:
 def _taken(states: Tensor, rows: list[int]) -> Tensor:
     """These rows; no copy where they are all of them in their order, as with chains."""
     return states if rows == list(range(len(states))) else states[torch.tensor(rows)]
+
+
+def guess_at_once(
+    asks: Sequence[Ask], places: Sequence[int], logits: Tensor, vocabulary: DraftVocabulary, width: int
+) -> list[Draft]:
+    """A chain, or a tree of `width`, for every ask.
+
+    `places` says how many places ahead each has logits for; these stand one after the other, [sum of places, draft
+    vocabulary]. What is guessed for one place does not depend on what was guessed before it, so that a tree's nodes
+    of one level all have the same distribution.
+    """
+    trees, firsts = new_trees(asks, places, width)
+    if width == 1 and are_plainly_greedy(trees):
+        tokens = vocabulary.likeliest(logits)
+        return [
+            _greedy(ask, tokens[first : first + count])
+            for ask, first, count in zip(asks, firsts, places, strict=True)
+        ]
+    spread = vocabulary.spread(logits)
+    grow_levels(trees, firsts, lambda _, rows: spread[rows], width > 1)
+    return [tree.draft() for tree in trees]
+
+
+def new_trees(asks: Sequence[Ask], places: Sequence[int], width: int) -> tuple[list[HeadTree], list[int]]:
+    """Trees to grow, and the row of each one's first place."""
+    trees = [
+        HeadTree(ask._replace(max_depth=min(ask.max_depth, count)), width, room=width * count)
+        for ask, count in zip(asks, places, strict=True)
+    ]
+    return trees, list(accumulate(places, initial=0))[:-1]
+
+
+def grow_levels(
+    trees: Sequence[HeadTree],
+    firsts: Sequence[int],
+    logits: Callable[[Sequence[HeadTree], list[int]], Tensor],
+    branches: bool,
+    is_worth: Callable[[HeadTree, int], bool] = lambda tree, row: True,
+) -> None:
+    """Grow all trees to their ends. Each one's places are rows from its `first` on.
+
+    `logits` says, for trees and a row for each of their newest nodes, what may follow there. A tree ends
+    where the next place `is_worth` nothing: that is decided before anything is drawn for it.
+    """
+    going = list(zip(trees, firsts, strict=True))
+    while going := [
+        (tree, first) for tree, first in going if not tree.is_done and is_worth(tree, first + tree.depth)
+    ]:
+        rows = [first + tree.depth for tree, first in going for _ in tree.frontier]
+        now, grow = [tree for tree, _ in going], grow_trees if branches else grow_chains
+        grow(now, logits(now, rows))
+
+
+def _greedy(ask: Ask, tokens: list[int]) -> Draft:
+    """A chain of the likeliest tokens, up to the first place that has none."""
+    chain = tokens[: min(ask.max_nodes, ask.max_depth)]
+    chain = chain[: chain.index(-1)] if -1 in chain else chain
+    return Draft.chain(chain, len(ask.request.tokens), ask.request.epoch)

@@ -12,8 +12,7 @@ from torch import Tensor
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.batch import MAX_DRAFT_NODES, Tap
 from foreword.backends.interface import HeadOutput, MedusaCall, MedusaRunner
-from foreword.drafters.heads.at_once import grow_levels, guess_at_once
-from foreword.drafters.heads.chain_plan import drafted, plan_chains
+from foreword.drafters.heads.chains import drafted, plan_chains
 from foreword.drafters.heads.choices import (
     RANKS,
     Awaited,
@@ -23,21 +22,19 @@ from foreword.drafters.heads.choices import (
     read_choices,
     shape_of,
 )
-from foreword.drafters.heads.head_tree import HeadTree
+from foreword.drafters.heads.growing import grow_levels, guess_at_once
 from foreword.drafters.heads.loading import (
     HEAD,
+    DraftVocabulary,
     check_width,
     head_path,
     open_fitting,
     taps_of,
     vocabulary_of,
 )
-from foreword.drafters.heads.vocabulary import DraftVocabulary
-from foreword.drafters.model.guessed_tree import GrowingTree
-from foreword.drafters.model.next_level import best_tokens, with_fixed_corrections
-from foreword.drafters.model.tree_shape import Shape
-from foreword.drafters.registry import DrafterKind, Guesses
-from foreword.drafters.resources import DrafterResources
+from foreword.drafters.next_level import best_tokens, with_fixed_corrections
+from foreword.drafters.registry import DrafterKind, DrafterResources, Guesses
+from foreword.drafters.trees import GrowingTree, HeadTree, Shape
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft, marked_cold
 from foreword.speculation.drafting import Ask, Commit, Drafter, DrafterNeeds, DraftRequest

@@ -8,8 +8,7 @@ import numpy as np
 
 from foreword.drafters.datastore.format import DEPTH, DatastoreError, fingerprint
 from foreword.drafters.datastore.search import Datastore, Ints
-from foreword.drafters.registry import DrafterKind, Guesses
-from foreword.drafters.resources import DrafterResources
+from foreword.drafters.registry import DrafterKind, DrafterResources, Guesses
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Ask, Drafter

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foreword.drafters.lookup.suffix_automaton import ROOT, SuffixAutomaton
-from foreword.drafters.registry import DrafterKind, Guesses
-from foreword.drafters.resources import DrafterResources
+from foreword.drafters.registry import DrafterKind, DrafterResources, Guesses
 from foreword.errors import RequestError
 from foreword.speculation import draft as drafts
 from foreword.speculation.draft import Draft

@@ -1,7 +1,8 @@
-"""Drafting with a decoder of its own: what all model-based drafters share."""
+"""Drafts with a decoder that has a KV cache of its own: all model-based drafters, and `draft_model` itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -10,12 +11,15 @@ from foreword.acceptance.transfer import HostCopy, event
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
-from foreword.drafters.model.guessed_tree import GrowingTree
-from foreword.drafters.model.next_level import draw_unread, grow_chains, grow_trees, is_drawn_unread
+from foreword.drafters.next_level import draw_unread, grow_chains, grow_trees, is_drawn_unread
+from foreword.drafters.registry import DrafterKind, DrafterResources, Guesses, is_wide
+from foreword.drafters.trees import GrowingTree
 from foreword.errors import RequestError
 from foreword.kv.block_pool import OutOfPages
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.sequence import KvSequence
+from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
+from foreword.models.sources.resolve import resolve_model
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Drafter, DraftRequest, DraftSource, Traits
 from foreword.speculation.layout import BatchBuffers, SequenceRows
@@ -193,3 +197,53 @@ class AutoregressiveDrafter(Drafter):
         for tree in trees:
             tree.is_cold |= output.is_cold
         return output.logits
+
+
+@dataclass(frozen=True)
+class DraftModelConfig:
+    """Which model drafts."""
+
+    model: str  # a built-in name, a local path or a hub id
+    tree_width: int = 1  # nodes on every level of the draft; 1 is a chain
+
+
+def build_draft_model(config: DraftModelConfig, resources: DrafterResources) -> AutoregressiveDrafter:
+    """Load the draft model beside the target; its tokens must mean the same."""
+    checkpoint = open_checkpoint(Path(resolve_model(config.model)))
+    check_same_vocabulary(resources.checkpoint, checkpoint)
+    decoder = resources.load_decoder(checkpoint)
+    size = DraftingSize(config.tree_width)
+    return AutoregressiveDrafter(decoder, resources.vocab_size, size, decoder.weight_bytes)
+
+
+def build_on_node(
+    config: DraftModelConfig, resources: DrafterResources, kv_tokens: int
+) -> AutoregressiveDrafter:
+    """Draft with the loaded model itself, in a KV cache of this many tokens."""
+    size, decoder = DraftingSize(config.tree_width, kv_tokens), resources.target
+    return AutoregressiveDrafter(decoder, resources.vocab_size, size, decoder.weight_bytes)
+
+
+def check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
+    """Refuse a draft model whose token ids are not the target's. One of them may have some more at the end."""
+    ours, theirs = target.tokenizer(), draft.tokenizer()
+    for token in range(min(ours.vocab_size, theirs.vocab_size)):
+        if ours.token_bytes(token, skip_special_tokens=False) != theirs.token_bytes(
+            token, skip_special_tokens=False
+        ):
+            raise RequestError(
+                f"token {token} of draft model {draft.path} is not the target's token {token}; "
+                "use a draft model with the target's tokenizer"
+            )
+
+
+DRAFT_MODEL = DrafterKind(
+    "a smaller model with the same tokenizer",
+    DraftModelConfig,
+    build_draft_model,
+    is_wide,
+    can_hang=False,
+    guesses=Guesses.DRAWN,
+    traits=AutoregressiveDrafter.traits,
+    build_on_node=build_on_node,
+)

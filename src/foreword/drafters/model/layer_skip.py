@@ -1,18 +1,154 @@
-"""The target with some of its layers left out writes ahead."""
+"""The target without some of its layers drafts; with a trained exit, on the target's own KV rows."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from foreword.backends.batch import Tap
-from foreword.drafters.heads.exit import ExitHead
-from foreword.drafters.heads.loading import LoadedRows
-from foreword.drafters.heads.vocabulary import DraftVocabulary
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.backends.batch import MAX_DRAFT_NODES, Tap
+from foreword.backends.interface import HeadInput, head_output
+from foreword.drafters.heads.growing import Begun, grow_by_passes
+from foreword.drafters.heads.in_pages import HeadInPages, Run
+from foreword.drafters.heads.loading import HEAD_BY_LEVEL, DraftVocabulary, LoadedRows
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
-from foreword.drafters.model.exit_adapter import AdapterCheckpoint, open_adapter
-from foreword.drafters.registry import DrafterKind, Guesses, is_wide
-from foreword.drafters.resources import DrafterResources
+from foreword.drafters.registry import DrafterKind, DrafterResources, Guesses, is_wide
+from foreword.drafters.trees import HeadTree
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
-from foreword.speculation.drafting import Drafter
+from foreword.models.config import ModelConfig
+from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
+from foreword.models.formats.fields import ConfigFields
+from foreword.models.formats.hf.checkpoint import HfCheckpoint, read_json_object
+from foreword.models.sources.resolve import resolve_model
+from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Ask, Drafter, RequestRows
+from foreword.speculation.layout import SequenceRows
+
+_ENDS = frozenset({"model.embed_tokens.weight", "lm_head.weight"})
+
+
+@dataclass(frozen=True)
+class AdapterCheckpoint:
+    """The files of an exit; embedding and output matrix are the target's."""
+
+    own: HfCheckpoint
+    target: Checkpoint
+    exit_layer: int  # layers of the target that run before it
+
+    @property
+    def path(self) -> Path:
+        return self.own.path
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.own.config
+
+    def tensor_names(self) -> frozenset[str]:
+        return self.own.tensor_names() | (self.target.tensor_names() & _ENDS)
+
+    def load(self, name: str, dtype: torch.dtype) -> Tensor:
+        return self._holder(name).load(name, dtype)
+
+    def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
+        return self._holder(name).pieces(name, dtype, rows)
+
+    def quantized(self, name: str) -> QuantizedTensor | None:
+        return self._holder(name).quantized(name)
+
+    def _holder(self, name: str) -> Checkpoint:
+        return self.own if name in self.own.tensor_names() else self.target
+
+    def release(self) -> None:
+        self.target.release()
+
+    def sampling_defaults(self) -> dict[str, float]:
+        return {}
+
+    def tokenizer(self) -> Tokenizer:
+        return self.target.tokenizer()
+
+
+def open_adapter(model: str, target: Checkpoint) -> AdapterCheckpoint:
+    """The exit in a directory; one that was trained for a target of another shape is refused."""
+    path = resolve_model(model)
+    described = read_json_object(path / "config.json", "an exit adapter (`foreword train exit`)")
+    fields = ConfigFields(described, str(path / "config.json"))
+    layer = fields.count("exit_layer")
+    own, config = HfCheckpoint(path), target.config
+    same = ("architecture", "vocab_size", "hidden_size", "norm", "tied_embeddings")
+    fits = all(getattr(own.config, name) == getattr(config, name) for name in same)
+    if not fits or own.config.layer != config.layer or not 1 <= layer < config.num_layers:
+        raise RequestError(f"{path} is no exit for this model; train one with `foreword train exit`")
+    return AdapterCheckpoint(own, target, layer)
+
+
+LAG = 0
+"""The row of a token is made from its own state. The newest token has none yet: it is read first."""
+
+
+class ExitHead(HeadInPages):
+    """Its own rows are those of one layer. In the layers before it, what is committed is there already: the target's.
+
+    Rows of guesses in these layers stand where the target's own pass will write the same ones.
+    """
+
+    traits = HEAD_BY_LEVEL
+
+    def __init__(self, loaded: LoadedRows, width: int) -> None:
+        super().__init__(loaded, LAG, scratch=MAX_DRAFT_NODES if width > 1 else 0)
+        self._width = width
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """A chain, or a tree of `tree_width`; none where the target has not read all but the newest token."""
+        ready = {index: found for index, ask in enumerate(asks) if (found := self._ready(ask)) is not None}
+        if not ready:
+            return [Draft()] * len(asks)
+        trees = self._guess([asks[index] for index in ready], list(ready.values()))
+        drafts = dict(zip(ready, (tree.draft() for tree in trees), strict=True))
+        return [drafts.get(index, Draft()) for index in range(len(asks))]
+
+    def _ready(self, ask: Ask) -> RequestRows | None:
+        """The pages of a request that can be guessed for."""
+        if ask.pages is None or ask.max_nodes < 1 or ask.max_depth < 1:
+            return None
+        rows, end = self._rows_of(ask.pages), len(ask.request.tokens) - 1
+        is_known = rows.known >= end
+        is_read = ask.pages.kv.computed >= end > 0 and ask.pages.kv.reserved > end
+        return ask.pages if is_known and is_read else None
+
+    def _guess(self, asks: list[Ask], pages: list[RequestRows]) -> list[HeadTree]:
+        missing = [self._missing(ask, found) for ask, found in zip(asks, pages, strict=True)]
+        runs = [run for run in missing if run is not None]
+        starts = [
+            self._rows_of(found).begin if run is None else run.start
+            for run, found in zip(missing, pages, strict=True)
+        ]
+        store = pages[0].store
+        if runs:
+            self._fill_rows(runs)
+        newest = [
+            SequenceRows(found.kv, ask.request.tokens, 1, Draft(), first=len(ask.request.tokens) - 1)
+            for ask, found in zip(asks, pages, strict=True)
+        ]
+        arrays = self._buffers.lay_out(pages[0].cache, newest, ()).arrays
+        read = HeadInput(arrays, np.array(starts, np.int32), torch.empty(len(newest), 0), are_own=True)
+        begun = Begun(head_output(self._filler, read, store), arrays.block_tables, read.starts)
+        trees = [
+            HeadTree(ask, self._width, found.kv.reserved - len(ask.request.tokens))
+            for ask, found in zip(asks, pages, strict=True)
+        ]
+        grow_by_passes(trees, begun, self._filler, store, self._vocabulary)
+        return trees
+
+    def _missing(self, ask: Ask, pages: RequestRows) -> Run | None:
+        """The rows of committed tokens that are not there yet."""
+        rows, end = self._rows_of(pages), len(ask.request.tokens) - 1
+        first = rows.missing_from(LAG)
+        return Run(pages, rows, ask.request.tokens, first, end, LAG) if first < end else None
 
 
 @dataclass(frozen=True)

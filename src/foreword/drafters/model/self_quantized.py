@@ -1,12 +1,107 @@
-"""The target's own weights in fewer bits write ahead."""
+"""The target's own weights in fewer bits draft."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
-from foreword.drafters.model.low_bits import LowBitCheckpoint
-from foreword.drafters.registry import DrafterKind, Guesses, is_wide
-from foreword.drafters.resources import DrafterResources
+from foreword.drafters.registry import DrafterKind, DrafterResources, Guesses, is_wide
 from foreword.errors import RequestError
+from foreword.models.config import ModelConfig
+from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
+from foreword.models.tokenization.tokenizer import Tokenizer
+
+GROUP = 32
+"""Weights that share one scale and one minimum, as in GGUF's Q4_1."""
+
+
+@dataclass(frozen=True)
+class LowBitCheckpoint:
+    """Another checkpoint whose projections are rounded to `bits`; everything else is as it was.
+
+    The rounded weights are kept as Q4_1 blocks with 2**bits levels, which backends with 4-bit kernels
+    run as they are.
+    """
+
+    original: Checkpoint
+    bits: int
+
+    @property
+    def path(self) -> Path:
+        return self.original.path
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.original.config
+
+    def tensor_names(self) -> frozenset[str]:
+        return self.original.tensor_names()
+
+    def release(self) -> None:
+        self.original.release()
+
+    def sampling_defaults(self) -> dict[str, float]:
+        return self.original.sampling_defaults()
+
+    def tokenizer(self) -> Tokenizer:
+        return self.original.tokenizer()
+
+    def quantized(self, name: str) -> QuantizedTensor | None:
+        """The rounded blocks of a projection; other tensors as they are stored."""
+        if not is_projection(name):
+            return self.original.quantized(name)
+        weights = self.original.load(name, torch.float32).numpy()
+        if weights.shape[1] % GROUP:
+            return None
+        return QuantizedTensor("Q4_1", pack_q4_1(*round_groups(weights, self.bits)), weights.shape)
+
+    def load(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A tensor as its rounded blocks stand for it."""
+        return self._restored(name, self.original.load(name, torch.float32), dtype)
+
+    def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
+        """The same in stretches; groups lie within rows."""
+        for piece in self.original.pieces(name, torch.float32, rows):
+            yield self._restored(name, piece, dtype)
+
+    def _restored(self, name: str, weights: Tensor, dtype: torch.dtype) -> Tensor:
+        if not is_projection(name) or weights.shape[1] % GROUP:
+            return weights.to(dtype)
+        levels, scale, minimum = round_groups(weights.numpy(), self.bits)
+        restored = levels * scale.astype(np.float32) + minimum.astype(np.float32)
+        return torch.from_numpy(restored.reshape(tuple(weights.shape))).to(dtype)
+
+
+def is_projection(name: str) -> bool:
+    """Whether a tensor is one of the matrices inside a layer."""
+    return name.endswith("_proj.weight")
+
+
+def round_groups(
+    weights: NDArray[np.float32], bits: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float16], NDArray[np.float16]]:
+    """Levels [rows, groups, GROUP] with scale and minimum [rows, groups, 1], evenly spaced from min to max."""
+    grouped = weights.reshape(weights.shape[0], -1, GROUP)
+    minimum = grouped.min(-1, keepdims=True).astype(np.float16)
+    top = 2**bits - 1
+    scale = ((grouped.max(-1, keepdims=True) - minimum) / top).astype(np.float16)
+    safe = np.where(scale == 0, 1, scale).astype(np.float32)
+    levels = np.rint((grouped - minimum.astype(np.float32)) / safe).clip(0, top)
+    return levels.astype(np.uint8), scale, minimum
+
+
+def pack_q4_1(
+    levels: NDArray[np.uint8], scale: NDArray[np.float16], minimum: NDArray[np.float16]
+) -> NDArray[np.uint8]:
+    """GGUF's blocks: scale, minimum, then 16 bytes with the group's first half in the low nibbles."""
+    nibbles = levels[..., : GROUP // 2] | levels[..., GROUP // 2 :] << 4
+    blocks = np.concatenate([scale.view(np.uint8), minimum.view(np.uint8), nibbles], axis=-1)
+    return np.ascontiguousarray(blocks.reshape(levels.shape[0], -1))
 
 
 @dataclass(frozen=True)

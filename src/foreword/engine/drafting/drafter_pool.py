@@ -11,8 +11,7 @@ from threading import Lock
 
 from foreword.acceptance.rules.rule import Rule, check_exact
 from foreword.backends.batch import check_taps
-from foreword.drafters.config import SpeculationConfig
-from foreword.drafters.overrides import SpeculationSetting, parse_setting
+from foreword.drafters.config import SpeculationConfig, SpeculationSetting, parse_setting
 from foreword.engine.drafting.known_answers import NOTHING_KNOWN, Chosen, Foreknowledge, Foreknown, parts_of
 from foreword.errors import RequestError
 from foreword.speculation.drafting import (

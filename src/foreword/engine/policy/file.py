@@ -6,9 +6,8 @@ from pathlib import Path
 
 from foreword.control.policy_file.document import CohortRule, PolicyFile
 from foreword.control.policy_file.nodes import methods_within
-from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.config import REQUEST_KEYS, SpeculationConfig, SpeculationSetting, parse_setting
 from foreword.drafters.names import method_names
-from foreword.drafters.overrides import REQUEST_KEYS, SpeculationSetting, parse_setting
 from foreword.errors import RequestError
 
 WATCH_SECONDS = 1.0

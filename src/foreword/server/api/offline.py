@@ -7,7 +7,7 @@ from typing import Any
 from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
 from foreword.control.policy_file.matching import Traits
-from foreword.drafters.overrides import SpeculationSetting
+from foreword.drafters.config import SpeculationSetting
 from foreword.errors import RequestError
 from foreword.server.api.bodies import UnknownFields, load_json, parse_json_body, too_long
 from foreword.server.api.chat import check_chat

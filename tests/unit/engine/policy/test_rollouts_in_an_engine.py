@@ -9,7 +9,7 @@ import pytest
 
 from foreword.control.policy_file.document import Stage
 from foreword.drafters.config import SpeculationConfig
-from foreword.drafters.guard.guarded import GuardedDrafter
+from foreword.drafters.guard import GuardedDrafter
 from foreword.speculation.accept import Acceptance
 from foreword.speculation.verdict import Verdict
 from helpers.rollout_world import POLICY, VOCAB, Guesser, RolloutWorld

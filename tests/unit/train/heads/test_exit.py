@@ -7,7 +7,7 @@ import torch
 
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
-from foreword.drafters.model.exit_adapter import open_adapter
+from foreword.drafters.model.layer_skip import open_adapter
 from foreword.engine.llm import LLM
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import open_checkpoint

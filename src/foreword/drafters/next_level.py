@@ -1,4 +1,4 @@
-"""Which tokens a draft model puts after the newest nodes of its trees."""
+"""Chooses or draws the tokens after the newest nodes of growing drafts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from foreword.acceptance.pipeline.distribution import Distributions, RowShape, s
 from foreword.acceptance.request import DraftSampling
 from foreword.acceptance.rules.drawn import Drawn, Floats, Ints
 from foreword.acceptance.rules.rule import Rule
-from foreword.drafters.model.guessed_tree import GrowingTree
+from foreword.drafters.trees import GrowingTree
 from foreword.kernels.sampler import sample as native_sample
 from foreword.kernels.sampler import sampler_for
 from foreword.structured.state import unpacked

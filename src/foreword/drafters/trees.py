@@ -1,0 +1,202 @@
+"""Drafts while they grow, level by level: chains, trees of a draft model, and trees of a head."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.acceptance.rules.drawn import Drawn
+from foreword.acceptance.transfer import HostCopy
+from foreword.speculation.draft import ROOT, DeviceTokens, Draft
+from foreword.speculation.drafting import Ask
+from foreword.structured.state import Path
+
+FIRST_SHARE = 0.7
+"""How often a first sibling is taken to be right, and a next one where those before it are not."""
+
+Shape = tuple[tuple[int, ...], ...]
+"""[levels][nodes of the level before], how many nodes follow each; the first level follows the text."""
+
+
+@lru_cache(maxsize=256)
+def fixed_shape(width: int, max_nodes: int, max_depth: int) -> Shape:
+    """`width` nodes on every level while there are nodes left, behind those that are likeliest to be reached."""
+    levels: list[tuple[int, ...]] = []
+    reached, left = [1.0], max_nodes
+    while left > 0 and len(levels) < max_depth:
+        offered = [
+            (-chance * FIRST_SHARE * (1 - FIRST_SHARE) ** rank, parent)
+            for parent, chance in enumerate(reached)
+            for rank in range(width)
+        ]
+        chosen = sorted(sorted(offered)[: min(width, left)], key=lambda node: node[1])
+        levels.append(tuple(sum(parent == place for _, parent in chosen) for place in range(len(reached))))
+        reached, left = [-chance for chance, _ in chosen], left - len(chosen)
+    return tuple(levels)
+
+
+class GrowingTree:
+    """Nodes so far and the newest level, whose followers are looked for next."""
+
+    def __init__(self, ask: Ask, width: int = 1) -> None:
+        """Every level keeps its `width` best nodes; 1 is a chain."""
+        self.request = ask.request
+        self.width = width
+        self._ask = ask
+        self.tokens: list[int] = []
+        self._parents: list[int] = []
+        self._drawn: list[Drawn | None] = []
+        self._scores = {ROOT: 0.0}
+        self.frontier: list[int] = [ROOT]
+        self.places: list[int] = [0]  # of the frontier's nodes in a shape that was fixed before
+        self.depth = 0
+        self._on_device: Draft | None = None  # a chain whose tokens are on a device
+        self.is_cold = False  # a pass for it compiled or captured something
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further level fits or nothing is left to follow."""
+        full = len(self.tokens) >= self._ask.max_nodes or self.depth >= self._ask.max_depth
+        return full or not self.frontier
+
+    @property
+    def most_nodes(self) -> int:
+        return self._ask.max_nodes
+
+    @property
+    def most_levels(self) -> int:
+        return self._ask.max_depth
+
+    def shape(self) -> Shape:
+        """That of a tree which is drawn: fixed before anything is."""
+        return fixed_shape(self.width, self.most_nodes, self.most_levels)
+
+    def score(self, node: int) -> float:
+        """How promising a node is; higher is better, the root is 0."""
+        return self._scores[node]
+
+    def grow(self, level: Sequence[tuple[float, int, int, Drawn | None]]) -> None:
+        """Add the best of (score, parent, token, what it was drawn from) that fit."""
+        room = min(self._ask.max_nodes - len(self.tokens), self.width)
+        chosen = sorted(level, key=lambda node: -node[0])[:room]
+        self.frontier = list(range(len(self.tokens), len(self.tokens) + len(chosen)))
+        for score, parent, token, drawn in chosen:
+            self._scores[len(self.tokens)] = score
+            self.tokens.append(token)
+            self._parents.append(parent)
+            self._drawn.append(drawn)
+        self.depth += 1
+
+    def stand_for(self, source: HostCopy, places: Sequence[int]) -> None:
+        """Where the tokens of a chain are: on a device they stay unread, else -1 ends it."""
+        if source.arrived is not None:
+            tokens_there = DeviceTokens(source, tuple(places))
+            self._on_device = Draft.on_device(tokens_there, len(self.request.tokens), self.request.epoch)
+            return
+        tokens = [source.numbers[place] for place in places]
+        there = tokens.index(-1) if -1 in tokens else len(tokens)
+        self.tokens = tokens[:there]
+        del self._parents[there:], self._drawn[there:]
+
+    def draft(self) -> Draft:
+        """The draft as it stands."""
+        if self._on_device is not None:
+            return self._on_device
+        drawn = tuple(self._drawn) if any(q is not None for q in self._drawn) else ()
+        request = self.request
+        return Draft(
+            tuple(self.tokens),
+            tuple(self._parents),
+            len(request.tokens),
+            request.epoch,
+            drawn,
+            is_cold=self.is_cold,
+        )
+
+    def positions(self) -> npt.NDArray[np.int64]:
+        """Where the tokens that follow the frontier would stand, one for each of its nodes."""
+        return np.full(len(self.frontier), len(self.request.tokens) + self.depth)
+
+    def paths(self) -> list[Path | None]:
+        """The guesses up to each of the frontier's nodes; None where nobody knows what stands before."""
+        return [self._path(node) for node in self.frontier]
+
+    def _path(self, node: int) -> Path:
+        tokens: list[int] = []
+        while node != ROOT:
+            tokens.append(self.tokens[node])
+            node = self._parents[node]
+        return tuple(reversed(tokens))
+
+    def keys(self) -> npt.NDArray[np.uint64]:
+        """The rule's noise for the tokens that follow the frontier, one key for each of its nodes."""
+        return self.request.sampling.keys(self.positions(), np.arange(len(self.frontier)))
+
+
+class HeadTree(GrowingTree):
+    """Candidates of all levels with their scores, and the nodes that the head has read or reads next.
+
+    Every level the best `width` candidates are followed. A node's score is never above its parent's, so a
+    candidate that is not among the best `max_nodes` now need not be followed. A chain is the case of width 1.
+    """
+
+    def __init__(self, ask: Ask, width: int, room: int) -> None:
+        """`room` is how many nodes the head has KV rows for."""
+        super().__init__(ask, width)
+        self._max_nodes, self._max_depth = ask.max_nodes, ask.max_depth
+        self._room = room
+        self.num_read = 0  # nodes with a row in the head's KV, the frontier last
+        self._masks = {ROOT: 0}  # node -> a bit for every row that it sees, its own included
+        self.sources = [0]  # for every node of the frontier, its parent's place in the frontier before
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing that could be among the best nodes is left to follow."""
+        is_full = self.width == 1 and len(self.tokens) >= self._max_nodes
+        return is_full or self.depth >= self._max_depth or not self.frontier
+
+    def grow(self, level: Sequence[tuple[float, int, int, Drawn | None]]) -> None:
+        """Add all candidates of a level and choose which of them the head reads next."""
+        first = len(self.tokens)
+        for score, parent, token, drawn in level:
+            self._scores[len(self.tokens)] = score
+            self.tokens.append(token)
+            self._parents.append(parent)
+            self._drawn.append(drawn)
+        self.depth += 1
+        candidates = list(range(first, len(self.tokens)))
+        if len(self.tokens) > self._max_nodes:
+            best = set(self._best())
+            candidates = [node for node in candidates if node in best]
+        before = {node: place for place, node in enumerate(self.frontier)}
+        most = min(self.width, self._room - self.num_read)
+        self.frontier = sorted(candidates, key=lambda node: -self._scores[node])[: max(most, 0)]
+        self.sources = [before[self._parents[node]] for node in self.frontier]
+        for node in self.frontier:
+            self._masks[node] = self._masks[self._parents[node]] | 1 << self.num_read
+            self.num_read += 1
+
+    def masks(self) -> list[int]:
+        """Which rows of the head's KV behind the text each node of the frontier sees."""
+        return [self._masks[node] for node in self.frontier]
+
+    def draft(self) -> Draft:
+        """The best nodes of all."""
+        nodes = sorted(self._best())
+        numbers = {ROOT: ROOT} | {node: number for number, node in enumerate(nodes)}
+        drawn = tuple(self._drawn[node] for node in nodes)
+        request = self.request
+        return Draft(
+            tuple(self.tokens[node] for node in nodes),
+            tuple(numbers[self._parents[node]] for node in nodes),
+            len(request.tokens),
+            request.epoch,
+            drawn if any(q is not None for q in drawn) else (),
+        )
+
+    def _best(self) -> list[int]:
+        """The best `max_nodes` nodes; of equals the earlier, so that a node never comes without its parent."""
+        return sorted(range(len(self.tokens)), key=lambda node: (-self._scores[node], node))[
+            : self._max_nodes
+        ]
