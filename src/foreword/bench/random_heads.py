@@ -13,7 +13,8 @@ from foreword.backends.interface import Decoder
 from foreword.backends.torch.head_factory import TorchHeads
 from foreword.backends.torch.weights import DecoderWeights
 from foreword.drafters.heads.dflash import DFlashHead, DSparkHead
-from foreword.drafters.heads.loading import LoadedHead, taps_of
+from foreword.drafters.heads.eagle import PEagleHead, StepwiseHead
+from foreword.drafters.heads.loading import DraftVocabulary, LoadedHead, taps_of
 from foreword.drafters.heads.medusa import MedusaDrafter
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
