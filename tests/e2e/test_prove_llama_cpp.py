@@ -17,7 +17,7 @@ import pytest
 
 from foreword.proofs.server.client import Server
 from foreword.proofs.server.examination import CHECKS, examine, prepare
-from foreword.proofs.server.ground import LEAST_TOKENS, Outcome, Plan, Verdict
+from foreword.proofs.server.ground import LEAST_TOKENS, ClaimStatus, ClaimVerdict, ExaminationPlan
 from foreword.wire.openai_http import open_client
 from helpers.waiting import wait_until
 
@@ -28,7 +28,7 @@ PATIENCE = 3_600
 pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(PATIENCE)]
 
 # A stream is cut unless it is the last request to arrive: three of eight are streamed.
-PLAN = Plan("test", prompts=3, tokens=LEAST_TOKENS, at_once=8, draws=48, depth=4)
+PLAN = ExaminationPlan("test", prompts=3, tokens=LEAST_TOKENS, at_once=8, draws=48, depth=4)
 GREEDY = "greedy with and without speculation"
 PROMPT_LOOKUP = ("--draft_model", "prompt-lookup-decoding", "--draft_model_num_pred_tokens", "10")
 
@@ -81,10 +81,10 @@ def plain_url(
 
 def examined(
     url: str, *claims: str, plain_url: str | None = None, tolerance: float = 0.05
-) -> dict[str, Verdict]:
+) -> dict[str, ClaimVerdict]:
     """Return the verdicts of these claims alone: each is examined whatever became of the claims that it rests on."""
 
-    async def run() -> dict[str, Verdict]:
+    async def run() -> dict[str, ClaimVerdict]:
         async with open_client(url, None) as client, open_client(plain_url or url, None) as other:
             plain = None if plain_url is None else Server(other, "model")
             ground = await prepare(Server(client, "model"), PLAN, plain, tolerance)
@@ -96,10 +96,10 @@ def examined(
 
 def test_a_default_penalty_refutes_nothing_and_cut_streams_are_a_verdict_of_their_own(plain_url):
     found = examined(plain_url, "seed in a batch", "logprobs", "penalties")
-    assert found["logprobs"].outcome is Outcome.HELD, found["logprobs"]
-    assert found["penalties"].outcome in (Outcome.HELD, Outcome.NOT_TRIED), found["penalties"]
+    assert found["logprobs"].outcome is ClaimStatus.HELD, found["logprobs"]
+    assert found["penalties"].outcome in (ClaimStatus.HELD, ClaimStatus.NOT_TRIED), found["penalties"]
     batch = found["seed in a batch"]
-    assert batch.outcome is Outcome.FAILS_TOGETHER, batch
+    assert batch.outcome is ClaimStatus.FAILS_TOGETHER, batch
     assert batch.reproduction is not None
     assert any(body.get("stream") for body in batch.reproduction.bodies)
 
@@ -110,6 +110,6 @@ def test_prompt_lookup_that_changes_texts_is_not_said_to_hold(
     with llama_cpp_server(interpreter, default_model, tmp_path / "log", *PROMPT_LOOKUP) as url:
         with_ties = examined(url, GREEDY, plain_url=plain_url)[GREEDY]
         strict = examined(url, GREEDY, plain_url=plain_url, tolerance=0.0)[GREEDY]
-    assert with_ties.outcome in (Outcome.DIFFERS_AT_TIES, Outcome.REFUTED), with_ties
-    assert strict.outcome is Outcome.REFUTED, strict
+    assert with_ties.outcome in (ClaimStatus.DIFFERS_AT_TIES, ClaimStatus.REFUTED), with_ties
+    assert strict.outcome is ClaimStatus.REFUTED, strict
     assert strict.extent.tokens == LEAST_TOKENS

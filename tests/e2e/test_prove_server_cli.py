@@ -8,7 +8,7 @@ import pytest
 
 from foreword.proofs.server.client import Server
 from foreword.proofs.server.examination import CHECKS, chosen, examine, prepare
-from foreword.proofs.server.ground import Outcome, Plan, Verdict
+from foreword.proofs.server.ground import ClaimStatus, ClaimVerdict, ExaminationPlan
 from foreword.wire.openai_http import open_client
 from helpers.command_line import assert_one_line_error, foreword
 from helpers.faulty_proxy import FAULTS, Fault, FaultyProxy
@@ -64,14 +64,14 @@ def test_what_cannot_be_examined_is_one_line(server):
     assert_one_line_error(foreword("prove", "--url", server.url, "--tolerance", "inf"), "--tolerance must be")
 
 
-FEW = Plan("test", prompts=3, tokens=24, at_once=4, draws=160, depth=4)
+FEW = ExaminationPlan("test", prompts=3, tokens=24, at_once=4, draws=160, depth=4)
 # The likeliest token of the tiny model has a chance of 0.028: 24,000 draws show that it is forced into one place of a
 # hundred in 99.9% of all runs (14,000 in 95%).
-MANY = Plan("test", prompts=3, tokens=24, at_once=16, draws=6_000, depth=4)
+MANY = ExaminationPlan("test", prompts=3, tokens=24, at_once=16, draws=6_000, depth=4)
 
 
-def examined(url: str, fault: Fault, plan: Plan, only: str | None = None) -> list[Verdict]:
-    async def run() -> list[Verdict]:
+def examined(url: str, fault: Fault, plan: ExaminationPlan, only: str | None = None) -> list[ClaimVerdict]:
+    async def run() -> list[ClaimVerdict]:
         transport = FaultyProxy(httpx2.AsyncHTTPTransport(), fault)
         async with open_client(url, None, transport) as client:
             plain = Server(client, "tiny", extra={"speculation": False})
@@ -87,6 +87,6 @@ def test_a_fault_planted_before_our_own_server_is_refuted_by_its_name(server, na
     fault = FAULTS[name]
     is_of_chance = "distribution" in fault.refutes
     verdicts = examined(server.url, fault, *((MANY, fault.refutes) if is_of_chance else (FEW,)))
-    refuted = {verdict.check for verdict in verdicts if verdict.outcome is Outcome.REFUTED}
+    refuted = {verdict.check for verdict in verdicts if verdict.outcome is ClaimStatus.REFUTED}
     assert fault.refutes in refuted
     assert refuted <= {fault.refutes, *fault.also}

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from foreword.bench.drafters.decode import Record, Run
+from foreword.bench.drafters.decode import DecodeRun, Record
 
-PLAIN_RUN = Run(
+PLAIN_RUN = DecodeRun(
     tokens=60,
     passes=60,
     drafted=0,

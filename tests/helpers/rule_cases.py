@@ -9,7 +9,7 @@ from foreword.acceptance.noise import Stream
 from foreword.acceptance.reference import noise
 from foreword.acceptance.reference.distribution import probabilities
 from foreword.acceptance.rules.drawn import Drawn
-from foreword.proofs.cases import Case, DraftModel, target_logits
+from foreword.proofs.cases import Case, SmallDrafter, target_logits
 from foreword.speculation.draft import Draft
 
 
@@ -30,7 +30,7 @@ def logits_along(case: Case, done: Sequence[int], draft: Draft) -> Tensor:
 
 
 def random_chain(
-    model: DraftModel, case: Case, done: list[int], rng: np.random.Generator
+    model: SmallDrafter, case: Case, done: list[int], rng: np.random.Generator
 ) -> tuple[list[int], tuple[Drawn | None, ...], list[list[float]], list[list[float]]]:
     tokens: list[int] = []
     drawn: list[Drawn | None] = []

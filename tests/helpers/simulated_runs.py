@@ -15,7 +15,7 @@ from foreword.bench.step_cost import measure_step_cost
 from foreword.engine.llm import LLM
 from foreword.progress import StageProgress
 from foreword.simulate.calibration import Calibration, with_drafter, with_link, with_steps
-from foreword.simulate.scenario import Drafting, Fleet, Scenario, Traffic
+from foreword.simulate.scenario import DraftPlacement, FleetSize, Scenario, Traffic
 from foreword.simulate.world import World
 
 DrafterRows = tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]
@@ -126,18 +126,18 @@ def _measured(llm: LLM, plan: Plan, batch: int) -> float:
 
 def _simulated(calibration: Calibration, plan: Plan, batch: int, seed: int, cluster: Cluster | None) -> float:
     scenario = Scenario(
-        Fleet(targets=1, nodes=1, batch=batch),
+        FleetSize(targets=1, nodes=1, batch=batch),
         replace(calibration.network, tail_chance=0.0),
         Traffic(prompt=0, answer=1e9),
         costs=calibration.costs,
         kinds=calibration.kinds[:batch],
-        drafting=Drafting.LOCAL if cluster is None else Drafting.REMOTE,
+        drafting=DraftPlacement.LOCAL if cluster is None else DraftPlacement.REMOTE,
         runs_ahead=cluster is not None and cluster.runs_ahead,
         k=plan.k,
         seconds=SECONDS,
         seed=seed,
     )
-    plain = replace(scenario, drafting=Drafting.PLAIN)
+    plain = replace(scenario, drafting=DraftPlacement.PLAIN)
     return World(scenario).run().tokens_per_second / World(plain).run().tokens_per_second
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from foreword.bench import compare as listed
-from foreword.bench.compare import Contestant, Kind, Race
+from foreword.bench.compare import Contestant, PeerKind, Race
 from helpers.command_line import assert_one_line_error, foreword
 
 
@@ -29,7 +29,9 @@ class Counting:
 
 
 def test_answers_come_from_processes_by_turns(monkeypatch):
-    monkeypatch.setitem(listed.KINDS, "counting", Kind(f"{__name__}:Counting", "json", ("plain", "broken")))
+    monkeypatch.setitem(
+        listed.KINDS, "counting", PeerKind(f"{__name__}:Counting", "json", ("plain", "broken"))
+    )
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     ways = [
         Contestant("counting", "plain"),
@@ -56,7 +58,9 @@ def test_answers_come_from_processes_by_turns(monkeypatch):
 
 
 def test_all_engines_get_the_same_number_of_threads(monkeypatch):
-    monkeypatch.setitem(listed.KINDS, "counting", Kind(f"{__name__}:Counting", "json", ("broken threads",)))
+    monkeypatch.setitem(
+        listed.KINDS, "counting", PeerKind(f"{__name__}:Counting", "json", ("broken threads",))
+    )
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     monkeypatch.setenv("FOREWORD_THREADS", "7")
     race = Race("model", [[5]], count=5, rounds=1, threads=3)

@@ -6,25 +6,25 @@ import random
 import pytest
 
 from foreword import LLM, SamplingParams
-from foreword.bench.pacing import EVENT_BYTES, Chunk, guess_prompts, record, short_prompts
+from foreword.bench.pacing import EVENT_BYTES, WireChunk, classify_prompts, record, short_prompts
 from foreword.errors import RequestError
 from foreword.server.api.pacing import BLOCK_BYTES, PaceMemory, replay
 from helpers.command_line import foreword
 
 
-def stream(seed: int, noise: int, sizes: int = 40) -> list[Chunk]:
+def stream(seed: int, noise: int, sizes: int = 40) -> list[WireChunk]:
     """Chunks whose sizes belong to the prompt and whose times do not."""
     own, others = random.Random(seed), random.Random(1000 * seed + noise)
     times, now = [], 0.0
     for _ in range(sizes):
         now += 0.01 + 0.001 * others.random()
         times.append(now)
-    return [Chunk(time, 200 + own.randint(0, 50)) for time in times]
+    return [WireChunk(time, 200 + own.randint(0, 50)) for time in times]
 
 
 def test_the_classifier_finds_what_is_there_and_nothing_else():
     watched = {(prompt, repeat): stream(prompt, repeat) for prompt in range(20) for repeat in range(4)}
-    found = {row.features: row for row in guess_prompts("x", watched)}
+    found = {row.features: row for row in classify_prompts("x", watched)}
     assert found["sizes"].accuracy == 1
     assert found["timing"].accuracy < 0.25
     assert found["sizes"].trials == 80
@@ -32,15 +32,15 @@ def test_the_classifier_finds_what_is_there_and_nothing_else():
 
 
 def test_streams_that_all_look_alike_are_guessed_by_chance():
-    same = [Chunk(0.01 * number, 1024) for number in range(30)]
+    same = [WireChunk(0.01 * number, 1024) for number in range(30)]
     watched = {(prompt, repeat): same for prompt in range(25) for repeat in range(4)}
-    for row in guess_prompts("x", watched):
+    for row in classify_prompts("x", watched):
         assert row.right <= 14, row.features  # 4 of 100 are expected
 
 
 def test_one_repeat_is_not_enough():
     with pytest.raises(RequestError, match="--repeats"):
-        guess_prompts("x", {(prompt, 0): stream(prompt, 0) for prompt in range(3)})
+        classify_prompts("x", {(prompt, 0): stream(prompt, 0) for prompt in range(3)})
 
 
 def test_traces_are_the_engines_own_deliveries(tiny_model):

@@ -8,8 +8,8 @@ import pytest
 
 from foreword.bench.prompts import own_prompts
 from foreword.bench.serve.answer import Ending
-from foreword.bench.serve.generator import LoadGenerator, Run
-from foreword.bench.serve.load import Load, Question
+from foreword.bench.serve.generator import LoadGenerator, LoadRun
+from foreword.bench.serve.load import LoadSettings, Question
 from foreword.bench.serve.report import Report, make_report
 from foreword.errors import RequestError
 from foreword.wire.openai_http import ListedModel, listed_model, open_client
@@ -18,8 +18,8 @@ from helpers.fake_openai_server import Behaviour, FakeServer, fake_server
 from helpers.waiting import wait_until
 
 
-def run_load(server: FakeServer, load: Load, **fields: Any) -> Run:
-    async def run() -> Run:
+def run_load(server: FakeServer, load: LoadSettings, **fields: Any) -> LoadRun:
+    async def run() -> LoadRun:
         async with open_client(server.url, "a-key") as client:
             return await LoadGenerator(client, Question("fake", **fields), load).run(
                 own_prompts(), seen.append
@@ -31,15 +31,17 @@ def run_load(server: FakeServer, load: Load, **fields: Any) -> Run:
     return result
 
 
-def report_of(behaviour: Behaviour, load: Load | None = None, **fields: Any) -> Report:
+def report_of(behaviour: Behaviour, load: LoadSettings | None = None, **fields: Any) -> Report:
     with fake_server(behaviour) as server:
-        return make_report(run_load(server, load or Load(concurrency=2, num_requests=6), **fields), None)
+        return make_report(
+            run_load(server, load or LoadSettings(concurrency=2, num_requests=6), **fields), None
+        )
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 def test_an_open_loop_sends_every_request_and_counts_its_tokens(endpoint: str):
     with fake_server(Behaviour(chunks=5, tokens_per_chunk=3)) as server:
-        run = run_load(server, Load(rate=200.0, num_requests=20, seed=4), endpoint=endpoint, seed=50)
+        run = run_load(server, LoadSettings(rate=200.0, num_requests=20, seed=4), endpoint=endpoint, seed=50)
         assert sorted(body["seed"] for body in server.bodies) == list(range(50, 70))
         assert set(server.keys) == {"Bearer a-key"}
     report = make_report(run, None)
@@ -61,23 +63,23 @@ def test_an_open_loop_sends_every_request_and_counts_its_tokens(endpoint: str):
 
 def test_all_at_once_is_at_once_and_a_closed_loop_keeps_its_number():
     with fake_server(Behaviour(company=12)) as server:
-        run_load(server, Load(rate=float("inf"), num_requests=12))
+        run_load(server, LoadSettings(rate=float("inf"), num_requests=12))
         assert server.most_at_once == 12
     with fake_server(Behaviour(company=3, first_delay=0.02)) as server:
-        run = run_load(server, Load(concurrency=3, num_requests=12))
+        run = run_load(server, LoadSettings(concurrency=3, num_requests=12))
         assert (len(run.outcomes), server.most_at_once) == (12, 3)
 
 
 def test_a_duration_bounds_the_starts_and_what_runs_is_finished():
     with fake_server(Behaviour(first_delay=0.05)) as server:
-        run = run_load(server, Load(concurrency=2, duration=0.3))
+        run = run_load(server, LoadSettings(concurrency=2, duration=0.3))
     assert {outcome.ending for outcome in run.outcomes} == {Ending.COMPLETED}
     assert len(run.outcomes) >= 2
     assert len(server.bodies) == len(run.outcomes)
 
 
 def test_refusals_are_counted_by_status_with_their_retry_after():
-    report = report_of(Behaviour(refuse_every=3), Load(concurrency=1, num_requests=9))
+    report = report_of(Behaviour(refuse_every=3), LoadSettings(concurrency=1, num_requests=9))
     assert (report.completed, report.failures.by_kind) == (6, {"HTTP 429": 3})
     assert (report.failures.too_many_with_retry_after, report.failures.retry_after) == (3, ("3",))
     assert report.failures.details == {"HTTP 429": "full"}
@@ -105,7 +107,7 @@ def test_a_server_without_usage_is_named_and_its_chunks_are_counted():
 )
 def test_an_answer_that_breaks_is_no_answer(behaviour: Behaviour, kind: str):
     report = report_of(
-        behaviour, Load(concurrency=2, num_requests=4, timeout=0.3 if kind == "timeout" else 60.0)
+        behaviour, LoadSettings(concurrency=2, num_requests=4, timeout=0.3 if kind == "timeout" else 60.0)
     )
     assert report.failures.by_kind == {kind: 4}
     assert report.completed == report.output_tokens == report.latencies["ttft"].n == 0
@@ -114,7 +116,7 @@ def test_an_answer_that_breaks_is_no_answer(behaviour: Behaviour, kind: str):
 def test_no_server_at_all_is_a_failure_of_each_and_of_the_question_for_models():
     with fake_server() as server:
         pass
-    run = run_load(server, Load(concurrency=2, num_requests=4))
+    run = run_load(server, LoadSettings(concurrency=2, num_requests=4))
     assert make_report(run, None).failures.by_kind == {"no connection": 4}
 
     async def ask_for_models() -> object:
@@ -148,7 +150,9 @@ def test_models_are_found_by_name_with_who_serves_them():
 
 def test_dropped_streams_are_seen_by_the_server_and_measured_by_nobody():
     with fake_server(Behaviour(chunks=40, delay=0.02)) as server:
-        run = run_load(server, Load(concurrency=4, num_requests=12, disconnect=0.5, seed=1), max_tokens=20)
+        run = run_load(
+            server, LoadSettings(concurrency=4, num_requests=12, disconnect=0.5, seed=1), max_tokens=20
+        )
         report = make_report(run, None)
         planned = [outcome for outcome in run.outcomes if outcome.drop_after is not None]
         assert 0 < len(planned) < 12

@@ -93,7 +93,7 @@ def test_overhead_tells_how_far_it_is(llm: LLM):
     told: list[tuple[str, int, int]] = []
     measure_overhead(llm, parse_methods("ngram"), [20, 40], 2, lambda *step: told.append(step))
     stages = [stage for stage, _, _ in told]
-    assert [f"drafting behind {context} tokens" in stages for context in (20, 40)] == [True, True]
+    assert [f"drafting after {context} tokens" in stages for context in (20, 40)] == [True, True]
     assert all(done < total for _, done, total in told)
     assert len(told) >= 8
 
@@ -119,7 +119,7 @@ def test_verdicts_are_timed_on_steps_whose_guesses_are_right(llm: LLM, monkeypat
     monkeypatch.setattr(verdict_time._FreeChains, "draft", seen)
     found = verdict_time.measure_verdicts(llm.engine.target, [2], 1, lambda *_: None)
     assert [(one.guesses, one.batch) for one in found] == [("lookup", 2), ("head", 2)]
-    assert all(3 < one.tokens < 1 + verdict_time.GUESSES for one in found), found
+    assert all(3 < one.tokens < 1 + verdict_time.DRAFT_TOKENS for one in found), found
     assert all(min(one.verdict_ms, one.launch_ms, one.beside_ms) > 0 for one in found)
     assert sum(begun) == len(begun) - 1  # all but the first are begun behind passes that are still judged
 

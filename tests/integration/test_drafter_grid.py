@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from foreword import LLM
-from foreword.bench.drafters.grid import Cell, GridBench, GridSettings
+from foreword.bench.drafters.grid import GridBench, GridCell, GridSettings
 from foreword.bench.methods import parse_methods
 from foreword.bench.prompts import BenchPrompt
 from foreword.engine.config import EngineConfig
@@ -17,7 +17,9 @@ PROMPTS = [BenchPrompt("1", "chat", "one two one two one two"), BenchPrompt("2",
 
 def test_every_cell_is_measured_once(tiny_model):
     bench = GridBench(LLM(str(tiny_model)), parse_methods("ngram"), GridSettings(max_tokens=8))
-    cells = [Cell(kind, warm, count) for kind in ("chat", "code") for warm in (0.0, 1.0) for count in (1, 3)]
+    cells = [
+        GridCell(kind, warm, count) for kind in ("chat", "code") for warm in (0.0, 1.0) for count in (1, 3)
+    ]
     told = []
     records = list(bench.measure(PROMPTS, cells, [], lambda stage, done, whole: told.append(whole)))
     assert [record.key for record in records] == [
@@ -39,7 +41,7 @@ def test_passes_that_read_a_prompt_in_pieces_do_not_count(tiny_model):
     llm = LLM(str(tiny_model), config=EngineConfig(max_num_batched_tokens=8))
     bench = GridBench(llm, parse_methods("ngram"), GridSettings(max_tokens=8))
     long = [BenchPrompt("1", "chat", "one two three four five six seven eight nine ten eleven twelve")]
-    plain, _ = bench.measure(long, [Cell("chat", 0.0, 2)], [], lambda stage, done, whole: None)
+    plain, _ = bench.measure(long, [GridCell("chat", 0.0, 2)], [], lambda stage, done, whole: None)
     assert plain.tokens_per_pass == 1
 
 

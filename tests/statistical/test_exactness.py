@@ -5,7 +5,7 @@ import pytest
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.rules.rule import Rule
-from foreword.proofs.cases import DraftModel, Guessing
+from foreword.proofs.cases import DraftKind, SmallDrafter
 from foreword.proofs.coupled import pathwise_mismatches
 from foreword.proofs.enumeration import (
     TreeDrafting,
@@ -38,12 +38,12 @@ from foreword.proofs.suite import (
 
 
 @pytest.mark.parametrize("parameters", PARAMETERS)
-@pytest.mark.parametrize("guessing", list(Guessing))
+@pytest.mark.parametrize("guessing", list(DraftKind))
 @pytest.mark.parametrize("rule", CHAIN_RULES)
-def test_chain_rules_keep_the_joint_law(rule: Rule, guessing: Guessing, parameters: str):
+def test_chain_rules_keep_the_joint_law(rule: Rule, guessing: DraftKind, parameters: str):
     case = small_case(rule, PARAMETERS[parameters], target=3)
     for length in (1, 2):
-        law = text_law(case, DraftModel(case, guessing), length)
+        law = text_law(case, SmallDrafter(case, guessing), length)
         assert sum(law.values()) == pytest.approx(1, abs=EXACT)
         assert worst_deviation(law, target_law(case)) <= EXACT
 
@@ -51,22 +51,22 @@ def test_chain_rules_keep_the_joint_law(rule: Rule, guessing: Guessing, paramete
 @pytest.mark.parametrize("replaced", [False, True], ids=["without replacement", "with replacement"])
 @pytest.mark.parametrize(
     ("guessing", "parameters"),
-    [(Guessing.DRAWN, name) for name in PARAMETERS]
-    + [(guessing, "temperature 1") for guessing in Guessing if guessing is not Guessing.DRAWN],
+    [(DraftKind.DRAWN, name) for name in PARAMETERS]
+    + [(guessing, "temperature 1") for guessing in DraftKind if guessing is not DraftKind.DRAWN],
 )
-def test_traversal_keeps_the_joint_law_of_siblings(guessing: Guessing, parameters: str, replaced: bool):
+def test_traversal_keeps_the_joint_law_of_siblings(guessing: DraftKind, parameters: str, replaced: bool):
     case = small_case(Rule.TRAVERSAL, PARAMETERS[parameters], target=3)
-    law = tree_text_law(TreeDrafting(DraftModel(case, guessing), TREES["two siblings"], replaced))
+    law = tree_text_law(TreeDrafting(SmallDrafter(case, guessing), TREES["two siblings"], replaced))
     assert sum(law.values()) == pytest.approx(1, abs=EXACT)
     assert worst_deviation(law, target_law(case)) <= EXACT
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["without replacement", "with replacement"])
 @pytest.mark.parametrize("shape", list(TREES)[1:])
-@pytest.mark.parametrize("guessing", [Guessing.DRAWN, Guessing.SPARSE, Guessing.MIXED])
-def test_traversal_keeps_the_joint_law_of_trees(guessing: Guessing, shape: str, replaced: bool):
+@pytest.mark.parametrize("guessing", [DraftKind.DRAWN, DraftKind.SPARSE, DraftKind.MIXED])
+def test_traversal_keeps_the_joint_law_of_trees(guessing: DraftKind, shape: str, replaced: bool):
     case = small_case(Rule.TRAVERSAL, PARAMETERS["temperature 1"], target=5)
-    law = tree_text_law(TreeDrafting(DraftModel(case, guessing), TREES[shape], replaced))
+    law = tree_text_law(TreeDrafting(SmallDrafter(case, guessing), TREES[shape], replaced))
     assert worst_deviation(law, target_law(case)) <= EXACT
 
 
@@ -74,20 +74,20 @@ def test_the_enumeration_of_trees_sees_who_tells_the_wrong_kind_of_siblings():
     """Drawn without replacement and told as if with it, by as little as one sibling."""
     case = small_case(Rule.TRAVERSAL, SamplingParams(), target=3)
 
-    class Lying(DraftModel):
-        def guesses(self, history, without=()):
-            told = {token: q for token, q, _ in super().guesses(history)}
-            for token, _, chance in super().guesses(history, without):
+    class Lying(SmallDrafter):
+        def next_tokens(self, history, without=()):
+            told = {token: q for token, q, _ in super().next_tokens(history)}
+            for token, _, chance in super().next_tokens(history, without):
                 yield token, told[token], chance
 
-    law = tree_text_law(TreeDrafting(Lying(case, Guessing.DRAWN), TREES["two siblings"]))
+    law = tree_text_law(TreeDrafting(Lying(case, DraftKind.DRAWN), TREES["two siblings"]))
     assert worst_deviation(law, target_law(case)) > 1e-3
 
 
 @pytest.mark.parametrize("target", range(4))
 def test_a_tree_accepts_more_than_its_first_chain(target: int):
     case = small_case(Rule.TRAVERSAL, SamplingParams(), target)
-    model = DraftModel(case, Guessing.DRAWN, 0.3)
+    model = SmallDrafter(case, DraftKind.DRAWN, 0.3)
     accepted = [
         sum((len(tokens) - 1) * chance for tokens, chance in law.items())
         for law in (tree_step_law(TreeDrafting(model, parents), case.prompt) for parents in ((-1, 0), TREE))
@@ -97,27 +97,27 @@ def test_a_tree_accepts_more_than_its_first_chain(target: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parameters", PARAMETERS)
-@pytest.mark.parametrize("guessing", list(Guessing))
+@pytest.mark.parametrize("guessing", list(DraftKind))
 @pytest.mark.parametrize("rule", CHAIN_RULES)
-def test_long_chains_keep_the_joint_law(rule: Rule, guessing: Guessing, parameters: str):
+def test_long_chains_keep_the_joint_law(rule: Rule, guessing: DraftKind, parameters: str):
     case = small_case(rule, PARAMETERS[parameters], target=4)
     for length in (3, 4):
-        law = text_law(case, DraftModel(case, guessing), length)
+        law = text_law(case, SmallDrafter(case, guessing), length)
         assert worst_deviation(law, target_law(case)) <= EXACT
 
 
 def test_the_enumeration_sees_a_small_bias():
     """A proof that cannot fail proves nothing: a draft law that is told a little wrong must show."""
     case = small_case(Rule.TOKEN, SamplingParams(), target=3)
-    honest, liar = (DraftModel(case, Guessing.DRAWN, likeness) for likeness in (0.5, 0.5001))
+    honest, liar = (SmallDrafter(case, DraftKind.DRAWN, likeness) for likeness in (0.5, 0.5001))
 
-    class Lying(DraftModel):
-        def guesses(self, history):
-            told = [q for _, q, _ in liar.guesses(history)]
-            for (token, _, chance), q in zip(honest.guesses(history), told, strict=True):
+    class Lying(SmallDrafter):
+        def next_tokens(self, history):
+            told = [q for _, q, _ in liar.next_tokens(history)]
+            for (token, _, chance), q in zip(honest.next_tokens(history), told, strict=True):
                 yield token, q, chance
 
-    law = text_law(case, Lying(case, Guessing.DRAWN), 2)
+    law = text_law(case, Lying(case, DraftKind.DRAWN), 2)
     assert worst_deviation(law, target_law(case)) > 100 * EXACT
 
 
@@ -133,13 +133,13 @@ def test_block_accepts_no_less_than_token(target: int):
     found = {}
     for rule in CHAIN_RULES:
         case = small_case(rule, SamplingParams(), target)
-        found[rule] = expected_accepted(case, DraftModel(case, Guessing.DRAWN, 0.3), 3)
+        found[rule] = expected_accepted(case, SmallDrafter(case, DraftKind.DRAWN, 0.3), 3)
     assert found[Rule.BLOCK] >= found[Rule.TOKEN] - EXACT
 
 
 def test_token_accepts_what_the_distributions_share():
     case = small_case(Rule.TOKEN, SamplingParams(), target=2)
-    model = DraftModel(case, Guessing.DRAWN, 0.3)
+    model = SmallDrafter(case, DraftKind.DRAWN, 0.3)
     p = np.array([target_law(case, 1)[(token,)] for token in range(3)])
     shared = np.minimum(p, model.probabilities(case.prompt)).sum()
     assert expected_accepted(case, model, 1) == pytest.approx(shared, abs=EXACT)

@@ -6,7 +6,7 @@ import pytest
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import TokenLimits
 from foreword.acceptance.rules.rule import Rule
-from foreword.proofs.cases import Case, DraftModel, Guessing
+from foreword.proofs.cases import Case, DraftKind, SmallDrafter
 from foreword.proofs.coupled import likely_tree, plain_texts, step_batch
 from foreword.proofs.enumeration import TreeDrafting, target_law, text_law, tree_text_law, worst_deviation
 from foreword.proofs.suite import CHAIN_RULES, EXACT, TREES
@@ -32,27 +32,27 @@ def check(law, expected) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("guessing", list(Guessing))
+@pytest.mark.parametrize("guessing", list(DraftKind))
 @pytest.mark.parametrize("rule", CHAIN_RULES)
-def test_chain_rules_keep_the_joint_law(rule: Rule, guessing: Guessing, form: str):
+def test_chain_rules_keep_the_joint_law(rule: Rule, guessing: DraftKind, form: str):
     one = case(form, rule, seed=3)
     for length in (1, 2):
-        check(text_law(one, DraftModel(one, guessing), length), target_law(one))
+        check(text_law(one, SmallDrafter(one, guessing), length), target_law(one))
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shape", ["two siblings", "two chains"])
-@pytest.mark.parametrize("guessing", [Guessing.DRAWN, Guessing.SPARSE, Guessing.MIXED])
-def test_traversal_keeps_the_joint_law(guessing: Guessing, shape: str, form: str):
+@pytest.mark.parametrize("guessing", [DraftKind.DRAWN, DraftKind.SPARSE, DraftKind.MIXED])
+def test_traversal_keeps_the_joint_law(guessing: DraftKind, shape: str, form: str):
     one = case(form, Rule.TRAVERSAL, seed=5)
-    check(tree_text_law(TreeDrafting(DraftModel(one, guessing), TREES[shape])), target_law(one))
+    check(tree_text_law(TreeDrafting(SmallDrafter(one, guessing), TREES[shape])), target_law(one))
 
 
 @pytest.mark.parametrize("rule", CHAIN_RULES)
 def test_other_parameters_hold_beside_a_grammar(rule: Rule):
     for params in ({"top_p": 0.7}, {"logit_bias": {0: 2.0, 1: -1.0}}, {"repetition_penalty": 1.5}):
         one = case("branching", rule, seed=2, temperature=0.8, **params)
-        check(text_law(one, DraftModel(one, Guessing.DRAWN), 2), target_law(one))
+        check(text_law(one, SmallDrafter(one, DraftKind.DRAWN), 2), target_law(one))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -81,4 +81,4 @@ def test_the_enumeration_sees_a_mask_of_the_wrong_node(monkeypatch):
     one = case("branching", Rule.TOKEN, seed=3)
     monkeypatch.setattr(GrammarState, "masks", wrong)
     with pytest.raises(GrammarError):  # what it commits could not have come
-        text_law(one, DraftModel(one, Guessing.DRAWN), 2)
+        text_law(one, SmallDrafter(one, DraftKind.DRAWN), 2)

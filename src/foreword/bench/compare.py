@@ -25,7 +25,7 @@ OURS, PLAIN = "foreword", "plain"
 
 
 @dataclass(frozen=True)
-class Kind:
+class PeerKind:
     """An engine: where it is, what it needs, and its ways to decode, the plain ones first."""
 
     path: str  # module:class of the `Peer`
@@ -36,25 +36,25 @@ class Kind:
 
 
 KINDS = {
-    OURS: Kind(
+    OURS: PeerKind(
         "foreword.bench.peers:Ours",
         "foreword",
         (PLAIN, "auto", "suffix+ngram"),
         draft_mode="draft_model",
     ),
-    "llama.cpp": Kind(
+    "llama.cpp": PeerKind(
         "foreword.bench.peers:LlamaCpp",
         "llama_cpp",
         ("Q8_0", "Q4_0", "Q8_0 lookup", "Q4_0 lookup"),
         ("Q8_0", "Q4_0"),
     ),
-    "transformers": Kind(
+    "transformers": PeerKind(
         "foreword.bench.peers:Transformers",
         "transformers",
         (PLAIN, "prompt lookup"),
         draft_mode="assisted",
     ),
-    "vllm": Kind("foreword.bench.peers:Vllm", "vllm", (PLAIN, "ngram")),
+    "vllm": PeerKind("foreword.bench.peers:Vllm", "vllm", (PLAIN, "ngram")),
 }
 
 
@@ -77,7 +77,7 @@ class Contestant:
 
     @property
     def plain_label(self) -> str:
-        """The same weights without guesses: of `Q4_0 lookup` it is `Q4_0`."""
+        """Return the label of the same weights without speculation: of `Q4_0 lookup` it is `Q4_0`."""
         first = self.mode.partition(" ")[0]
         return f"{self.peer} {first if first in KINDS[self.peer].plain_modes else PLAIN}"
 
@@ -116,7 +116,7 @@ PAUSE_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Answer:
+class PeerAnswer:
     """One contestant on one prompt in one round."""
 
     contestant: str
@@ -159,9 +159,9 @@ class Runner:
             text=True,
             env=environment,
         )
-        told = self._read()
-        if "error" in told:
-            raise RequestError(f"{contestant.label} cannot be compared: {told['error']}")
+        reply = self._read()
+        if "error" in reply:
+            raise RequestError(f"{contestant.label} cannot be compared: {reply['error']}")
 
     def answer(self, prompt: Sequence[int], count: int) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -174,8 +174,8 @@ class Runner:
         line = self._process.stdout.readline()
         if not line:
             raise RequestError(f"{self.contestant.label}: its process ended without an answer")
-        told: dict[str, Any] = json.loads(line)
-        return told
+        reply: dict[str, Any] = json.loads(line)
+        return reply
 
     def close(self) -> None:
         self._process.kill()
@@ -197,9 +197,9 @@ class Race:
 
     def run(
         self, contestants: Sequence[Contestant], progress: StageProgress
-    ) -> tuple[list[Answer], list[str]]:
+    ) -> tuple[list[PeerAnswer], list[str]]:
         """Every answer, and who could not take part and why. Each is warmed up with the first prompt."""
-        answers: list[Answer] = []
+        answers: list[PeerAnswer] = []
         absent: list[str] = []
         with ExitStack() as stack:
             runners: list[Runner] = []
@@ -219,22 +219,22 @@ class Race:
                     for runner in runners:
                         progress(runner.contestant.label, len(answers), whole)
                         sleep(PAUSE_SECONDS)
-                        told = runner.answer(prompt, self.count)
-                        answers.append(_answer(runner.contestant.label, place, turn, told))
+                        reply = runner.answer(prompt, self.count)
+                        answers.append(_answer(runner.contestant.label, place, turn, reply))
         return answers, absent
 
 
-def _answer(label: str, prompt: int, turn: int, told: dict[str, Any]) -> Answer:
-    ids = tuple(told["tokens"])
-    times = {name: told[name] for name in ("first_seconds", "first_tokens", "seconds", "peak_bytes")}
-    return Answer(label, prompt, turn, len(ids), token_ids=ids, **times)
+def _answer(label: str, prompt: int, turn: int, reply: dict[str, Any]) -> PeerAnswer:
+    ids = tuple(reply["tokens"])
+    times = {name: reply[name] for name in ("first_seconds", "first_tokens", "seconds", "peak_bytes")}
+    return PeerAnswer(label, prompt, turn, len(ids), token_ids=ids, **times)
 
 
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One contestant."""
 
     label: str
@@ -244,20 +244,22 @@ class Row:
     peak_bytes: int
     same_as_plain: (
         float | None
-    )  # share of answers with the text of the same weights without guesses; None without guesses
+    )  # share of answers with the text of the same weights without speculation; None: it is off
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def baseline(answers: Sequence[Answer], contestants: Sequence[Contestant]) -> str:
+def baseline(answers: Sequence[PeerAnswer], contestants: Sequence[Contestant]) -> str:
     """The fastest plain peer that took part; ourselves if there is no other."""
     labels = {answer.contestant for answer in answers}
     others = [c.label for c in contestants if c.is_plain and c.peer != OURS and c.label in labels]
     return max(others, key=lambda label: _speed(answers, label), default=f"{OURS} {PLAIN}")
 
 
-def summarise(answers: Sequence[Answer], contestants: Sequence[Contestant]) -> tuple[str, list[Row]]:
+def summarise(
+    answers: Sequence[PeerAnswer], contestants: Sequence[Contestant]
+) -> tuple[str, list[ComparisonRow]]:
     """The baseline's label and a row for everybody who took part."""
     beside = baseline(answers, contestants)
     rows = []
@@ -268,12 +270,14 @@ def summarise(answers: Sequence[Answer], contestants: Sequence[Contestant]) -> t
     return beside, rows
 
 
-def _row(contestant: Contestant, own: Sequence[Answer], answers: Sequence[Answer], beside: str) -> Row:
+def _row(
+    contestant: Contestant, own: Sequence[PeerAnswer], answers: Sequence[PeerAnswer], beside: str
+) -> ComparisonRow:
     other = {(a.prompt, a.round): a.tokens_per_second for a in answers if a.contestant == beside}
     ratios = [answer.tokens_per_second / other[answer.prompt, answer.round] for answer in own]
     texts = {a.prompt: a.token_ids for a in answers if a.contestant == contestant.plain_label}
     same = sum(answer.token_ids == texts.get(answer.prompt) for answer in own) / len(own)
-    return Row(
+    return ComparisonRow(
         contestant.label,
         _speed(answers, contestant.label),
         bootstrap(ratios, CONFIDENCE),
@@ -283,11 +287,11 @@ def _row(contestant: Contestant, own: Sequence[Answer], answers: Sequence[Answer
     )
 
 
-def _speed(answers: Sequence[Answer], label: str) -> float:
+def _speed(answers: Sequence[PeerAnswer], label: str) -> float:
     return median(answer.tokens_per_second for answer in answers if answer.contestant == label)
 
 
-def plot_comparison(rows: Sequence[Row], baseline: str, path: Path, title: str) -> None:
+def plot_comparison(rows: Sequence[ComparisonRow], baseline: str, path: Path, title: str) -> None:
     """A bar per contestant with its interval, the baseline at 1."""
     require_matplotlib()
     figure = importlib.import_module("matplotlib.figure").Figure(

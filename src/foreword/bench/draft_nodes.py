@@ -43,7 +43,7 @@ class PassCost:
     engine_ms: float  # that the engine's thread works for one pass, the median; waits are no work
     waited_ms: float  # mean
     levels: float  # at hand when the pass begins, mean
-    first_ms: float | None  # from a text to the first level behind it
+    first_ms: float | None  # from a text to the first level after it
     level_ms: float | None  # from one level to the next
 
 

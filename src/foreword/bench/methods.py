@@ -26,7 +26,7 @@ RANDOM = "random"
 """The `model` of a head with random weights."""
 
 DEFAULT = Method("default", None)
-"""Whoever guesses where nobody has said, and only where it pays: what `generate`, `chat` and `serve` do."""
+"""The default drafter under the default policy, as in `generate`, `chat` and `serve`."""
 
 
 def default_methods(without: str | None = None) -> list[Method]:
@@ -39,7 +39,7 @@ def default_methods(without: str | None = None) -> list[Method]:
 
 
 def request_config(method: Method, llm: "LLM", folder: Path) -> Mapping[str, Any]:
-    """What requests ask for; a method guesses at every step unless it says otherwise.
+    """Return the speculation setting of requests; a method drafts at every step unless it says otherwise.
 
     Random heads are written into the `folder`.
     """
@@ -55,7 +55,7 @@ def request_config(method: Method, llm: "LLM", folder: Path) -> Mapping[str, Any
         return {"fixed": True, **method.config}
     choice = llm.loaded.choose_speculation("auto")
     if choice.config is None:
-        raise RequestError(f"by default nobody guesses here: {choice.reason}")
+        raise RequestError(f"speculation is off by default here: {choice.reason}")
     return choice.config.as_mapping()
 
 

@@ -37,7 +37,7 @@ from foreword.speculation.report import StageSeconds
 from foreword.speculation.requests import DraftPlan, PassEntry
 
 VERIFY_ROWS = (1, 6)
-"""Rows of the passes that drafting is compared with: plain decoding, and a verify of five guesses."""
+"""Rows of the passes that drafting is compared with: plain decoding, and a verification of five draft tokens."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Overhead:
         return self.draft_ms / self.verify_ms[rows]
 
 
-class WildGuesses(Drafter):
-    """Always as many guesses as it is asked for, to get passes of a known size."""
+class ArbitraryDrafts(Drafter):
+    """Always drafts as many tokens as are wanted, to get passes of a known size."""
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """The same token over and over."""
@@ -68,8 +68,8 @@ class TurnPolicy(FixedPolicy):
 
     def __init__(self, turns: Mapping[str, tuple[Drafter, int]]) -> None:
         super().__init__()
-        self._turns = turns  # name -> (drafter, number of guesses)
-        self.turn: str | None = None  # who drafts for the next step; None: nobody
+        self._turns = turns  # name -> (drafter, number of draft tokens)
+        self.turn: str | None = None  # the drafter of the next step; None: plain decoding
         self.max_nodes = max(nodes for _, nodes in turns.values())
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
@@ -93,7 +93,9 @@ def measure_overhead(
     """Decode after every context; passes of known size and the drafters take turns within one answer."""
     if repeats < 1:
         raise RequestError(f"repeats must be at least 1, not {repeats}")
-    wild: dict[str, tuple[Drafter, int]] = {_rows(rows): (WildGuesses(), rows - 1) for rows in VERIFY_ROWS}
+    wild: dict[str, tuple[Drafter, int]] = {
+        _rows(rows): (ArbitraryDrafts(), rows - 1) for rows in VERIFY_ROWS
+    }
     with TemporaryDirectory(prefix="foreword-heads-") as folder:  # files of random heads are read once
         configs = {
             method.label: SpeculationConfig.parse(request_config(method, llm, Path(folder)))
@@ -105,7 +107,7 @@ def measure_overhead(
         }
     policy = TurnPolicy(turns)
     engine = EngineCore(llm.engine.target, llm.loaded.vocabulary(), EngineParts(policy=policy))
-    tokens = (repeats + 1) * len(turns) * (policy.max_nodes + 1) + 1  # if every guess were accepted
+    tokens = (repeats + 1) * len(turns) * (policy.max_nodes + 1) + 1  # if every draft token were accepted
     if not contexts or min(contexts) < 1 or max(contexts) + tokens > engine.max_model_len:
         raise RequestError(f"contexts must be in 1 .. {engine.max_model_len - tokens} for this model")
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
@@ -122,7 +124,7 @@ def measure_overhead(
             policy,
             list(turns),
             repeats,
-            partial(on_progress, f"drafting behind {context} tokens"),
+            partial(on_progress, f"drafting after {context} tokens"),
         )
         engine.abort(request.name)
         found += [_overhead(label, context, steps) for label in configs]
@@ -162,15 +164,15 @@ def _text(llm: LLM, length: int) -> list[int]:
 
 
 CONTEXT = 128
-GUESSES = 4
+DRAFT_TOKENS = 4
 GROUP = 10
-"""Tokens of every prompt, guesses per request and step, and steps that are timed together."""
+"""Tokens of every prompt, draft tokens per request and step, and steps that are timed together."""
 
 WAYS: Mapping[str, Mapping[str, Any] | bool] = {
     "plain": False,
-    "ngram": {"method": "ngram", "num_speculative_tokens": GUESSES, "fixed": True},
-    "suffix": {"method": "suffix", "num_speculative_tokens": GUESSES, "fixed": True},
-    "ngram, as measured": {"method": "ngram", "num_speculative_tokens": GUESSES},
+    "ngram": {"method": "ngram", "num_speculative_tokens": DRAFT_TOKENS, "fixed": True},
+    "suffix": {"method": "suffix", "num_speculative_tokens": DRAFT_TOKENS, "fixed": True},
+    "ngram, as measured": {"method": "ngram", "num_speculative_tokens": DRAFT_TOKENS},
 }
 """How requests are decoded; the last one leaves it to the default policy."""
 
@@ -183,7 +185,7 @@ _TURNS = np.random.default_rng(0).random(997) < 0.15
 VOCABULARY = _FIRST + _WORDS
 """Ids of the tokens are below this."""
 
-_PASS_SECONDS, _ROW_SECONDS = 5e-3, 5e-6  # of the clock that the engine sees: on it guesses pay
+_PASS_SECONDS, _ROW_SECONDS = 5e-3, 5e-6  # of the clock that the engine sees: on it speculation gains
 
 
 @dataclass(frozen=True)
@@ -217,14 +219,14 @@ def measure_host_time(
 
 def _host_time(llm: LLM, way: str, setting: Mapping[str, Any] | bool, batch: int, groups: int) -> HostTime:
     steps = (groups + 1) * GROUP + 1
-    target = FreePasses(llm.engine.target, CONTEXT + steps * (GUESSES + 1) + 1)
+    target = FreePasses(llm.engine.target, CONTEXT + steps * (DRAFT_TOKENS + 1) + 1)
     config = EngineConfig(
-        max_num_seqs=batch, max_num_batched_tokens=batch * (CONTEXT + GUESSES + 1), max_step_seconds=None
+        max_num_seqs=batch, max_num_batched_tokens=batch * (CONTEXT + DRAFT_TOKENS + 1), max_step_seconds=None
     )
     vocabulary = Vocabulary(VOCABULARY, frozenset(), llm.tokenizer)
     parts = EngineParts(config, MeasuredPolicy(), llm.build_drafter, clock=lambda: target.clock)
     engine = EngineCore(cast(Decoder, target), vocabulary, parts)
-    params = SamplingParams(temperature=0, max_tokens=steps * (GUESSES + 1), ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=steps * (DRAFT_TOKENS + 1), ignore_eos=True)
     for index in range(batch):
         engine.add(NewRequest(f"host-{index}", prompt(index), params, speculation=setting))
     for _ in range(GROUP + 1):  # the prompts, and what is only done once
@@ -248,7 +250,7 @@ def prompt(start: int) -> tuple[int, ...]:
 
 
 def _next(token: Any, position: Any) -> Any:  # noqa: ANN401 - numbers or arrays of them
-    """The token that follows: guesses from what was are right until the text turns."""
+    """Return the token that follows: a lookup's drafts are right until the text turns."""
     return usual_way(token, _TURNS[position % len(_TURNS)])
 
 

@@ -23,7 +23,7 @@ EVENT_BYTES = 240
 """An event of OpenAI's completion stream without its text."""
 
 
-class Chunk(NamedTuple):
+class WireChunk(NamedTuple):
     """What a watcher of the wire sees of a stream: when, and how many bytes."""
 
     time: float
@@ -43,9 +43,9 @@ class Trace:
         """How much the number of tokens changes from one delivery to the next, in all."""
         return sum(abs(len(later) - len(earlier)) for (_, earlier), (_, later) in pairwise(self.bursts))
 
-    def unpaced(self) -> list[Chunk]:
+    def unpaced(self) -> list[WireChunk]:
         """As `--stream-pacing burst` sends it: one event for every delivery."""
-        return [Chunk(time, EVENT_BYTES + sum(sizes)) for time, sizes in self.bursts]
+        return [WireChunk(time, EVENT_BYTES + sum(sizes)) for time, sizes in self.bursts]
 
     def units(self) -> list[tuple[float, list[int]]]:
         """The bursts with one event for every token, to be paced."""
@@ -109,7 +109,7 @@ _FIRST = 48  # chunks that are compared one by one
 
 
 @dataclass(frozen=True)
-class Guessing:
+class ClassifierResult:
     """How often a watcher named the right prompt."""
 
     stream: str  # how it was sent
@@ -124,7 +124,7 @@ class Guessing:
         return self.right / self.trials
 
 
-def features(chunks: Sequence[Chunk]) -> dict[str, Vector]:
+def features(chunks: Sequence[WireChunk]) -> dict[str, Vector]:
     """What a watcher can look at, by name."""
     sizes = np.array([chunk.size for chunk in chunks], dtype=np.float64)
     times = np.array([chunk.time for chunk in chunks], dtype=np.float64)
@@ -138,24 +138,26 @@ def features(chunks: Sequence[Chunk]) -> dict[str, Vector]:
     }
 
 
-def guess_prompts(stream: str, watched: Mapping[tuple[int, int], Sequence[Chunk]]) -> list[Guessing]:
+def classify_prompts(
+    stream: str, watched: Mapping[tuple[int, int], Sequence[WireChunk]]
+) -> list[ClassifierResult]:
     """For every kind of feature: each stream, by (prompt, repeat), is compared with those of all other repeats."""
     keys = sorted(watched)
     repeats = {repeat for _, repeat in keys}
     if len(repeats) < 2:
-        raise RequestError("--repeats must be at least 2: one to learn from, one to guess")
+        raise RequestError("--repeats must be at least 2: one to learn from, one to classify")
     seen = {key: features(chunks) for key, chunks in watched.items()}
     prompts = len({prompt for prompt, _ in keys})
     results = []
     for name in next(iter(seen.values())):
         table = np.stack([seen[key][name] for key in keys])
         right = sum(_hits(table, keys, repeat) for repeat in repeats)
-        results.append(Guessing(stream, name, right, len(keys), 1 / prompts))
+        results.append(ClassifierResult(stream, name, right, len(keys), 1 / prompts))
     return results
 
 
 def _hits(table: Vector, keys: Sequence[tuple[int, int]], left_out: int) -> int:
-    """Right guesses for the streams of one repeat. table: [streams, features]"""
+    """Count the streams of one repeat that are classified right. table: [streams, features]"""
     known = np.array([repeat != left_out for _, repeat in keys])
     names = np.array([prompt for prompt, _ in keys])
     spread = table[known].std(axis=0)
@@ -177,7 +179,9 @@ def _fit(values: Vector) -> Vector:
 _SHOWN_SECONDS = 1.0
 
 
-def plot_pacing(examples: dict[str, Sequence[Chunk]], rows: Sequence[Guessing], path: Path) -> None:
+def plot_pacing(
+    examples: dict[str, Sequence[WireChunk]], rows: Sequence[ClassifierResult], path: Path
+) -> None:
     """Left: chunks on the wire, by kind of stream. Right: accuracy of the classifier."""
     require_matplotlib()
     figure_module = importlib.import_module("matplotlib.figure")  # needs no display, keeps no global state
@@ -193,7 +197,7 @@ def plot_pacing(examples: dict[str, Sequence[Chunk]], rows: Sequence[Guessing], 
     save_figure(figure, path)
 
 
-def _draw_chunks(axes: Any, name: str, chunks: Sequence[Chunk]) -> None:  # noqa: ANN401 - an optional package
+def _draw_chunks(axes: Any, name: str, chunks: Sequence[WireChunk]) -> None:  # noqa: ANN401 - an optional package
     shown = [chunk for chunk in chunks if chunk.time <= _SHOWN_SECONDS]
     axes.vlines([1e3 * chunk.time for chunk in shown], 0, [chunk.size for chunk in shown], linewidth=1.5)
     axes.set_ylim(0, 1.15 * max(chunk.size for chunk in shown))
@@ -202,7 +206,7 @@ def _draw_chunks(axes: Any, name: str, chunks: Sequence[Chunk]) -> None:  # noqa
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_accuracy(axes: Any, rows: Sequence[Guessing]) -> None:  # noqa: ANN401 - an optional package
+def _draw_accuracy(axes: Any, rows: Sequence[ClassifierResult]) -> None:  # noqa: ANN401 - an optional package
     kinds = list(dict.fromkeys(row.features for row in rows))
     streams = list(dict.fromkeys(row.stream for row in rows))
     width = 0.8 / len(streams)

@@ -68,8 +68,8 @@ def chart(title: str, lines: Lines, colours: Mapping[str, str]) -> str:
         joined = " ".join(ordered)
         drawn.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{joined}"/>')
         for x, y in (at.split(",") for at in ordered):
-            told = f"<title>{escape(name)}</title>"
-            drawn.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}">{told}</circle>')
+            tip = f"<title>{escape(name)}</title>"
+            drawn.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}">{tip}</circle>')
     bottom, right = HEIGHT - MARGIN, WIDTH - MARGIN
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" aria-label="{escape(title)}">',

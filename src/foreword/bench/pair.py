@@ -8,11 +8,11 @@ from torch import Tensor
 
 from foreword.acceptance.params import SamplingParams
 from foreword.backends.interface import Decoder
-from foreword.bench.drafters.decode import Run, decode
+from foreword.bench.drafters.decode import DecodeRun, decode
 from foreword.bench.prompts import BenchPrompt
 from foreword.bench.quality import Divergence, combined, divergence, log_probabilities
 from foreword.bench.skeleton import PLAIN
-from foreword.bench.theory import Drafting, StepCurve, pass_cost
+from foreword.bench.theory import DraftingCost, RelativeStepCurve, pass_cost
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.model.autoregressive import check_same_vocabulary
 from foreword.engine.config import EngineConfig
@@ -60,7 +60,7 @@ class RuleRun:
     accept_seconds: float = 0.0
 
     @staticmethod
-    def of(rule: str, temperature: float, kind: str, run: Run) -> "RuleRun":
+    def of(rule: str, temperature: float, kind: str, run: DecodeRun) -> "RuleRun":
         return RuleRun(
             rule,
             temperature,
@@ -76,7 +76,7 @@ class RuleRun:
 
     @property
     def per_position(self) -> list[float]:
-        """Share of drafts that are accepted up to and including this guess."""
+        """Return, by position, the share of drafts that are accepted up to it."""
         return [a / d if d else 0.0 for a, d in zip(self.accepted, self.drafts, strict=True)]
 
     @property
@@ -91,7 +91,7 @@ class RuleRun:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What drafts of k guesses should bring, from measured acceptance and measured times."""
+    """Expected gain of drafts of k tokens, from measured acceptance and measured times."""
 
     rule: str
     temperature: float
@@ -140,7 +140,7 @@ class PairBench:
 
     def _answers(
         self, rule: str, prompts: Sequence[tuple[str, list[int]]], progress: StageProgress
-    ) -> Iterator[tuple[str, float, list[int], Run]]:
+    ) -> Iterator[tuple[str, float, list[int], DecodeRun]]:
         is_plain = rule == PLAIN
         config = EngineConfig(acceptance_rule="coupled" if is_plain else rule)
         core = make_core(self._target, config, None if is_plain else self._speculation.as_mapping())
@@ -165,7 +165,7 @@ class PairBench:
         for number, text in enumerate(texts):
             progress(f"laws, temperature {text.temperature:g}, {text.kind}", number, len(texts))
             pair = [_scores(model.decoder, text) for model in (self._target, self._draft)]
-            width = min(scores.shape[-1] for scores in pair)  # padding at the end is nobody's token
+            width = min(scores.shape[-1] for scores in pair)  # padding at the end has no token
             target, draft = (scores[:, :width] for scores in pair)
             found[text.kind, text.temperature].append(divergence(target, draft, text.temperature))
         return [KindDivergence(kind, t, combined(parts)) for (kind, t), parts in found.items()]
@@ -194,7 +194,7 @@ def merged(runs: Sequence[RuleRun], *, by_kind: bool) -> list[RuleRun]:
 
 
 def expectations(runs: Sequence[RuleRun], guesses: int) -> list[Expectation]:
-    """For every rule and temperature and every number of guesses up to the measured one."""
+    """Return the expected gain for every rule, temperature and number of draft tokens up to the measured one."""
     together = merged(runs, by_kind=False)
     plain = {run.temperature: run for run in together if run.rule == PLAIN}
     found = []
@@ -203,12 +203,12 @@ def expectations(runs: Sequence[RuleRun], guesses: int) -> list[Expectation]:
             continue
         alone = plain[run.temperature]
         plain_pass = (alone.verify_seconds + alone.accept_seconds) / alone.passes
-        per_guess = run.draft_seconds / sum(run.drafts) / plain_pass
+        per_token = run.draft_seconds / sum(run.drafts) / plain_pass
         ratio = (run.verify_seconds + run.accept_seconds) / run.passes / plain_pass
-        curve = StepCurve(((1, 1.0), (guesses + 1, ratio)))
+        curve = RelativeStepCurve(((1, 1.0), (guesses + 1, ratio)))
         for k in range(1, len(run.drafts) + 1):
             tokens = 1 + sum(run.per_position[:k])
-            cost = pass_cost(k, Drafting(per_guess), curve)
+            cost = pass_cost(k, DraftingCost(per_token), curve)
             found.append(Expectation(run.rule, run.temperature, k, tokens, cost, tokens / cost))
     return found
 

@@ -32,7 +32,7 @@ LOOKUP_TOKENS = 10  # the number in the documentation of llama-cpp-python and of
 VLLM_DRAFT_TOKENS = 5
 
 
-class Peer(Protocol):
+class PeerEngine(Protocol):
     """A loaded model that answers greedily, one request at a time."""
 
     def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
@@ -242,7 +242,7 @@ def main() -> None:
         _report(out, _timed_answer(peer, wanted["prompt"], wanted["count"]))
 
 
-def _timed_answer(peer: Peer, prompt: list[int], count: int) -> dict[str, Any]:
+def _timed_answer(peer: PeerEngine, prompt: list[int], count: int) -> dict[str, Any]:
     began = perf_counter()
     first: float | None = None
     first_tokens = 0

@@ -35,7 +35,7 @@ def own_prompts() -> list[BenchPrompt]:
 def bench_prompts(paths: Sequence[Path] | None, limit: int | None) -> list[BenchPrompt]:
     """The first `limit` prompts of every category of these files; our own without any.
 
-    A category that several files have is told apart by their names: GSM8K's "math" is not Spec-Bench's.
+    A category that several files have gets their names: GSM8K's "math" is not Spec-Bench's.
     """
     if not paths:
         return take_per_category(own_prompts(), limit)
@@ -52,8 +52,8 @@ def bench_prompts(paths: Sequence[Path] | None, limit: int | None) -> list[Bench
 
 def prompts_digest(prompts: Sequence[BenchPrompt]) -> str:
     """The same for the same prompts in the same categories and order."""
-    told = "\n".join(f"{prompt.category} {prompt.key}" for prompt in prompts)
-    return hashlib.sha256(told.encode()).hexdigest()[:12]
+    listed = "\n".join(f"{prompt.category} {prompt.key}" for prompt in prompts)
+    return hashlib.sha256(listed.encode()).hexdigest()[:12]
 
 
 def read_prompts(path: Path) -> list[BenchPrompt]:

@@ -84,7 +84,7 @@ class Divergence:
     same_top: float  # share of places with the same likeliest token
     token: float  # accepted by *token* (and first of *block*): 1 − TV
     coupled: float  # accepted by *coupled* if both draw with the same noise
-    chosen: float  # accepted if the draft guesses its likeliest token
+    chosen: float  # accepted if the draft is its likeliest token
 
 
 def laws(logits: Tensor, temperature: float) -> Tensor:
@@ -99,7 +99,7 @@ def divergence(target: Tensor, draft: Tensor, temperature: float) -> Divergence:
     p, q = laws(target, temperature), laws(draft, temperature)
     tv = (p - q).abs().sum(-1) / 2
     kl = None if temperature == 0 else float((p * (p.log() - q.log())).nansum(-1).clamp(min=0).mean())
-    guessed = p.gather(-1, q.argmax(-1, keepdim=True))
+    chosen = p.gather(-1, q.argmax(-1, keepdim=True))
     return Divergence(
         places=len(p),
         tv=float(tv.mean()),
@@ -107,7 +107,7 @@ def divergence(target: Tensor, draft: Tensor, temperature: float) -> Divergence:
         same_top=float((p.argmax(-1) == q.argmax(-1)).double().mean()),
         token=float((1 - tv).mean()),
         coupled=float(coupled_agreement(p, q).mean()),
-        chosen=float(guessed.mean()),
+        chosen=float(chosen.mean()),
     )
 
 

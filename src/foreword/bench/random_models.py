@@ -170,17 +170,17 @@ def write_random_pair(config: ModelConfig, draft_layers: int, folder: Path) -> t
 def write_agreeing_pair(
     target: ModelConfig, draft: ModelConfig, agreement: float, folder: Path
 ) -> tuple[Path, Path]:
-    """Directories of two models; after this part of all tokens the draft's guess is the target's own token."""
+    """Write two models that agree on the next token after this part of all tokens; return their directories."""
     size = target.vocab_size
     generator = torch.Generator().manual_seed(1)
     order = torch.randperm(size, generator=generator)
     follows = torch.empty_like(order)
     follows[order] = order.roll(-1)  # one circle of all tokens, so that texts pass by all kinds of them
     wrong = torch.randperm(size, generator=generator)[: round((1 - agreement) * size)]
-    guessed = follows.clone()
-    guessed[wrong] = follows[wrong].roll(1)
+    drafted = follows.clone()
+    drafted[wrong] = follows[wrong].roll(1)
     written = []
-    for name, config, after in (("target", target, follows), ("draft", draft, guessed)):
+    for name, config, after in (("target", target, follows), ("draft", draft, drafted)):
         untied = replace(config, vocab_size=size, tied_embeddings=False)
         tensors = _tensors(untied, lambda layer: QUIET)
         embedding = tensors["model.embed_tokens.weight"]
@@ -255,7 +255,7 @@ def _write(path: Path, config: ModelConfig, layers: int, tensors: dict[str, Tens
 
 
 def _tokenizer(size: int) -> HfTokenizer:
-    """Bytes, and names for all other ids: nobody reads these texts."""
+    """Return a tokenizer of bytes, with made-up names for all other ids."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = [*alphabet, *(f"<{number}>" for number in range(size - len(alphabet) - 1)), _END]
     tokenizer = HfTokenizer(models.BPE({name: number for number, name in enumerate(names)}, []))

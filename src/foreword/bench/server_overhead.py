@@ -75,11 +75,11 @@ def _text_of(answer: bytes) -> str:
     if b" 200 " not in head.split(b"\r\n", 1)[0]:
         raise ForewordError(f"the server refused: {body[:300].decode(errors='replace')}")
     events = b"".join(_chunks(body)).decode().split("\n\n")
-    told = [json.loads(event[6:]) for event in events if event.startswith("data: {")]
-    failed = next((event["error"]["message"] for event in told if "error" in event), None)
+    parsed = [json.loads(event[6:]) for event in events if event.startswith("data: {")]
+    failed = next((event["error"]["message"] for event in parsed if "error" in event), None)
     if failed is not None:
         raise ForewordError(f"the server failed: {failed}")
-    return "".join(choice["text"] for event in told for choice in event["choices"])
+    return "".join(choice["text"] for event in parsed for choice in event["choices"])
 
 
 def _chunks(body: bytes) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""What speculation should bring, from the acceptance of guesses, their cost and the cost of a pass.
+"""Expected speed-up of speculation, from acceptance, the cost of drafting and the cost of a pass.
 
 The formulas and what they assume are in docs/theory.md.
 """
@@ -18,7 +18,7 @@ _HALVINGS = 60
 
 
 @dataclass(frozen=True)
-class StepCurve:
+class RelativeStepCurve:
     """The time of a target pass by the number of its new tokens, relative to a pass over one."""
 
     points: tuple[tuple[int, float], ...] = ()  # (n, t(n) / t(1)) by n, from 1 on; none: t(n) = t(1)
@@ -30,7 +30,7 @@ class StepCurve:
         most = self.points[-1][0]
         if n > most:
             raise RequestError(
-                f"the step costs end at {most} new tokens and {n - 1} guesses need {n}; "
+                f"the step costs end at {most} new tokens and {n - 1} draft tokens need {n}; "
                 f"measure further (foreword bench step --tokens 1,..,{n} --json) or lower --k"
             )
         at, ratio = next(point for point in self.points if point[0] >= n)
@@ -40,17 +40,17 @@ class StepCurve:
         return lower + (ratio - lower) * (n - before) / (at - before)
 
 
-FLAT = StepCurve()
+FLAT = RelativeStepCurve()
 """The closed form: a pass over any few tokens costs as much as a pass over one."""
 
 
 @dataclass(frozen=True)
-class Drafting:
-    """How drafts are made: a chain on the target's machine unless told otherwise."""
+class DraftingCost:
+    """The cost of drafting; by default a chain on the target's machine."""
 
     level_cost: float  # time of one level, in plain passes
     network_cost: float = 0.0  # time of one round trip to the drafter, in plain passes; once for every draft
-    width: int = 1  # alternatives at every level; what follows is guessed behind the likeliest alone
+    width: int = 1  # alternatives at every level; only the likeliest is continued
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Prediction:
     """What drafts of k levels should bring."""
 
     k: int
-    nodes: int  # guesses of such a draft
+    nodes: int  # draft tokens of such a draft
     tokens_per_pass: float
     cost: float  # of a pass and its draft, in plain passes
     speedup: float  # tokens per pass over cost
@@ -68,9 +68,9 @@ class Prediction:
 
 
 def expected_tokens(alpha: float, k: int, width: int = 1) -> float:
-    """Tokens of a pass with k levels of guesses, each right with probability alpha if those before it were.
+    """Return the tokens of a pass with k levels, each accepted with probability alpha if those before it were.
 
-    The likeliest guess of level i is reached with probability alpha**(i - 1); then one of `width` is right with
+    The likeliest token of level i is reached with probability alpha**(i - 1); then one of `width` is right with
     probability 1 - (1 - alpha)**width. For chains that is (1 - alpha**(k + 1)) / (1 - alpha), summed term by term so
     that alpha = 1 needs no case of its own.
     """
@@ -78,7 +78,7 @@ def expected_tokens(alpha: float, k: int, width: int = 1) -> float:
     return 1 + hit * math.fsum(alpha**level for level in range(k))
 
 
-def pass_cost(k: int, drafting: Drafting, curve: StepCurve = FLAT) -> float:
+def pass_cost(k: int, drafting: DraftingCost, curve: RelativeStepCurve = FLAT) -> float:
     """Time of drafting k levels and verifying them, in plain passes."""
     return k * drafting.level_cost + drafting.network_cost + curve.ratio(k * drafting.width + 1)
 
@@ -100,7 +100,7 @@ def break_even(k: int, cost: float, width: int = 1) -> float | None:
 
 
 def predict(
-    alpha: float, drafting: Drafting, depths: Sequence[int], curve: StepCurve = FLAT
+    alpha: float, drafting: DraftingCost, depths: Sequence[int], curve: RelativeStepCurve = FLAT
 ) -> list[Prediction]:
     """One prediction for each number of levels."""
     if not 0 <= alpha <= 1:
@@ -111,35 +111,35 @@ def predict(
     if drafting.width < 1:
         raise RequestError(f"--tree-width must be at least 1, not {drafting.width}")
     if not depths or min(depths) < 1:
-        raise RequestError("--k needs numbers of guesses, each at least 1")
+        raise RequestError("--k needs numbers of draft tokens, each at least 1")
     return [_predict_one(alpha, drafting, k, curve) for k in depths]
 
 
-def _predict_one(alpha: float, drafting: Drafting, k: int, curve: StepCurve) -> Prediction:
+def _predict_one(alpha: float, drafting: DraftingCost, k: int, curve: RelativeStepCurve) -> Prediction:
     width = drafting.width
     tokens, cost = expected_tokens(alpha, k, width), pass_cost(k, drafting, curve)
     return Prediction(k, k * width, tokens, cost, tokens / cost, break_even(k, cost, width))
 
 
 def best(predictions: Sequence[Prediction]) -> Prediction:
-    """The greatest speed-up, and of equal ones that with the fewest guesses."""
+    """Return the greatest speed-up, and of equal ones that with the fewest draft tokens."""
     return max(predictions, key=lambda found: (found.speedup, -found.k))
 
 
 def least_break_even(predictions: Sequence[Prediction]) -> Prediction | None:
-    """The prediction whose break-even acceptance is the lowest; None if no number of guesses can pay."""
+    """Return the prediction with the lowest break-even acceptance; None if no number of draft tokens breaks even."""
     payable = [found for found in predictions if found.break_even is not None]
     return min(payable, key=lambda found: (found.break_even, found.k)) if payable else None
 
 
-def read_step_costs(path: Path) -> StepCurve:
+def read_step_costs(path: Path) -> RelativeStepCurve:
     """The curve in the output of `foreword bench step --json`."""
     return read_output("--step-costs", path, f"{STEP_COMMAND}` with 1 among its `--tokens", step_curve)
 
 
-def step_curve(measured: Mapping[str, Any]) -> StepCurve:
+def step_curve(measured: Mapping[str, Any]) -> RelativeStepCurve:
     """The curve in the object that `foreword bench step --json` prints; raises `ValueError` if it is none."""
     times = {int(row["n"]): float(row["ms"]) for row in measured["rows"]}
     if 1 not in times or not all(n >= 1 and 0 < ms < math.inf for n, ms in times.items()):
         raise ValueError("not positive times of passes over one and more tokens")
-    return StepCurve(tuple((n, times[n] / times[1]) for n in sorted(times)))
+    return RelativeStepCurve(tuple((n, times[n] / times[1]) for n in sorted(times)))

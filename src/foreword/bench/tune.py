@@ -6,12 +6,12 @@ from glob import escape
 from itertools import chain, count
 from typing import Any
 
-from foreword.bench.drafters.summary import ALL, Row
+from foreword.bench.drafters.summary import ALL, DrafterRow
 from foreword.bench.methods import Method
 from foreword.control.policy_file.document import OTHER
 
 WORTH_TRYING = 0.95
-"""Least ratio to plain decoding, with guesses at every step, of a drafter that is left to the controller."""
+"""Least speed-up, drafting at every step, of a drafter that is left to the controller."""
 
 MOST_DRAFTERS = 3
 """Of a cohort."""
@@ -21,7 +21,9 @@ EVERYTHING_ELSE = "rest"
 WRITTEN_BY = "foreword tune"
 
 
-def recommend(rows: Sequence[Row], methods: Sequence[Method], made_with: Mapping[str, Any]) -> dict[str, Any]:
+def recommend(
+    rows: Sequence[DrafterRow], methods: Sequence[Method], made_with: Mapping[str, Any]
+) -> dict[str, Any]:
     """A policy file: for every kind of work the drafters that are worth trying there, the best first.
 
     The controller decides from moment to moment; the file says between whom.
@@ -49,24 +51,26 @@ def recommend(rows: Sequence[Row], methods: Sequence[Method], made_with: Mapping
     }
 
 
-def _worth(rows: Sequence[Row], kind: str) -> list[Row]:
+def _worth(rows: Sequence[DrafterRow], kind: str) -> list[DrafterRow]:
     found = [r for r in rows if r.category == kind and r.speedup >= WORTH_TRYING and not r.different_texts]
     return sorted(found, key=lambda row: -row.speedup)[:MOST_DRAFTERS]
 
 
-def _cohort(name: str, kind: str | None, found: Sequence[Row], names: Mapping[str, str]) -> dict[str, Any]:
+def _cohort(
+    name: str, kind: str | None, found: Sequence[DrafterRow], names: Mapping[str, str]
+) -> dict[str, Any]:
     rule: dict[str, Any] = {"name": name, "match": {} if kind is None else {"metadata.task": escape(kind)}}
     return rule | ({"drafters": [names[row.drafter] for row in found]} if found else {"state": "off"})
 
 
-def _table(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+def _table(rows: Sequence[DrafterRow]) -> dict[str, dict[str, float]]:
     table: dict[str, dict[str, float]] = {}
     for row in rows:
         table.setdefault(row.drafter, {})[row.category] = round(row.speedup, 3)
     return table
 
 
-def _left_out(rows: Sequence[Row]) -> dict[str, str]:
+def _left_out(rows: Sequence[DrafterRow]) -> dict[str, str]:
     """Drafters that no cohort gets because they changed texts."""
     wrong = [row for row in rows if row.category == ALL and row.different_texts]
     return {

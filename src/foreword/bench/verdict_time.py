@@ -28,26 +28,26 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Drafter
 from foreword.speculation.recovery import UnderWay
 
-GUESSES = 5
+DRAFT_TOKENS = 5
 GROUP = 10
-"""Guesses per request and step, and steps that are timed together."""
+"""Draft tokens per request and step, and steps that are timed together."""
 
 WIDTH = 8
-"""Numbers of a hidden state: nobody reads them."""
+"""Width of a hidden state, whose values are not read."""
 
 Numbers = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
 class VerdictTime:
-    """The processor's time for the parts of one step with guesses: medians of several groups of steps."""
+    """CPU time of the parts of one speculative step: medians of several groups of steps."""
 
     guesses: str  # whose
     batch: int
     tokens: float  # per request and step
     verdict_ms: float  # judging, committing, telling drafters
     launch_ms: float  # then scheduling, asking drafters and laying out, until the next pass is handed over
-    beside_ms: float  # what is left to do while that runs: beginning to guess behind it, books
+    beside_ms: float  # what is left to do while that runs: early drafting, bookkeeping
 
     @property
     def waited_ms(self) -> float:
@@ -58,8 +58,8 @@ class VerdictTime:
 def measure_verdicts(
     like: Decoder, batches: Sequence[int], groups: int, on_progress: Callable[[str, int, int], None]
 ) -> list[VerdictTime]:
-    """Guesses of a lookup and of a head that goes on guessing behind every pass, with every batch."""
-    ways: Mapping[str, Callable[[], Drafter]] = {"lookup": KnownGuesses, "head": free_head}
+    """Measure drafts of a lookup and of a head that drafts early, with every batch."""
+    ways: Mapping[str, Callable[[], Drafter]] = {"lookup": KnownDrafts, "head": free_head}
     found = []
     for place, batch in enumerate(batches):
         for name, make in ways.items():
@@ -69,16 +69,16 @@ def measure_verdicts(
 
 
 def _measure(like: Decoder, name: str, drafter: Drafter, batch: int, groups: int) -> VerdictTime:
-    most = ((groups + 1) * GROUP + 2) * (GUESSES + 1)
+    most = ((groups + 1) * GROUP + 2) * (DRAFT_TOKENS + 1)
     target = _TappedPasses(like, CONTEXT + most + 1)
     config = EngineConfig(
         max_num_seqs=batch,
-        max_num_batched_tokens=batch * (CONTEXT + GUESSES + 1),
+        max_num_batched_tokens=batch * (CONTEXT + DRAFT_TOKENS + 1),
         max_step_seconds=None,
         max_draft_share=1e9,
         enable_prefix_caching=False,
     )
-    parts = EngineParts(config, FixedPolicy(drafter, GUESSES), clock=lambda: target.clock)
+    parts = EngineParts(config, FixedPolicy(drafter, DRAFT_TOKENS), clock=lambda: target.clock)
     engine = EngineCore(cast(Decoder, target), Vocabulary(VOCABULARY), parts)
     params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
     for index in range(batch):
@@ -97,7 +97,7 @@ class _Steps:
 
     def __init__(self, engine: EngineCore, target: "_TappedPasses", drafter: Drafter) -> None:
         self._engine, self._target = engine, target
-        self._drafter = drafter if isinstance(drafter, KnownGuesses) else None
+        self._drafter = drafter if isinstance(drafter, KnownDrafts) else None
         self._under_way: UnderWay | None = None
 
     def run(self, steps: int) -> tuple[int, float, float, float]:
@@ -139,7 +139,7 @@ class _TappedPasses(FreePasses):
         return ForwardOutput(logits, hidden)
 
 
-class KnownGuesses(Drafter):
+class KnownDrafts(Drafter):
     """A lookup that goes the usual way of the text. Its own time is kept apart."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class KnownGuesses(Drafter):
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         began = process_time()
         newest = np.array([ask.request.tokens[-1] for ask in asks])
-        guesses = _guessed(newest).tolist()
+        guesses = _draft_rows(newest).tolist()
         self.spent += process_time() - began
         return [
             Draft.chain(
@@ -159,7 +159,7 @@ class KnownGuesses(Drafter):
 
 
 def free_head() -> StepwiseHead:
-    """A head that guesses token by token, behind passes that are still judged, and computes nothing for it."""
+    """Return a head that drafts token by token, overlapped with verification, and computes nothing."""
     vocabulary = DraftVocabulary(None, VOCABULARY, torch.device("cpu"))
     taps = (Tap(0), Tap(1))
     return StepwiseHead(
@@ -188,15 +188,15 @@ class _FreeChains:
             rows = judged.first[:, None] + np.arange(guesses.shape[1])
             right = np.cumprod(guesses == drawn[np.minimum(rows, len(drawn) - 1)], axis=1).sum(axis=1)
             newest = drawn[judged.first + right]
-        tokens = torch.from_numpy(_guessed(newest).astype(np.int64).ravel())
-        places = [range(GUESSES * row, GUESSES * row + GUESSES) for row in range(len(newest))]
+        tokens = torch.from_numpy(_draft_rows(newest).astype(np.int64).ravel())
+        places = [range(DRAFT_TOKENS * row, DRAFT_TOKENS * row + DRAFT_TOKENS) for row in range(len(newest))]
         return PendingChains(HostCopy(tokens, tokens), places)
 
 
-def _guessed(newest: Numbers) -> Numbers:
-    """[texts, guesses], right until the text turns."""
+def _draft_rows(newest: Numbers) -> Numbers:
+    """Return draft tokens [texts, tokens] that are right until the text turns."""
     columns = []
-    for _ in range(GUESSES):
+    for _ in range(DRAFT_TOKENS):
         newest = usual_way(newest)
         columns.append(newest)
     return np.stack(columns, axis=1)

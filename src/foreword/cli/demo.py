@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from foreword.acceptance.params import SamplingParams
-    from foreword.bench.drafters.decode import Record, Run
+    from foreword.bench.drafters.decode import DecodeRun, Record
     from foreword.engine.llm import LLM
 
 PROMPTS = {
@@ -102,7 +102,7 @@ def _comparison(records: "Sequence[Record]") -> Table:
     return table
 
 
-def _cells(run: "Run") -> list[str]:
+def _cells(run: "DecodeRun") -> list[str]:
     per_pass = f"{run.tokens / run.passes:.2f}" if run.passes else "-"
     accepted = f"{run.accepted} of {run.drafted}" if run.drafted else "-"
     return [str(run.passes), per_pass, accepted, f"{run.seconds:.2f}"]

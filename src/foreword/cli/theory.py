@@ -47,13 +47,13 @@ def theory(
 
     Assumes that every draft token is accepted with the same probability, independently of the others (docs/theory.md).
     """
-    from foreword.bench.theory import FLAT, Drafting, predict, read_step_costs
+    from foreword.bench.theory import FLAT, DraftingCost, predict, read_step_costs
 
     depths = parse_depths(k)
     curves = {CLOSED_FORM: FLAT}
     if step_costs is not None:
         curves[MEASURED] = read_step_costs(step_costs)
-    drafting = Drafting(draft_cost, network_cost, tree_width)
+    drafting = DraftingCost(draft_cost, network_cost, tree_width)
     found = {name: predict(alpha, drafting, depths, curve) for name, curve in curves.items()}
     title = f"acceptance {alpha:g}, one draft token costs {draft_cost:g} passes"
     if tree_width > 1:

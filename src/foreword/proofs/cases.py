@@ -152,7 +152,7 @@ def random_case(rng: np.random.Generator, rule: Rule = Rule.COUPLED) -> Case:
     return Case(params, limits, prompt, seed, target, int(rng.integers(0, 4)), rule, 2.0, grid)
 
 
-class Guessing(Enum):
+class DraftKind(Enum):
     """How a drafter comes to its tokens."""
 
     DRAWN = "drawn"  # from a full distribution
@@ -163,11 +163,11 @@ class Guessing(Enum):
 
 
 @dataclass(frozen=True)
-class DraftModel:
+class SmallDrafter:
     """A drafter whose distribution is a mixture of the target's and of a stranger's."""
 
     case: Case  # the request that it drafts for
-    guessing: Guessing
+    kind: DraftKind
     likeness: float = 0.5  # 1: the target's own distribution, 0: a stranger's
     _known: dict[tuple[int, ...], Floats] = field(default_factory=dict, repr=False, compare=False)
 
@@ -189,29 +189,29 @@ class DraftModel:
             else:
                 weights = np.exp(logits)
                 rows.append(list(weights / weights.sum()))
-        likeness = 1.0 if self.guessing is Guessing.SAME else self.likeness
+        likeness = 1.0 if self.kind is DraftKind.SAME else self.likeness
         q = likeness * np.array(rows[0]) + (1 - likeness) * np.array(rows[1])
-        if self.guessing is Guessing.SPARSE:
+        if self.kind is DraftKind.SPARSE:
             q[np.argmax(q) if len(generated) % 2 else np.argmin(q)] = 0
         return np.asarray(q / q.sum(), np.float64)
 
-    def guesses(
+    def next_tokens(
         self, history: tuple[int, ...], without: tuple[int, ...] = ()
     ) -> Iterator[tuple[int, Drawn | None, float]]:
-        """Every next guess after a history: token, what it was drawn from (None: chosen), probability.
+        """Yield every next draft token after a history: token, its distribution (None: chosen), probability.
 
-        `without` are siblings before it that are not guessed again; where there is no other token, there is no guess.
+        `without` are siblings before it that are not drafted again; where there is no other token, nothing is yielded.
         """
         q = self.probabilities(history)
         q[list(without)] = 0
         if not q.any():
             return
         q /= q.sum()
-        in_turn = self.guessing is Guessing.MIXED and len(history) % 2 == 0
-        if self.guessing is Guessing.CHOSEN or in_turn:
+        in_turn = self.kind is DraftKind.MIXED and len(history) % 2 == 0
+        if self.kind is DraftKind.CHOSEN or in_turn:
             yield int(np.argmax(q)), None, 1.0
             return
         support = np.flatnonzero(q)
         drawn = Drawn(support, q[support])
-        for guess in support:
-            yield int(guess), drawn, float(q[guess])
+        for token in support:
+            yield int(token), drawn, float(q[token])

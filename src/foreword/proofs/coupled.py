@@ -76,8 +76,8 @@ def likely_tree(rng: np.random.Generator, vocab: int, truth: Sequence[int]) -> T
         parent = int(rng.integers(max(-1, node - 3), node))
         path = tree.path(parent)
         true_next = truth[len(path)] if path == list(truth[: len(path)]) and len(path) < len(truth) else -1
-        guess = true_next if true_next >= 0 and rng.random() < 0.6 else int(rng.integers(vocab))
-        tree.tokens.append(guess)
+        token = true_next if true_next >= 0 and rng.random() < 0.6 else int(rng.integers(vocab))
+        tree.tokens.append(token)
         tree.parents.append(parent)
     return tree
 

@@ -21,7 +21,7 @@ from foreword.acceptance.rules.chains import ChainPlan, ChainRows, leftover, lef
 from foreword.acceptance.rules.drawn import Drawn, Floats, Ints
 from foreword.acceptance.rules.rule import Rule
 from foreword.acceptance.rules.trees import DraftTrees
-from foreword.proofs.cases import Case, DraftModel, target_logits
+from foreword.proofs.cases import Case, SmallDrafter, target_logits
 
 Tokens = tuple[int, ...]
 Law = dict[Tokens, float]
@@ -39,17 +39,17 @@ class Chain:
     probability: float
 
 
-def possible_chains(draft: DraftModel, history: Tokens, length: int) -> Iterator[Chain]:
-    """Every chain of this length that the drafter can guess after a history."""
+def possible_chains(draft: SmallDrafter, history: Tokens, length: int) -> Iterator[Chain]:
+    """Yield every chain of this length that the drafter can draft after a history."""
     if length == 0:
         yield Chain((), (), 1.0)
         return
-    for guess, q, chance in draft.guesses(history):
-        for rest in possible_chains(draft, (*history, guess), length - 1):
-            yield Chain((guess, *rest.tokens), (q, *rest.drawn), chance * rest.probability)
+    for drafted, q, chance in draft.next_tokens(history):
+        for rest in possible_chains(draft, (*history, drafted), length - 1):
+            yield Chain((drafted, *rest.tokens), (q, *rest.drawn), chance * rest.probability)
 
 
-def step_law(case: Case, draft: DraftModel, history: Tokens, length: int) -> Law:
+def step_law(case: Case, draft: SmallDrafter, history: Tokens, length: int) -> Law:
     """The distribution of what one step commits after a history (prompt included)."""
     chains = list(possible_chains(draft, history, length))
     sampler = case.sampler()
@@ -98,13 +98,13 @@ def add_outcomes(law: Law, rows: ChainRows, plan: ChainPlan, stops: np.ndarray, 
             law[(*accepted.tolist(), own)] += float(likely[chain] * share)
 
 
-def text_law(case: Case, draft: DraftModel, length: int, positions: int = POSITIONS) -> Law:
+def text_law(case: Case, draft: SmallDrafter, length: int, positions: int = POSITIONS) -> Law:
     """The joint distribution of the first tokens after the prompt, over as many steps as they take."""
     return joint_law(lambda history: step_law(case, draft, history, length), case.prompt, positions)
 
 
 def joint_law(step: Callable[[Tokens], Law], prompt: Tokens, positions: int = POSITIONS) -> Law:
-    """The same where `step` is the law of what one step commits after a history."""
+    """Return the same where `step` gives the distribution of what one step commits after a history."""
     step = cache(step)
 
     def after(history: Tokens, left: int) -> Law:
@@ -140,9 +140,9 @@ def worst_deviation(law: Mapping[Tokens, float], other: Mapping[Tokens, float]) 
 
 @dataclass(frozen=True)
 class TreeDrafting:
-    """How trees are drawn: from what, in which shape, and whether a sibling may be guessed twice."""
+    """How trees are drawn: from what, in which shape, and whether a sibling may be drafted twice."""
 
-    model: DraftModel
+    model: SmallDrafter
     parents: tuple[int, ...]  # of the nodes, -1 for those of the first level
     replaced: bool = False
 
@@ -181,10 +181,10 @@ def possible_trees(drafting: TreeDrafting, history: Tokens) -> Iterator[Possible
             return
         siblings = [t for t, p in zip(tree.tokens, tree.parents, strict=True) if p == parent]
         without = () if drafting.replaced else tuple(siblings)
-        guesses = list(drafting.model.guesses((*history, *tree.path(parent)), without))
-        for guess, q, chance in guesses:
-            yield from grow(tree.grown(guess, parent, q, chance), (*numbers, len(tree.tokens)))
-        if not guesses:
+        choices = list(drafting.model.next_tokens((*history, *tree.path(parent)), without))
+        for drafted, q, chance in choices:
+            yield from grow(tree.grown(drafted, parent, q, chance), (*numbers, len(tree.tokens)))
+        if not choices:
             yield from grow(tree, (*numbers, None))
 
     yield from grow(PossibleTree(), ())

@@ -152,7 +152,7 @@ def chi_square(counts: Floats, law: Floats) -> Floats:
 
 
 def biased_law(law: Floats, bias: float) -> Floats:
-    """The law of a sampler that takes one particular text too easily, by this much total variation."""
+    """Return the distribution of a sampler that prefers one text by this much total variation."""
     text = int(np.argsort(law)[len(law) // 2])
     share = bias / (1 - law[text])
     biased: Floats = law * (1 - share)

@@ -13,7 +13,7 @@ from foreword.acceptance.request import TokenLimits
 from foreword.acceptance.rules.drawn import Floats
 from foreword.acceptance.rules.rule import Rule
 from foreword.progress import StageProgress
-from foreword.proofs.cases import Case, DraftModel, Guessing
+from foreword.proofs.cases import Case, DraftKind, SmallDrafter
 from foreword.proofs.coupled import noise_checks, pathwise_mismatches
 from foreword.proofs.enumeration import (
     TreeDrafting,
@@ -68,7 +68,7 @@ class Agreement:
         return (1 - self.distance) / (1 + self.distance)
 
 
-def expected_accepted(case: Case, draft: DraftModel, length: int) -> float:
+def expected_accepted(case: Case, draft: SmallDrafter, length: int) -> float:
     """Draft tokens that one step accepts in expectation, by enumeration."""
     law = step_law(case, draft, case.prompt, length)
     return sum((len(tokens) - 1) * chance for tokens, chance in law.items())
@@ -151,38 +151,38 @@ def small_case(rule: Rule, params: SamplingParams, target: int) -> Case:
 def enumerated(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
     """*Token* and *block*: the joint law of three positions over several steps, to 1e-9."""
     for rule in CHAIN_RULES:
-        for done, guessing in enumerate(Guessing):
+        for done, draft_kind in enumerate(DraftKind):
             worst, tried = 0.0, 0
             for params in PARAMETERS.values():
                 for target in range(size.targets):
                     case = small_case(rule, params, target)
                     expected = target_law(case)
                     for length in size.chains:
-                        law = text_law(case, DraftModel(case, guessing), length)
+                        law = text_law(case, SmallDrafter(case, draft_kind), length)
                         worst, tried = max(worst, worst_deviation(law, expected)), tried + 1
-            progress(f"enumerating {rule.name.lower()}", done + 1, len(Guessing))
+            progress(f"enumerating {rule.name.lower()}", done + 1, len(DraftKind))
             yield bounded(
-                rule.name.lower(), f"joint law by enumeration, {guessing.value}", tried, worst, EXACT
+                rule.name.lower(), f"joint law by enumeration, {draft_kind.value}", tried, worst, EXACT
             )
 
 
 def enumerated_trees(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
     """*Traversal*: the same for trees, their siblings drawn with and without replacement."""
-    for done, guessing in enumerate(Guessing):
+    for done, draft_kind in enumerate(DraftKind):
         for replaced in (False, True):
             worst, tried = 0.0, 0
             for params in PARAMETERS.values():
                 for target in range(size.targets):
                     case = small_case(Rule.TRAVERSAL, params, target)
-                    expected, model = target_law(case), DraftModel(case, guessing)
+                    expected, model = target_law(case), SmallDrafter(case, draft_kind)
                     for shape in size.trees:
                         law = tree_text_law(TreeDrafting(model, TREES[shape], replaced))
                         worst, tried = max(worst, worst_deviation(law, expected)), tried + 1
-            progress("enumerating traversal", 2 * done + replaced + 1, 2 * len(Guessing))
+            progress("enumerating traversal", 2 * done + replaced + 1, 2 * len(DraftKind))
             how = "with" if replaced else "without"
             yield bounded(
                 "traversal",
-                f"joint law by enumeration, trees {how} replacement, {guessing.value}",
+                f"joint law by enumeration, trees {how} replacement, {draft_kind.value}",
                 tried,
                 worst,
                 EXACT,
@@ -192,10 +192,10 @@ def enumerated_trees(size: ProofSize, progress: StageProgress) -> Iterator[Proof
 def like_block(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
     """On a chain *traversal* is *block*."""
     worst, tried = 0.0, 0
-    for done, guessing in enumerate(Guessing):
+    for done, draft_kind in enumerate(DraftKind):
         for length in size.chains:
             case = small_case(Rule.BLOCK, SamplingParams(), done)
-            model = DraftModel(case, guessing)
+            model = SmallDrafter(case, draft_kind)
             expected = step_law(case, model, case.prompt, length)
             law = tree_step_law(TreeDrafting(model, tuple(range(-1, length - 1))), case.prompt)
             worst, tried = max(worst, worst_deviation(law, expected)), tried + 1
@@ -230,7 +230,7 @@ def acceptance(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
     agreed, promised, shortfall = 0.0, 0.0, 0.0
     for target in range(tried):
         cases = {rule: small_case(rule, SamplingParams(), target) for rule in CHAIN_RULES}
-        drafts = {rule: DraftModel(case, Guessing.DRAWN, 0.3) for rule, case in cases.items()}
+        drafts = {rule: SmallDrafter(case, DraftKind.DRAWN, 0.3) for rule, case in cases.items()}
         long = {rule: expected_accepted(cases[rule], drafts[rule], 3) for rule in CHAIN_RULES}
         gap = max(gap, long[Rule.TOKEN] - long[Rule.BLOCK])
         sums = {rule: sums[rule] + long[rule] for rule in CHAIN_RULES}

@@ -9,7 +9,7 @@ from typing import Any
 from foreword.bench.skeleton import read_output
 from foreword.drafters.registry import drafter_kinds
 from foreword.errors import RequestError
-from foreword.simulate.costs import ILLUSTRATIVE, Costs, Guessing, LevelTimes, PassTimes
+from foreword.simulate.costs import ILLUSTRATIVE, AcceptanceCurve, LevelTimes, PassTimes, SimulatedCosts
 from foreword.simulate.scenario import Network
 
 _P99 = 2.326  # of the normal distribution
@@ -20,8 +20,8 @@ _WIDEST = 1.0  # spread of a round trip's logarithm
 class Calibration:
     """Costs, acceptance and network, and what of them was measured."""
 
-    costs: Costs = ILLUSTRATIVE
-    kinds: tuple[Guessing, ...] = ()
+    costs: SimulatedCosts = ILLUSTRATIVE
+    kinds: tuple[AcceptanceCurve, ...] = ()
     network: Network = field(default_factory=Network)
     measured: dict[str, str] = field(default_factory=dict)  # what, and by which file
 
@@ -33,7 +33,7 @@ class Calibration:
             "drafter": "acceptance and drafting on the target's device",
             "link": "draft nodes and the network",
         }
-        return [told for part, told in parts.items() if part not in self.measured]
+        return [words for part, words in parts.items() if part not in self.measured]
 
 
 def calibrate(
@@ -93,25 +93,25 @@ def with_drafter(
     if "steps" in known.measured:
         host = max(_ms(whole["plain_step_ms"]) - costs.passes.seconds(1), 0.0)
     else:
-        host, guesses = own, sum(drafted) / passes
+        host, drafted_per_pass = own, sum(drafted) / passes
         plain = _ms(whole["plain_step_ms"]) - own
-        slope = max((_ms(whole["verify_ms"]) - plain) / max(guesses, 1e-9), 0.0)
+        slope = max((_ms(whole["verify_ms"]) - plain) / max(drafted_per_pass, 1e-9), 0.0)
         costs = replace(costs, passes=PassTimes.straight(plain, slope))
     costs = replace(costs, host=host, guessing_host=max(own - host, 0.0))
-    return replace(known, costs=costs, kinds=tuple(_guessing(row) for row in rows))
+    return replace(known, costs=costs, kinds=tuple(_acceptance(row) for row in rows))
 
 
-def _guessing(row: Mapping[str, Any]) -> Guessing:
+def _acceptance(row: Mapping[str, Any]) -> AcceptanceCurve:
     if not sum(row["drafted_per_position"]):
-        return Guessing((0.0,), (0.0,))  # it had nothing to say
-    return guessing_of(row["drafted_per_position"], row["accepted_per_position"], int(row["passes"]))
+        return AcceptanceCurve((0.0,), (0.0,))  # it had nothing to say
+    return acceptance_of(row["drafted_per_position"], row["accepted_per_position"], int(row["passes"]))
 
 
-def guessing_of(drafted: Sequence[int], accepted: Sequence[int], passes: int) -> Guessing:
+def acceptance_of(drafted: Sequence[int], accepted: Sequence[int], passes: int) -> AcceptanceCurve:
     """From counts by place in the draft; what was hardly ever drafted says nothing."""
     places = [place for place, count in enumerate(drafted) if count > 0]
     if not places or passes < 1:
-        raise ValueError("nothing was guessed")
+        raise ValueError("nothing was drafted")
     survival: list[float] = []
     coverage: list[float] = []
     least = 1.0
@@ -119,7 +119,7 @@ def guessing_of(drafted: Sequence[int], accepted: Sequence[int], passes: int) ->
         least = min(least, accepted[place] / drafted[place])
         survival.append(least)
         coverage.append(min(drafted[place] / passes, coverage[-1] if coverage else 1.0))
-    return Guessing(tuple(survival), tuple(coverage) if coverage[-1] < 0.98 else (1.0,))
+    return AcceptanceCurve(tuple(survival), tuple(coverage) if coverage[-1] < 0.98 else (1.0,))
 
 
 def with_link(known: Calibration, value: Mapping[str, Any], runs_ahead: bool = True) -> Calibration:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from foreword.cluster.assignment import MoveBudget
 from foreword.cluster.waiting import LATE_FACTOR, Prospect, TokenRate, most_worth, worth_waiting
 from foreword.simulate.costs import Counts, Dice, LevelTimes
-from foreword.simulate.scenario import Scenario, Waiting
+from foreword.simulate.scenario import Scenario, WaitRule
 
 SLOW_FACTOR = 10.0
 """How much longer the levels of a slow node take."""
@@ -18,7 +18,7 @@ SLOW_FACTOR = 10.0
 _numbers = count()
 
 
-class Job:
+class DraftJob:
     """What a node has to do for one target, until its chains are as long as they get."""
 
     __slots__ = ("requests", "until")
@@ -45,7 +45,7 @@ class SimNode:
         self.busy_seconds = 0.0  # in which it had something to do
         self._busy_until = 0.0
         self._active = 0
-        self._jobs: list[tuple[float, int, Job]] = []
+        self._jobs: list[tuple[float, int, DraftJob]] = []
 
     def takes(self, now: float) -> bool:
         """Whether it can be a home."""
@@ -66,7 +66,7 @@ class SimNode:
             self._active -= heappop(jobs)[2].requests
         return self._active
 
-    def take(self, job: Job, now: float, old: Job | None) -> None:
+    def take(self, job: DraftJob, now: float, old: DraftJob | None) -> None:
         """Work for a target, in place of what it had before."""
         if old is not None and old.until > now:
             self._active -= old.requests
@@ -89,7 +89,7 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 
-class Cluster(Protocol):
+class NodeDirectory(Protocol):
     """What a target knows of the nodes."""
 
     nodes: list[SimNode]
@@ -104,14 +104,14 @@ class Cluster(Protocol):
 
 
 class Chains:
-    """One chain of guesses for every request of a target, growing on its node while the target verifies.
+    """One draft chain for every request of a target, growing on its node while the target verifies.
 
     Level l (from 1 on) of a request's chain is there from `first_at + (l - 1) * pace` on, levels up to `base` at once,
     and none beyond `cap`.
     """
 
     def __init__(
-        self, scenario: Scenario, zone: int, cluster: Cluster, dice: Dice, rng: np.random.Generator
+        self, scenario: Scenario, zone: int, cluster: NodeDirectory, dice: Dice, rng: np.random.Generator
     ) -> None:
         slots = scenario.fleet.batch
         self._scenario = scenario
@@ -131,7 +131,7 @@ class Chains:
         self._passed = np.zeros(slots, np.int64)
         self._counted = np.zeros(slots, np.int64)
         self._moves = MoveBudget(0.0)
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, DraftJob] = {}
         self._in_vain: set[int] = set()  # nodes that were waited for once, and are silent since
         self._rate = TokenRate()
         self._chances: list[float] = []  # random numbers to come
@@ -160,7 +160,7 @@ class Chains:
         self._rate.came(tokens, now)
 
     def levels(self, now: float, live: Flags, wants: Flags) -> tuple[Counts, float]:
-        """Guesses that each request's pass has, and when it begins."""
+        """Return the draft tokens of each request's pass, and when the pass begins."""
         hears, silent, trips, paces, rests = self._ask_nodes(now, live)
         self._follow(now, hears, trips, paces, rests)
         go = self._go(now, hears & wants, silent, trips)
@@ -223,9 +223,9 @@ class Chains:
                     silent[slot] = True
                 continue
             self._in_vain.discard(home)
-            told = self._ask(node, len(own), now)
+            timing = self._ask(node, len(own), now)
             for slot in own:
-                hears[slot], times[slot] = True, told
+                hears[slot], times[slot] = True, timing
         trips, paces, rests = np.array(times).T
         return np.array(hears), np.array(silent), trips, paces, rests
 
@@ -239,7 +239,7 @@ class Chains:
         trip = self._cluster.round_trip(self._zone, node)
         rest = pace * self._chance() if busy else 0.0
         until = now + trip / 2 + times.first + rest + self._most * pace
-        self._jobs[node.number] = job = Job(requests, until)
+        self._jobs[node.number] = job = DraftJob(requests, until)
         node.take(job, now, old)
         return trip, pace, rest
 
@@ -249,7 +249,7 @@ class Chains:
         return self._chances.pop()
 
     def _follow(self, now: float, hears: Flags, trips: Floats, paces: Floats, rests: Floats) -> None:
-        """Chains that go on are shifted by what was committed; the others begin again behind the text."""
+        """Chains that go on are shifted by what was committed; the others begin again after the text."""
         arrived = self._arrived(now)
         self.drafted += int(np.maximum(arrived - self._counted, 0).sum())
         on = self._goes_on
@@ -272,12 +272,12 @@ class Chains:
     def _go(self, now: float, hears: Flags, silent: Flags, trips: Floats) -> float:
         """When the pass begins."""
         waiting, k = self._scenario.waiting, self._scenario.k
-        if waiting is Waiting.ALL:
+        if waiting is WaitRule.ALL:
             wanted = np.minimum(self._cap, k)
             last = (self._first_at + (wanted - 1) * self._pace)[hears & (wanted > self._base)]
             return max(now, float(last.max())) if len(last) else now
         rate = self._rate.per_second
-        if waiting is Waiting.NONE or rate is None:
+        if waiting is WaitRule.NONE or rate is None:
             return now
         prospects = self._prospects(now, hears, trips)
         hung = self._hung(silent)

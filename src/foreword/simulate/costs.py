@@ -54,32 +54,32 @@ class LevelTimes:
 
 
 @dataclass(frozen=True)
-class Costs:
+class SimulatedCosts:
     """All of them."""
 
     passes: PassTimes
     local: LevelTimes  # drafting on the target's own device
     node: LevelTimes  # drafting on a draft node
     host: float = 0.0  # of a step, beside its pass and its draft
-    guessing_host: float = 0.0  # more of a step in which something is guessed
+    guessing_host: float = 0.0  # more of a step with drafts
     per_row: float = 0.0  # of a step, for every row that is judged
     remote: float = 0.0  # work of the target's own thread for its draft nodes, per step
     remote_per_request: float = 0.0
     prompt: float = 0.0  # a token of a prompt, at the target
     node_prompt: float = 0.0  # and at a draft node
 
-    def step(self, requests: int, guesses: int, prompt_tokens: int = 0) -> float:
+    def step(self, requests: int, drafted: int, prompt_tokens: int = 0) -> float:
         """A step without its draft."""
-        rows = requests + guesses
+        rows = requests + drafted
         seconds = self.passes.seconds(rows) + self.host + self.per_row * rows + self.prompt * prompt_tokens
-        return seconds + self.guessing_host if guesses else seconds
+        return seconds + self.guessing_host if drafted else seconds
 
     def telling(self, requests: int) -> float:
         """The target's work for its nodes in a step."""
         return self.remote + self.remote_per_request * (requests - 1)
 
 
-ILLUSTRATIVE = Costs(
+ILLUSTRATIVE = SimulatedCosts(
     passes=PassTimes.straight(15e-3, 15e-3 / 400),
     local=LevelTimes(0.8e-3, 0.8e-3 / 200),
     node=LevelTimes(0.8e-3, 0.8e-3 / 200),
@@ -88,7 +88,7 @@ ILLUSTRATIVE = Costs(
     prompt=0.05e-3,
     node_prompt=0.005e-3,
 )
-"""A large target and a draft model about twenty times as fast. Nobody has measured them: they are of the right size."""
+"""A large target and a draft model about twenty times as fast: assumed values of the right size."""
 
 
 MOST_LEVELS = 130
@@ -98,20 +98,20 @@ Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Guessing:
+class AcceptanceCurve:
     """Level by level. Levels beyond the last go on as the last one does."""
 
-    survival: tuple[float, ...]  # chance that the guesses up to this level are right, where they are there
-    coverage: tuple[float, ...] = (1.0,)  # chance that a draft has a guess at this level
+    survival: tuple[float, ...]  # chance that a draft is accepted up to this level, where it has it
+    coverage: tuple[float, ...] = (1.0,)  # chance that a draft has this level
 
     @staticmethod
-    def of_rate(alpha: float) -> "Guessing":
-        """Every guess is right with this chance if those before it were."""
-        return Guessing((alpha,))
+    def of_rate(alpha: float) -> "AcceptanceCurve":
+        """Return the curve where every level is accepted with this chance if those before it were."""
+        return AcceptanceCurve((alpha,))
 
     @property
     def first(self) -> float:
-        """Chance that a first guess is right."""
+        """Return the chance that a first draft token is accepted."""
         return self.survival[0]
 
     @cached_property
@@ -122,14 +122,14 @@ class Guessing:
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether there is always a guess at every level."""
+        """Return whether a draft always has every level."""
         return min(self.coverage) >= 1.0
 
 
 class Dice:
-    """Guesses of a batch, whose requests are of several kinds of work."""
+    """Draws drafts and acceptance of a batch, whose requests are of several kinds of work."""
 
-    def __init__(self, kinds: Sequence[Guessing], requests: int) -> None:
+    def __init__(self, kinds: Sequence[AcceptanceCurve], requests: int) -> None:
         self._kinds = kinds
         self._of = np.arange(requests) % len(kinds)  # the kind of each request
         self._next = requests % len(kinds)
@@ -151,7 +151,7 @@ class Dice:
         self._next = (self._next + 1) % len(self._kinds)
 
     def right(self, rng: np.random.Generator) -> Counts:
-        """For each request, guesses that are right before the first wrong one."""
+        """Return, for each request, the levels that are accepted before the first rejected one."""
         return _below(self._right, self._of, rng)
 
     def lengths(self, rng: np.random.Generator, most: int) -> Counts:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from foreword.bench.page import Lines, chart, colours_of, html_page, section
 from foreword.simulate.scenario import Autoscale, Scenario
 from foreword.simulate.sweep import Point
-from foreword.simulate.world import LOOK_SECONDS, Outcome, figure
+from foreword.simulate.world import LOOK_SECONDS, SimulationResult, figure
 
 
-def scaling_told(scenario: Scenario, outcome: Outcome) -> str:
+def scaling_summary(scenario: Scenario, outcome: SimulationResult) -> str:
     """One line."""
     rule, over_time = scenario.autoscale, outcome.nodes_over_time
     assert rule is not None
@@ -43,7 +43,7 @@ _HEADS = (
     "latency p95",
     "cost per million",
 )
-_FIGURES: tuple[tuple[str, Callable[[Outcome], float | None]], ...] = (
+_FIGURES: tuple[tuple[str, Callable[[SimulationResult], float | None]], ...] = (
     ("tokens per second and target", lambda one: one.tokens_per_second_per_target),
     ("milliseconds per token, p95 of requests", lambda one: one.token_ms_p95),
     ("cost of a million tokens", lambda one: one.cost_per_million),
@@ -52,7 +52,7 @@ _FIGURES: tuple[tuple[str, Callable[[Outcome], float | None]], ...] = (
 
 def simulation_page(
     scenario: Scenario,
-    compared: Mapping[str, Outcome],
+    compared: Mapping[str, SimulationResult],
     points: Sequence[Point],
     about: Sequence[str],
 ) -> str:
@@ -72,7 +72,9 @@ def simulation_page(
     return html_page(title, about, colours, sections)
 
 
-def _over_time(scenario: Scenario, compared: Mapping[str, Outcome], colours: Mapping[str, str]) -> list[str]:
+def _over_time(
+    scenario: Scenario, compared: Mapping[str, SimulationResult], colours: Mapping[str, str]
+) -> list[str]:
     def times(values: Sequence[float]) -> list[tuple[float, float]]:
         counted = enumerate(values, 1)
         return [(place * scenario.seconds / len(values), value) for place, value in counted]
@@ -85,7 +87,7 @@ def _over_time(scenario: Scenario, compared: Mapping[str, Outcome], colours: Map
     ]
 
 
-def _lines(points: Sequence[Point], read: Callable[[Outcome], float | None]) -> Lines:
+def _lines(points: Sequence[Point], read: Callable[[SimulationResult], float | None]) -> Lines:
     lines: dict[str, list[tuple[float, float]]] = {}
     for point in points:
         if (value := read(point.outcome)) is not None:
@@ -93,11 +95,11 @@ def _lines(points: Sequence[Point], read: Callable[[Outcome], float | None]) -> 
     return lines
 
 
-def _rows(compared: Mapping[str, Outcome]) -> list[tuple[str, ...]]:
+def _rows(compared: Mapping[str, SimulationResult]) -> list[tuple[str, ...]]:
     return [_row(who, one) for who, one in compared.items()]
 
 
-def _row(who: str, one: Outcome) -> tuple[str, ...]:
+def _row(who: str, one: SimulationResult) -> tuple[str, ...]:
     return (
         who,
         f"{one.tokens_per_second:.0f}",

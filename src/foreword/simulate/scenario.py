@@ -5,26 +5,26 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from foreword.errors import RequestError
-from foreword.simulate.costs import ILLUSTRATIVE, Costs, Guessing
+from foreword.simulate.costs import ILLUSTRATIVE, AcceptanceCurve, SimulatedCosts
 
 
-class Drafting(StrEnum):
-    """Who guesses."""
+class DraftPlacement(StrEnum):
+    """Where drafts are made."""
 
-    PLAIN = "plain"  # nobody
+    PLAIN = "plain"  # speculation is off
     LOCAL = "local"  # each target for itself, on its own device
     REMOTE = "remote"  # draft nodes
 
 
-class Waiting(StrEnum):
-    """What a pass does about levels that are on their way."""
+class WaitRule(StrEnum):
+    """How long a pass waits for levels in flight."""
 
     WORTH = "worth"  # it waits while that brings more than it costs, as the drafter `remote` does
     ALL = "all"  # it waits for all that it wants
     NONE = "none"  # it takes what is there
 
 
-class Kind(StrEnum):
+class FailureKind(StrEnum):
     """What goes wrong with draft nodes."""
 
     KILL = "kill"  # gone, and its connections end at once
@@ -41,7 +41,7 @@ MOST_REQUESTS = 1e6
 class Failure:
     """Some nodes, for a while."""
 
-    kind: Kind
+    kind: FailureKind
     nodes: int
     at: float
     seconds: float
@@ -51,18 +51,18 @@ class Failure:
         """`kill:2@10+5`: two nodes die at 10 s and are back 5 s later."""
         found = re.fullmatch(r"(\w+):(\d+)@([\d.]+)(?:\+([\d.]+))?", text)
         try:
-            if found is None or found[1] not in list(Kind):
+            if found is None or found[1] not in list(FailureKind):
                 raise ValueError(text)
-            return Failure(Kind(found[1]), int(found[2]), float(found[3]), float(found[4] or "inf"))
+            return Failure(FailureKind(found[1]), int(found[2]), float(found[3]), float(found[4] or "inf"))
         except ValueError:
-            kinds = ", ".join(Kind)
+            kinds = ", ".join(FailureKind)
             raise RequestError(
                 f"--fail takes KIND:NODES@SECONDS+DURATION such as kill:2@10+5 (kinds: {kinds}), not {text!r}"
             ) from None
 
 
 @dataclass(frozen=True)
-class Fleet:
+class FleetSize:
     """Machines."""
 
     targets: int = 8
@@ -96,7 +96,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Prices:
+class HourlyPrices:
     """Of an hour."""
 
     target: float = 10.0
@@ -118,14 +118,16 @@ class Autoscale:
 class Scenario:
     """One run."""
 
-    fleet: Fleet = field(default_factory=Fleet)
+    fleet: FleetSize = field(default_factory=FleetSize)
     network: Network = field(default_factory=Network)
     traffic: Traffic = field(default_factory=Traffic)
-    prices: Prices = field(default_factory=Prices)
-    costs: Costs = ILLUSTRATIVE
-    kinds: tuple[Guessing, ...] = (Guessing.of_rate(0.8),)  # of work; requests are of each in turn
-    drafting: Drafting = Drafting.REMOTE
-    waiting: Waiting = Waiting.WORTH
+    prices: HourlyPrices = field(default_factory=HourlyPrices)
+    costs: SimulatedCosts = ILLUSTRATIVE
+    kinds: tuple[AcceptanceCurve, ...] = (
+        AcceptanceCurve.of_rate(0.8),
+    )  # of work; requests are of each in turn
+    drafting: DraftPlacement = DraftPlacement.REMOTE
+    waiting: WaitRule = WaitRule.WORTH
     runs_ahead: bool = True
     k: int = 5
     failures: tuple[Failure, ...] = ()
@@ -166,7 +168,7 @@ class Scenario:
                 raise RequestError(
                     f"--fail {failure.kind}: there are {fleet.nodes} nodes, not {failure.nodes}"
                 )
-            if failure.kind is Kind.PARTITION and fleet.zones < 2:
+            if failure.kind is FailureKind.PARTITION and fleet.zones < 2:
                 raise RequestError(
                     "--fail partition: cuts zones off from each other, so --zones must be 2 or more"
                 )

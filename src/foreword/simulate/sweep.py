@@ -7,9 +7,9 @@ from enum import StrEnum
 
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
-from foreword.simulate.costs import Guessing
-from foreword.simulate.scenario import Drafting, Scenario
-from foreword.simulate.world import Outcome, World
+from foreword.simulate.costs import AcceptanceCurve
+from foreword.simulate.scenario import DraftPlacement, Scenario
+from foreword.simulate.world import SimulationResult, World
 
 IN_STEP = "no run-ahead"
 """Draft nodes that draft while their targets wait."""
@@ -31,7 +31,7 @@ class Point:
     axis: str
     value: float
     who: str  # drafts
-    outcome: Outcome
+    outcome: SimulationResult
 
 
 def axes_of(scenario: Scenario, points: int = 5) -> list[Axis]:
@@ -53,9 +53,9 @@ def axes_of(scenario: Scenario, points: int = 5) -> list[Axis]:
         Axis(
             "acceptance",
             (0.4, 0.6, 0.7, 0.8, 0.9)[:points],
-            lambda one, x: replace(one, kinds=(Guessing.of_rate(x),)),
+            lambda one, x: replace(one, kinds=(AcceptanceCurve.of_rate(x),)),
         ),
-        Axis("guesses per pass (K)", (1, 3, 5, 8, 12)[:points], lambda one, x: replace(one, k=int(x))),
+        Axis("draft tokens per pass (K)", (1, 3, 5, 8, 12)[:points], lambda one, x: replace(one, k=int(x))),
         Axis(
             "requests at once (batch)",
             (1, 4, 16, 32, 64)[:points],
@@ -65,19 +65,19 @@ def axes_of(scenario: Scenario, points: int = 5) -> list[Axis]:
 
 
 def ways(scenario: Scenario) -> dict[str, Scenario]:
-    """The same traffic, guessed for by nobody, by the targets themselves and by nodes, where there are any."""
+    """Return the same traffic with plain decoding, local drafting and draft nodes, where there are any."""
     has_nodes = scenario.fleet.nodes > 0 or scenario.autoscale is not None
     found = {
         who.value: replace(scenario, drafting=who)
-        for who in Drafting
-        if has_nodes or who is not Drafting.REMOTE
+        for who in DraftPlacement
+        if has_nodes or who is not DraftPlacement.REMOTE
     }
     if scenario.runs_ahead and has_nodes:
-        found[IN_STEP] = replace(scenario, drafting=Drafting.REMOTE, runs_ahead=False)
+        found[IN_STEP] = replace(scenario, drafting=DraftPlacement.REMOTE, runs_ahead=False)
     return found
 
 
-def compare_ways(scenario: Scenario, on_progress: StageProgress) -> dict[str, Outcome]:
+def compare_ways(scenario: Scenario, on_progress: StageProgress) -> dict[str, SimulationResult]:
     """All of them, on the scenario as it is."""
     found, ordered = {}, ways(scenario)
     for number, (who, one) in enumerate(ordered.items()):
@@ -97,7 +97,7 @@ def sweep(scenario: Scenario, axes: Sequence[Axis], on_progress: StageProgress) 
         for value in axis.values
         for who, one in ways(axis.vary(scenario, value)).items()
     ]
-    known: dict[Scenario, Outcome] = {}
+    known: dict[Scenario, SimulationResult] = {}
     points = []
     for number, (axis, value, who, one) in enumerate(runs):
         on_progress(f"{axis.name} {value:g}, {who}", number, len(runs))
@@ -111,13 +111,13 @@ def sweep(scenario: Scenario, axes: Sequence[Axis], on_progress: StageProgress) 
 def _relevant(scenario: Scenario) -> Scenario:
     """Without what plain and local decoding do not depend on."""
     plain = Scenario()
-    if scenario.drafting is Drafting.REMOTE:
+    if scenario.drafting is DraftPlacement.REMOTE:
         return scenario
     fleet = replace(scenario.fleet, nodes=0)
     alike = replace(
         scenario, fleet=fleet, network=plain.network, failures=(), autoscale=None, runs_ahead=True
     )
-    if scenario.drafting is Drafting.LOCAL:
+    if scenario.drafting is DraftPlacement.LOCAL:
         return alike
     return replace(alike, kinds=plain.kinds, k=plain.k)
 
@@ -136,7 +136,7 @@ class Goal:
     tokens_per_second: float | None = None
     token_ms_p95: float | None = None  # by request, the mean time of a token
 
-    def missed(self, found: Outcome) -> list[str]:
+    def missed(self, found: SimulationResult) -> list[str]:
         """Return the figures that fall short, with their values."""
         missed = []
         if self.tokens_per_second is not None and found.tokens_per_second < self.tokens_per_second:
@@ -150,7 +150,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Trial:
+class FleetTrial:
     """One fleet that was simulated."""
 
     who: str  # drafts
@@ -163,29 +163,29 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SmallestFleet:
     """The smallest fleet for one way of drafting."""
 
     who: str
-    fleet: Trial | None  # None: no fleet up to the bound reaches the goal
+    fleet: FleetTrial | None  # None: no fleet up to the bound reaches the goal
     why_not: str = ""
 
 
 def find_fleets(
     scenario: Scenario, goal: Goal, vary: Vary, most: int, on_progress: StageProgress
-) -> tuple[list[Trial], list[Answer]]:
+) -> tuple[list[FleetTrial], list[SmallestFleet]]:
     """Return every fleet that was tried, and the smallest one for each way of drafting.
 
     The search doubles the number of machines until the goal is reached and then bisects, so it takes for granted that
     more machines are never worse.
     """
     _check(scenario, goal)
-    trials: list[Trial] = []
+    trials: list[FleetTrial] = []
     answers = []
     for who in _drafting_choices(scenario, vary):
         fleets = _Fleets(replace(scenario, drafting=who), goal, vary)
 
-        def reaches(count: int, who: Drafting = who, fleets: _Fleets = fleets) -> bool:
+        def reaches(count: int, who: DraftPlacement = who, fleets: _Fleets = fleets) -> bool:
             on_progress(f"{who}: {count} {vary}", len(trials), len(trials) + 1)
             trials.append(fleets.tried(count))
             return not trials[-1].missed
@@ -193,7 +193,7 @@ def find_fleets(
         start = scenario.fleet.targets if vary is Vary.TARGETS else max(scenario.fleet.nodes, 1)
         found = _least(reaches, start, most, fleets.is_hopeless)
         fleet = None if found is None else fleets.tried(found)
-        answers.append(Answer(who.value, fleet, "" if fleet else fleets.why_not(most)))
+        answers.append(SmallestFleet(who.value, fleet, "" if fleet else fleets.why_not(most)))
     return trials, answers
 
 
@@ -207,10 +207,10 @@ def _check(scenario: Scenario, goal: Goal) -> None:
             )
 
 
-def _drafting_choices(scenario: Scenario, vary: Vary) -> list[Drafting]:
+def _drafting_choices(scenario: Scenario, vary: Vary) -> list[DraftPlacement]:
     if vary is Vary.NODES:
-        return [Drafting.REMOTE]
-    return [who for who in Drafting if who is not Drafting.REMOTE or scenario.fleet.nodes]
+        return [DraftPlacement.REMOTE]
+    return [who for who in DraftPlacement if who is not DraftPlacement.REMOTE or scenario.fleet.nodes]
 
 
 def _least(
@@ -233,19 +233,19 @@ class _Fleets:
 
     def __init__(self, scenario: Scenario, goal: Goal, vary: Vary) -> None:
         self._scenario, self._goal, self._vary = scenario, goal, vary
-        self._known: dict[int, Trial] = {}
-        self._last: Trial | None = None
+        self._known: dict[int, FleetTrial] = {}
+        self._last: FleetTrial | None = None
 
-    def tried(self, count: int) -> Trial:
+    def tried(self, count: int) -> FleetTrial:
         """Return what a fleet of this size does."""
         if count not in self._known:
             fleet, prices = self._scenario.fleet, self._scenario.prices
             targets = count if self._vary is Vary.TARGETS else fleet.targets
             nodes = self._nodes(count)
             found = World(replace(self._scenario, fleet=replace(fleet, targets=targets, nodes=nodes))).run()
-            used = nodes if self._scenario.drafting is Drafting.REMOTE else 0
+            used = nodes if self._scenario.drafting is DraftPlacement.REMOTE else 0
             cost = targets * prices.target + used * prices.node
-            self._known[count] = Trial(
+            self._known[count] = FleetTrial(
                 self._scenario.drafting.value,
                 targets,
                 used,

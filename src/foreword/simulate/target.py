@@ -5,22 +5,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foreword.simulate.chains import Chains, Cluster, Flags
+from foreword.simulate.chains import Chains, Flags, NodeDirectory
 from foreword.simulate.costs import Counts, Dice
-from foreword.simulate.scenario import Drafting, Scenario
+from foreword.simulate.scenario import DraftPlacement, Scenario
 
 _LEAST_TOKENS = 16
 """A request that is cut off by the end counts if it has had so many."""
 
 
 @dataclass
-class Tally:
+class TargetTally:
     """What a target has done since the warm-up."""
 
     tokens: int = 0
     passes: int = 0
     request_passes: int = 0
-    used: int = 0  # guesses that were verified
+    used: int = 0  # draft tokens that were verified
     accepted: int = 0
     waited: float = (
         0.0  # seconds between the beginning of a step and that of its pass, drafting here included
@@ -33,21 +33,21 @@ class SimTarget:
     """A full or half-full batch in lock step."""
 
     def __init__(
-        self, scenario: Scenario, zone: int, cluster: Cluster, seeds: np.random.SeedSequence
+        self, scenario: Scenario, zone: int, cluster: NodeDirectory, seeds: np.random.SeedSequence
     ) -> None:
         slots = scenario.fleet.batch
-        lengths, guesses, nodes = (np.random.default_rng(seed) for seed in seeds.spawn(3))
+        lengths, drafts, nodes = (np.random.default_rng(seed) for seed in seeds.spawn(3))
         self.scenario = scenario
-        self.tally = Tally()
+        self.tally = TargetTally()
         self.queue: deque[float] = deque()  # arrivals
         self.is_idle = True
-        self._lengths, self._guesses = lengths, guesses
+        self._lengths, self._draft_rng = lengths, drafts
         self._live = np.zeros(slots, np.bool_)
         self._left = np.zeros(slots, np.int64)
         self._gained = np.zeros(slots, np.int64)
         self._arrived = np.zeros(slots)
         self._began = np.zeros(slots)
-        self._is_remote = scenario.drafting is Drafting.REMOTE
+        self._is_remote = scenario.drafting is DraftPlacement.REMOTE
         self._dice = Dice(scenario.kinds, slots)
         self.chains = Chains(scenario, zone, cluster, self._dice, nodes)
 
@@ -67,8 +67,8 @@ class SimTarget:
         wants = live & ~fresh
         go = now
         used = np.zeros(len(live), np.int64)
-        if scenario.drafting is Drafting.LOCAL and wants.any():
-            used = np.where(wants, self._dice.lengths(self._guesses, scenario.k), 0)
+        if scenario.drafting is DraftPlacement.LOCAL and wants.any():
+            used = np.where(wants, self._dice.lengths(self._draft_rng, scenario.k), 0)
             levels, asked = int(used.max()), int(wants.sum())
             go = now + costs.local.first + levels * costs.local.seconds(asked)
         elif self._is_remote:
@@ -80,7 +80,7 @@ class SimTarget:
         return end
 
     def finish(self, now: float) -> None:
-        """The time is over: requests under way count by what they have had."""
+        """End the run: requests in flight count by what they have had."""
         for slot in np.flatnonzero(self._live & (self._gained >= _LEAST_TOKENS)).tolist():
             self._note(slot, now)
 
@@ -105,10 +105,10 @@ class SimTarget:
 
     def _judge(self, used: Counts, waited: float, end: float) -> None:
         live, scenario = self._live, self.scenario
-        if scenario.drafting is Drafting.PLAIN:
+        if scenario.drafting is DraftPlacement.PLAIN:
             accepted = used
         else:
-            right = self._dice.right(self._guesses)
+            right = self._dice.right(self._draft_rng)
             accepted = np.minimum(used, right)
             if self._is_remote:
                 self.chains.judged(used, right)

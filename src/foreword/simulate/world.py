@@ -12,12 +12,12 @@ from foreword.cluster.assignment import LOAD_BOUND
 from foreword.cluster.pools.scaling import DraftWork, wanted_draft_nodes
 from foreword.progress import Progress
 from foreword.simulate.chains import SLOW_FACTOR, SimNode
-from foreword.simulate.scenario import Drafting, Failure, Kind, Scenario
+from foreword.simulate.scenario import DraftPlacement, Failure, FailureKind, Scenario
 from foreword.simulate.target import SimTarget
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulationResult:
     """After the warm-up, all targets together. None: there was nothing to measure it by."""
 
     tokens: int
@@ -25,7 +25,7 @@ class Outcome:
     tokens_per_second: float
     tokens_per_second_per_target: float
     tokens_per_pass: float | None  # of one request
-    acceptance: float  # guesses accepted / guesses verified
+    acceptance: float  # draft tokens accepted / verified
     token_ms_p50: float | None  # by request, the mean time of a token
     token_ms_p95: float | None
     latency_p50: float | None  # seconds from a request's arrival to its end
@@ -43,7 +43,7 @@ class Outcome:
     nodes_wanted: int | None  # by the autoscaler, at the end; None: there is none
 
 
-def outcome_of(world: "World") -> Outcome:
+def outcome_of(world: "World") -> SimulationResult:
     """Sum up."""
     scenario, tallies = world.scenario, [target.tally for target in world.targets]
     seconds = scenario.seconds - scenario.counts_from
@@ -54,7 +54,7 @@ def outcome_of(world: "World") -> Outcome:
     paid = sum(_paid(node.born, node.gone, scenario.seconds) for node in world.nodes)
     hours = (seconds * len(tallies) * scenario.prices.target) + 0.9 * paid * scenario.prices.node
     drafted = sum(target.chains.drafted for target in world.targets)
-    return Outcome(
+    return SimulationResult(
         tokens=tokens,
         seconds=seconds,
         tokens_per_second=tokens / seconds,
@@ -113,7 +113,7 @@ class World:
         fleet, self.scenario = scenario.fleet, scenario
         own, *seeds = np.random.SeedSequence(scenario.seed).spawn(fleet.targets + 1)
         self._rng = np.random.default_rng(own)
-        is_remote = scenario.drafting is Drafting.REMOTE
+        is_remote = scenario.drafting is DraftPlacement.REMOTE
         nodes = fleet.nodes if is_remote else 0
         self.nodes = [SimNode(number, number % fleet.zones, 0.0, 0.0) for number in range(nodes)]
         self.targets = [
@@ -132,7 +132,7 @@ class World:
             None  # the autoscaler wants more (1) or fewer (-1), since when
         )
 
-    def run(self, on_progress: Progress = lambda done, total: None) -> Outcome:
+    def run(self, on_progress: Progress = lambda done, total: None) -> SimulationResult:
         """Until the time is over."""
         scenario = self.scenario
         for target in self.targets:
@@ -283,10 +283,10 @@ class World:
         self._at(now + rule.boot, lambda _: self._near.clear())
 
 
-def _break(node: SimNode, kind: Kind, now: float) -> None:
-    if kind is Kind.KILL:
+def _break(node: SimNode, kind: FailureKind, now: float) -> None:
+    if kind is FailureKind.KILL:
         node.is_dead = True
-    elif kind is Kind.SLOW:
+    elif kind is FailureKind.SLOW:
         node.factor = SLOW_FACTOR
     else:
-        node.silent_since, node.is_partitioned = now, kind is Kind.PARTITION
+        node.silent_since, node.is_partitioned = now, kind is FailureKind.PARTITION

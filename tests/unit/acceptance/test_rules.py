@@ -18,7 +18,7 @@ from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
 from foreword.acceptance.rules.trees import DraftTrees
 from foreword.errors import RequestError
-from foreword.proofs.cases import Case, DraftModel, Guessing, random_case
+from foreword.proofs.cases import Case, DraftKind, SmallDrafter, random_case
 from foreword.proofs.coupled import likely_tree
 from foreword.speculation.draft import Draft
 from helpers.judging import PLAIN, judgement, sampler
@@ -66,14 +66,18 @@ def test_coupled_goes_down_chains_and_trees_as_far_as_they_were_drawn():
             assert found.path(request) == [row - root - 1 for row in deepest]
 
 
-@pytest.mark.parametrize("guessing", list(Guessing))
+@pytest.mark.parametrize("guessing", list(DraftKind))
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
-def test_chain_rules_are_their_references(rule: Rule, guessing: Guessing):
+def test_chain_rules_are_their_references(rule: Rule, guessing: DraftKind):
     rng = np.random.default_rng(9)
     lengths = set()
     for _ in range(40):
         case = random_case(rng, rule)
-        model, done, steps = DraftModel(case, guessing, 0.7), [int(rng.integers(6))], int(rng.integers(1, 4))
+        model, done, steps = (
+            SmallDrafter(case, guessing, 0.7),
+            [int(rng.integers(6))],
+            int(rng.integers(1, 4)),
+        )
         request = case.sampler()
         for _ in range(steps - 1):
             request.commit([])

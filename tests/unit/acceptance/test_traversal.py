@@ -9,7 +9,7 @@ from foreword.acceptance.judge import judge
 from foreword.acceptance.noise import Stream
 from foreword.acceptance.reference import noise, rules
 from foreword.acceptance.rules.rule import Rule
-from foreword.proofs.cases import Case, DraftModel, Guessing, random_case
+from foreword.proofs.cases import Case, DraftKind, SmallDrafter, random_case
 from foreword.proofs.enumeration import PossibleTree
 from foreword.speculation.draft import Draft
 from helpers.judging import judgement
@@ -17,7 +17,7 @@ from helpers.rule_cases import logits_along, noise_key, random_chain, row_after
 
 
 def random_tree(
-    model: DraftModel, case: Case, done: list[int], rng: np.random.Generator, replaced: bool
+    model: SmallDrafter, case: Case, done: list[int], rng: np.random.Generator, replaced: bool
 ) -> PossibleTree:
     """One of the trees that the model can draw in a random shape, as likely as it is."""
     tree = PossibleTree()
@@ -41,13 +41,13 @@ def dense(tree: PossibleTree, vocab: int) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["without replacement", "with replacement"])
-@pytest.mark.parametrize("guessing", list(Guessing))
-def test_traversal_is_its_reference(guessing: Guessing, replaced: bool):
+@pytest.mark.parametrize("guessing", list(DraftKind))
+def test_traversal_is_its_reference(guessing: DraftKind, replaced: bool):
     rng = np.random.default_rng(10)
     depths, younger = set(), 0
     for _ in range(60):
         case = random_case(rng, Rule.TRAVERSAL)
-        model, done = DraftModel(case, guessing, 0.7), [int(rng.integers(6))]
+        model, done = SmallDrafter(case, guessing, 0.7), [int(rng.integers(6))]
         tree = random_tree(model, case, done, rng, replaced)
         request = case.sampler()
         request.commit(done)
@@ -67,19 +67,19 @@ def test_traversal_is_its_reference(guessing: Guessing, replaced: bool):
         depths.add(len(path))
         younger += any(tree.parents[node] in tree.parents[:node] for node in path)
     assert len(depths) > 2, "the cases are too much alike"
-    assert younger or guessing not in (Guessing.DRAWN, Guessing.MIXED), (
+    assert younger or guessing not in (DraftKind.DRAWN, DraftKind.MIXED), (
         "none but first siblings were accepted"
     )
 
 
-@pytest.mark.parametrize("guessing", list(Guessing))
-def test_traversal_is_block_on_chains(guessing: Guessing):
+@pytest.mark.parametrize("guessing", list(DraftKind))
+def test_traversal_is_block_on_chains(guessing: DraftKind):
     """The same verdicts by the same random numbers."""
     rng = np.random.default_rng(11)
     lengths = set()
     for _ in range(60):
         case = random_case(rng, Rule.BLOCK)
-        tokens, drawn, *_ = random_chain(DraftModel(case, guessing, 0.7), case, [], rng)
+        tokens, drawn, *_ = random_chain(SmallDrafter(case, guessing, 0.7), case, [], rng)
         draft = Draft.chain(tokens, 0, drawn=drawn)
         logits = logits_along(case, [], draft)
         found = [

@@ -20,7 +20,13 @@ from foreword.bench.control.changes import (
     percentile,
     slowed,
 )
-from foreword.bench.control.report import ControlReport, cell_table, goal_table, ratio_chart, reaction_table
+from foreword.bench.control.report import (
+    ControlBenchReport,
+    cell_table,
+    goal_table,
+    ratio_chart,
+    reaction_table,
+)
 from foreword.bench.control.timeline import (
     Ended,
     Phase,
@@ -35,11 +41,11 @@ from foreword.bench.control.windows import (
     CONTROLLER,
     MIXED,
     PLAIN_ARM,
-    Arm,
-    Cell,
     CellRates,
+    ControlArm,
+    ControlCell,
+    MeasuredWindow,
     Prompts,
-    Window,
     measure_cells,
     summarise,
     tokens_at,
@@ -50,8 +56,8 @@ from foreword.errors import RequestError
 from foreword.speculation.drafting import Drafter, DraftSource, Traits
 from helpers.clocks import ScriptedClock
 
-OWN = Arm(CONTROLLER, None)
-FIXED = Arm("ngram", {"method": "ngram", "fixed": True})
+OWN = ControlArm(CONTROLLER, None)
+FIXED = ControlArm("ngram", {"method": "ngram", "fixed": True})
 
 
 @dataclass
@@ -62,9 +68,9 @@ class PretendStation:
     slower: float = 1.0  # from window to window
     asked: list[tuple[str, str, int, int]] = field(default_factory=list)
 
-    def window(self, arm: Arm, kind: str, batch: int, number: int) -> Window:
+    def window(self, arm: ControlArm, kind: str, batch: int, number: int) -> MeasuredWindow:
         self.asked.append((arm.label, kind, batch, number))
-        return Window(100, 100 / self.rates[arm.label] * self.slower ** len(self.asked))
+        return MeasuredWindow(100, 100 / self.rates[arm.label] * self.slower ** len(self.asked))
 
 
 def nothing(*_: object) -> None:
@@ -124,7 +130,7 @@ def test_the_promise_is_about_plain_decoding_and_about_the_best_fixed_setting(ow
     (found,) = summarise([cell])
     assert found.best.label == "ngram"
     assert found.holds == holds
-    failures = ControlReport([found]).failures
+    failures = ControlBenchReport([found]).failures
     assert bool(failures) != holds
 
 
@@ -172,7 +178,7 @@ class PretendLine:
 
     log: list[str] = field(default_factory=list)
 
-    def run(self, arm: Arm, phases: list[Phase]) -> list[list[Step]]:
+    def run(self, arm: ControlArm, phases: list[Phase]) -> list[list[Step]]:
         found = []
         for phase in phases:
             with phase.circumstances() as what:
@@ -212,7 +218,7 @@ def test_mixed_traffic_compares_those_who_decode_plainly():
     assert (mixed.plain_ms, mixed.mixed_ms, mixed.ratio) == pytest.approx((10.0, 20.0, 2.0))
     assert (mixed.gap_ratio, mixed.others_gain) == pytest.approx((2.0, 2.0))
     assert not mixed.holds
-    report = ControlReport([], mixed=mixed, probe_share=0.02)
+    report = ControlBenchReport([], mixed=mixed, probe_share=0.02)
     assert len(report.failures) == 2
     assert report.as_json()["passed"] is False
     assert percentile([5, 1, 3, 2, 4], 0.95) == 5
@@ -280,14 +286,16 @@ def test_tables_and_chart():
     can = Circumstances(nullcontext, nullcontext)
     reactions = measure_conditions(PretendLine(), conditions("code", "chat", 2, 8.0, can), OWN, nothing)
     assert reaction_table(reactions).row_count == 8
-    report = ControlReport(cells, reactions)
+    report = ControlBenchReport(cells, reactions)
     assert report.failures == []
     assert goal_table(report.verdicts).row_count == len(report.as_json()["goals"]) == 7
 
 
-def cell(kind: str, batch: int, own: float, best: float) -> Cell:
+def cell(kind: str, batch: int, own: float, best: float) -> ControlCell:
     ratios = {CONTROLLER: Interval(own - 0.01, own, own + 0.01)}
-    return Cell(kind, batch, 10.0, ratios, BestFixed("ngram", Interval(best - 0.01, best, best + 0.01)), 4)
+    return ControlCell(
+        kind, batch, 10.0, ratios, BestFixed("ngram", Interval(best - 0.01, best, best + 0.01)), 4
+    )
 
 
 def reaction(phase: str, seconds: float, within: float, worst: float) -> Reaction:
@@ -298,7 +306,7 @@ def test_every_goal_has_its_verdict_and_its_figure():
     cells = [cell("chat", 2, 0.97, 1.0), cell(MIXED, 2, 1.2, 0.97), cell("code", 8, 1.1, 0.9)]
     reactions = [reaction("8", 4.0, 3.0, 0.95), reaction("one again", 4.0, 10.0, 0.8)]
     mixed = MixedTraffic(8, 10.0, 10.6, 1.1, 1.2)
-    report = ControlReport(cells, reactions, mixed, 0.004)
+    report = ControlBenchReport(cells, reactions, mixed, 0.004)
     found = {one["goal"]: (one["holds"], one["figure"]) for one in report.as_json()["goals"]}
     assert found == {
         "every cell at least 0.99 of plain": (False, "chat, batch 2: 0.97 (0.96-0.98)"),

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from foreword.bench.prompts import BenchPrompt, own_prompts
-from foreword.bench.serve.load import Load, arrival_times, drop_points, prompts_in_turn
+from foreword.bench.serve.load import LoadSettings, arrival_times, drop_points, prompts_in_turn
 
 
 def test_gaps_are_exponential_and_counts_are_poisson():
     rate, n = 4.0, 40_000
-    times = np.array(list(arrival_times(Load(rate=rate, num_requests=n, seed=5))))
+    times = np.array(list(arrival_times(LoadSettings(rate=rate, num_requests=n, seed=5))))
     gaps = np.diff(times, prepend=0.0)
     # Five standard errors of an exponential's mean (σ = mean) and variance (kurtosis 9).
     assert abs(gaps.mean() - 1 / rate) < 5 / rate / math.sqrt(n)
@@ -24,25 +24,27 @@ def test_gaps_are_exponential_and_counts_are_poisson():
 
 def test_arrivals_are_those_of_the_seed_at_any_length():
     def times(seed: int, n: int) -> list[float]:
-        return list(arrival_times(Load(rate=2.0, num_requests=n, seed=seed)))
+        return list(arrival_times(LoadSettings(rate=2.0, num_requests=n, seed=seed)))
 
     assert times(1, 20) == times(1, 30)[:20]
     assert times(1, 20) != times(2, 20)
 
 
 def test_number_and_duration_bound_the_arrivals_whichever_is_first():
-    by_time = list(arrival_times(Load(rate=10.0, duration=5.0, seed=3)))
+    by_time = list(arrival_times(LoadSettings(rate=10.0, duration=5.0, seed=3)))
     assert by_time == sorted(by_time)
     assert by_time[0] > 0 and by_time[-1] < 5.0
     assert len(by_time) > 20
-    assert list(arrival_times(Load(rate=10.0, duration=5.0, num_requests=7, seed=3))) == by_time[:7]
-    assert len(list(arrival_times(Load(rate=10.0, duration=5.0, num_requests=10**6, seed=3)))) == len(by_time)
+    assert list(arrival_times(LoadSettings(rate=10.0, duration=5.0, num_requests=7, seed=3))) == by_time[:7]
+    assert len(list(arrival_times(LoadSettings(rate=10.0, duration=5.0, num_requests=10**6, seed=3)))) == len(
+        by_time
+    )
 
 
 def test_an_infinite_rate_is_all_at_once_and_a_closed_loop_has_no_times():
-    assert list(arrival_times(Load(rate=math.inf, num_requests=3))) == [0.0] * 3
+    assert list(arrival_times(LoadSettings(rate=math.inf, num_requests=3))) == [0.0] * 3
     with pytest.raises(ValueError, match="closed"):
-        arrival_times(Load(num_requests=3))
+        arrival_times(LoadSettings(num_requests=3))
 
 
 def test_prompts_come_all_before_any_comes_again():

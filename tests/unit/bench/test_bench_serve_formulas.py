@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from foreword.bench.serve import report as formulas
-from foreword.bench.serve.answer import ContentChunk, Ending, Outcome
-from foreword.bench.serve.report import Limits, parse_limits
+from foreword.bench.serve.answer import ContentChunk, Ending, RequestOutcome
+from foreword.bench.serve.report import GoodputLimits, parse_limits
 from foreword.errors import RequestError
 
 
-def answer(times: list[float], tokens: list[int | None], usage: int | None, last: float) -> Outcome:
+def answer(times: list[float], tokens: list[int | None], usage: int | None, last: float) -> RequestOutcome:
     chunks = [ContentChunk(time, count) for time, count in zip(times, tokens, strict=True)]
     ending = Ending.COMPLETED
-    return Outcome(due=10.0, sent=10.25, ending=ending, chunks=chunks, last=last, usage_tokens=usage)
+    return RequestOutcome(due=10.0, sent=10.25, ending=ending, chunks=chunks, last=last, usage_tokens=usage)
 
 
 def test_latencies_count_from_when_the_request_was_due():
@@ -54,7 +54,7 @@ def test_what_an_answer_does_not_have_is_none_and_not_zero():
     assert formulas.time_per_output_token(empty) is None
     assert formulas.end_to_end(empty) == 2.0
     assert formulas.time_per_output_token(answer([11.0], [None], usage=1, last=11.0)) is None
-    assert formulas.end_to_end(Outcome(due=1.0)) is None
+    assert formulas.end_to_end(RequestOutcome(due=1.0)) is None
 
 
 def test_percentiles_are_interpolated_linearly():
@@ -76,17 +76,17 @@ def test_no_values_are_no_numbers():
 @pytest.mark.parametrize(
     ("limits", "good"),
     [
-        (Limits(ttft=1000), True),
-        (Limits(ttft=999), False),
-        (Limits(tpot=500), True),
-        (Limits(tpot=499), False),
-        (Limits(e2el=5000), True),
-        (Limits(e2el=4999), False),
-        (Limits(ttft=1000, tpot=500, e2el=5000), True),
-        (Limits(ttft=1000, tpot=499, e2el=5000), False),
+        (GoodputLimits(ttft=1000), True),
+        (GoodputLimits(ttft=999), False),
+        (GoodputLimits(tpot=500), True),
+        (GoodputLimits(tpot=499), False),
+        (GoodputLimits(e2el=5000), True),
+        (GoodputLimits(e2el=4999), False),
+        (GoodputLimits(ttft=1000, tpot=500, e2el=5000), True),
+        (GoodputLimits(ttft=1000, tpot=499, e2el=5000), False),
     ],
 )
-def test_a_good_request_keeps_every_limit(limits: Limits, good: bool):
+def test_a_good_request_keeps_every_limit(limits: GoodputLimits, good: bool):
     outcome = answer([11.0, 15.0], [None] * 2, usage=9, last=15.0)
     assert limits.are_met(outcome) is good
     outcome.ending = Ending.CUT_OFF
@@ -95,14 +95,14 @@ def test_a_good_request_keeps_every_limit(limits: Limits, good: bool):
 
 def test_goodput_of_answers_without_a_figure():
     short, empty = answer([11.0], [None], 1, last=11.0), answer([], [], 0, last=11.0)
-    assert Limits(tpot=1).are_met(short)
-    assert Limits(e2el=1000).are_met(empty)
-    assert not Limits(ttft=1e9).are_met(empty)
+    assert GoodputLimits(tpot=1).are_met(short)
+    assert GoodputLimits(e2el=1000).are_met(empty)
+    assert not GoodputLimits(ttft=1e9).are_met(empty)
 
 
 def test_limits_are_read_and_bad_ones_refused():
-    assert parse_limits("ttft:500, tpot:50,e2el:5000.5") == Limits(500.0, 50.0, 5000.5)
-    assert parse_limits("tpot:50") == Limits(tpot=50.0)
+    assert parse_limits("ttft:500, tpot:50,e2el:5000.5") == GoodputLimits(500.0, 50.0, 5000.5)
+    assert parse_limits("tpot:50") == GoodputLimits(tpot=50.0)
     for text in (
         "",
         "ttft",

@@ -4,25 +4,27 @@ import json
 
 from rich.console import Console
 
-from foreword.bench.serve.answer import ContentChunk, Ending, Outcome
-from foreword.bench.serve.generator import Run
-from foreword.bench.serve.report import Limits, make_report, report_json
+from foreword.bench.serve.answer import ContentChunk, Ending, RequestOutcome
+from foreword.bench.serve.generator import LoadRun
+from foreword.bench.serve.report import GoodputLimits, make_report, report_json
 from foreword.bench.serve.tables import latency_table, summary_table
 
 
-def completed(ttft: float, usage: int | None = 3, tokens: int | None = None) -> Outcome:
+def completed(ttft: float, usage: int | None = 3, tokens: int | None = None) -> RequestOutcome:
     chunks = [ContentChunk(ttft, tokens), ContentChunk(ttft + 0.2, tokens)]
-    return Outcome(0.0, 0.01, 1.0, Ending.COMPLETED, chunks=chunks, last=ttft + 0.2, usage_tokens=usage)
+    return RequestOutcome(
+        0.0, 0.01, 1.0, Ending.COMPLETED, chunks=chunks, last=ttft + 0.2, usage_tokens=usage
+    )
 
 
-def failed(ending: Ending, status: int | None = None, retry_after: str | None = None) -> Outcome:
+def failed(ending: Ending, status: int | None = None, retry_after: str | None = None) -> RequestOutcome:
     chunks = [ContentChunk(50.0, None), ContentChunk(90.0, None)]  # would spoil every percentile
-    outcome = Outcome(0.0, 0.01, 99.0, ending, f"why {status}", status, retry_after, chunks, last=90.0)
+    outcome = RequestOutcome(0.0, 0.01, 99.0, ending, f"why {status}", status, retry_after, chunks, last=90.0)
     outcome.usage_tokens = 1000
     return outcome
 
 
-RUN = Run(
+RUN = LoadRun(
     [
         completed(0.1),
         completed(0.3),
@@ -37,7 +39,7 @@ RUN = Run(
         failed(Ending.NO_CONNECTION),
         failed(Ending.MALFORMED, 200),
         failed(Ending.DROPPED, 200),
-        Outcome(0.0, None, 1.0, Ending.NO_CONNECTION),
+        RequestOutcome(0.0, None, 1.0, Ending.NO_CONNECTION),
     ],
     seconds=4.0,
     read_late=[0.001],
@@ -45,7 +47,7 @@ RUN = Run(
 
 
 def test_only_completed_requests_are_measured():
-    report = make_report(RUN, Limits(ttft=300))
+    report = make_report(RUN, GoodputLimits(ttft=300))
     assert (report.sent, report.completed, report.dropped) == (14, 4, 1)
     assert report.latencies["ttft"].n == report.latencies["e2el"].n == report.latencies["itl"].n == 4
     assert report.latencies["ttft"].most == 500.0
@@ -81,26 +83,26 @@ def test_missing_usage_and_unknown_tokens_are_counted():
 
 
 def test_a_report_is_json_without_infinities_also_when_nothing_was_answered():
-    for run in (RUN, Run([], 0.0, []), Run([failed(Ending.TIMEOUT)], 1.0, [])):
-        json.dumps(report_json(make_report(run, Limits(tpot=5))), allow_nan=False)
+    for run in (RUN, LoadRun([], 0.0, []), LoadRun([failed(Ending.TIMEOUT)], 1.0, [])):
+        json.dumps(report_json(make_report(run, GoodputLimits(tpot=5))), allow_nan=False)
 
 
 def test_an_answer_without_text_is_complete_and_tells_no_counts():
-    empty = Outcome(0.0, 0.01, 1.0, Ending.COMPLETED, last=0.4)
-    report = make_report(Run([empty, completed(0.1)], 1.0, []), None)
+    empty = RequestOutcome(0.0, 0.01, 1.0, Ending.COMPLETED, last=0.4)
+    report = make_report(LoadRun([empty, completed(0.1)], 1.0, []), None)
     assert (report.completed, report.without_usage, report.counted_by_chunks) == (2, 1, 1)
     assert (report.with_text, report.tokens_per_chunk_known) == (1, 0)
-    said = Outcome(0.0, 0.01, 1.0, Ending.COMPLETED, last=0.4, chunks=[ContentChunk(0.2, 2)])
+    said = RequestOutcome(0.0, 0.01, 1.0, Ending.COMPLETED, last=0.4, chunks=[ContentChunk(0.2, 2)])
     console = Console(width=200)
     with console.capture() as shown:
-        console.print(summary_table(make_report(Run([empty, said], 1.0, []), None), None))
+        console.print(summary_table(make_report(LoadRun([empty, said], 1.0, []), None), None))
     assert "ITL per token" not in shown.get()  # who said nothing has nothing to say about its tokens
     assert (report.latencies["ttft"].n, report.latencies["e2el"].n) == (1, 2)
 
 
 def test_the_table_fits_a_narrow_terminal():
     console = Console(width=80, highlight=False)
-    slow = Run([completed(123.456789), completed(598.765)] * 500, 1.0, [12.3])
+    slow = LoadRun([completed(123.456789), completed(598.765)] * 500, 1.0, [12.3])
     with console.capture() as shown:
         console.print(latency_table(make_report(slow, None), "title"))
     assert "ITL per token" in shown.get()
@@ -109,10 +111,10 @@ def test_the_table_fits_a_narrow_terminal():
 
 def test_tables_say_what_the_figures_are_of():
     console = Console(width=160, highlight=False)
-    report = make_report(RUN, Limits(ttft=300, e2el=9000))
+    report = make_report(RUN, GoodputLimits(ttft=300, e2el=9000))
     with console.capture() as shown:
         console.print(latency_table(report, "model [x] at y"))
-        console.print(summary_table(report, Limits(ttft=300, e2el=9000)))
+        console.print(summary_table(report, GoodputLimits(ttft=300, e2el=9000)))
     text = shown.get()
     for words in (
         "model [x] at y",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from foreword.bench.serve.load import Load, Question, extra_fields
+from foreword.bench.serve.load import LoadSettings, Question, extra_fields
 from foreword.errors import RequestError
 from foreword.wire.openai_http import base_address
 
@@ -86,7 +86,7 @@ def test_the_address_is_taken_with_and_without_v1():
 )
 def test_a_load_that_cannot_be_made_is_refused(fields: dict[str, Any], word: str):
     with pytest.raises(RequestError, match=word):
-        Load(**fields)
+        LoadSettings(**fields)
 
 
 @pytest.mark.parametrize(

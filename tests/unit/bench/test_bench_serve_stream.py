@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreword.bench.serve.answer import (
+    AnswerEvent,
     AnswerReader,
-    Chunk,
     ContentChunk,
-    Outcome,
+    RequestOutcome,
     ServerReportedError,
     parse_chunk,
 )
@@ -44,22 +44,22 @@ def test_what_is_no_event_stream_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_content_and_counts_are_found_where_servers_put_them():
-    def chunk(choice: dict[str, Any]) -> Chunk:
+    def chunk(choice: dict[str, Any]) -> AnswerEvent:
         return parse_chunk(json.dumps({"choices": [choice]}).encode())
 
-    assert chunk({"text": "a"}) == Chunk(True, True)
-    assert chunk({"delta": {"content": "a"}}) == Chunk(True, True)
-    assert chunk({"delta": {"reasoning_content": "hm"}}) == Chunk(True, True)
-    assert chunk({"delta": {"role": "assistant", "content": ""}}) == Chunk(True, False)
-    assert chunk({"text": "", "finish_reason": "stop"}) == Chunk(True, False, finish_reason="stop")
+    assert chunk({"text": "a"}) == AnswerEvent(True, True)
+    assert chunk({"delta": {"content": "a"}}) == AnswerEvent(True, True)
+    assert chunk({"delta": {"reasoning_content": "hm"}}) == AnswerEvent(True, True)
+    assert chunk({"delta": {"role": "assistant", "content": ""}}) == AnswerEvent(True, False)
+    assert chunk({"text": "", "finish_reason": "stop"}) == AnswerEvent(True, False, finish_reason="stop")
     assert chunk({"text": "ab", "token_ids": [1, 2]}).tokens == 2
     assert chunk({"text": "ab", "logprobs": {"tokens": ["a", "b"]}}).tokens == 2
     assert chunk({"delta": {"content": "ab"}, "logprobs": {"content": [{}, {}, {}]}}).tokens == 3
     usage = b'{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}'
-    assert parse_chunk(usage) == Chunk(prompt_tokens=3, output_tokens=4)
-    assert parse_chunk(b'{"choices": []}') == Chunk()
+    assert parse_chunk(usage) == AnswerEvent(prompt_tokens=3, output_tokens=4)
+    assert parse_chunk(b'{"choices": []}') == AnswerEvent()
     strange = b'{"choices": [], "usage": {"prompt_tokens": -3, "completion_tokens": true}}'
-    assert parse_chunk(strange) == Chunk()
+    assert parse_chunk(strange) == AnswerEvent()
 
 
 @pytest.mark.parametrize("data", ["{", "[]", "3", "{}", '{"choices": 3}', '{"choices": [4]}', "[" * 100_000])
@@ -81,8 +81,8 @@ def test_an_error_in_the_stream_is_one(event: dict[str, Any]):
         parse_chunk(json.dumps(event).encode())
 
 
-def read(*events: tuple[float, dict[str, Any]]) -> Outcome:
-    outcome = Outcome(due=0.0)
+def read(*events: tuple[float, dict[str, Any]]) -> RequestOutcome:
+    outcome = RequestOutcome(due=0.0)
     reader = AnswerReader(outcome)
     for time, event in events:
         assert not reader.is_finished
@@ -120,7 +120,7 @@ def test_usage_with_every_chunk_tells_what_each_holds():
 
 
 def test_events_of_one_arrival_have_its_time():
-    outcome = Outcome(due=0.0)
+    outcome = RequestOutcome(due=0.0)
     event = json.dumps(said("a"))
     AnswerReader(outcome).take(f"data: {event}\n\ndata: {event}\n\n".encode(), 5.0)
     assert [chunk.time for chunk in outcome.chunks] == [5.0, 5.0]

@@ -97,10 +97,10 @@ def test_the_prompts_that_lose_are_named_though_the_mean_gains():
     first, second = slowest_prompts(records, most=2)
     assert (first.drafter, first.prompts, first.below) == ("a", 3, 1)
     assert first.worst == (("rag", "bad", pytest.approx(6 / 6.5)), ("chat", "fair", pytest.approx(6 / 6.2)))
-    assert "1 of 3 prompts below 0.95" in first.told
-    assert "0.92× rag bad" in first.told
+    assert "1 of 3 prompts below 0.95" in first.line
+    assert "0.92× rag bad" in first.line
     assert second.below == 0
-    assert second.cpu_speedup is None and "processor" not in second.told
+    assert second.cpu_speedup is None and "processor" not in second.line
 
 
 def test_the_processor_s_time_tells_a_busy_machine_from_a_bad_prompt():
@@ -113,7 +113,7 @@ def test_the_processor_s_time_tells_a_busy_machine_from_a_bad_prompt():
     (one,) = slowest_prompts([replace(found, **runs)])
     assert (one.below, one.cpu_below, one.cpu_speedup) == (1, 0, pytest.approx(2.0))
     assert one.cpu_worst == (("chat", "slow", pytest.approx(2.0)),)
-    assert "by the processor's time 2.00× in all, 0 below: 2.00× chat slow" in one.told
+    assert "by the processor's time 2.00× in all, 0 below: 2.00× chat slow" in one.line
 
 
 def test_answers_of_a_few_tokens_are_not_judged_by_themselves():

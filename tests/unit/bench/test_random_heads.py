@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from foreword.bench.drafters.decode import Record, Run
+from foreword.bench.drafters.decode import DecodeRun, Record
 from foreword.bench.drafters.summary import drafter_table, summarise
 from foreword.bench.methods import default_methods, is_random, parse_methods
 from foreword.bench.random_heads import write_random_head
@@ -38,7 +38,7 @@ def test_heads_are_measured_when_they_are_named():
 def test_what_a_random_head_guesses_is_not_told():
     (method,) = parse_methods('{"method": "eagle3", "model": "random"}')
     assert is_random(method.label)
-    run = Run(2, 2, 10, 0, 1.0, 0.2, 0.5, 0.1, None, (1, 2))
+    run = DecodeRun(2, 2, 10, 0, 1.0, 0.2, 0.5, 0.1, None, (1, 2))
     rows = summarise([Record(name, "p", "chat", run, run) for name in (method.label, "ngram")])
     table = drafter_table(rows, "title")
     taus = list(table.columns[3].cells)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from foreword.bench.theory import (
     FLAT,
-    Drafting,
-    StepCurve,
+    DraftingCost,
+    RelativeStepCurve,
     best,
     break_even,
     expected_tokens,
@@ -68,66 +68,66 @@ def test_dice_agree_about_trees(alpha: float, k: int, width: int):
 
 
 def test_a_round_trip_is_paid_once_and_a_tree_verifies_all_its_nodes():
-    (far,) = predict(0.8, Drafting(0.05, network_cost=0.5), [4])
+    (far,) = predict(0.8, DraftingCost(0.05, network_cost=0.5), [4])
     assert far.speedup == pytest.approx(3.3616 / 1.7)
-    (near,) = predict(0.8, Drafting(0.05), [4])
+    (near,) = predict(0.8, DraftingCost(0.05), [4])
     assert far.break_even is not None
     assert near.break_even is not None
     assert far.break_even > near.break_even
-    (tree,) = predict(0.5, Drafting(0.1, width=2), [3], CURVE)
+    (tree,) = predict(0.5, DraftingCost(0.1, width=2), [3], CURVE)
     assert tree.nodes == 6
     assert tree.cost == pytest.approx(0.3 + 2.8)  # a pass over 7
     assert tree.tokens_per_pass == pytest.approx(1 + 0.75 * 1.75)
-    for bad in (Drafting(0.1, network_cost=-1), Drafting(0.1, width=0)):
+    for bad in (DraftingCost(0.1, network_cost=-1), DraftingCost(0.1, width=0)):
         with pytest.raises(RequestError, match=r"--network-cost|--tree-width"):
             predict(0.5, bad, [1])
 
 
 def test_speed_up_is_tokens_over_time():
-    (flat,) = predict(0.8, Drafting(0.05), [4])
+    (flat,) = predict(0.8, DraftingCost(0.05), [4])
     assert flat.speedup == pytest.approx(3.3616 / 1.2)
-    (measured,) = predict(0.8, Drafting(0.05), [3], CURVE)
+    (measured,) = predict(0.8, DraftingCost(0.05), [3], CURVE)
     assert measured.speedup == pytest.approx(2.952 / (0.15 + 1.6))
 
 
 def test_the_curve_is_straight_between_neighbours_and_ends():
     assert [CURVE.ratio(n) for n in (1, 2, 4, 6, 8)] == pytest.approx([1.0, 1.2, 1.6, 2.4, 3.2])
     assert FLAT.ratio(1000) == 1.0
-    with pytest.raises(RequestError, match="end at 8 new tokens and 8 guesses need 9"):
+    with pytest.raises(RequestError, match="end at 8 new tokens and 8 draft tokens need 9"):
         CURVE.ratio(9)
 
 
 def test_free_guesses_always_pay_and_sure_ones_pay_by_their_number():
-    found = predict(1.0, Drafting(0.0), [1, 2, 7])
+    found = predict(1.0, DraftingCost(0.0), [1, 2, 7])
     assert [one.speedup for one in found] == [2.0, 3.0, 8.0]
     assert [one.break_even for one in found] == [0.0, 0.0, 0.0]
     assert best(found).k == 7
-    nothing = predict(0.0, Drafting(0.0), [1, 2, 7])
+    nothing = predict(0.0, DraftingCost(0.0), [1, 2, 7])
     assert [one.speedup for one in nothing] == [1.0, 1.0, 1.0]
     assert best(nothing).k == 1  # the fewest of equals
 
 
 def test_guesses_that_cost_a_pass_each_never_gain():
-    found = predict(0.9, Drafting(1.0), [1, 2, 3])
+    found = predict(0.9, DraftingCost(1.0), [1, 2, 3])
     assert all(one.speedup < 1 for one in found)
     assert [one.break_even for one in found] == pytest.approx([1.0, 1.0, 1.0])
-    assert [one.break_even for one in predict(0.9, Drafting(1.1), [1, 2])] == [None, None]
-    assert least_break_even(predict(0.9, Drafting(1.1), [1, 2])) is None
+    assert [one.break_even for one in predict(0.9, DraftingCost(1.1), [1, 2])] == [None, None]
+    assert least_break_even(predict(0.9, DraftingCost(1.1), [1, 2])) is None
 
 
 def test_break_even_of_one_guess_is_its_cost():
-    assert break_even(1, pass_cost(1, Drafting(0.05))) == pytest.approx(0.05)
-    least = least_break_even(predict(0.5, Drafting(0.05), range(1, 10)))
+    assert break_even(1, pass_cost(1, DraftingCost(0.05))) == pytest.approx(0.05)
+    least = least_break_even(predict(0.5, DraftingCost(0.05), range(1, 10)))
     assert least is not None
     assert (least.k, least.break_even) == (1, pytest.approx(0.05))
 
 
 @given(k=st.integers(1, 20), draft_cost=st.floats(0, 0.9))
 def test_break_even_is_where_the_speed_up_is_one(k: int, draft_cost: float):
-    limit = break_even(k, pass_cost(k, Drafting(draft_cost)))
+    limit = break_even(k, pass_cost(k, DraftingCost(draft_cost)))
     assert limit is not None
-    assert predict(limit, Drafting(draft_cost), [k])[0].speedup == pytest.approx(1.0, abs=1e-9)
-    assert expected_tokens(limit, k) >= pass_cost(k, Drafting(draft_cost))
+    assert predict(limit, DraftingCost(draft_cost), [k])[0].speedup == pytest.approx(1.0, abs=1e-9)
+    assert expected_tokens(limit, k) >= pass_cost(k, DraftingCost(draft_cost))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_break_even_is_where_the_speed_up_is_one(k: int, draft_cost: float):
 )
 def test_what_makes_no_sense_is_refused(alpha: float, cost: float, depths: list[int]):
     with pytest.raises(RequestError, match="--"):
-        predict(alpha, Drafting(cost), depths)
+        predict(alpha, DraftingCost(cost), depths)
 
 
 def test_step_costs_are_read_with_or_without_a_table_before_them(tmp_path: Path):
@@ -153,7 +153,7 @@ def test_step_costs_are_read_with_or_without_a_table_before_them(tmp_path: Path)
     for text in (line, f"a table\n│ 1 │ 2.0 │\n{line}\n", json.dumps(json.loads(line), indent=2)):
         path = tmp_path / "costs.json"
         path.write_text(text)
-        assert read_step_costs(path) == StepCurve(((1, 1.0), (2, 1.5)))
+        assert read_step_costs(path) == RelativeStepCurve(((1, 1.0), (2, 1.5)))
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from foreword.simulate.costs import Costs, Guessing, LevelTimes, PassTimes
-from foreword.simulate.scenario import Fleet, Network, Scenario, Traffic
+from foreword.simulate.costs import AcceptanceCurve, LevelTimes, PassTimes, SimulatedCosts
+from foreword.simulate.scenario import FleetSize, Network, Scenario, Traffic
 from foreword.simulate.world import World
 from helpers.virtual_cluster import Pacing, VirtualCluster
 
@@ -15,11 +15,11 @@ K = 5
 def simulated(pacing: Pacing, batch: int, runs_ahead: bool) -> float:
     levels = LevelTimes(pacing.level, pacing.level_per_request)
     scenario = Scenario(
-        Fleet(targets=1, nodes=1, batch=batch),
+        FleetSize(targets=1, nodes=1, batch=batch),
         Network(pacing.round_trip, jitter=0.0, tail_chance=0.0),
         Traffic(prompt=0, answer=1e9),
-        costs=Costs(PassTimes.straight(pacing.plain_pass, pacing.per_row), levels, levels),
-        kinds=(Guessing.of_rate(pacing.alpha),),
+        costs=SimulatedCosts(PassTimes.straight(pacing.plain_pass, pacing.per_row), levels, levels),
+        kinds=(AcceptanceCurve.of_rate(pacing.alpha),),
         runs_ahead=runs_ahead,
         k=K,
         seconds=1200 * pacing.plain_pass,

@@ -7,7 +7,7 @@ import pytest
 
 from foreword.bench.draft_nodes import LinkReport, PassCost
 from foreword.errors import RequestError
-from foreword.simulate.calibration import Calibration, calibrate, guessing_of, with_link
+from foreword.simulate.calibration import Calibration, acceptance_of, calibrate, with_link
 from foreword.simulate.costs import ILLUSTRATIVE, PassTimes
 
 STEP = {"rows": [{"n": 1, "ms": 10.0}, {"n": 8, "ms": 17.0}], "prefill": [{"n": 100, "ms": 50.0}]}
@@ -73,10 +73,10 @@ def test_without_steps_the_drafters_file_says_what_a_pass_takes(files):
 
 
 def test_acceptance_is_taken_by_place_and_never_rises():
-    found = guessing_of([100, 50, 10], [80, 20, 9], 200)
+    found = acceptance_of([100, 50, 10], [80, 20, 9], 200)
     assert found.survival == (0.8, 0.4, 0.4)
     assert found.coverage == (0.5, 0.25, 0.05)
-    assert guessing_of([100], [100], 100).coverage == (1.0,)
+    assert acceptance_of([100], [100], 100).coverage == (1.0,)
     assert found.chances[:4] == pytest.approx((0.8, 0.4, 0.4, 0.4))
 
 

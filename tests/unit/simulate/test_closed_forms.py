@@ -5,28 +5,28 @@ from dataclasses import replace
 import pytest
 
 from foreword.bench.draft_nodes import LinkReport, PassCost
-from foreword.bench.theory import FLAT, Drafting, StepCurve, predict
-from foreword.simulate.costs import Costs, Guessing, LevelTimes, PassTimes
-from foreword.simulate.scenario import Drafting as Who
-from foreword.simulate.scenario import Fleet, Network, Scenario, Traffic, Waiting
-from foreword.simulate.world import Outcome, World
+from foreword.bench.theory import FLAT, DraftingCost, RelativeStepCurve, predict
+from foreword.simulate.costs import AcceptanceCurve, LevelTimes, PassTimes, SimulatedCosts
+from foreword.simulate.scenario import DraftPlacement as Who
+from foreword.simulate.scenario import FleetSize, Network, Scenario, Traffic, WaitRule
+from foreword.simulate.world import SimulationResult, World
 
 PASS, LEVEL = 10e-3, 0.5e-3
 AT_ONCE = Network(0.0, 0.0, 0.0, 0.0)
 ALONE = Scenario(
-    Fleet(targets=1, nodes=1, batch=32),
+    FleetSize(targets=1, nodes=1, batch=32),
     AT_ONCE,
     Traffic(prompt=0, answer=1e9),
-    costs=Costs(PassTimes(((1, PASS),)), LevelTimes(LEVEL), LevelTimes(LEVEL)),
+    costs=SimulatedCosts(PassTimes(((1, PASS),)), LevelTimes(LEVEL), LevelTimes(LEVEL)),
     drafting=Who.LOCAL,
-    waiting=Waiting.ALL,
+    waiting=WaitRule.ALL,
     runs_ahead=False,
     seconds=8.0,
 )
 """One target, passes and levels that take as long for 32 requests as for one, no chance but that of acceptance."""
 
 
-def run(scenario: Scenario) -> Outcome:
+def run(scenario: Scenario) -> SimulationResult:
     return World(scenario).run()
 
 
@@ -37,8 +37,8 @@ def speedup(scenario: Scenario) -> float:
 
 @pytest.mark.parametrize(("alpha", "k"), [(0.0, 3), (0.5, 2), (0.8, 5), (0.95, 8), (1.0, 4)])
 def test_a_target_alone_does_what_theory_says(alpha: float, k: int):
-    (expected,) = predict(alpha, Drafting(LEVEL / PASS), [k], FLAT)
-    found = run(replace(ALONE, kinds=(Guessing.of_rate(alpha),), k=k))
+    (expected,) = predict(alpha, DraftingCost(LEVEL / PASS), [k], FLAT)
+    found = run(replace(ALONE, kinds=(AcceptanceCurve.of_rate(alpha),), k=k))
     assert found.tokens_per_pass == pytest.approx(expected.tokens_per_pass, rel=0.02)
     plain = run(replace(ALONE, drafting=Who.PLAIN, seconds=2.0))
     assert plain.tokens_per_second == pytest.approx(32 / PASS, rel=0.01)
@@ -46,15 +46,15 @@ def test_a_target_alone_does_what_theory_says(alpha: float, k: int):
 
 
 def test_passes_get_longer_with_their_rows_as_they_were_measured():
-    curve = StepCurve(((1, 1.0), (4, 1.2), (8, 2.0)))
-    (expected,) = predict(0.8, Drafting(LEVEL / PASS), [5], curve)
+    curve = RelativeStepCurve(((1, 1.0), (4, 1.2), (8, 2.0)))
+    (expected,) = predict(0.8, DraftingCost(LEVEL / PASS), [5], curve)
     points = tuple((32 * rows, PASS * ratio) for rows, ratio in curve.points)
     curved = replace(ALONE, costs=replace(ALONE.costs, passes=PassTimes(points)))
     assert speedup(curved) == pytest.approx(expected.speedup, rel=0.02)
 
 
 def test_a_node_without_distance_is_a_drafter_here():
-    here = replace(ALONE, fleet=Fleet(targets=2, nodes=1, batch=4))
+    here = replace(ALONE, fleet=FleetSize(targets=2, nodes=1, batch=4))
     shared = replace(here, fleet=replace(here.fleet, nodes=2))
     there = replace(shared, drafting=Who.REMOTE)
     one, other = run(here), run(there)
@@ -82,13 +82,13 @@ def test_who_waits_only_while_it_is_worth_it_is_never_far_below_plain_decoding()
     """A node beyond the break-even distance: those who wait for it lose, those who weigh it do not."""
     far = replace(ALONE, drafting=Who.REMOTE, network=replace(AT_ONCE, round_trip=0.1))
     assert speedup(far) < 0.5
-    assert speedup(replace(far, waiting=Waiting.NONE)) >= 0.999
-    assert speedup(replace(far, waiting=Waiting.WORTH)) >= 0.95
+    assert speedup(replace(far, waiting=WaitRule.NONE)) >= 0.999
+    assert speedup(replace(far, waiting=WaitRule.WORTH)) >= 0.95
 
 
 def test_running_ahead_hides_drafting_where_guesses_are_right():
     """All guesses right, a pass as long as twenty levels: with the first ones there is always all that is wanted."""
-    sure = replace(ALONE, drafting=Who.REMOTE, kinds=(Guessing.of_rate(1.0),), runs_ahead=True)
+    sure = replace(ALONE, drafting=Who.REMOTE, kinds=(AcceptanceCurve.of_rate(1.0),), runs_ahead=True)
     found = run(sure)
     assert found.tokens_per_pass == pytest.approx(6, rel=0.01)
     assert found.tokens_per_second == pytest.approx(6 * 32 / PASS, rel=0.02)

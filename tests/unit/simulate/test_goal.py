@@ -7,18 +7,18 @@ import pytest
 
 from foreword.cli.cluster.goals import GoalOptions, answer_lines
 from foreword.errors import RequestError
-from foreword.simulate.scenario import Drafting, Failure, Fleet, Kind, Scenario, Traffic
+from foreword.simulate.scenario import DraftPlacement, Failure, FailureKind, FleetSize, Scenario, Traffic
 from foreword.simulate.sweep import Goal, Vary, _least, find_fleets
 from foreword.simulate.world import World
 
-SMALL = Scenario(Fleet(targets=2, nodes=1, batch=2), traffic=Traffic(prompt=0, answer=16), seconds=1.0)
+SMALL = Scenario(FleetSize(targets=2, nodes=1, batch=2), traffic=Traffic(prompt=0, answer=16), seconds=1.0)
 
 
 def found(scenario: Scenario, goal: Goal, vary: Vary = Vary.TARGETS, most: int = 16):
     return find_fleets(scenario, goal, vary, most, lambda *_: None)
 
 
-def rate_of(targets: int, drafting: Drafting, nodes: int) -> float:
+def rate_of(targets: int, drafting: DraftPlacement, nodes: int) -> float:
     fleet = replace(SMALL.fleet, targets=targets, nodes=nodes)
     return World(replace(SMALL, fleet=fleet, drafting=drafting)).run().tokens_per_second
 
@@ -38,15 +38,15 @@ def test_the_search_finds_the_least_count(start: int):
 
 
 def test_each_way_of_drafting_has_its_smallest_fleet():
-    wanted = 5 * rate_of(1, Drafting.PLAIN, 0)
+    wanted = 5 * rate_of(1, DraftPlacement.PLAIN, 0)
     trials, answers = found(SMALL, Goal(tokens_per_second=wanted))
     assert [one.who for one in answers] == ["plain", "local", "remote"]
     for one in answers:
         fleet = one.fleet
         assert fleet is not None
         assert fleet in trials
-        who, nodes = Drafting(one.who), -(-fleet.targets // 2)
-        assert fleet.nodes == (nodes if who is Drafting.REMOTE else 0)
+        who, nodes = DraftPlacement(one.who), -(-fleet.targets // 2)
+        assert fleet.nodes == (nodes if who is DraftPlacement.REMOTE else 0)
         assert rate_of(fleet.targets, who, nodes) == fleet.tokens_per_second >= wanted
         assert rate_of(fleet.targets - 1, who, -(-(fleet.targets - 1) // 2)) < wanted
         assert fleet.cost_per_hour == 10 * fleet.targets + fleet.nodes
@@ -57,7 +57,7 @@ def test_each_way_of_drafting_has_its_smallest_fleet():
 def test_arrivals_that_one_target_cannot_serve():
     busy = replace(
         SMALL,
-        fleet=Fleet(targets=1, nodes=0, batch=32),
+        fleet=FleetSize(targets=1, nodes=0, batch=32),
         traffic=Traffic((200.0,), prompt=0, answer=32),
         seconds=2.0,
     )
@@ -82,7 +82,7 @@ def test_a_throughput_beyond_the_bound_is_not_reached():
 
 
 def test_draft_nodes_for_given_targets():
-    slow = replace(SMALL, fleet=Fleet(targets=2, nodes=2, batch=2))
+    slow = replace(SMALL, fleet=FleetSize(targets=2, nodes=2, batch=2))
     trials, (answer,) = found(slow, Goal(tokens_per_second=1.0), Vary.NODES)
     assert (answer.who, answer.fleet.targets, answer.fleet.nodes) == ("remote", 2, 1)  # type: ignore[union-attr]
     assert [trial.nodes for trial in trials] == [2, 1]
@@ -98,7 +98,9 @@ def test_the_cheapest_is_named():
 
 def test_as_many_nodes_as_fail_are_there():
     failing = replace(
-        SMALL, fleet=Fleet(targets=4, nodes=2, batch=2), failures=(Failure(Kind.KILL, 2, 0.1, 0.1),)
+        SMALL,
+        fleet=FleetSize(targets=4, nodes=2, batch=2),
+        failures=(Failure(FailureKind.KILL, 2, 0.1, 0.1),),
     )
     _, answers = found(failing, Goal(tokens_per_second=1.0))
     assert answers[2].fleet.nodes == 2  # type: ignore[union-attr]

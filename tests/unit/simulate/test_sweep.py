@@ -4,10 +4,10 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 from foreword.simulate.report import simulation_page
-from foreword.simulate.scenario import Drafting, Failure, Fleet, Kind, Scenario, Traffic
+from foreword.simulate.scenario import DraftPlacement, Failure, FailureKind, FleetSize, Scenario, Traffic
 from foreword.simulate.sweep import IN_STEP, axes_of, compare_ways, sweep, ways
 
-SMALL = Scenario(Fleet(targets=2, nodes=1, batch=2), traffic=Traffic(prompt=0, answer=32), seconds=0.5)
+SMALL = Scenario(FleetSize(targets=2, nodes=1, batch=2), traffic=Traffic(prompt=0, answer=32), seconds=0.5)
 
 
 def test_every_axis_varies_what_its_name_says():
@@ -16,7 +16,7 @@ def test_every_axis_varies_what_its_name_says():
         "draft nodes per target": lambda one: one.fleet.nodes / one.fleet.targets,
         "network round trip (ms)": lambda one: one.network.round_trip * 1e3,
         "acceptance": lambda one: one.kinds[0].first,
-        "guesses per pass (K)": lambda one: one.k,
+        "draft tokens per pass (K)": lambda one: one.k,
         "requests at once (batch)": lambda one: one.fleet.batch,
     }
     for axis in axes_of(SMALL):
@@ -26,7 +26,7 @@ def test_every_axis_varies_what_its_name_says():
 def test_four_ways_to_draft_and_three_without_running_ahead():
     assert list(ways(SMALL)) == ["plain", "local", "remote", IN_STEP]
     assert not ways(SMALL)[IN_STEP].runs_ahead
-    assert list(ways(replace(SMALL, runs_ahead=False))) == [who.value for who in Drafting]
+    assert list(ways(replace(SMALL, runs_ahead=False))) == [who.value for who in DraftPlacement]
 
 
 def test_without_nodes_nobody_is_asked_and_a_sweep_still_has_them():
@@ -40,7 +40,9 @@ def test_without_nodes_nobody_is_asked_and_a_sweep_still_has_them():
 
 def test_there_are_never_fewer_nodes_than_fail():
     failing = replace(
-        SMALL, fleet=replace(SMALL.fleet, targets=8, nodes=2), failures=(Failure(Kind.KILL, 2, 0.1, 0.1),)
+        SMALL,
+        fleet=replace(SMALL.fleet, targets=8, nodes=2),
+        failures=(Failure(FailureKind.KILL, 2, 0.1, 0.1),),
     )
     assert axes_of(failing)[0].values[0] == 2 / 8
 

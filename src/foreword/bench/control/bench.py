@@ -14,13 +14,13 @@ from foreword.bench.control.changes import (
     measure_mixed,
     slowed,
 )
-from foreword.bench.control.report import ControlReport
+from foreword.bench.control.report import ControlBenchReport
 from foreword.bench.control.timeline import EngineLine
 from foreword.bench.control.windows import (
     CONTROLLER,
     MIXED,
     PLAIN_ARM,
-    Arm,
+    ControlArm,
     EngineStation,
     Prompts,
     measure_cells,
@@ -97,11 +97,15 @@ def measure_control(
     fixed: Sequence[Method],
     sizes: ControlSizes,
     on_progress: StageProgress,
-) -> ControlReport:
-    """What the engine does by itself, beside plain decoding and settings that guess at every step."""
+) -> ControlBenchReport:
+    """Compare the default policy with plain decoding and with settings that draft at every step."""
     brake, policy = Brake(), MeasuredPolicy()
     settings = {one.label: _at_every_step(one) for one in fixed}
-    arms = [PLAIN_ARM, Arm(CONTROLLER, None), *(Arm(label, setting) for label, setting in settings.items())]
+    arms = [
+        PLAIN_ARM,
+        ControlArm(CONTROLLER, None),
+        *(ControlArm(label, setting) for label, setting in settings.items()),
+    ]
     parsed = [SpeculationConfig.parse(setting) for setting in settings.values()]
     engine = _engine(loaded, policy, brake, parsed, sizes)
     known = _encoded(loaded, prompts)
@@ -115,13 +119,13 @@ def measure_control(
         cells = [(kind, batch) for batch in sizes.batches for kind in kinds]
         rates = measure_cells(station, cells, arms, sizes.windows, on_progress, sizes.learning_seconds)
         if not sizes.phase_seconds:
-            return ControlReport(summarise(rates), probe_share=policy.bank.share)
+            return ControlBenchReport(summarise(rates), probe_share=policy.bank.share)
         can = Circumstances(partial(brake.pulled, SLOWER), busy_core)
         changes = conditions(kinds[-1], kinds[0], max(sizes.batches), sizes.phase_seconds, can)
         reactions = measure_conditions(line, changes, arms[1], on_progress)
         on_progress("mixed traffic", 0, 1)
         mixed = measure_mixed(line, arms[1], sizes.mixed_batch, 3 * sizes.phase_seconds)
-        return ControlReport(summarise(rates), reactions, mixed, policy.bank.share)
+        return ControlBenchReport(summarise(rates), reactions, mixed, policy.bank.share)
     finally:
         engine.close()
 

@@ -18,7 +18,7 @@ from foreword.bench.control.timeline import (
     settled_rate,
     worst_stretch,
 )
-from foreword.bench.control.windows import MIXED, PLAIN_ARM, Arm
+from foreword.bench.control.windows import MIXED, PLAIN_ARM, ControlArm
 from foreword.drafters.combined import FirstOf, Routed
 from foreword.progress import StageProgress
 from foreword.speculation.draft import Draft
@@ -66,7 +66,7 @@ class SlowedDrafter(FirstOf):
 
 
 def slowed(drafter: Drafter, brake: Brake) -> Drafter:
-    """A drafter behind a brake; of those that a policy chooses between, each."""
+    """Return the drafter with a brake; each one of those that a policy chooses between."""
     choices = {name: SlowedDrafter(one, brake) for name, one in drafter.choices.items()}
     return Routed(choices) if choices else SlowedDrafter(drafter, brake)
 
@@ -75,11 +75,11 @@ LEAST_WORST = 0.9
 """Of plain decoding, in the five seconds that go worst."""
 
 OFF_WITHIN, ON_WITHIN = 3.0, 10.0
-"""Seconds after a change until guesses that have stopped to pay are left off, and until they are made again."""
+"""Seconds after a change until drafting without gain is off, and until it is on again."""
 
 
 @dataclass(frozen=True)
-class Condition:
+class ChangedCondition:
     """A change and, where it goes away again, its end."""
 
     name: str
@@ -92,9 +92,7 @@ class Reaction:
 
     condition: str
     phase: str
-    seconds: (
-        float  # until the rate was near where it settled, or near plain decoding where guesses may not pay
-    )
+    seconds: float  # until the rate was near where it settled, or near plain decoding where speculation may not gain
     within: float  # seconds that it should take at most
     ratio: float  # of the rate where it settled, to plain decoding in the same circumstances
     worst: float  # the same of the worst five seconds
@@ -108,23 +106,25 @@ class Circumstances:
     busy_core: Callable[[], AbstractContextManager[object]]
 
 
-def conditions(good: str, bad: str, most_batch: int, seconds: float, can: Circumstances) -> list[Condition]:
-    """Guesses pay for texts of the `good` kind, and hardly for those of the `bad` one."""
+def conditions(
+    good: str, bad: str, most_batch: int, seconds: float, can: Circumstances
+) -> list[ChangedCondition]:
+    """Return the changes to measure; speculation gains on `good` texts, and hardly on `bad` ones."""
     alone = Phase(good, 1, seconds)
     return [
-        Condition(
+        ChangedCondition(
             "texts of another kind",
             {"before": alone, "changed": Phase(bad, 1, seconds), "back": alone},
         ),
-        Condition(
+        ChangedCondition(
             "drafter ten times as slow",
             {"before": alone, "slow": Phase(good, 1, seconds, can.slow_drafter), "back": alone},
         ),
-        Condition(
+        ChangedCondition(
             "another process takes a core",
             {"before": alone, "busy": Phase(good, 1, seconds, can.busy_core), "back": alone},
         ),
-        Condition(
+        ChangedCondition(
             "batch grows",
             {"one": alone, f"{most_batch}": Phase(good, most_batch, 2 * seconds), "one again": alone},
         ),
@@ -132,7 +132,7 @@ def conditions(good: str, bad: str, most_batch: int, seconds: float, can: Circum
 
 
 def measure_conditions(
-    line: Line, changes: Sequence[Condition], controller: Arm, on_progress: StageProgress
+    line: Line, changes: Sequence[ChangedCondition], controller: ControlArm, on_progress: StageProgress
 ) -> list[Reaction]:
     """Every change twice: decoding plainly, to compare with, and as the controller likes."""
     found = []
@@ -175,7 +175,7 @@ MOST_RATIO = 1.05
 class MixedTraffic:
     """Time per token of requests, in an all-plain run and where half of them speculate.
 
-    Of whole answers: one step that is longer for others' guesses is made up for by those around it.
+    Of whole answers: those around it make up for one step that others' drafts lengthen.
     """
 
     batch: int
@@ -193,9 +193,11 @@ class MixedTraffic:
         return self.ratio <= MOST_RATIO
 
 
-def measure_mixed(line: Line, controller: Arm, batch: int, seconds: float, turns: int = 3) -> MixedTraffic:
+def measure_mixed(
+    line: Line, controller: ControlArm, batch: int, seconds: float, turns: int = 3
+) -> MixedTraffic:
     """Plain and mixed runs in turns."""
-    half = Arm(controller.label, controller.setting, is_half=True)
+    half = ControlArm(controller.label, controller.setting, is_half=True)
     phase = Phase(MIXED, batch, seconds / turns)
     alone: list[Step] = []
     together: list[Step] = []

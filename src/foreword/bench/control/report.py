@@ -8,19 +8,19 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from foreword.bench.control.changes import LEAST_WORST, MOST_RATIO, MixedTraffic, Reaction
-from foreword.bench.control.windows import CONTROLLER, LEAST_OF_BEST, LEAST_RATIO, MIXED, Cell
+from foreword.bench.control.windows import CONTROLLER, LEAST_OF_BEST, LEAST_RATIO, MIXED, ControlCell
 from foreword.bench.pictures import Chart
 from foreword.bench.skeleton import Interval
 
 MOST_PROBES = 0.01
-"""Of the time of all steps, for guesses that are only compared with the text."""
+"""Largest share of step time for shadow drafts, which are only compared with the text."""
 
 LEAST_OF_BEST_MIXED = 1.0
 """Of the best fixed setting, where requests differ."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GoalResult:
     """One promise."""
 
     goal: str
@@ -29,13 +29,13 @@ class Verdict:
     misses: Sequence[str] = ()  # where it failed
 
 
-def cell_verdicts(cells: Sequence[Cell]) -> list[Verdict]:
+def cell_verdicts(cells: Sequence[ControlCell]) -> list[GoalResult]:
     """Of every kind at every batch; a cell fails if all of its bounds are below the line."""
 
-    def to_plain(cell: Cell) -> Interval:
+    def to_plain(cell: ControlCell) -> Interval:
         return cell.ratios[CONTROLLER]
 
-    def to_best(cell: Cell) -> Interval:
+    def to_best(cell: ControlCell) -> Interval:
         return cell.best.ratio
 
     mixed = [cell for cell in cells if cell.kind == MIXED]
@@ -48,20 +48,20 @@ def cell_verdicts(cells: Sequence[Cell]) -> list[Verdict]:
 
 
 def _of_cells(
-    goal: str, cells: Sequence[Cell], ratio: Callable[[Cell], Interval], least: float
-) -> Verdict | None:
+    goal: str, cells: Sequence[ControlCell], ratio: Callable[[ControlCell], Interval], least: float
+) -> GoalResult | None:
     if not cells:
         return None
     worst = min(cells, key=lambda cell: ratio(cell).high)
-    missing = [_told(cell, ratio(cell)) for cell in cells if ratio(cell).high < least]
-    return Verdict(goal, not missing, _told(worst, ratio(worst)), missing)
+    missing = [_cell_text(cell, ratio(cell)) for cell in cells if ratio(cell).high < least]
+    return GoalResult(goal, not missing, _cell_text(worst, ratio(worst)), missing)
 
 
-def _told(cell: Cell, ratio: Interval) -> str:
+def _cell_text(cell: ControlCell, ratio: Interval) -> str:
     return f"{cell.kind}, batch {cell.batch}: {shown(ratio)}"
 
 
-def reaction_verdicts(reactions: Sequence[Reaction]) -> list[Verdict]:
+def reaction_verdicts(reactions: Sequence[Reaction]) -> list[GoalResult]:
     """How soon, and how bad meanwhile."""
     found = []
     for within in sorted({one.within for one in reactions}):
@@ -69,11 +69,11 @@ def reaction_verdicts(reactions: Sequence[Reaction]) -> list[Verdict]:
         late = [_late(one) for one in these if one.seconds > within]
         what = "off" if within == min(one.within for one in reactions) else "on again"
         slowest = max(these, key=lambda one: one.seconds)
-        found.append(Verdict(f"{what} within {within:.0f} s", not late, _late(slowest), late))
+        found.append(GoalResult(f"{what} within {within:.0f} s", not late, _late(slowest), late))
     if reactions:
         low = [_low(one) for one in reactions if one.worst < LEAST_WORST]
         worst = min(reactions, key=lambda one: one.worst)
-        found.append(Verdict(f"worst five seconds {LEAST_WORST} of plain", not low, _low(worst), low))
+        found.append(GoalResult(f"worst five seconds {LEAST_WORST} of plain", not low, _low(worst), low))
     return found
 
 
@@ -85,15 +85,15 @@ def _low(one: Reaction) -> str:
     return f"{one.condition} ({one.phase}): {one.worst:.2f}"
 
 
-def other_verdicts(mixed: MixedTraffic | None, probe_share: float) -> list[Verdict]:
+def other_verdicts(mixed: MixedTraffic | None, probe_share: float) -> list[GoalResult]:
     """Of plain requests beside others, and of the time that is spent on finding out."""
     spent, is_dear = f"{100 * probe_share:.2f}%", probe_share > MOST_PROBES
     goal = f"probes take at most {100 * MOST_PROBES:.0f}% of the time"
-    found = [Verdict(goal, not is_dear, spent, _if(is_dear, spent))]
+    found = [GoalResult(goal, not is_dear, spent, _if(is_dear, spent))]
     if mixed is not None:
         figure = f"{mixed.ratio:.3f}"
         goal = f"plain requests beside others: p95 at most {MOST_RATIO}"
-        found.insert(0, Verdict(goal, mixed.holds, figure, _if(not mixed.holds, figure)))
+        found.insert(0, GoalResult(goal, mixed.holds, figure, _if(not mixed.holds, figure)))
     return found
 
 
@@ -101,7 +101,7 @@ def _if(is_missed: bool, figure: str) -> Sequence[str]:
     return (figure,) if is_missed else ()
 
 
-def goal_table(verdicts: Sequence[Verdict]) -> Table:
+def goal_table(verdicts: Sequence[GoalResult]) -> Table:
     """A line for every promise."""
     table = Table("goal", "", "closest", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
     for one in verdicts:
@@ -114,16 +114,16 @@ def shown(ratio: Interval) -> str:
 
 
 @dataclass(frozen=True)
-class ControlReport:
+class ControlBenchReport:
     """All that was measured."""
 
-    cells: Sequence[Cell]
+    cells: Sequence[ControlCell]
     reactions: Sequence[Reaction] = ()
     mixed: MixedTraffic | None = None
-    probe_share: float = 0.0  # of the time of all steps, for guesses that were only compared with the text
+    probe_share: float = 0.0  # of the time of all steps, for shadow drafts
 
     @property
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[GoalResult]:
         """What is promised, one by one."""
         return [
             *cell_verdicts(self.cells),
@@ -149,7 +149,7 @@ class ControlReport:
         }
 
 
-def cell_table(cells: Sequence[Cell], title: str) -> Table:
+def cell_table(cells: Sequence[ControlCell], title: str) -> Table:
     """A line for every cell. Fits 80 columns."""
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.title_justify = "left"
@@ -188,7 +188,7 @@ def reaction_table(reactions: Sequence[Reaction]) -> Table:
     return table
 
 
-def ratio_chart(cells: Sequence[Cell]) -> Chart:
+def ratio_chart(cells: Sequence[ControlCell]) -> Chart:
     """The controller's ratio to plain decoding by batch, a line for every kind."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for cell in cells:

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Protocol
 
 from foreword.acceptance.params import SamplingParams
-from foreword.bench.control.windows import Arm, Prompts
+from foreword.bench.control.windows import ControlArm, Prompts
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.requests.request import Request
@@ -57,7 +57,7 @@ class _Decoding:
 class Line(Protocol):
     """Runs phases one after the other."""
 
-    def run(self, arm: Arm, phases: Sequence[Phase]) -> list[list[Step]]:
+    def run(self, arm: ControlArm, phases: Sequence[Phase]) -> list[list[Step]]:
         """The steps of every phase that made tokens."""
         ...
 
@@ -73,7 +73,7 @@ class EngineLine:
     _running: list[Request] = field(default_factory=list)
     _decoding: dict[str, _Decoding] = field(default_factory=dict)  # by request
 
-    def run(self, arm: Arm, phases: Sequence[Phase]) -> list[list[Step]]:
+    def run(self, arm: ControlArm, phases: Sequence[Phase]) -> list[list[Step]]:
         """All requests are one tenant's, so that what is known of them is known of the next."""
         tenant = f"line {next(self._numbers)}"
         try:
@@ -81,7 +81,7 @@ class EngineLine:
         finally:
             self._trim(0)
 
-    def _phase(self, arm: Arm, phase: Phase, tenant: str) -> list[Step]:
+    def _phase(self, arm: ControlArm, phase: Phase, tenant: str) -> list[Step]:
         self._trim(0)  # requests of another kind
         steps = []
         with phase.circumstances():
@@ -117,7 +117,7 @@ class EngineLine:
             if one.tokens
         ]
 
-    def _fill(self, arm: Arm, phase: Phase, tenant: str) -> None:
+    def _fill(self, arm: ControlArm, phase: Phase, tenant: str) -> None:
         params = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
         while len(self._running) < phase.batch:
             number = next(self._numbers)
@@ -135,7 +135,7 @@ class EngineLine:
 
 
 def decoding(steps: Sequence[Step]) -> list[Step]:
-    """The steps without prompts, as if there had been no others: reading takes as long whatever is guessed.
+    """Return the steps without prompts, as if there had been no others: reading does not depend on speculation.
 
     All of them if there are no such steps.
     """

@@ -27,7 +27,7 @@ from foreword.progress import StageProgress
 
 
 @dataclass(frozen=True)
-class Arm:
+class ControlArm:
     """A way to decode."""
 
     label: str
@@ -36,7 +36,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Window:
+class MeasuredWindow:
     """What a full batch has made, after its prompts."""
 
     tokens: int
@@ -101,7 +101,7 @@ class EngineStation:
         self._are_strangers = are_strangers
         self._numbers = count()
 
-    def window(self, arm: Arm, kind: str, batch: int, number: int) -> Window:
+    def window(self, arm: ControlArm, kind: str, batch: int, number: int) -> MeasuredWindow:
         """Measure from when all prompts are read until the answers together have gained their tokens.
 
         The batch is full all the time, and every arm makes as many tokens. A window that ended with the fastest answer
@@ -127,10 +127,10 @@ class EngineStation:
                 if any(request.finish_reason is not None for request in requests):
                     raise RequestError(f"a window of {kind} at batch {batch} failed")
                 gained = sum(len(request.tokens) for request in requests) - had
-            return Window(gained, self._clock() - began)
+            return MeasuredWindow(gained, self._clock() - began)
 
 
-PLAIN_ARM = Arm(PLAIN, False)
+PLAIN_ARM = ControlArm(PLAIN, False)
 CONTROLLER = "controller"
 
 CONFIDENCE = 0.95
@@ -151,7 +151,7 @@ class CellRates:
 
 
 @dataclass(frozen=True)
-class Cell:
+class ControlCell:
     """One kind of work at one batch size."""
 
     kind: str
@@ -171,7 +171,7 @@ class Cell:
 def measure_cells(
     station: EngineStation,
     cells: Sequence[tuple[str, int]],
-    arms: Sequence[Arm],
+    arms: Sequence[ControlArm],
     windows: int,
     on_progress: StageProgress,
     learning_seconds: float = 0.0,
@@ -188,7 +188,7 @@ def measure_cells(
     own = next(arm for arm in arms if arm.label == CONTROLLER)
     measured = []
 
-    def window(arm: Arm, kind: str, batch: int, number: int) -> Window:
+    def window(arm: ControlArm, kind: str, batch: int, number: int) -> MeasuredWindow:
         return station.window(arm, kind, batch, number + 1)
 
     for place, (kind, batch) in enumerate(cells):
@@ -203,7 +203,7 @@ def measure_cells(
 
 
 def _learned(
-    station: EngineStation, own: Arm, cell: tuple[str, int], windows: int, seconds: float
+    station: EngineStation, own: ControlArm, cell: tuple[str, int], windows: int, seconds: float
 ) -> float | None:
     """Run the controller on further windows for this many seconds; return its tokens per second."""
     tokens, spent = 0, 0.0
@@ -214,16 +214,16 @@ def _learned(
     return tokens / spent if spent else None
 
 
-def summarise(measured: Sequence[CellRates]) -> list[Cell]:
+def summarise(measured: Sequence[CellRates]) -> list[ControlCell]:
     """Ratios with bounds that hold for all cells together."""
     confidence = together(CONFIDENCE, len(measured))
     return [_cell(cell, confidence) for cell in measured]
 
 
-def _cell(cell: CellRates, confidence: float) -> Cell:
+def _cell(cell: CellRates, confidence: float) -> ControlCell:
     plain = cell.rates[PLAIN]
     fixed = [label for label in cell.rates if label != CONTROLLER]
-    return Cell(
+    return ControlCell(
         cell.kind,
         cell.batch,
         sum(plain) / len(plain),

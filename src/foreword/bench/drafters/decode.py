@@ -17,28 +17,26 @@ OnTokens = Callable[[Sequence[int]], None]
 """Called with the newly committed tokens after every pass that committed any."""
 
 _PASSES_PER_QUESTION = 16
-"""How often a drafter is asked for its memory while it guesses; the time for that is not counted."""
+"""Passes between two readings of a drafter's memory, whose time is not counted."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """One answer. All but memory and the answer itself count decoding alone, after the pass that ended the prompt."""
+class DecodeRun:
+    """One answer. Except for memory and the answer itself, only decoding after the prompt counts."""
 
     tokens: int  # committed while decoding
     passes: int  # target passes
-    drafted: int  # guesses that were judged
-    accepted: int  # guesses that were committed
+    drafted: int  # draft tokens that were verified
+    accepted: int  # draft tokens that were committed
     seconds: float  # wall-clock
     draft_seconds: float
     verify_seconds: float
     accept_seconds: float
     memory_bytes: int | None  # most that the drafter said it adds meanwhile, if it says
     token_ids: tuple[int, ...]  # the whole answer
-    drafted_per_position: tuple[int, ...] = ()  # drafts that have a guess at this place
-    accepted_per_position: tuple[int, ...] = ()  # drafts of which all guesses up to this place were committed
-    cpu_seconds: float = (
-        0.0  # the processor's time, whoever else it worked for; 0: another device did the work
-    )
+    drafted_per_position: tuple[int, ...] = ()  # drafts with a token at this position
+    accepted_per_position: tuple[int, ...] = ()  # drafts accepted up to this position
+    cpu_seconds: float = 0.0  # CPU time of this process; 0: another device did the work
 
     @property
     def rest_seconds(self) -> float:
@@ -53,7 +51,7 @@ def decode(
     tenant: str = "",
     speculation: SpeculationSetting = None,
     on_tokens: OnTokens | None = None,
-) -> Run:
+) -> DecodeRun:
     """Answer a prompt on an engine that has nothing else to do."""
     (request,) = engine.add(NewRequest("decode", tuple(prompt), params, tenant, speculation))
     try:
@@ -64,7 +62,7 @@ def decode(
         engine.abort(request.name)
 
 
-def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | None) -> Run:
+def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | None) -> DecodeRun:
     before, acceptance = engine.seconds, replace(request.acceptance)
     passes_before = request.accounting.passes
     tokens_before = len(request.tokens)
@@ -75,7 +73,7 @@ def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | Non
         _step(engine, request, on_tokens)
     cpu_seconds = process_time() - worked - memory.cpu_seconds if engine.target.device.type == "cpu" else 0.0
     seconds, spent = perf_counter() - began - memory.seconds, engine.seconds - before
-    return Run(
+    return DecodeRun(
         tokens=len(request.tokens) - tokens_before,
         passes=request.accounting.passes - passes_before,
         drafted=request.acceptance.drafted - acceptance.drafted,
@@ -128,12 +126,12 @@ class Record:
     drafter: str  # label of the method
     prompt: str  # key of the prompt
     category: str
-    speculative: Run
-    plain: Run
+    speculative: DecodeRun
+    plain: DecodeRun
 
     @property
     def identical(self) -> bool:
-        """Whether guessing left the text as it was."""
+        """Whether speculation left the text unchanged."""
         return self.speculative.token_ids == self.plain.token_ids
 
     @property
@@ -164,19 +162,21 @@ def cpu_speedup(records: Sequence[Record]) -> float | None:
     None: for some of them it did not do the work. Answers that ended with their first token took no time.
     """
     decoded = [record for record in records if record.plain.tokens and record.speculative.tokens]
-    guessing, plain = [record.speculative for record in decoded], [record.plain for record in decoded]
-    if not decoded or not all(run.cpu_seconds for run in (*guessing, *plain)):
+    speculative_runs, plain = [record.speculative for record in decoded], [record.plain for record in decoded]
+    if not decoded or not all(run.cpu_seconds for run in (*speculative_runs, *plain)):
         return None
     rates = [
-        sum(run.tokens for run in runs) / sum(run.cpu_seconds for run in runs) for runs in (guessing, plain)
+        sum(run.tokens for run in runs) / sum(run.cpu_seconds for run in runs)
+        for runs in (speculative_runs, plain)
     ]
     return rates[0] / rates[1]
 
 
-def _run(value: Mapping[str, Any]) -> Run:
+def _run(value: Mapping[str, Any]) -> DecodeRun:
     # Files of earlier versions have no positions.
     known = {
-        f.name: value[f.name] if f.default is MISSING else value.get(f.name, f.default) for f in fields(Run)
+        f.name: value[f.name] if f.default is MISSING else value.get(f.name, f.default)
+        for f in fields(DecodeRun)
     }
     fitting: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in known.items()}
-    return Run(**fitting)
+    return DecodeRun(**fitting)

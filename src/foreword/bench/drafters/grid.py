@@ -29,7 +29,7 @@ ROUNDS = 2
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """Where something is measured."""
 
     category: str
@@ -59,11 +59,11 @@ class GridRecord:
     cpu_seconds: float = 0.0  # of this process, whatever else runs; 0 if the processor does not do the work
 
     @property
-    def cell(self) -> Cell:
-        return Cell(self.category, self.temperature, self.concurrency)
+    def cell(self) -> GridCell:
+        return GridCell(self.category, self.temperature, self.concurrency)
 
     @property
-    def key(self) -> tuple[str, Cell]:
+    def key(self) -> tuple[str, GridCell]:
         return self.drafter, self.cell
 
     @property
@@ -76,12 +76,12 @@ class GridRecord:
 
     @property
     def acceptance(self) -> float:
-        """Guesses that were committed, of those that were in drafts."""
+        """Return the acceptance rate: draft tokens that were committed, of all."""
         return sum(self.accepted_per_position) / max(sum(self.drafted_per_position), 1)
 
     @property
     def per_position(self) -> list[float]:
-        """Share of the drafts with a guess at this place of which all guesses up to it were committed."""
+        """Return, by position, the share of drafts that reach it and are accepted up to it."""
         pairs = zip(self.accepted_per_position, self.drafted_per_position, strict=True)
         return [accepted / drafted if drafted else 0.0 for accepted, drafted in pairs]
 
@@ -109,7 +109,7 @@ class GridSettings:
 
     max_tokens: int = 64
     seed: int = 0
-    ignore_eos: bool = False  # go on to `max_tokens` behind an answer's end
+    ignore_eos: bool = False  # continue to `max_tokens` after an end token
 
 
 class GridBench:
@@ -128,7 +128,7 @@ class GridBench:
     def measure(
         self,
         prompts: Sequence[BenchPrompt],
-        cells: Sequence[Cell],
+        cells: Sequence[GridCell],
         known: Sequence[GridRecord],
         progress: StageProgress,
     ) -> Iterator[GridRecord]:
@@ -136,14 +136,14 @@ class GridBench:
         have = {record.key for record in known}
         wanted = [(label, cell) for cell in cells for label in self._speculation if (label, cell) not in have]
         for number, (label, cell) in enumerate(wanted):
-            told = f"{label}, {cell.category}, temperature {cell.temperature:g}, {cell.concurrency} at once"
-            progress(told, number, len(wanted))
+            stage = f"{label}, {cell.category}, temperature {cell.temperature:g}, {cell.concurrency} at once"
+            progress(stage, number, len(wanted))
             ids = [self._llm.encode(prompt.text) for prompt in prompts if prompt.category == cell.category]
             if number == 0:
-                self._run(label, Cell(cell.category, 0.0, 1), ids[:1])  # warm
+                self._run(label, GridCell(cell.category, 0.0, 1), ids[:1])  # warm
             yield self._run(label, cell, ids)
 
-    def _run(self, label: str, cell: Cell, prompts: Sequence[Sequence[int]]) -> GridRecord:
+    def _run(self, label: str, cell: GridCell, prompts: Sequence[Sequence[int]]) -> GridRecord:
         engine = self._llm.engine
         count = max(cell.concurrency * ROUNDS, len(prompts))
         waiting = deque(enumerate(islice(cycle(prompts), count)))
@@ -182,7 +182,7 @@ class GridBench:
             cpu_seconds=cpu_seconds,
         )
 
-    def _add(self, label: str, cell: Cell, number: int, prompt: Sequence[int]) -> Request:
+    def _add(self, label: str, cell: GridCell, number: int, prompt: Sequence[int]) -> Request:
         settings = self._settings
         params = SamplingParams(
             temperature=cell.temperature,
@@ -233,13 +233,13 @@ def grid_page(
     return html_page(title, [f"{about}; a machine hour counts {cost_per_hour:g}"], colours, sections)
 
 
-def speedups(records: Sequence[GridRecord]) -> dict[tuple[str, Cell], float]:
+def speedups(records: Sequence[GridRecord]) -> dict[tuple[str, GridCell], float]:
     """Tokens per second relative to plain decoding in the same cell, where that was measured."""
     plain = {record.cell: record.tokens_per_second for record in records if record.drafter == PLAIN}
     return {r.key: r.tokens_per_second / plain[r.cell] for r in records if r.cell in plain}
 
 
-def cpu_speedups(records: Sequence[GridRecord]) -> dict[tuple[str, Cell], float]:
+def cpu_speedups(records: Sequence[GridRecord]) -> dict[tuple[str, GridCell], float]:
     """The same by the processor's time, where it does the work."""
     timed = [record for record in records if record.cpu_seconds]
     return speedups([replace(record, seconds=record.cpu_seconds) for record in timed])
@@ -267,7 +267,7 @@ def _page_section(
     charts = [
         chart("speed-up by requests at once", rates, colours),
         chart("cost of a million tokens by requests at once", costs, colours),
-        chart(f"accepted up to guess k, {alone} at once", places, colours),
+        chart(f"accepted up to draft token k, {alone} at once", places, colours),
     ]
     rows = [_page_row(r, ratios.get(r.key), by_cpu.get(r.key), cost_per_hour) for r in records]
     return section(f"{category}, temperature {temperature:g}", charts, _HEADS, rows)

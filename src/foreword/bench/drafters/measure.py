@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Generic, Protocol, TypeVar
 
 from foreword.acceptance.params import SamplingParams
-from foreword.bench.drafters.decode import Record, Run, decode
+from foreword.bench.drafters.decode import DecodeRun, Record, decode
 from foreword.bench.methods import Method, request_config
 from foreword.bench.prompts import BenchPrompt
 from foreword.bench.skeleton import PLAIN, take_turns
@@ -20,13 +20,13 @@ from foreword.engine.llm import LLM
 from foreword.errors import RequestError
 
 
-class Kept(Protocol):
+class KeptRecord(Protocol):
     """A measurement that can be written down."""
 
     def as_json(self) -> dict[str, Any]: ...
 
 
-R = TypeVar("R", bound=Kept)
+R = TypeVar("R", bound=KeptRecord)
 
 _BEFORE = {"ignore_eos": True}
 """What files were measured with that do not say it."""
@@ -106,7 +106,7 @@ class BenchSettings:
     seed: int = 0  # of every answer
     repeats: int = 1  # answers for each drafter and prompt; the one with the median time counts
     history: bool = False  # whether drafters may learn from earlier answers of the run
-    ignore_eos: bool = False  # go on to `max_tokens` behind an answer's end
+    ignore_eos: bool = False  # continue to `max_tokens` after an end token
 
     def __post_init__(self) -> None:
         if self.max_tokens < 2:
@@ -160,7 +160,9 @@ class DrafterBench:
                 for label in missing:
                     yield Record(label, prompt.key, prompt.category, runs[label], runs[PLAIN])
 
-    def _run(self, label: str, prompt: BenchPrompt, on_label: Callable[[str], None], repeat: int) -> Run:
+    def _run(
+        self, label: str, prompt: BenchPrompt, on_label: Callable[[str], None], repeat: int
+    ) -> DecodeRun:
         on_label(label)
         ids = self._llm.encode(prompt.text)
         # A drafter reads the prompt along: it must not find pages that were filled without it.
@@ -177,7 +179,7 @@ class DrafterBench:
             decode(self._llm.engine, ids, params, tenant=tenant, speculation=setting)
 
 
-def median_run(runs: Sequence[Run]) -> Run:
+def median_run(runs: Sequence[DecodeRun]) -> DecodeRun:
     """The run whose time is the median, the lower one of two."""
     middle = median_low(run.seconds for run in runs)
     return next(run for run in runs if run.seconds == middle)

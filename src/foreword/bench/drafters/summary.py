@@ -9,7 +9,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from foreword.bench.drafters.decode import Record, Run, cpu_speedup
+from foreword.bench.drafters.decode import DecodeRun, Record, cpu_speedup
 from foreword.bench.methods import is_random
 from foreword.bench.pictures import require_matplotlib, save_figure
 
@@ -18,13 +18,13 @@ ALL = "all"
 
 
 @dataclass(frozen=True)
-class Row:
+class DrafterRow:
     """A drafter on one category of prompts. Sums over the prompts are compared, never ratios averaged."""
 
     drafter: str
     category: str
     prompts: int
-    alpha: float | None  # guesses accepted, of those judged; None: nothing was guessed
+    alpha: float | None  # draft tokens accepted, of those verified; None: nothing was drafted
     tau: float  # tokens per target pass while decoding
     plain_tokens_per_second: float
     tokens_per_second: float
@@ -36,19 +36,19 @@ class Row:
     plain_step_ms: float  # a whole step of plain decoding
     memory_bytes: int | None  # most that the drafter said it adds
     different_texts: int  # answers that are not those of plain decoding: must be 0 but for ties in rounding
-    # Time of draft and target together for a token: what is paid for, whoever computes it.
+    # Time of draft and target together for a token, on whichever device.
     device_ms_per_token: float
     plain_device_ms_per_token: float
     passes: int  # of the target, while decoding
-    drafted_per_position: tuple[int, ...]  # drafts that have a guess at this place
-    accepted_per_position: tuple[int, ...]  # drafts of which all guesses up to this place were committed
+    drafted_per_position: tuple[int, ...]  # drafts with a token at this position
+    accepted_per_position: tuple[int, ...]  # drafts accepted up to this position
     cpu_speedup: float | None = None  # by the processor's time; None if it did not do the work
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def summarise(records: Sequence[Record]) -> list[Row]:
+def summarise(records: Sequence[Record]) -> list[DrafterRow]:
     """For every drafter its categories in order of appearance, then all of them together."""
     rows = []
     for drafter in _distinct([record.drafter for record in records]):
@@ -59,37 +59,37 @@ def summarise(records: Sequence[Record]) -> list[Row]:
     return rows
 
 
-def _row(drafter: str, category: str, records: Sequence[Record]) -> Row:
-    guessing = [record.speculative for record in records]
+def _row(drafter: str, category: str, records: Sequence[Record]) -> DrafterRow:
+    speculative = [record.speculative for record in records]
     plain = [record.plain for record in records]
-    steps = sum(run.passes for run in guessing)
-    drafted = sum(run.drafted for run in guessing)
-    sizes = [run.memory_bytes for run in guessing if run.memory_bytes is not None]
+    steps = sum(run.passes for run in speculative)
+    drafted = sum(run.drafted for run in speculative)
+    sizes = [run.memory_bytes for run in speculative if run.memory_bytes is not None]
 
     def ms_per_step(seconds: float) -> float:
         return _share(1e3 * seconds, steps)
 
-    return Row(
+    return DrafterRow(
         drafter=drafter,
         category=category,
         prompts=len(records),
-        alpha=sum(run.accepted for run in guessing) / drafted if drafted else None,
-        tau=_share(sum(run.tokens for run in guessing), steps),
+        alpha=sum(run.accepted for run in speculative) / drafted if drafted else None,
+        tau=_share(sum(run.tokens for run in speculative), steps),
         plain_tokens_per_second=_rate(plain),
-        tokens_per_second=_rate(guessing),
-        speedup=_share(_rate(guessing), _rate(plain)) if _rate(plain) else 1.0,  # nothing to be faster at
-        draft_ms=ms_per_step(sum(run.draft_seconds for run in guessing)),
-        verify_ms=ms_per_step(sum(run.verify_seconds for run in guessing)),
-        accept_ms=ms_per_step(sum(run.accept_seconds for run in guessing)),
-        rest_ms=ms_per_step(sum(run.rest_seconds for run in guessing)),
+        tokens_per_second=_rate(speculative),
+        speedup=_share(_rate(speculative), _rate(plain)) if _rate(plain) else 1.0,  # nothing to be faster at
+        draft_ms=ms_per_step(sum(run.draft_seconds for run in speculative)),
+        verify_ms=ms_per_step(sum(run.verify_seconds for run in speculative)),
+        accept_ms=ms_per_step(sum(run.accept_seconds for run in speculative)),
+        rest_ms=ms_per_step(sum(run.rest_seconds for run in speculative)),
         plain_step_ms=_share(1e3 * sum(run.seconds for run in plain), sum(run.passes for run in plain)),
         memory_bytes=max(sizes, default=None),
         different_texts=sum(not record.identical for record in records),
-        device_ms_per_token=_device_ms(guessing),
+        device_ms_per_token=_device_ms(speculative),
         plain_device_ms_per_token=_device_ms(plain),
         passes=steps,
-        drafted_per_position=summed([run.drafted_per_position for run in guessing]),
-        accepted_per_position=summed([run.accepted_per_position for run in guessing]),
+        drafted_per_position=summed([run.drafted_per_position for run in speculative]),
+        accepted_per_position=summed([run.accepted_per_position for run in speculative]),
         cpu_speedup=cpu_speedup(records),
     )
 
@@ -100,12 +100,12 @@ def summed(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return tuple(sum(values[place] for values in lists if place < len(values)) for place in range(width))
 
 
-def _device_ms(runs: Sequence[Run]) -> float:
+def _device_ms(runs: Sequence[DecodeRun]) -> float:
     busy = sum(run.draft_seconds + run.verify_seconds + run.accept_seconds for run in runs)
     return _share(1e3 * busy, sum(run.tokens for run in runs))
 
 
-def _rate(runs: Sequence[Run]) -> float:
+def _rate(runs: Sequence[DecodeRun]) -> float:
     return _share(sum(run.tokens for run in runs), sum(run.seconds for run in runs))
 
 
@@ -120,7 +120,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
 _FIGURES = ("n", "α", "τ", "speed-up", "draft", "verify", "accept", "rest", "memory", "differ")
 
 
-def drafter_table(rows: Sequence[Row], title: str) -> Table:
+def drafter_table(rows: Sequence[DrafterRow], title: str) -> Table:
     """Drafter by drafter, a line for every category and one for all of them. Fits 80 columns."""
     caption = _CAPTION + (_RANDOM if any(is_random(row.drafter) for row in rows) else "")
     table = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0)
@@ -138,19 +138,19 @@ def drafter_table(rows: Sequence[Row], title: str) -> Table:
 
 
 _CAPTION = (
-    "n: prompts. α: guesses accepted, of those judged. τ: tokens per target pass. Speed-up: tokens per second "
+    "n: prompts. α: draft tokens accepted, of those verified. τ: tokens per target pass. Speed-up: tokens per second "
     "over all prompts of the line, relative to plain decoding of the same prompts in this run. Draft, verify, "
     "accept, rest: milliseconds per step. All without the prompt's own passes. Memory: what the drafter adds. "
     "Differ: texts that are not those of plain decoding."
 )
 
 _RANDOM = (
-    " Model=random: random weights. Such a head costs what a trained one costs and guesses nothing right, so that α, "
-    "τ and speed-up would say nothing; they are left out."
+    " Model=random: random weights. Such a head costs what a trained one costs and none of its drafts is accepted, so "
+    "that α, τ and speed-up would say nothing; they are left out."
 )
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: DrafterRow) -> list[str]:
     colour = "green" if row.speedup >= 1 else "yellow"
     different = f"[red]{row.different_texts}[/red]" if row.different_texts else "0"
     judged = [
@@ -176,7 +176,7 @@ def _megabytes(size: int | None) -> str:
     return f"{size / 1e6:.1f} MB" if size < 10e6 else f"{size / 1e6:.0f} MB"
 
 
-def plot_rows(rows: Sequence[Row], path: Path, title: str) -> None:
+def plot_rows(rows: Sequence[DrafterRow], path: Path, title: str) -> None:
     """Two charts above each other, a group of bars for every category: τ and speed-up."""
     require_matplotlib()
     figure_module = importlib.import_module("matplotlib.figure")  # needs no display, keeps no global state
@@ -193,7 +193,7 @@ def plot_rows(rows: Sequence[Row], path: Path, title: str) -> None:
     save_figure(figure, path)
 
 
-def _draw(axes: Any, rows: Sequence[Row], field: str, label: str) -> None:  # noqa: ANN401 - an optional package
+def _draw(axes: Any, rows: Sequence[DrafterRow], field: str, label: str) -> None:  # noqa: ANN401 - an optional package
     categories = list(dict.fromkeys(row.category for row in rows))
     drafters = list(dict.fromkeys(row.drafter for row in rows))
     values = {(row.drafter, row.category): getattr(row, field) for row in rows}
@@ -212,7 +212,7 @@ def _draw(axes: Any, rows: Sequence[Row], field: str, label: str) -> None:  # no
 
 
 LEAST_RATIO = 0.95
-"""Of plain decoding, that no single prompt should fall below with what guesses by default."""
+"""Least speed-up of a single prompt with the default drafter."""
 
 MOST_SHOWN = 5
 
@@ -238,7 +238,7 @@ class Slowest:
         return {**asdict(self), "line": LEAST_RATIO}
 
     @property
-    def told(self) -> str:
+    def line(self) -> str:
         """One line for people."""
         if not self.prompts:
             return (

@@ -61,7 +61,7 @@ class PassTime:
 
     requests: int
     rows: int
-    device_ms: float  # of a pass, with many under way
+    device_ms: float  # of a pass, with many in flight
     host_ms: float  # of handing one over
 
 

@@ -58,7 +58,7 @@ def controlled_engine(decoder: Decoder, context: int, batch: int, drafter: Draft
 
 def _config(decoder: Decoder, context: int, batch: int) -> EngineConfig:
     length = context + 5 * DECODED
-    row_bytes = decoder.kv_rows().bytes_per_row * 2  # guesses, and a head's rows, which are far fewer
+    row_bytes = decoder.kv_rows().bytes_per_row * 2  # draft tokens, and a head's rows, which are far fewer
     return EngineConfig(
         kv_cache_memory_bytes=batch * (length + 128) * row_bytes,
         max_model_len=length,
@@ -114,7 +114,7 @@ def measure_gpu(
     context: int,
     progress: Callable[[str, int, int], None],
 ) -> GpuReport:
-    """All figures; `progress` is told what is measured and how far it is."""
+    """Measure all figures; `progress` is called with the stage and how far it is."""
     stages = [
         "ceilings",
         *(f"{count} rows" for count in rows),

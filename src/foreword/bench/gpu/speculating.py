@@ -42,10 +42,10 @@ from foreword.speculation.drafting import (
 )
 
 DEPTH = 5
-"""Guesses of a pass."""
+"""Draft tokens of a pass."""
 
 DEALT = 24
-"""Drafts after which it begins again which guesses are wrong."""
+"""Drafts after which the pattern of wrong tokens repeats."""
 
 WARM_UP, RUNS = 2, 3
 """Runs in which what is captured is captured, and those of which the middle one counts."""
@@ -64,13 +64,13 @@ class SpeculativeSpeed:
 
 
 class RecordedDrafter(Drafter):
-    """Says what is known to come, each guess right at a rate; another drafter pays for it."""
+    """Drafts the recorded text with tokens right at a rate; another drafter takes the time of drafting."""
 
     def __init__(self, truth: dict[tuple[int, ...], list[int]], rate: float, payer: Drafter | None) -> None:
         """`truth` are answers by prompt."""
         self._truth = truth
         self._payer: Any = payer
-        self._runs = cycle(dealt_runs(rate))  # how many guesses of each draft are right
+        self._runs = cycle(dealt_runs(rate))  # how many tokens of each draft are right
         self._known: dict[int, list[int]] = {}  # by request: a long prompt is looked up once
         self.traits = Traits() if payer is None else payer.traits
 
@@ -103,15 +103,15 @@ class RecordedDrafter(Drafter):
             self._known[number] = self._truth[tuple(tokens[:prompt_len])]
         known = self._known[number]
         place = len(tokens) - prompt_len
-        guesses = known[place : place + min(ask.max_nodes, ask.max_depth)]
+        tokens_drafted = known[place : place + min(ask.max_nodes, ask.max_depth)]
         right = next(self._runs)
-        if right < len(guesses):
-            guesses[right] ^= 1
-        return guesses
+        if right < len(tokens_drafted):
+            tokens_drafted[right] ^= 1
+        return tokens_drafted
 
 
 def _in_its_place(pending: HostCopy, asks: Sequence[Ask], said: Sequence[list[int]]) -> list[Draft]:
-    """Guesses that are known, for a pass that does not know it: they come when those come that are paid for."""
+    """Return recorded tokens as drafts on the device, which arrive when the other drafter's arrive."""
     tokens = torch.tensor([token for its in said for token in its])
     there = uploaded(tokens, pending.on_device.device)
     source = HostCopy(there, tokens, pending.arrived, pending.began)
@@ -126,7 +126,7 @@ def _in_its_place(pending: HostCopy, asks: Sequence[Ask], said: Sequence[list[in
 
 
 def dealt_runs(rate: float) -> list[int]:
-    """Right guesses of so many drafts as they come if each is right at this rate, all behind a wrong one being wrong.
+    """Return the numbers of accepted tokens of drafts whose tokens are right at this rate.
 
     They are dealt, not drawn: a short run would else make half a token more or less a pass.
     """
@@ -138,7 +138,7 @@ def dealt_runs(rate: float) -> list[int]:
 
 
 def rate_for(tokens_per_pass: float, depth: int) -> float:
-    """How often a guess must be right so that a pass makes this many tokens."""
+    """Return the acceptance rate at which a pass makes this many tokens."""
     low, high = 0.0, 1.0
     for _ in range(50):
         rate = (low + high) / 2
@@ -155,7 +155,7 @@ def measure_speculation(
     context: int,
     progress: Callable[[str, int, int], None],
 ) -> list[SpeculativeSpeed]:
-    """Guesses for nothing (as a lookup's) at 3.0 tokens a pass, those of an EAGLE-3 head and a draft model at 3.9."""
+    """Measure free drafts (as a lookup's) at 3.0 tokens per pass, an EAGLE-3 head and a draft model at 3.9."""
     with TemporaryDirectory() as folder:
         head = head_drafter(decoder, random_head(decoder, "eagle3", Path(folder) / "eagle3"))
     texts = max(batches, default=1) * (context + 6 * DECODED)
@@ -228,7 +228,7 @@ def _speculative_speed(engine: EngineCore, name: str, prompts: Sequence[Sequence
 
 
 QUALITIES = (3.9, 1.2)
-"""Tokens that a pass with all guesses would make."""
+"""Tokens that a pass with full drafts would make."""
 
 CONTROL_ARMS: Mapping[str, SpeculationSetting] = {"plain": False, "controller": None}
 
@@ -236,7 +236,7 @@ ROUNDS = 6
 """Windows of each way that count."""
 
 WARM_UP_WINDOWS = 4
-"""Windows before them: what is captured is captured there, and what guessing brings is found out."""
+"""Windows before them: graphs are captured there, and the controller learns."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class ControlledSpeed:
     """The controller at one batch size."""
 
     batch: int
-    offered: float  # tokens that a pass with all guesses would make
+    offered: float  # tokens that a pass with full drafts would make
     plain_tokens_per_second: float
     tokens_per_second: float
     ratio: float  # of neighbouring windows

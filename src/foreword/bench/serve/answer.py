@@ -30,7 +30,7 @@ class ContentChunk:
 
 
 @dataclass
-class Outcome:
+class RequestOutcome:
     """One request, filled in while it runs; times are seconds of one monotonic clock."""
 
     due: float  # when it was to be sent: latencies count from here
@@ -56,7 +56,7 @@ class ServerReportedError(Exception):
 
 
 @dataclass(frozen=True)
-class Chunk:
+class AnswerEvent:
     """One event of an answer."""
 
     has_choice: bool = False  # it is part of the answer, not about it
@@ -67,7 +67,7 @@ class Chunk:
     output_tokens: int | None = None  # of the answer up to here, from usage
 
 
-def parse_chunk(data: bytes) -> Chunk:
+def parse_chunk(data: bytes) -> AnswerEvent:
     """An event's data; ValueError if it is no chunk of an answer, ServerReportedError if it is an error."""
     try:
         event = json.loads(data)
@@ -88,7 +88,7 @@ def parse_chunk(data: bytes) -> Chunk:
     reason = choice.get("finish_reason")
     if reason in FAILED_REASONS:
         raise ServerReportedError(f"finish_reason {reason}")
-    return Chunk(
+    return AnswerEvent(
         has_choice=bool(choices),
         has_content=_has_content(choice),
         tokens=_token_count(choice),
@@ -98,10 +98,10 @@ def parse_chunk(data: bytes) -> Chunk:
     )
 
 
-def _no_answer(event: dict[str, Any], data: bytes) -> Chunk:
+def _no_answer(event: dict[str, Any], data: bytes) -> AnswerEvent:
     """An event with an empty list of choices says nothing (some servers open with one); another is refused."""
     if event.get("choices") == []:
-        return Chunk()
+        return AnswerEvent()
     raise ValueError(f"an event without choices: {data[:60]!r}")
 
 
@@ -135,7 +135,7 @@ def _count(value: object) -> int | None:
 class AnswerReader:
     """Takes the bytes of an answer with the times of their arrival; all events of one arrival have its time."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: RequestOutcome) -> None:
         self._outcome = outcome
         self._events = EventParser()
         self._counted = 0  # output tokens by the usage of the last chunk that had one
@@ -150,7 +150,7 @@ class AnswerReader:
             else:
                 self._take_chunk(parse_chunk(data), time)
 
-    def _take_chunk(self, chunk: Chunk, time: float) -> None:
+    def _take_chunk(self, chunk: AnswerEvent, time: float) -> None:
         outcome = self._outcome
         if chunk.prompt_tokens is not None:
             outcome.prompt_tokens = chunk.prompt_tokens
@@ -165,7 +165,7 @@ class AnswerReader:
             self._waiting = None
         self.is_finished |= chunk.finish_reason is not None
 
-    def _tokens_of(self, chunk: Chunk) -> int | None:
+    def _tokens_of(self, chunk: AnswerEvent) -> int | None:
         """What the chunk says itself, else by how much usage has grown with it."""
         if chunk.output_tokens is None:
             return chunk.tokens

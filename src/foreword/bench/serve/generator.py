@@ -8,13 +8,13 @@ from time import perf_counter
 import httpx2
 
 from foreword.bench.prompts import BenchPrompt
-from foreword.bench.serve.answer import AnswerReader, Ending, Outcome, ServerReportedError
-from foreword.bench.serve.load import Load, Question, arrival_times, drop_points, prompts_in_turn
+from foreword.bench.serve.answer import AnswerReader, Ending, RequestOutcome, ServerReportedError
+from foreword.bench.serve.load import LoadSettings, Question, arrival_times, drop_points, prompts_in_turn
 from foreword.wire.openai_http import error_words, refusal_of
 
 
 @dataclass(frozen=True)
-class Request:
+class LoadRequest:
     """One request that is to be made."""
 
     index: int
@@ -31,9 +31,11 @@ class _Failure(Exception):  # noqa: N818 - never leaves this file
         self.ending = ending
 
 
-async def ask(client: httpx2.AsyncClient, question: Question, request: Request, timeout: float) -> Outcome:
+async def ask(
+    client: httpx2.AsyncClient, question: Question, request: LoadRequest, timeout: float
+) -> RequestOutcome:
     """Send one request and read its answer; a failure is an outcome too."""
-    outcome = Outcome(due=request.due, drop_after=request.drop_after)
+    outcome = RequestOutcome(due=request.due, drop_after=request.drop_after)
     body = question.body(request.prompt, request.index)
     try:
         async with asyncio.timeout(timeout):
@@ -52,7 +54,9 @@ async def ask(client: httpx2.AsyncClient, question: Question, request: Request, 
     return outcome
 
 
-async def _converse(client: httpx2.AsyncClient, path: str, body: dict[str, object], outcome: Outcome) -> None:
+async def _converse(
+    client: httpx2.AsyncClient, path: str, body: dict[str, object], outcome: RequestOutcome
+) -> None:
     reader = AnswerReader(outcome)
 
     async def on_event(name: str, _: object) -> None:
@@ -79,23 +83,23 @@ async def _converse(client: httpx2.AsyncClient, path: str, body: dict[str, objec
     outcome.ending = Ending.COMPLETED
 
 
-def _is_to_be_dropped(outcome: Outcome) -> bool:
+def _is_to_be_dropped(outcome: RequestOutcome) -> bool:
     return outcome.drop_after is not None and len(outcome.chunks) >= outcome.drop_after
 
 
-def _transport_ending(outcome: Outcome) -> Ending:
+def _transport_ending(outcome: RequestOutcome) -> Ending:
     return Ending.NO_CONNECTION if outcome.status is None else Ending.CUT_OFF
 
 
 WATCH_INTERVAL = 0.05  # seconds between two looks at the loop's own lateness
-OnOutcome = Callable[[Outcome], None]
+OnOutcome = Callable[[RequestOutcome], None]
 
 
 @dataclass(frozen=True)
-class Run:
+class LoadRun:
     """All outcomes of a run, in the order of sending, and how long it took."""
 
-    outcomes: list[Outcome]
+    outcomes: list[RequestOutcome]
     seconds: float  # from the start until the last request was over
     read_late: list[float]  # seconds by which the generator's loop came late to something, sampled
 
@@ -103,20 +107,20 @@ class Run:
 class LoadGenerator:
     """Sends the requests of one run."""
 
-    def __init__(self, client: httpx2.AsyncClient, question: Question, load: Load) -> None:
+    def __init__(self, client: httpx2.AsyncClient, question: Question, load: LoadSettings) -> None:
         self._client = client
         self._question = question
         self._load = load
 
-    async def run(self, prompts: Sequence[BenchPrompt], on_outcome: OnOutcome) -> Run:
+    async def run(self, prompts: Sequence[BenchPrompt], on_outcome: OnOutcome) -> LoadRun:
         """Make the load; `on_outcome` hears of every request that is over."""
         texts = prompts_in_turn(prompts, self._load.seed)
         drops = drop_points(self._load.disconnect, self._question.max_tokens, self._load.seed)
         numbered = enumerate(zip(texts, drops, strict=False))
 
-        def next_request(due: float) -> Request:
+        def next_request(due: float) -> LoadRequest:
             index, (text, drop_after) = next(numbered)
-            return Request(index, text, due, drop_after)
+            return LoadRequest(index, text, due, drop_after)
 
         late: list[float] = []
         watch = asyncio.create_task(_watch_lateness(late))
@@ -127,17 +131,17 @@ class LoadGenerator:
         finally:
             watch.cancel()
         seconds = max((outcome.over for outcome in outcomes), default=start) - start
-        return Run(sorted(outcomes, key=lambda outcome: outcome.due), seconds, late)
+        return LoadRun(sorted(outcomes, key=lambda outcome: outcome.due), seconds, late)
 
-    async def _ask(self, request: Request, on_outcome: OnOutcome) -> Outcome:
+    async def _ask(self, request: LoadRequest, on_outcome: OnOutcome) -> RequestOutcome:
         outcome = await ask(self._client, self._question, request, self._load.timeout)
         on_outcome(outcome)
         return outcome
 
     async def _open(
-        self, next_request: Callable[[float], Request], start: float, on_outcome: OnOutcome
-    ) -> list[Outcome]:
-        """Every request is sent when it is due, however many are under way."""
+        self, next_request: Callable[[float], LoadRequest], start: float, on_outcome: OnOutcome
+    ) -> list[RequestOutcome]:
+        """Send every request when it is due, however many are in flight."""
         async with asyncio.TaskGroup() as group:
             tasks = []
             for offset in arrival_times(self._load):
@@ -148,10 +152,10 @@ class LoadGenerator:
         return [task.result() for task in tasks]
 
     async def _closed(
-        self, next_request: Callable[[float], Request], start: float, on_outcome: OnOutcome
-    ) -> list[Outcome]:
+        self, next_request: Callable[[float], LoadRequest], start: float, on_outcome: OnOutcome
+    ) -> list[RequestOutcome]:
         """So many clients, each of which sends its next request when its last one is over."""
-        outcomes: list[Outcome] = []
+        outcomes: list[RequestOutcome] = []
         turns = self._turns(start)
 
         async def client() -> None:

@@ -60,11 +60,11 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadSettings:
     """When requests are sent, how many, and which of them are left midway."""
 
     rate: float | None = None  # open loop: requests per second, inf is all at once; None is closed loop
-    concurrency: int = 8  # closed loop: requests under way at any time
+    concurrency: int = 8  # closed loop: requests in flight at any time
     num_requests: int | None = None  # None: as many as start within the duration
     duration: float | None = None  # seconds in which requests are started; None: until num_requests
     timeout: float = 600.0  # seconds that one request may take
@@ -116,7 +116,7 @@ def _parse_json(option: str, text: str) -> Any:  # noqa: ANN401 - any JSON
         raise RequestError(f"{option} is not JSON: {error}") from None
 
 
-def arrival_times(load: Load) -> Iterator[float]:
+def arrival_times(load: LoadSettings) -> Iterator[float]:
     """Seconds after the start at which the requests of an open loop are due: a Poisson process.
 
     The gaps, the one before the first request included, are exponential with mean 1 / rate.

@@ -9,24 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from foreword.bench.serve.answer import Ending, Outcome
-from foreword.bench.serve.generator import Run
+from foreword.bench.serve.answer import Ending, RequestOutcome
+from foreword.bench.serve.generator import LoadRun
 from foreword.errors import RequestError
 
 PERCENTILES = (50, 90, 95, 99)
 
 
-def time_to_first_token(outcome: Outcome) -> float | None:
+def time_to_first_token(outcome: RequestOutcome) -> float | None:
     """TTFT: first chunk with text - when the request was due. None: there was no text."""
     return outcome.chunks[0].time - outcome.due if outcome.chunks else None
 
 
-def end_to_end(outcome: Outcome) -> float | None:
+def end_to_end(outcome: RequestOutcome) -> float | None:
     """E2E: last chunk of the answer - when the request was due."""
     return None if outcome.last is None else outcome.last - outcome.due
 
 
-def output_tokens(outcome: Outcome) -> int:
+def output_tokens(outcome: RequestOutcome) -> int:
     """From usage; else the tokens that chunks say they hold; else one for every chunk with text."""
     if outcome.usage_tokens is not None:
         return outcome.usage_tokens
@@ -35,12 +35,12 @@ def output_tokens(outcome: Outcome) -> int:
     return len(outcome.chunks)
 
 
-def says_tokens(outcome: Outcome) -> bool:
+def says_tokens(outcome: RequestOutcome) -> bool:
     """Whether there was text, and every chunk of it said how many tokens it holds."""
     return bool(outcome.chunks) and all(chunk.tokens is not None for chunk in outcome.chunks)
 
 
-def time_per_output_token(outcome: Outcome) -> float | None:
+def time_per_output_token(outcome: RequestOutcome) -> float | None:
     """TPOT: (E2E - TTFT) / (output tokens - those of the first chunk). None: no text, or none after that.
 
     The tokens of the first chunk all came at TTFT. Where it does not say how many they are, one is assumed.
@@ -53,13 +53,13 @@ def time_per_output_token(outcome: Outcome) -> float | None:
     return (e2e - ttft) / later if later > 0 else None
 
 
-def gaps(outcome: Outcome) -> list[float]:
+def gaps(outcome: RequestOutcome) -> list[float]:
     """ITL: the time between two chunks with text, whatever number of tokens the second holds."""
     times = [chunk.time for chunk in outcome.chunks]
     return [after - before for before, after in pairwise(times)]
 
 
-def gaps_per_token(outcome: Outcome) -> list[float] | None:
+def gaps_per_token(outcome: RequestOutcome) -> list[float] | None:
     """ITL per token: gap / tokens of the second chunk, once for each of them. None: tokens are not known.
 
     Text that came with no token of its own (it was held back) leaves its gap to the next chunk.
@@ -102,14 +102,14 @@ def spread(seconds: Sequence[float]) -> Spread:
 
 
 @dataclass(frozen=True)
-class Limits:
+class GoodputLimits:
     """The most milliseconds that a good request may take; None: no limit."""
 
     ttft: float | None = None
     tpot: float | None = None
     e2el: float | None = None
 
-    def are_met(self, outcome: Outcome) -> bool:
+    def are_met(self, outcome: RequestOutcome) -> bool:
         """Whether the request was completed within all limits.
 
         An answer of fewer than two tokens has no TPOT and meets that limit; one without text meets no TTFT limit.
@@ -128,7 +128,7 @@ def _within(seconds: float, limit_ms: float | None) -> bool:
     return limit_ms is None or 1e3 * seconds <= limit_ms
 
 
-def parse_limits(text: str) -> Limits:
+def parse_limits(text: str) -> GoodputLimits:
     """`ttft:500,tpot:50,e2el:5000`, any of them, in milliseconds."""
     limits: dict[str, float] = {}
     for part in text.split(","):
@@ -143,7 +143,7 @@ def parse_limits(text: str) -> Limits:
             limits[name] = math.nan
         if not (math.isfinite(limits[name]) and limits[name] > 0):
             raise RequestError(f"--goodput {name} takes milliseconds above 0, not {number!r}")
-    return Limits(**limits)
+    return GoodputLimits(**limits)
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Report:
         return None if self.good is None or not counted else self.good / counted
 
 
-def make_report(run: Run, limits: Limits | None) -> Report:
+def make_report(run: LoadRun, limits: GoodputLimits | None) -> Report:
     completed = [outcome for outcome in run.outcomes if outcome.ending is Ending.COMPLETED]
     without_usage = [outcome for outcome in completed if outcome.usage_tokens is None]
     prompts = [outcome.prompt_tokens for outcome in completed if outcome.prompt_tokens is not None]
@@ -213,7 +213,7 @@ def make_report(run: Run, limits: Limits | None) -> Report:
     )
 
 
-def _latencies(completed: Sequence[Outcome]) -> dict[str, Spread]:
+def _latencies(completed: Sequence[RequestOutcome]) -> dict[str, Spread]:
     per_token = [values for outcome in completed if (values := gaps_per_token(outcome)) is not None]
     return {
         "ttft": _spread_of(completed, time_to_first_token),
@@ -224,33 +224,35 @@ def _latencies(completed: Sequence[Outcome]) -> dict[str, Spread]:
     }
 
 
-def _lateness(run: Run) -> dict[str, Spread]:
+def _lateness(run: LoadRun) -> dict[str, Spread]:
     """The generator's own: of sending, over all requests that went out, and of reading."""
     sent = [outcome.sent - outcome.due for outcome in run.outcomes if outcome.sent is not None]
     return {"sent_late": spread(sent), "read_late": spread(run.read_late)}
 
 
-def _spread_of(outcomes: Iterable[Outcome], formula: Callable[[Outcome], float | None]) -> Spread:
+def _spread_of(
+    outcomes: Iterable[RequestOutcome], formula: Callable[[RequestOutcome], float | None]
+) -> Spread:
     return spread([value for outcome in outcomes if (value := formula(outcome)) is not None])
 
 
-def _failures(outcomes: Sequence[Outcome]) -> Failures:
+def _failures(outcomes: Sequence[RequestOutcome]) -> Failures:
     failed = [o for o in outcomes if o.ending not in (Ending.COMPLETED, Ending.DROPPED)]
     details: dict[str, str] = {}
     for outcome in failed:
         details.setdefault(_kind(outcome), outcome.detail)
     too_many = [outcome for outcome in failed if outcome.status == 429]
-    told = [outcome.retry_after for outcome in too_many if outcome.retry_after is not None]
+    values = [outcome.retry_after for outcome in too_many if outcome.retry_after is not None]
     return Failures(
         by_kind=dict(Counter(map(_kind, failed)).most_common()),
         details=details,
         too_many=len(too_many),
-        too_many_with_retry_after=len(told),
-        retry_after=tuple(sorted(set(told))),
+        too_many_with_retry_after=len(values),
+        retry_after=tuple(sorted(set(values))),
     )
 
 
-def _kind(outcome: Outcome) -> str:
+def _kind(outcome: RequestOutcome) -> str:
     if outcome.ending is Ending.REFUSED:
         return f"HTTP {outcome.status}"
     return str(outcome.ending)

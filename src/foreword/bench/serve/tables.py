@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from foreword.bench.pictures import require_matplotlib, save_figure
-from foreword.bench.serve.answer import Ending, Outcome
-from foreword.bench.serve.report import PERCENTILES, Limits, Report, Spread, gaps, time_to_first_token
+from foreword.bench.serve.answer import Ending, RequestOutcome
+from foreword.bench.serve.report import PERCENTILES, GoodputLimits, Report, Spread, gaps, time_to_first_token
 
 ROWS = {
     "ttft": "TTFT",
@@ -24,7 +24,7 @@ ROWS = {
 
 
 def latency_table(report: Report, title: str) -> Table:
-    """Latencies in milliseconds, with the number of values behind each line."""
+    """Return latencies in milliseconds, with the number of values of each line."""
     headings = ["ms", "n", "mean", *(f"p{percent}" for percent in PERCENTILES), "max"]
     table = Table(*headings, title=escape(title))
     table.columns[0].no_wrap = True
@@ -48,7 +48,7 @@ def _short(ms: float | None) -> str:
     return f"{ms:.{2 if ms < 100 else 1 if ms < 1000 else 0}f}"
 
 
-def summary_table(report: Report, limits: Limits | None) -> Table:
+def summary_table(report: Report, limits: GoodputLimits | None) -> Table:
     """Counts, rates, goodput and failures, one to a line."""
     table = Table.grid(padding=(0, 2))
     for name, text in _lines(report, limits):
@@ -56,7 +56,7 @@ def summary_table(report: Report, limits: Limits | None) -> Table:
     return table
 
 
-def _lines(report: Report, limits: Limits | None) -> Iterator[tuple[str, str]]:
+def _lines(report: Report, limits: GoodputLimits | None) -> Iterator[tuple[str, str]]:
     yield (
         "requests",
         f"{report.sent} sent, {report.completed} completed (latencies and rates are of these), "
@@ -65,7 +65,7 @@ def _lines(report: Report, limits: Limits | None) -> Iterator[tuple[str, str]]:
     yield "time", f"{report.seconds:.2f} s"
     rates = report.per_second(report.completed), report.per_second(report.output_tokens)
     yield "throughput", f"{rates[0]:.2f} requests/s, {rates[1]:.1f} output tokens/s"
-    prompt = "not told" if report.prompt_tokens is None else str(report.prompt_tokens)
+    prompt = "unknown" if report.prompt_tokens is None else str(report.prompt_tokens)
     yield "tokens", f"{report.output_tokens} output, {prompt} prompt"
     if limits is not None and report.good is not None:
         yield "goodput", _goodput(report, limits)
@@ -74,7 +74,7 @@ def _lines(report: Report, limits: Limits | None) -> Iterator[tuple[str, str]]:
     yield from _notes(report)
 
 
-def _goodput(report: Report, limits: Limits) -> str:
+def _goodput(report: Report, limits: GoodputLimits) -> str:
     asked = {"ttft": limits.ttft, "tpot": limits.tpot, "e2el": limits.e2el}
     named = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in asked.items() if limit is not None)
     share = "-" if report.good_share is None else f"{100 * report.good_share:.1f}%"
@@ -85,8 +85,8 @@ def _notes(report: Report) -> Iterator[tuple[str, str]]:
     failures = report.failures
     if failures.too_many:
         values = ", ".join(failures.retry_after) or "never"
-        told = failures.too_many_with_retry_after
-        yield "429", f"{failures.too_many}, {told} of them with Retry-After ({values})"
+        with_header = failures.too_many_with_retry_after
+        yield "429", f"{failures.too_many}, {with_header} of them with Retry-After ({values})"
     if report.without_usage:
         by_tokens = report.without_usage - report.counted_by_chunks
         yield (
@@ -102,7 +102,7 @@ def _notes(report: Report) -> Iterator[tuple[str, str]]:
         yield "note", f"{report.drops_too_late} answers were whole before they could be dropped"
 
 
-def plot_latencies(outcomes: Sequence[Outcome], path: Path, title: str) -> None:
+def plot_latencies(outcomes: Sequence[RequestOutcome], path: Path, title: str) -> None:
     """Two charts side by side, of completed requests: the distributions of TTFT and ITL, as cumulative shares."""
     require_matplotlib()
     figure_module = importlib.import_module("matplotlib.figure")

@@ -19,7 +19,7 @@ from foreword.cli.console import (
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
-    from foreword.bench.compare import Row
+    from foreword.bench.compare import ComparisonRow
 
 
 def compare(
@@ -119,7 +119,7 @@ def _pythons(given: list[str] | None) -> dict[str, str]:
     return named
 
 
-def _told(row: "Row") -> tuple[str, ...]:
+def _told(row: "ComparisonRow") -> tuple[str, ...]:
     ratio = row.ratio
     same = "" if row.same_as_plain is None else f"{row.same_as_plain:.0%}"
     return (

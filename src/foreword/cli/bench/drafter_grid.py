@@ -13,7 +13,7 @@ from foreword.cli.console import load_llm, parse_sizes, print_json, stage_bar, s
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
-    from foreword.bench.drafters.grid import Cell, GridRecord
+    from foreword.bench.drafters.grid import GridCell, GridRecord
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class GridOptions:
 def drafter_grid(given: GridOptions) -> None:
     """Measure missing cells, then print the table and write the page and JSON."""
     from foreword.bench.drafters.grid import (
-        Cell,
         GridBench,
+        GridCell,
         GridRecord,
         GridSettings,
         cpu_speedups,
@@ -60,7 +60,7 @@ def drafter_grid(given: GridOptions) -> None:
     methods = default_methods() if given.methods is None else parse_methods(given.methods)
     prompts = bench_prompts(given.dataset, given.limit_per_category)
     kinds = list(dict.fromkeys(prompt.category for prompt in prompts))
-    cells = [Cell(kind, warm, count) for kind in kinds for warm in temperatures for count in at_once]
+    cells = [GridCell(kind, warm, count) for kind in kinds for warm in temperatures for count in at_once]
     llm = load_llm(given.model, given.dtype, given.device, given.backend)
     settings = GridSettings(given.max_tokens, given.seed, given.ignore_eos)
     made_with = {
@@ -116,8 +116,8 @@ def _numbers(text: str) -> list[float]:
 
 def _table(
     records: "list[GridRecord]",
-    ratios: "dict[tuple[str, Cell], float]",
-    by_cpu: "dict[tuple[str, Cell], float]",
+    ratios: "dict[tuple[str, GridCell], float]",
+    by_cpu: "dict[tuple[str, GridCell], float]",
     cost_per_hour: float,
     title: str,
 ) -> Table:

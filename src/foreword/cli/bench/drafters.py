@@ -125,7 +125,7 @@ def drafters(
     stdout.print(drafter_table(rows, title))
     slowest = slowest_prompts([record for record in records if not is_random(record.drafter)])
     for one in slowest:
-        stdout.print(one.told, highlight=False, soft_wrap=True)
+        stdout.print(one.line, highlight=False, soft_wrap=True)
     if plot is not None:
         plot_rows(rows, plot, title)
         stdout.print(f"plot: {plot}", soft_wrap=True)

@@ -22,9 +22,9 @@ from foreword.cli.console import (
 from foreword.cli.options.common import check_plot
 
 if TYPE_CHECKING:
-    from foreword.bench.pacing import Chunk, Trace
+    from foreword.bench.pacing import Trace, WireChunk
 
-Streams = dict[tuple[int, int], list["Chunk"]]
+Streams = dict[tuple[int, int], list["WireChunk"]]
 
 
 def pacing(
@@ -57,7 +57,7 @@ def pacing(
     classifier compares each stream with those of the other repeats.
     """
     from foreword.acceptance.params import SamplingParams
-    from foreword.bench.pacing import guess_prompts, plot_pacing, record, short_prompts
+    from foreword.bench.pacing import classify_prompts, plot_pacing, record, short_prompts
 
     llm = load_llm(model, dtype, device, backend, speculative_config)
     asked = [llm.encode(text) for text in short_prompts(prompts)]
@@ -72,7 +72,7 @@ def pacing(
         "speculative, burst": _unpaced(guessed),
         "speculative, even": _paced(guessed),
     }
-    rows = [row for name, watched in streams.items() for row in guess_prompts(name, watched)]
+    rows = [row for name, watched in streams.items() for row in classify_prompts(name, watched)]
     table = Table("stream", "the observer compares", "right", "accuracy", "chance")
     for row in rows:
         table.add_row(
@@ -93,14 +93,14 @@ def _unpaced(traces: "list[Trace]") -> Streams:
 
 
 def _paced(traces: "list[Trace]") -> Streams:
-    from foreword.bench.pacing import Chunk
+    from foreword.bench.pacing import WireChunk
     from foreword.server.api.pacing import PaceMemory, replay
 
     memory = PaceMemory()  # as on a server: streams follow each other
 
     return {
         (trace.prompt, trace.repeat): [
-            Chunk(block.time, block.size) for block in replay(trace.units(), memory)
+            WireChunk(block.time, block.size) for block in replay(trace.units(), memory)
         ]
         for trace in traces
     }

@@ -16,10 +16,10 @@ from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from foreword.bench.prompts import BenchPrompt
-    from foreword.bench.serve.answer import Outcome
-    from foreword.bench.serve.generator import Run
-    from foreword.bench.serve.load import Load, Question
-    from foreword.bench.serve.report import Limits
+    from foreword.bench.serve.answer import RequestOutcome
+    from foreword.bench.serve.generator import LoadRun
+    from foreword.bench.serve.load import LoadSettings, Question
+    from foreword.bench.serve.report import GoodputLimits
 
 DEFAULT_REQUESTS = 100
 DEFAULT_CONCURRENCY = 8
@@ -95,7 +95,7 @@ def serve(
     Percentiles are interpolated linearly. Goodput = requests that keep all limits, of all not dropped on purpose.
     """
     from foreword.bench.prompts import own_prompts, read_prompts
-    from foreword.bench.serve.load import Load, Question, extra_fields
+    from foreword.bench.serve.load import LoadSettings, Question, extra_fields
     from foreword.bench.serve.report import make_report, parse_limits, report_json
     from foreword.bench.serve.tables import latency_table, plot_latencies, summary_table
     from foreword.wire.openai_http import base_address
@@ -105,7 +105,7 @@ def serve(
     if num_requests is None and duration is None:
         num_requests = DEFAULT_REQUESTS
     clients = DEFAULT_CONCURRENCY if concurrency is None else concurrency
-    load = Load(rate, clients, num_requests, duration, timeout, disconnect, seed)
+    load = LoadSettings(rate, clients, num_requests, duration, timeout, disconnect, seed)
     extra = extra_fields(speculation, extra_body)
     question = Question(model or "", endpoint, max_tokens, temperature, seed, extra=extra)
     limits = None if goodput is None else parse_limits(goodput)
@@ -131,9 +131,9 @@ async def _run(
     address: str,
     api_key: str | None,
     question: "Question",
-    load: "Load",
+    load: "LoadSettings",
     prompts: "Sequence[BenchPrompt]",
-) -> "tuple[Question, Run]":
+) -> "tuple[Question, LoadRun]":
     """The run, and the question with the model's name in it."""
     from foreword.bench.serve.generator import LoadGenerator
     from foreword.wire.openai_http import listed_model, open_client
@@ -146,14 +146,16 @@ async def _run(
             return question, await LoadGenerator(client, question, load).run(prompts, on_outcome)
 
 
-def _progress(show: Callable[[str, int, int], None], load: "Load") -> "Callable[[Outcome], None]":
+def _progress(
+    show: Callable[[str, int, int], None], load: "LoadSettings"
+) -> "Callable[[RequestOutcome], None]":
     """Shows every request that is over: by number if that is bounded, else by time."""
     from foreword.bench.serve.answer import Ending
 
     start = perf_counter()
     over = {"answered": 0, "not": 0}
 
-    def on_outcome(outcome: "Outcome") -> None:
+    def on_outcome(outcome: "RequestOutcome") -> None:
         over["answered" if outcome.ending is Ending.COMPLETED else "not"] += 1
         stage = f"{over['answered']} answered, {over['not']} not"
         if load.num_requests is not None:
@@ -164,11 +166,13 @@ def _progress(show: Callable[[str, int, int], None], load: "Load") -> "Callable[
     return on_outcome
 
 
-def _loop_name(load: "Load") -> str:
+def _loop_name(load: "LoadSettings") -> str:
     return f"closed loop of {load.concurrency}" if load.rate is None else f"open loop at {load.rate:g}/s"
 
 
-def _asked(address: str, question: "Question", load: "Load", limits: "Limits | None") -> dict[str, Any]:
+def _asked(
+    address: str, question: "Question", load: "LoadSettings", limits: "GoodputLimits | None"
+) -> dict[str, Any]:
     """The settings of a run for JSON, which has no infinity; the key is not among them."""
     asked = {"url": address, **asdict(question), **asdict(load)}
     asked["loop"] = "closed" if load.rate is None else "open"

@@ -15,7 +15,7 @@ from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from foreword.simulate.scenario import Scenario
-    from foreword.simulate.sweep import Answer, Goal, Trial
+    from foreword.simulate.sweep import FleetTrial, Goal, SmallestFleet
 
 VARIED = ("targets", "nodes")
 
@@ -78,7 +78,7 @@ def search_goal(scenario: "Scenario", goal: "Goal", vary: str | None, most: int 
     return {"goal": asdict(goal), "trials": list(map(asdict, trials)), "answers": list(map(asdict, answers))}
 
 
-def answer_lines(answers: "Sequence[Answer]") -> list[str]:
+def answer_lines(answers: "Sequence[SmallestFleet]") -> list[str]:
     """Return one line per way of drafting, with the cheapest marked."""
     costs = [one.fleet.cost_per_hour for one in answers if one.fleet is not None]
     lines = []
@@ -97,7 +97,7 @@ def _counted(count: int, name: str) -> str:
     return f"{count} {name}{'' if count == 1 else 's'}"
 
 
-def _table(trials: "Sequence[Trial]") -> Table:
+def _table(trials: "Sequence[FleetTrial]") -> Table:
     from foreword.simulate.world import figure
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))

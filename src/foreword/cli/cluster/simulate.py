@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from foreword.simulate.calibration import Calibration
-    from foreword.simulate.scenario import Fleet, Scenario
-    from foreword.simulate.world import Outcome
+    from foreword.simulate.scenario import FleetSize, Scenario
+    from foreword.simulate.world import SimulationResult
 
 WAITING = ("worth", "all", "none")
 
@@ -42,11 +42,11 @@ class FleetOptions:
     target_price: Annotated[float, typer.Option(min=0, help="Price of a target per hour.")] = 10.0
     node_price: Annotated[float, typer.Option(min=0, help="Price of a draft node per hour.")] = 1.0
 
-    def fleet(self) -> "Fleet":
+    def fleet(self) -> "FleetSize":
         """Return the simulated fleet."""
-        from foreword.simulate.scenario import Fleet
+        from foreword.simulate.scenario import FleetSize
 
-        return Fleet(self.targets, self.nodes, self.zones, self.batch)
+        return FleetSize(self.targets, self.nodes, self.zones, self.batch)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class CostOptions:
     def calibration(self) -> "Calibration":
         """Return the costs; options take precedence over files."""
         from foreword.simulate.calibration import calibrate
-        from foreword.simulate.costs import Guessing, PassTimes
+        from foreword.simulate.costs import AcceptanceCurve, PassTimes
 
         found = calibrate(self.step, self.drafters, self.link, self.method)
         costs, network = found.costs, found.network
@@ -114,8 +114,10 @@ class CostOptions:
         if self.network_ms is not None:
             network = replace(network, round_trip=self.network_ms / 1e3)
         if self.alpha is not None:
-            found = replace(found, kinds=(Guessing.of_rate(self.alpha),))
-        return replace(found, costs=costs, network=network, kinds=found.kinds or (Guessing.of_rate(0.8),))
+            found = replace(found, kinds=(AcceptanceCurve.of_rate(self.alpha),))
+        return replace(
+            found, costs=costs, network=network, kinds=found.kinds or (AcceptanceCurve.of_rate(0.8),)
+        )
 
 
 @dataclass(frozen=True)
@@ -164,17 +166,17 @@ class LoadOptions:
 
     def scenario(self, fleet: FleetOptions, calibration: "Calibration") -> "Scenario":
         """Return what is simulated."""
-        from foreword.simulate.scenario import Autoscale, Failure, Prices, Scenario, Traffic, Waiting
+        from foreword.simulate.scenario import Autoscale, Failure, HourlyPrices, Scenario, Traffic, WaitRule
 
         scaling = Autoscale() if self.boot_s is None else Autoscale(self.boot_s)
         return Scenario(
             fleet.fleet(),
             calibration.network,
             Traffic(_rates(self.rate), self.prompt, self.answer),
-            Prices(fleet.target_price, fleet.node_price),
+            HourlyPrices(fleet.target_price, fleet.node_price),
             calibration.costs,
             calibration.kinds,
-            waiting=Waiting(self.waiting),
+            waiting=WaitRule(self.waiting),
             runs_ahead=self.run_ahead,
             k=self.k,
             failures=tuple(Failure.parse(text) for text in self.fail or ()),
@@ -271,9 +273,9 @@ def _rates(text: str | None) -> tuple[float, ...]:
 
 
 def _about(
-    calibration: "Calibration", scenario: "Scenario", compared: "Mapping[str, Outcome] | None" = None
+    calibration: "Calibration", scenario: "Scenario", compared: "Mapping[str, SimulationResult] | None" = None
 ) -> list[str]:
-    from foreword.simulate.report import scaling_told
+    from foreword.simulate.report import scaling_summary
 
     lines = [f"measured: {what} ({file})" for what, file in calibration.measured.items()]
     if calibration.assumed:
@@ -286,7 +288,7 @@ def _about(
             "--nodes 0: there are no draft nodes, so only plain decoding and drafting on the targets are compared"
         )
     elif compared is not None and scenario.autoscale is not None:
-        lines.append(scaling_told(scenario, compared["remote"]))
+        lines.append(scaling_summary(scenario, compared["remote"]))
     without = [who for who, one in (compared or {}).items() if not one.tokens]
     if without:
         lines.append(f"no tokens in the time that counts ({', '.join(without)}): simulate more --seconds")
@@ -297,7 +299,7 @@ def _about(
     return lines
 
 
-def _table(compared: "Mapping[str, Outcome]") -> Table:
+def _table(compared: "Mapping[str, SimulationResult]") -> Table:
     from foreword.simulate.world import figure
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
@@ -331,7 +333,7 @@ def _table(compared: "Mapping[str, Outcome]") -> Table:
 
 
 def _write_page(
-    path: Path, scenario: "Scenario", compared: "Mapping[str, Outcome]", about: list[str]
+    path: Path, scenario: "Scenario", compared: "Mapping[str, SimulationResult]", about: list[str]
 ) -> list[dict[str, Any]]:
     from foreword.simulate.report import simulation_page
     from foreword.simulate.sweep import axes_of, sweep

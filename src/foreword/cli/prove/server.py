@@ -15,7 +15,7 @@ from foreword.errors import RequestError
 if TYPE_CHECKING:
     from foreword.proofs.server.client import Server
     from foreword.proofs.server.examination import Cost
-    from foreword.proofs.server.ground import Ground, Plan, Reproduction, Verdict
+    from foreword.proofs.server.ground import ClaimVerdict, ExaminationPlan, Ground, Reproduction
 
 _COLOURS = {
     "held": "green",
@@ -47,7 +47,7 @@ class Asked:
     only: tuple[str, ...] = ()  # names of claims; all if empty
 
 
-def prove_server(asked: Asked, plan: "Plan", *, dry_run: bool, as_json: bool) -> None:
+def prove_server(asked: Asked, plan: "ExaminationPlan", *, dry_run: bool, as_json: bool) -> None:
     """Examine, print, and exit with 1 if a claim was refuted or requests failed under concurrency."""
     report = asyncio.run(_run(asked, plan, dry_run))
     if as_json:
@@ -56,20 +56,20 @@ def prove_server(asked: Asked, plan: "Plan", *, dry_run: bool, as_json: bool) ->
         raise typer.Exit(1)
 
 
-async def _run(asked: Asked, plan: "Plan", dry_run: bool) -> dict[str, Any]:
+async def _run(asked: Asked, plan: "ExaminationPlan", dry_run: bool) -> dict[str, Any]:
     from foreword.proofs.server import examination
-    from foreword.proofs.server.client import Broken, Refused
+    from foreword.proofs.server.client import Broken, RefusedByServer
 
     async with AsyncExitStack() as stack:
         server, plain = await _servers(asked, stack)
         try:
             ground = await examination.prepare(server, plan, plain, asked.tolerance, asked.seed)
-        except (Broken, Refused) as fault:
+        except (Broken, RefusedByServer) as fault:
             raise RequestError(f"{server.address} does not answer a plain request: {fault}") from None
         checks = examination.chosen(asked.only) if asked.only else examination.CHECKS
         cost = examination.cost(ground, checks)
         _print_cost(ground, cost)
-        found: list[Verdict] = []
+        found: list[ClaimVerdict] = []
         if not dry_run:
             with stage_bar() as progress:
                 async for verdict in examination.examine(ground, progress, checks):
@@ -118,7 +118,7 @@ def _print_cost(ground: "Ground", cost: "Cost") -> None:
     )
 
 
-def _print(ground: "Ground", verdicts: "list[Verdict]") -> None:
+def _print(ground: "Ground", verdicts: "list[ClaimVerdict]") -> None:
     extents = Column("prompts × tokens", no_wrap=True)
     table = Table("claim", "verdict", extents, "detectable", "", title="examination", show_lines=False)
     for verdict in verdicts:

@@ -12,7 +12,7 @@ from foreword.errors import RequestError
 from foreword.wire.openai_http import EventParser, error_words, refusal_of
 
 HALF = "\ufffd"
-"""A token that is part of a character is told as this. Several tokens then have one text: in a list by texts only one
+"""A token that is part of a character is listed as this. Several tokens then have one text: in a list by texts only one
 of them is left, and lengths say nothing."""
 
 
@@ -35,30 +35,30 @@ class Choice:
     offsets: list[int] = field(default_factory=list)  # completions only
     token_ids: list[int] | None = None
 
-    def take(self, told: Mapping[str, Any]) -> None:
+    def take(self, received: Mapping[str, Any]) -> None:
         """A choice of a whole answer, or of a chunk."""
-        self.text += _text(told)
-        self.finish_reason = told.get("finish_reason") or self.finish_reason
-        if isinstance(ids := told.get("token_ids"), list):
+        self.text += _text(received)
+        self.finish_reason = received.get("finish_reason") or self.finish_reason
+        if isinstance(ids := received.get("token_ids"), list):
             self.token_ids = [*(self.token_ids or []), *ids]
-        if isinstance(logprobs := told.get("logprobs"), Mapping):
+        if isinstance(logprobs := received.get("logprobs"), Mapping):
             self._take_logprobs(logprobs)
 
-    def _take_logprobs(self, told: Mapping[str, Any]) -> None:
-        if isinstance(content := told.get("content"), list):
+    def _take_logprobs(self, received: Mapping[str, Any]) -> None:
+        if isinstance(content := received.get("content"), list):
             for entry in content:
                 top = ((other["token"], other["logprob"]) for other in entry.get("top_logprobs") or ())
                 self.tokens.append(Token(entry["token"], entry["logprob"], _ranked(top)))
             return
-        tops = told.get("top_logprobs") or [None] * len(told["tokens"])
-        for text, logprob, top in zip(told["tokens"], told["token_logprobs"], tops, strict=True):
+        tops = received.get("top_logprobs") or [None] * len(received["tokens"])
+        for text, logprob, top in zip(received["tokens"], received["token_logprobs"], tops, strict=True):
             # Of a prompt's first token nothing is known.
             self.tokens.append(Token(text, 0.0 if logprob is None else logprob, _ranked((top or {}).items())))
-        self.offsets += told.get("text_offset") or []
+        self.offsets += received.get("text_offset") or []
 
 
 @dataclass(frozen=True)
-class Usage:
+class TokenUsage:
     """Tokens as the server counts them."""
 
     prompt: int
@@ -67,25 +67,25 @@ class Usage:
 
 
 @dataclass
-class Answer:
+class ServerAnswer:
     """All answers to one request."""
 
     body: Mapping[str, Any]  # what was asked
     choices: dict[int, Choice] = field(default_factory=dict)  # by the index that the server gave
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     prompt_ids: list[int] | None = None
 
-    def take(self, told: Mapping[str, Any]) -> None:
+    def take(self, received: Mapping[str, Any]) -> None:
         """A whole answer, or a chunk of it; KeyError, TypeError or ValueError if it is none."""
-        for choice in told["choices"]:
+        for choice in received["choices"]:
             self.choices.setdefault(int(choice.get("index", 0)), Choice()).take(choice)
             if isinstance(ids := choice.get("prompt_token_ids"), list):
                 self.prompt_ids = ids
-        if isinstance(ids := told.get("prompt_token_ids"), list):
+        if isinstance(ids := received.get("prompt_token_ids"), list):
             self.prompt_ids = ids
-        if isinstance(usage := told.get("usage"), Mapping):
+        if isinstance(usage := received.get("usage"), Mapping):
             counts = (usage[f"{name}_tokens"] for name in ("prompt", "completion", "total"))
-            self.usage = Usage(*counts)
+            self.usage = TokenUsage(*counts)
 
     @property
     def first(self) -> Choice:
@@ -115,9 +115,9 @@ class Answer:
         return [(i, self.choices[i].text, self.choices[i].finish_reason) for i in sorted(self.choices)]
 
 
-def _text(told: Mapping[str, Any]) -> str:
-    part = told.get("delta") or told.get("message")
-    text = part.get("content") if isinstance(part, Mapping) else told.get("text")
+def _text(received: Mapping[str, Any]) -> str:
+    part = received.get("delta") or received.get("message")
+    text = part.get("content") if isinstance(part, Mapping) else received.get("text")
     return text or ""
 
 
@@ -134,7 +134,7 @@ LONGEST_PAUSE = 5.0  # seconds before it is asked again
 DONE = b"[DONE]"
 
 
-class Refused(Exception):  # noqa: N818 - says what the server did
+class RefusedByServer(Exception):  # noqa: N818 - says what the server did
     """The server does not take such a request."""
 
 
@@ -179,16 +179,16 @@ class Server:
                 sent |= {"logprobs": True, "top_logprobs": top}
         return sent
 
-    async def send(self, body: Body, *, streamed: bool) -> Answer:
+    async def send(self, body: Body, *, streamed: bool) -> ServerAnswer:
         """Return the answer, whole or put together from its chunks."""
         return await (self.stream(body) if streamed else self.ask(body))
 
-    async def ask(self, body: Body) -> Answer:
+    async def ask(self, body: Body) -> ServerAnswer:
         """Return the answer to a request that is not streamed."""
         sent = self.wire_body(body)
         response = await self._post(sent)
         try:
-            answer = Answer(sent)
+            answer = ServerAnswer(sent)
             answer.take(json.loads(await response.aread()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Broken(f"the answer is not one of OpenAI's: {error_words(error)}", sent) from None
@@ -196,11 +196,11 @@ class Server:
             raise Broken(f"the answer broke off: {error_words(error)}", sent) from None
         return answer
 
-    async def stream(self, body: Body) -> Answer:
+    async def stream(self, body: Body) -> ServerAnswer:
         """Return the answer put together from its chunks."""
         sent = self.wire_body(body, streamed=True)
         response = await self._post(sent)
-        answer, events, is_done = Answer(sent), EventParser(), False
+        answer, events, is_done = ServerAnswer(sent), EventParser(), False
         try:
             async for received in response.aiter_bytes():
                 for data in events.feed(received):
@@ -236,11 +236,11 @@ class Server:
             await asyncio.sleep(_pause(response.headers.get("retry-after")))
         if response.status_code in (401, 403, 404):
             raise RequestError(f"{self.address} answers {reason}")
-        raise Broken(reason, sent) if response.status_code >= 500 else Refused(reason)
+        raise Broken(reason, sent) if response.status_code >= 500 else RefusedByServer(reason)
 
 
-def _pause(told: str | None) -> float:
+def _pause(received: str | None) -> float:
     try:
-        return min(float(told or 1.0), LONGEST_PAUSE)
+        return min(float(received or 1.0), LONGEST_PAUSE)
     except ValueError:
         return 1.0

@@ -6,10 +6,18 @@ from dataclasses import dataclass
 from math import inf
 
 from foreword.errors import RequestError
-from foreword.proofs.server.client import Answer, Body, Broken, Choice, Refused, Server
-from foreword.proofs.server.ground import FILTERS_OFF, Ground, Outcome, Reproduction, Verdict, held, refuted
+from foreword.proofs.server.client import Body, Broken, Choice, RefusedByServer, Server, ServerAnswer
+from foreword.proofs.server.ground import (
+    FILTERS_OFF,
+    ClaimStatus,
+    ClaimVerdict,
+    Ground,
+    Reproduction,
+    held,
+    refuted,
+)
 
-_FAILURES = (Broken, Refused, RequestError)
+_FAILURES = (Broken, RefusedByServer, RequestError)
 
 
 @dataclass(frozen=True)
@@ -23,14 +31,14 @@ class Call:
 class FailsTogether(Exception):  # noqa: N818 - says what the server did
     """A request fails beside others and succeeds alone."""
 
-    def __init__(self, failure: str, prompt: str, alone: Answer, bodies: Sequence[Body]) -> None:
+    def __init__(self, failure: str, prompt: str, alone: ServerAnswer, bodies: Sequence[Body]) -> None:
         super().__init__(failure)
         self.prompt = prompt
         self.alone = alone  # the answer to the same request alone
         self.bodies = bodies  # sent at once, they show it
 
 
-async def send_together(server: Server, calls: Sequence[Call]) -> list[Answer]:
+async def send_together(server: Server, calls: Sequence[Call]) -> list[ServerAnswer]:
     """Return the answers to calls sent at once.
 
     `FailsTogether` if a call fails that succeeds alone; a call that fails alone too raises what it raised alone.
@@ -40,11 +48,11 @@ async def send_together(server: Server, calls: Sequence[Call]) -> list[Answer]:
         if not (failure := _failure(result)):
             continue
         alone = await server.send(calls[place].body, streamed=calls[place].streamed)
-        if isinstance(result, Answer) and alone.is_cut:
+        if isinstance(result, ServerAnswer) and alone.is_cut:
             continue  # it never has a finish_reason: concurrency has no part in it
         group = await _smallest_group(server, calls, place)
         raise FailsTogether(failure, calls[place].body["prompt"], alone, group)
-    return [result for result in found if isinstance(result, Answer)]
+    return [result for result in found if isinstance(result, ServerAnswer)]
 
 
 async def _smallest_group(server: Server, calls: Sequence[Call], failing: int) -> list[Body]:
@@ -58,14 +66,14 @@ async def _smallest_group(server: Server, calls: Sequence[Call], failing: int) -
     return [server.wire_body(call.body, streamed=call.streamed) for call in group]
 
 
-async def _send(server: Server, calls: Sequence[Call]) -> list[Answer | BaseException]:
+async def _send(server: Server, calls: Sequence[Call]) -> list[ServerAnswer | BaseException]:
     sent = (server.send(call.body, streamed=call.streamed) for call in calls)
     return await asyncio.gather(*sent, return_exceptions=True)
 
 
-def _failure(result: Answer | BaseException) -> str:
+def _failure(result: ServerAnswer | BaseException) -> str:
     """Return why a result is no whole answer; empty if it is one."""
-    if isinstance(result, Answer):
+    if isinstance(result, ServerAnswer):
         return "the answer was cut off: it has no finish_reason" if result.is_cut else ""
     if isinstance(result, _FAILURES):
         return str(result)
@@ -85,7 +93,7 @@ async def smallest(body: Body, shows: Callable[[Body], Awaitable[bool]]) -> Body
         tries -= 1
         try:
             return tries >= 0 and await shows(smaller)
-        except (Broken, Refused):
+        except (Broken, RefusedByServer):
             return False
 
     tokens = 1
@@ -107,7 +115,7 @@ async def smallest(body: Body, shows: Callable[[Body], Awaitable[bool]]) -> Body
     return body
 
 
-Ask = Callable[[Body], Awaitable[Answer]]
+Ask = Callable[[Body], Awaitable[ServerAnswer]]
 
 CONTEXT = 40
 """Characters shown before the place where two texts part."""
@@ -115,10 +123,10 @@ CONTEXT = 40
 
 async def must_agree(
     check: str, ground: Ground, bodies: Sequence[Body], ways: tuple[Ask, Ask], words: tuple[str, str]
-) -> Verdict:
+) -> ClaimVerdict:
     """Return the verdict of a claim that two ways to send a request lead to one text; `words` name the ways."""
     one, other = ways
-    ties: list[tuple[Answer, Answer]] = []
+    ties: list[tuple[ServerAnswer, ServerAnswer]] = []
     for tried, body in enumerate(bodies, 1):
         left, right = await one(body), await other(body)
         ground.judged(body["prompt"], left, right)
@@ -142,10 +150,10 @@ async def must_agree(
     place = _first_difference(*ties[0])
     detail = f"{len(ties)} of {len(bodies)} differ at ties within {ground.tolerance} nats, the first {place}"
     example = shown(*ties[0], words)
-    return Verdict(check, Outcome.DIFFERS_AT_TIES, len(bodies), detail, reproduction=example)
+    return ClaimVerdict(check, ClaimStatus.DIFFERS_AT_TIES, len(bodies), detail, reproduction=example)
 
 
-def shown(left: Answer, right: Answer, words: tuple[str, str]) -> Reproduction:
+def shown(left: ServerAnswer, right: ServerAnswer, words: tuple[str, str]) -> Reproduction:
     """Return two answers that should be equal, from shortly before they differ."""
     begin = max(0, _common(left.text, right.text) - CONTEXT)
     bodies = [left.body] if left.body == right.body else [left.body, right.body]
@@ -153,14 +161,14 @@ def shown(left: Answer, right: Answer, words: tuple[str, str]) -> Reproduction:
     return Reproduction(bodies, f"{words[1]}: {got}", f"{words[0]}: {expected}")
 
 
-def brief(answer: Answer, begin: int = 0) -> str:
+def brief(answer: ServerAnswer, begin: int = 0) -> str:
     """Return texts and reasons, from a character on, cut to what a line holds."""
     dots = "…" if begin else ""
     parts = [f"{dots}{text[begin : begin + 120]!r} ({reason})" for _, text, reason in answer.said]
     return "; ".join(parts[:4])
 
 
-def _first_difference(left: Answer, right: Answer) -> str:
+def _first_difference(left: ServerAnswer, right: ServerAnswer) -> str:
     """Return where two answers part: the token where both list them, else the character."""
     for place, (a, b) in enumerate(zip(left.first.tokens, right.first.tokens, strict=False)):
         if a.text != b.text:
@@ -186,7 +194,7 @@ SEEDS_APART = 1_000_003
 """Between the seeds of draws and those of other checks."""
 
 MOST_ANSWERS = 64
-"""Answers under way together: servers refuse what they have no room for (ours begins at 128)."""
+"""Answers in flight together: servers refuse what they have no room for (ours begins at 128)."""
 
 
 def requests_for(ground: Ground) -> int:
@@ -196,7 +204,7 @@ def requests_for(ground: Ground) -> int:
 
 async def draw(
     ground: Ground, server: Server, depth: int, stream_of_seeds: int, *, logprobs: bool
-) -> AsyncIterator[tuple[str, Answer, Choice]]:
+) -> AsyncIterator[tuple[str, ServerAnswer, Choice]]:
     """(prompt, answer, choice) of all draws, prompts by turns, some requests at a time."""
     texts, n = ground.plan.texts, ground.abilities.n
     whole = requests_for(ground)

@@ -95,7 +95,7 @@ def distance(counts: Floats, law: Floats) -> Distance:
 
 
 PREFIXES = (4, 8, None)
-"""Characters by which texts are told apart: the first, some more, all."""
+"""Characters by which texts are distinguished: the first, some more, all."""
 MOST_CELLS = 24
 LEAST_COUNT = 8  # of a text in both samples: rarer ones can show nothing
 

@@ -8,19 +8,19 @@ from foreword.errors import RequestError
 from foreword.progress import StageProgress
 from foreword.proofs.server.checks.distributions import Logprobs, OwnLaw, WithoutSpeculation
 from foreword.proofs.server.checks.parameters import Bias, Penalties, Several
-from foreword.proofs.server.checks.seeds import SeedAlone, SeedBatch, SeedTraffic, Speculation, Streamed
-from foreword.proofs.server.checks.texts import Ends, Offsets, Stop, UsageCounts
-from foreword.proofs.server.client import Broken, Refused, Server
+from foreword.proofs.server.checks.seeds import GreedySpeculation, SeedAlone, SeedBatch, SeedTraffic, Streamed
+from foreword.proofs.server.checks.texts import Ends, Offsets, StopTexts, UsageCounts
+from foreword.proofs.server.client import Broken, RefusedByServer, Server
 from foreword.proofs.server.comparing import FailsTogether
 from foreword.proofs.server.ground import (
     MOST_REQUESTS,
     Check,
+    ClaimStatus,
+    ClaimVerdict,
+    ExaminationPlan,
     Extent,
     Ground,
-    Outcome,
-    Plan,
     Reproduction,
-    Verdict,
     not_tried,
     probe,
     refuted,
@@ -29,13 +29,13 @@ from foreword.proofs.server.ground import (
 CHECKS: Sequence[type[Check]] = (
     SeedAlone,
     Streamed,
-    Speculation,
+    GreedySpeculation,
     SeedBatch,
     SeedTraffic,
     UsageCounts,
     Logprobs,
     Offsets,
-    Stop,
+    StopTexts,
     Ends,
     Several,
     Penalties,
@@ -48,7 +48,7 @@ CHECKS: Sequence[type[Check]] = (
 
 @dataclass(frozen=True)
 class Cost:
-    """Requests, told before they are made."""
+    """Numbers of requests, known before they are made."""
 
     probing: int
     checks: Mapping[str, int]
@@ -59,7 +59,7 @@ class Cost:
 
 
 async def prepare(
-    server: Server, plan: Plan, plain: Server | None = None, tolerance: float = 0.05, seed: int = 0
+    server: Server, plan: ExaminationPlan, plain: Server | None = None, tolerance: float = 0.05, seed: int = 0
 ) -> Ground:
     """Find out what the server takes; `Broken` if it fails already now."""
     return Ground(server, plan, await probe(server), plain, tolerance, seed)
@@ -84,7 +84,7 @@ def cost(ground: Ground, checks: Sequence[type[Check]] = CHECKS) -> Cost:
 
 async def examine(
     ground: Ground, progress: StageProgress | None = None, checks: Sequence[type[Check]] = CHECKS
-) -> AsyncIterator[Verdict]:
+) -> AsyncIterator[ClaimVerdict]:
     """Every verdict as it is found."""
     before = _asked(ground)
     whole = cost(ground, checks).whole - MOST_REQUESTS
@@ -99,9 +99,9 @@ async def examine(
         show()
         fresh = replace(ground, plan=plan, on_judged=show, extent=Extent())
         verdict = await _verdict(check(), fresh, refuted_names)
-        if verdict.outcome is Outcome.REFUTED:
+        if verdict.outcome is ClaimStatus.REFUTED:
             refuted_names.add(check.name)
-        if verdict.outcome is Outcome.FAILS_TOGETHER:  # the checks to come send one request at a time
+        if verdict.outcome is ClaimStatus.FAILS_TOGETHER:  # the checks to come send one request at a time
             plan = replace(plan, at_once=1)
         yield verdict
 
@@ -110,7 +110,7 @@ def _asked(ground: Ground) -> int:
     return ground.server.requests + (ground.plain.requests if ground.plain else 0)
 
 
-async def _verdict(check: Check, ground: Ground, refuted_names: set[str]) -> Verdict:
+async def _verdict(check: Check, ground: Ground, refuted_names: set[str]) -> ClaimVerdict:
     # Where the server gives one answer per request, draws take one request each and do not depend on `n`.
     unused = {Several.name} if ground.abilities.n == 1 else set()
     if lost := [name for name in check.rests_on if name in refuted_names - unused]:
@@ -118,11 +118,11 @@ async def _verdict(check: Check, ground: Ground, refuted_names: set[str]) -> Ver
     return replace(await _examined(check, ground), extent=ground.extent)
 
 
-async def _examined(check: Check, ground: Ground) -> Verdict:
+async def _examined(check: Check, ground: Ground) -> ClaimVerdict:
     """Return the check's verdict, or the one of a server that refuses or fails its requests."""
     try:
         return await check.examine(ground)
-    except Refused as refusal:
+    except RefusedByServer as refusal:
         return not_tried(check.name, f"the server refuses it: {refusal}")
     except Broken as fault:
         shown = Reproduction([fault.body], str(fault), "an answer")
@@ -132,10 +132,10 @@ async def _examined(check: Check, ground: Ground) -> Verdict:
         count = len(fault.bodies)
         shown = Reproduction(fault.bodies, str(fault), "an answer to each, as alone", at_once=True)
         detail = f"{fault}, beside {count - 1} other(s); the same request alone is answered"
-        return Verdict(check.name, Outcome.FAILS_TOGETHER, count, detail, reproduction=shown)
+        return ClaimVerdict(check.name, ClaimStatus.FAILS_TOGETHER, count, detail, reproduction=shown)
 
 
-def as_json(verdict: Verdict) -> dict[str, Any]:
+def as_json(verdict: ClaimVerdict) -> dict[str, Any]:
     """For machines."""
     shown = verdict.reproduction
     return {

@@ -6,7 +6,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any, ClassVar, Protocol
 
-from foreword.proofs.server.client import Answer, Body, Broken, Refused, Server
+from foreword.proofs.server.client import Body, Broken, RefusedByServer, Server, ServerAnswer
 
 FILTERS_OFF: Body = {
     "top_p": 1.0,
@@ -76,15 +76,15 @@ async def _filters_off(server: Server) -> Body:
     return {name: off for name, off in FILTERS_OFF.items() if await _answer(server, **{name: off})}
 
 
-async def _answer(server: Server, **fields: Any) -> Answer | None:  # noqa: ANN401 - any JSON
+async def _answer(server: Server, **fields: Any) -> ServerAnswer | None:  # noqa: ANN401 - any JSON
     """Return the answer to a request with these fields; None where the server refuses it or fails."""
     try:
         return await server.ask({**_PROBE, **fields})
-    except (Broken, Refused):
+    except (Broken, RefusedByServer):
         return None
 
 
-# Texts that repeat themselves, which lookups guess well, and such as they guess badly.
+# Texts that repeat themselves, which lookups draft well, and others.
 PROMPTS = (
     "one two three one two three one two three one two",
     "The capital of France is",
@@ -102,13 +102,13 @@ PROMPTS = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExaminationPlan:
     """The size of an examination."""
 
     name: str
     prompts: int  # texts that are tried for what must be equal
     tokens: int  # of their answers
-    at_once: int  # requests under way together
+    at_once: int  # requests in flight together
     draws: int  # sampled answers for the law
     depth: int  # tokens of each of them
 
@@ -120,9 +120,9 @@ class Plan:
 LEAST_TOKENS = 128
 """Of every text that is compared: speculation that changes texts may do so only after dozens of tokens."""
 
-SMALL = Plan("small", prompts=3, tokens=LEAST_TOKENS, at_once=4, draws=256, depth=4)
-STANDARD = Plan("standard", prompts=8, tokens=LEAST_TOKENS, at_once=8, draws=4_000, depth=8)
-FULL = Plan("full", prompts=12, tokens=2 * LEAST_TOKENS, at_once=16, draws=40_000, depth=8)
+SMALL = ExaminationPlan("small", prompts=3, tokens=LEAST_TOKENS, at_once=4, draws=256, depth=4)
+STANDARD = ExaminationPlan("standard", prompts=8, tokens=LEAST_TOKENS, at_once=8, draws=4_000, depth=8)
+FULL = ExaminationPlan("full", prompts=12, tokens=2 * LEAST_TOKENS, at_once=16, draws=40_000, depth=8)
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Extent:
     fewest: int | None = None  # tokens of the shortest one; None where the server counts none
     limit: int = 0  # the largest max_tokens
 
-    def add(self, prompt: str, answers: Sequence[Answer]) -> None:
+    def add(self, prompt: str, answers: Sequence[ServerAnswer]) -> None:
         """Count the answers of one case."""
         self.prompts.add(prompt)
         for answer in answers:
@@ -161,7 +161,7 @@ CONFIDENCE = 0.95
 """Probability with which a fault of the stated size would have been seen."""
 
 
-class Outcome(StrEnum):
+class ClaimStatus(StrEnum):
     """How a claim stands after its check."""
 
     HELD = "held"  # in every case that was tried; says nothing of other prompts or longer texts
@@ -183,11 +183,11 @@ class Reproduction:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """One line of the report."""
 
     check: str
-    outcome: Outcome
+    outcome: ClaimStatus
     tried: int = 0  # cases: requests compared, tokens drawn
     detail: str = ""
     visible: str = ""  # the fault that would have been seen
@@ -197,25 +197,25 @@ class Verdict:
     @property
     def words(self) -> str:
         """The verdict as people read it, with its number of cases."""
-        has_cases = self.outcome in (Outcome.HELD, Outcome.NOT_REFUTED)
+        has_cases = self.outcome in (ClaimStatus.HELD, ClaimStatus.NOT_REFUTED)
         return f"{self.outcome.value} in {self.tried:,}" if has_cases else self.outcome.value
 
 
-def held(check: str, tried: int, detail: str = "") -> Verdict:
+def held(check: str, tried: int, detail: str = "") -> ClaimVerdict:
     """Return the verdict of a claim that held in every case; not tried if there was none."""
     if not tried:
         return not_tried(check, detail or "no request showed it")
     share = 1 - (1 - CONFIDENCE) ** (1 / tried)
     visible = f"a fault in {share:.1%} of requests like these ({CONFIDENCE:.0%})"
-    return Verdict(check, Outcome.HELD, tried, detail, visible)
+    return ClaimVerdict(check, ClaimStatus.HELD, tried, detail, visible)
 
 
-def not_tried(check: str, why: str) -> Verdict:
-    return Verdict(check, Outcome.NOT_TRIED, detail=why)
+def not_tried(check: str, why: str) -> ClaimVerdict:
+    return ClaimVerdict(check, ClaimStatus.NOT_TRIED, detail=why)
 
 
-def refuted(check: str, tried: int, detail: str, reproduction: Reproduction) -> Verdict:
-    return Verdict(check, Outcome.REFUTED, tried, detail, reproduction=reproduction)
+def refuted(check: str, tried: int, detail: str, reproduction: Reproduction) -> ClaimVerdict:
+    return ClaimVerdict(check, ClaimStatus.REFUTED, tried, detail, reproduction=reproduction)
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class Ground:
     """The server, its fields and how much to ask."""
 
     server: Server
-    plan: Plan
+    plan: ExaminationPlan
     abilities: Abilities
     plain: Server | None = None  # the same model without speculation: another server, or a field of this one
     tolerance: float = 0.05  # nats between two computations of one log probability that rounding may explain
@@ -231,7 +231,7 @@ class Ground:
     on_judged: Callable[[], None] = field(default=lambda: None)  # called after every case
     extent: Extent = field(default_factory=Extent)  # of the check that is running
 
-    def judged(self, prompt: str, *answers: Answer) -> None:
+    def judged(self, prompt: str, *answers: ServerAnswer) -> None:
         """Count the answers of one case, and report progress."""
         self.extent.add(prompt, answers)
         self.on_judged()
@@ -262,6 +262,6 @@ class Check(Protocol):
         """Requests at most, unless the claim is refuted: then a few more, to find a small one that shows it."""
         ...
 
-    async def examine(self, ground: Ground) -> Verdict:
+    async def examine(self, ground: Ground) -> ClaimVerdict:
         """Ask and judge. `Refused`: the server has not got what it takes."""
         ...

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foreword.bench.compare import KINDS, Answer, Contestant, contestants, summarise
+from foreword.bench.compare import KINDS, Contestant, PeerAnswer, contestants, summarise
 from foreword.errors import RequestError
 
 PLAIN, AUTO = Contestant("foreword", "plain"), Contestant("foreword", "auto")
@@ -11,9 +11,9 @@ Q8, Q4, LOOKUP = (Contestant("llama.cpp", mode) for mode in ("Q8_0", "Q4_0", "Q4
 
 def answer(
     contestant: Contestant, rate: float, *, ids: tuple[int, ...] = (1, 2, 3), prompt: int = 0
-) -> Answer:
+) -> PeerAnswer:
     """Eleven tokens, the first after a second."""
-    return Answer(contestant.label, prompt, 0, 11, 1.0, 1, 1.0 + 10 / rate, 2**20, ids)
+    return PeerAnswer(contestant.label, prompt, 0, 11, 1.0, 1, 1.0 + 10 / rate, 2**20, ids)
 
 
 def test_ratios_are_to_the_fastest_plain_peer():

@@ -5,7 +5,7 @@ import asyncio
 import httpx2
 import pytest
 
-from foreword.proofs.server.client import Answer, Broken, Refused, Server, Usage
+from foreword.proofs.server.client import Broken, RefusedByServer, Server, ServerAnswer, TokenUsage
 from helpers.known_law_server import stream_response
 
 ENTRY = {
@@ -18,14 +18,14 @@ COUNTS = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
 
 def ask(
     response: httpx2.Response, *, stream: bool = False, route: str = "chat"
-) -> tuple[Answer, list[bytes]]:
+) -> tuple[ServerAnswer, list[bytes]]:
     seen: list[bytes] = []
 
     def handle(request: httpx2.Request) -> httpx2.Response:
         seen.append(request.content)
         return response
 
-    async def run() -> Answer:
+    async def run() -> ServerAnswer:
         async with httpx2.AsyncClient(base_url="http://x", transport=httpx2.MockTransport(handle)) as client:
             server = Server(client, "m", route, {"extra": 1})
             body = {"prompt": "hi", "max_tokens": 1, "logprobs": 2}
@@ -47,7 +47,7 @@ def test_chat_is_asked_and_read():
     assert b'"extra":1' in sent
     assert answer.said == [(0, "a", "length")]
     assert answer.first.tokens[0].top == (("a", -0.5), ("b", -1.0))
-    assert answer.usage == Usage(3, 1, 4)
+    assert answer.usage == TokenUsage(3, 1, 4)
 
 
 def test_chunks_of_several_answers_are_put_together():
@@ -63,7 +63,7 @@ def test_chunks_of_several_answers_are_put_together():
 @pytest.mark.parametrize(
     ("response", "error", "words"),
     [
-        (httpx2.Response(400, json={"error": {"message": "no n"}}), Refused, "no n"),
+        (httpx2.Response(400, json={"error": {"message": "no n"}}), RefusedByServer, "no n"),
         (httpx2.Response(500, json={"error": {"message": "oops"}}), Broken, "oops"),
         (httpx2.Response(200, json={"answer": 42}), Broken, "not one of OpenAI's"),
         (httpx2.Response(200, content=b"<html>"), Broken, "not one of OpenAI's"),

@@ -11,25 +11,25 @@ import pytest
 from foreword.errors import RequestError
 from foreword.proofs.server.client import Server
 from foreword.proofs.server.examination import CHECKS, chosen, cost, examine, prepare
-from foreword.proofs.server.ground import FULL, SMALL, STANDARD, Outcome, Plan, Verdict
+from foreword.proofs.server.ground import FULL, SMALL, STANDARD, ClaimStatus, ClaimVerdict, ExaminationPlan
 from foreword.wire.openai_http import open_client
 from helpers.faulty_proxy import FAULTS, FaultyProxy
 from helpers.known_law_server import ChangesTexts, CutsStreams, KnownLaws
 
-PLAN = Plan("test", prompts=2, tokens=24, at_once=4, draws=96, depth=3)
-MANY = Plan("test", prompts=2, tokens=8, at_once=4, draws=6_400, depth=3)
+PLAN = ExaminationPlan("test", prompts=2, tokens=24, at_once=4, draws=96, depth=3)
+MANY = ExaminationPlan("test", prompts=2, tokens=8, at_once=4, draws=6_400, depth=3)
 
 
 def examined(
     transport: httpx2.AsyncBaseTransport,
-    plan: Plan = PLAN,
+    plan: ExaminationPlan = PLAN,
     seed: int = 0,
     only: str | None = None,
     tolerance: float = 1e-6,
-) -> tuple[Sequence[Verdict], int, int]:
+) -> tuple[Sequence[ClaimVerdict], int, int]:
     """(verdicts, requests told beforehand, requests made)."""
 
-    async def run() -> tuple[Sequence[Verdict], int, int]:
+    async def run() -> tuple[Sequence[ClaimVerdict], int, int]:
         async with open_client("http://known", None, transport) as client:
             server, plain = Server(client, "known"), Server(client, "known", extra={"speculation": False})
             ground = await prepare(server, plan, plain, tolerance, seed)
@@ -40,15 +40,15 @@ def examined(
     return asyncio.run(run())
 
 
-def names(verdicts: Sequence[Verdict], outcome: Outcome) -> set[str]:
+def names(verdicts: Sequence[ClaimVerdict], outcome: ClaimStatus) -> set[str]:
     return {verdict.check for verdict in verdicts if verdict.outcome is outcome}
 
 
 def test_a_correct_server_is_not_refuted_and_costs_what_was_told():
     verdicts, told, made = examined(httpx2.MockTransport(KnownLaws()))
     assert [verdict.check for verdict in verdicts] == [check.name for check in CHECKS]
-    assert names(verdicts, Outcome.REFUTED) == set()
-    assert names(verdicts, Outcome.NOT_TRIED) == set()
+    assert names(verdicts, ClaimStatus.REFUTED) == set()
+    assert names(verdicts, ClaimStatus.NOT_TRIED) == set()
     assert all(verdict.visible for verdict in verdicts)
     assert made <= told
 
@@ -58,7 +58,7 @@ def test_no_law_raises_an_alarm():
         verdicts, _, _ = examined(
             httpx2.MockTransport(KnownLaws(seed, sharpness=0.3 + 0.4 * seed)), PLAN, seed
         )
-        assert names(verdicts, Outcome.REFUTED) == set(), seed
+        assert names(verdicts, ClaimStatus.REFUTED) == set(), seed
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_none_of_hundreds_of_laws_raises_an_alarm():
     for seed in range(300):
         server = KnownLaws(seed, sharpness=0.2 + 0.01 * seed)
         verdicts, _, _ = examined(httpx2.MockTransport(server), PLAN, seed)
-        assert names(verdicts, Outcome.REFUTED) == set(), seed
+        assert names(verdicts, ClaimStatus.REFUTED) == set(), seed
 
 
 def test_a_server_that_lacks_a_field_is_not_refuted_for_it():
@@ -77,9 +77,9 @@ def test_a_server_that_lacks_a_field_is_not_refuted_for_it():
             return await super().__call__(request)
 
     verdicts, _, _ = examined(httpx2.MockTransport(Lacking()))
-    assert names(verdicts, Outcome.REFUTED) == set()
+    assert names(verdicts, ClaimStatus.REFUTED) == set()
     lacking = {"logprobs", "offsets", "n", "penalties", "distribution against own logprobs"}
-    assert names(verdicts, Outcome.NOT_TRIED) == lacking
+    assert names(verdicts, ClaimStatus.NOT_TRIED) == lacking
 
 
 def test_a_server_is_not_asked_for_more_answers_at_once_than_it_has_room_for():
@@ -101,7 +101,7 @@ def test_a_server_is_not_asked_for_more_answers_at_once_than_it_has_room_for():
     server = Small()
     verdicts, _, _ = examined(httpx2.MockTransport(server), replace(FULL, prompts=2, tokens=24, draws=512))
     assert server.refused == 0
-    assert names(verdicts, Outcome.NOT_TRIED) == set()
+    assert names(verdicts, ClaimStatus.NOT_TRIED) == set()
 
 
 def test_a_server_that_fails_is_refuted_with_the_request_it_failed_on():
@@ -112,7 +112,7 @@ def test_a_server_that_fails_is_refuted_with_the_request_it_failed_on():
             return await super().__call__(request)
 
     verdicts, _, _ = examined(httpx2.MockTransport(Failing()), only="stop")
-    (stop,) = [verdict for verdict in verdicts if verdict.outcome is Outcome.REFUTED]
+    (stop,) = [verdict for verdict in verdicts if verdict.outcome is ClaimStatus.REFUTED]
     assert stop.check == "stop"
     assert "out of memory" in stop.detail
     assert stop.reproduction is not None
@@ -121,8 +121,8 @@ def test_a_server_that_fails_is_refuted_with_the_request_it_failed_on():
 
 def test_a_penalty_that_is_on_by_default_refutes_nothing():
     verdicts, _, _ = examined(httpx2.MockTransport(KnownLaws(repeat_penalty=1.1)))
-    assert names(verdicts, Outcome.REFUTED) == set()
-    assert names(verdicts, Outcome.NOT_TRIED) == set()
+    assert names(verdicts, ClaimStatus.REFUTED) == set()
+    assert names(verdicts, ClaimStatus.NOT_TRIED) == set()
 
 
 def test_a_strict_server_gets_the_filters_that_it_takes_and_no_others():
@@ -133,8 +133,8 @@ def test_a_strict_server_gets_the_filters_that_it_takes_and_no_others():
             return await super().__call__(request)
 
     verdicts, told, made = examined(httpx2.MockTransport(Strict(repeat_penalty=1.1)))
-    assert names(verdicts, Outcome.REFUTED) == set()
-    assert names(verdicts, Outcome.NOT_TRIED) == set()
+    assert names(verdicts, ClaimStatus.REFUTED) == set()
+    assert names(verdicts, ClaimStatus.NOT_TRIED) == set()
     assert made <= told
 
 
@@ -146,7 +146,7 @@ def test_a_server_that_fails_at_an_optional_field_is_examined_without_it():
             return await super().__call__(request)
 
     verdicts, _, _ = examined(httpx2.MockTransport(Failing()), only="logprobs")
-    assert names(verdicts, Outcome.NOT_TRIED) == {"logprobs"}
+    assert names(verdicts, ClaimStatus.NOT_TRIED) == {"logprobs"}
 
 
 @pytest.mark.parametrize("plan", [SMALL, STANDARD, FULL], ids=lambda plan: plan.name)
@@ -154,7 +154,7 @@ def test_every_form_compares_texts_beyond_a_late_change(plan):
     claim = "greedy with and without speculation"
     server = httpx2.MockTransport(ChangesTexts(sharpness=0.8))
     verdicts, _, _ = examined(server, replace(plan, prompts=3), only=claim)
-    assert names(verdicts, Outcome.REFUTED) == {claim}
+    assert names(verdicts, ClaimStatus.REFUTED) == {claim}
     found = verdicts[-1]
     assert "from token 45 on" in found.detail
     assert found.reproduction is not None
@@ -164,7 +164,9 @@ def test_every_form_compares_texts_beyond_a_late_change(plan):
     assert plan.tokens >= 128
 
 
-@pytest.mark.parametrize(("tolerance", "outcome"), [(5.0, Outcome.DIFFERS_AT_TIES), (0.0, Outcome.REFUTED)])
+@pytest.mark.parametrize(
+    ("tolerance", "outcome"), [(5.0, ClaimStatus.DIFFERS_AT_TIES), (0.0, ClaimStatus.REFUTED)]
+)
 def test_texts_that_part_at_near_ties_are_not_said_to_hold(tolerance, outcome):
     claim = "greedy with and without speculation"
     server = httpx2.MockTransport(ChangesTexts(sharpness=0.8))
@@ -187,8 +189,8 @@ def test_every_verdict_has_the_prompts_and_tokens_that_it_judged():
 
 def test_streams_cut_by_another_request_fail_under_concurrency_with_the_requests_that_show_it():
     verdicts, _, _ = examined(httpx2.MockTransport(CutsStreams()))
-    assert names(verdicts, Outcome.REFUTED) == set()
-    (failing,) = [verdict for verdict in verdicts if verdict.outcome is Outcome.FAILS_TOGETHER]
+    assert names(verdicts, ClaimStatus.REFUTED) == set()
+    (failing,) = [verdict for verdict in verdicts if verdict.outcome is ClaimStatus.FAILS_TOGETHER]
     assert failing.check == "seed in a batch"
     shown = failing.reproduction
     assert shown is not None
@@ -213,10 +215,10 @@ def test_draws_are_made_one_at_a_time_where_requests_fail_under_concurrency():
             return httpx2.Response(500, json={"error": {"message": "crowded"}}) if crowded else response
 
     verdicts, _, _ = examined(httpx2.MockTransport(OneAtATime()))
-    assert names(verdicts, Outcome.FAILS_TOGETHER) == {"seed in a batch"}
-    assert names(verdicts, Outcome.REFUTED) == set()
+    assert names(verdicts, ClaimStatus.FAILS_TOGETHER) == {"seed in a batch"}
+    assert names(verdicts, ClaimStatus.REFUTED) == set()
     alone, _, _ = examined(httpx2.MockTransport(OneAtATime()), only="distribution against own logprobs")
-    assert names(alone, Outcome.FAILS_TOGETHER) == {"distribution against own logprobs"}
+    assert names(alone, ClaimStatus.FAILS_TOGETHER) == {"distribution against own logprobs"}
 
 
 def test_a_stream_that_breaks_off_alone_too_is_no_matter_of_concurrency():
@@ -230,8 +232,8 @@ def test_a_stream_that_breaks_off_alone_too_is_no_matter_of_concurrency():
             )
 
     verdicts, _, _ = examined(httpx2.MockTransport(NeverSaysWhy()))
-    assert names(verdicts, Outcome.FAILS_TOGETHER) == set()
-    assert "streamed equals whole" in names(verdicts, Outcome.REFUTED)
+    assert names(verdicts, ClaimStatus.FAILS_TOGETHER) == set()
+    assert "streamed equals whole" in names(verdicts, ClaimStatus.REFUTED)
 
 
 def test_draws_do_not_rest_on_n_where_each_takes_a_request_of_its_own():
@@ -243,8 +245,8 @@ def test_draws_do_not_rest_on_n_where_each_takes_a_request_of_its_own():
             return await super().__call__(httpx2.Request("POST", request.url, json=body))
 
     verdicts, _, _ = examined(httpx2.MockTransport(OneAnswer()))
-    assert names(verdicts, Outcome.REFUTED) == {"n"}
-    assert names(verdicts, Outcome.NOT_TRIED) == set()
+    assert names(verdicts, ClaimStatus.REFUTED) == {"n"}
+    assert names(verdicts, ClaimStatus.NOT_TRIED) == set()
 
 
 def test_an_unknown_claim_is_refused_by_name():
@@ -264,7 +266,7 @@ def test_a_planted_fault_is_refuted_by_its_name(name):
     many = MANY if "own logprobs" in fault.refutes else replace(MANY, draws=1_600)
     needs_many = "distribution" in fault.refutes
     verdicts, _, _ = examined(transport, *((many, 0, fault.refutes) if needs_many else ()))
-    refuted = names(verdicts, Outcome.REFUTED)
+    refuted = names(verdicts, ClaimStatus.REFUTED)
     assert fault.refutes in refuted
     assert refuted <= {fault.refutes, *fault.also}
     (shown,) = [verdict.reproduction for verdict in verdicts if verdict.check == fault.refutes]

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreword.proofs.server.client import HALF, Answer, Body, Choice, Server, Token
+from foreword.proofs.server.client import HALF, Body, Choice, Server, ServerAnswer, Token
 from foreword.proofs.server.comparing import draw, requests_for
 from foreword.proofs.server.evidence import (
     BETS,
@@ -24,10 +24,10 @@ from foreword.proofs.server.evidence import (
 )
 from foreword.proofs.server.ground import (
     CONFIDENCE,
+    ClaimStatus,
+    ClaimVerdict,
     Ground,
-    Outcome,
     Reproduction,
-    Verdict,
     held,
     not_tried,
     refuted,
@@ -58,7 +58,7 @@ class Logprobs:
             return 0
         return ground.plan.prompts * (1 + PLACES + (ground.plain is not None))
 
-    async def examine(self, ground: Ground) -> Verdict:
+    async def examine(self, ground: Ground) -> ClaimVerdict:
         if not ground.abilities.logprobs:
             return not_tried(self.name, "the server lists no log probabilities")
         answers = places = 0
@@ -81,7 +81,7 @@ class Logprobs:
             return held(self.name, answers, "no token could be scored again")
         return held(self.name, places, "tokens scored again")
 
-    async def _rescored(self, ground: Ground, answer: Answer) -> tuple[_Fault | None, int]:
+    async def _rescored(self, ground: Ground, answer: ServerAnswer) -> tuple[_Fault | None, int]:
         """Ask for single tokens after prompts that end with the answer so far."""
         tokens, scored = answer.first.tokens, 0
         for place in sorted({len(tokens) * k // (PLACES + 1) for k in range(1, PLACES + 1)}):
@@ -95,7 +95,7 @@ class Logprobs:
                 return _Fault(bodies, f"token {place}: {fault[0]}", f"re-scored: {fault[1]}"), scored
         return None, scored
 
-    async def _plain_fault(self, ground: Ground, body: Body, answer: Answer) -> _Fault | None:
+    async def _plain_fault(self, ground: Ground, body: Body, answer: ServerAnswer) -> _Fault | None:
         if ground.plain is None:
             return None
         plain = await ground.plain.ask(body)
@@ -108,14 +108,14 @@ class Logprobs:
         return None
 
 
-def _prefix(ground: Ground, answer: Answer, place: int) -> str | list[int]:
+def _prefix(ground: Ground, answer: ServerAnswer, place: int) -> str | list[int]:
     ids = answer.first.token_ids
     if ground.abilities.token_ids and ids and answer.prompt_ids:
         return [*answer.prompt_ids, *ids[:place]]
     return str(answer.body.get("prompt", "")) + "".join(token.text for token in answer.first.tokens[:place])
 
 
-def _is_same_prefix(answer: Answer, again: Answer, place: int) -> bool:
+def _is_same_prefix(answer: ServerAnswer, again: ServerAnswer, place: int) -> bool:
     if isinstance(again.body.get("prompt"), list):
         return True
     if "messages" in again.body or answer.usage is None or again.usage is None:
@@ -123,7 +123,7 @@ def _is_same_prefix(answer: Answer, again: Answer, place: int) -> bool:
     return again.usage.prompt == answer.usage.prompt + place
 
 
-def _law_fault(answer: Answer, tolerance: float) -> _Fault | None:
+def _law_fault(answer: ServerAnswer, tolerance: float) -> _Fault | None:
     for place, token in enumerate(answer.first.tokens):
         if not token.top:
             continue
@@ -163,7 +163,7 @@ class OwnLaw:
     def cost(self, ground: Ground) -> int:
         return requests_for(ground) if ground.abilities.logprobs else 0
 
-    async def examine(self, ground: Ground) -> Verdict:
+    async def examine(self, ground: Ground) -> ClaimVerdict:
         if not ground.abilities.logprobs:
             return not_tried(self.name, "the server lists no log probabilities")
         drawn = _Drawn()
@@ -180,9 +180,9 @@ class OwnLaw:
         upper = drawn.first_distance()
         detail = f"evidence e^{seen:.1f} of e^{log(1 / OWN_LOGPROBS):.1f}; TV of first tokens ≤ {upper:.3f}"
         visible = f"a total variation of {bias:.2%} towards {EVENTS[0]} ({CONFIDENCE:.0%})"
-        return Verdict(self.name, Outcome.NOT_REFUTED, len(chances), detail, visible)
+        return ClaimVerdict(self.name, ClaimStatus.NOT_REFUTED, len(chances), detail, visible)
 
-    def _refuted(self, drawn: "_Drawn", seen: float) -> Verdict:
+    def _refuted(self, drawn: "_Drawn", seen: float) -> ClaimVerdict:
         """The prompt, and the fewest tokens of its answers, in which it shows most."""
         by_prompt = defaultdict(list)
         for row in drawn.rows:
@@ -197,8 +197,8 @@ class OwnLaw:
         event = int(gains(chances, happened).max(axis=1).argmax())
         body = {**drawn.bodies[prompt], "max_tokens": depth}
         body.pop("seed")  # it takes many
-        told = f"in {len(rows)} draws {EVENTS[event]} came {happened[:, event].sum()} times"
-        shown = Reproduction([body], told, f"{chances[:, event].sum():.0f} times")
+        seen_text = f"in {len(rows)} draws {EVENTS[event]} came {happened[:, event].sum()} times"
+        shown = Reproduction([body], seen_text, f"{chances[:, event].sum():.0f} times")
         detail = f"evidence e^{seen:.1f}, {EVENTS[event]} came too " + (
             "often" if happened[:, event].sum() > chances[:, event].sum() else "seldom"
         )
@@ -245,7 +245,7 @@ def _events(token: Token) -> tuple[tuple[float, ...], tuple[bool, ...]]:
 
 
 def _rank(token: Token) -> int | None:
-    """Its place in the list; tokens of one text are told apart by their numbers."""
+    """Return its place in the list; tokens of one text differ in their log probabilities."""
     for rank, (text, logprob) in enumerate(token.top):
         if text == token.text and abs(logprob - token.logprob) < 1e-6:
             return rank
@@ -276,7 +276,7 @@ class WithoutSpeculation:
     def cost(self, ground: Ground) -> int:
         return 2 * requests_for(ground) if ground.plain else 0
 
-    async def examine(self, ground: Ground) -> Verdict:
+    async def examine(self, ground: Ground) -> ClaimVerdict:
         if ground.plain is None:
             return not_tried(self.name, "needs --plain-url, or --plain-body with what turns speculation off")
         with_it = await _texts(ground, ground.server, 2)
@@ -294,9 +294,9 @@ class WithoutSpeculation:
         shift = visible_shift(0.25, draws, alarm)
         visible = f"a text of a quarter's chance that is off by {shift:.1%} ({CONFIDENCE:.0%})"
         detail = f"smallest p {worst[0]:.2g} of {alarm:.1g}"
-        return Verdict(self.name, Outcome.NOT_REFUTED, 2 * len(with_it) * draws, detail, visible)
+        return ClaimVerdict(self.name, ClaimStatus.NOT_REFUTED, 2 * len(with_it) * draws, detail, visible)
 
-    def _refuted(self, ground: Ground, prompt: str, found: Contrast, tried: int) -> Verdict:
+    def _refuted(self, ground: Ground, prompt: str, found: Contrast, tried: int) -> ClaimVerdict:
         body = ground.server.wire_body(ground.sampled(prompt, 0, max_tokens=DEPTH, n=ground.abilities.n))
         body.pop("seed")
         without, with_it = found.counts

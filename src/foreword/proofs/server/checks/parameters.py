@@ -3,10 +3,18 @@
 from math import exp
 from typing import ClassVar
 
-from foreword.proofs.server.client import HALF, Answer, Choice
+from foreword.proofs.server.client import HALF, Choice, ServerAnswer
 from foreword.proofs.server.comparing import brief
 from foreword.proofs.server.evidence import COPIES
-from foreword.proofs.server.ground import Ground, Outcome, Reproduction, Verdict, held, not_tried, refuted
+from foreword.proofs.server.ground import (
+    ClaimStatus,
+    ClaimVerdict,
+    Ground,
+    Reproduction,
+    held,
+    not_tried,
+    refuted,
+)
 
 N = 4
 
@@ -21,7 +29,7 @@ class Several:
     def cost(self, ground: Ground) -> int:
         return ground.plan.prompts
 
-    async def examine(self, ground: Ground) -> Verdict:
+    async def examine(self, ground: Ground) -> ClaimVerdict:
         alarm = COPIES / (ground.plan.prompts * (N - 1))
         judged = 0
         for tried, (seed, text) in enumerate(enumerate(ground.plan.texts), 1):
@@ -42,12 +50,15 @@ class Several:
             return not_tried(
                 self.name, "the number is right; whether they are copies needs log probabilities"
             )
-        return Verdict(
-            self.name, Outcome.NOT_REFUTED, ground.plan.prompts, visible=f"copies in one of {judged} requests"
+        return ClaimVerdict(
+            self.name,
+            ClaimStatus.NOT_REFUTED,
+            ground.plan.prompts,
+            visible=f"copies in one of {judged} requests",
         )
 
 
-def _text_chance(answer: Answer) -> float:
+def _text_chance(answer: ServerAnswer) -> float:
     """Of the first choice, by the server's own log probabilities; 1 if it tells none."""
     tokens = answer.first.tokens
     return exp(sum(token.logprob for token in tokens)) if tokens else 1.0
@@ -58,7 +69,7 @@ MARGIN = 0.2  # nats that the other token must be ahead by
 
 
 class Penalties:
-    """Where a greedy text repeats a token that another one is close behind, a penalty must change it."""
+    """Where a greedy text repeats a token that another is nearly as likely as, a penalty must change it."""
 
     name: ClassVar[str] = "penalties"
     claim: ClassVar[str] = "presence_penalty changes a greedy text where it must"
@@ -67,7 +78,7 @@ class Penalties:
     def cost(self, ground: Ground) -> int:
         return 2 * ground.plan.prompts if ground.abilities.logprobs else 0
 
-    async def examine(self, ground: Ground) -> Verdict:
+    async def examine(self, ground: Ground) -> ClaimVerdict:
         if not ground.abilities.logprobs:
             return not_tried(self.name, "the server lists no log probabilities")
         tried = 0
@@ -87,11 +98,11 @@ class Penalties:
                     self.name, tried, fault, Reproduction([answer.body], brief(answer), "another text")
                 )
         return held(
-            self.name, tried, "" if tried else "no answer repeats a token that another is close behind"
+            self.name, tried, "" if tried else "no answer repeats a token that another is nearly as likely as"
         )
 
 
-def _turning(plain: Answer, prompt: str) -> int | None:
+def _turning(plain: ServerAnswer, prompt: str) -> int | None:
     """The first token that a penalty on what was written must replace.
 
     The other must be new to the answer and to the prompt, which some servers penalise too.
@@ -123,7 +134,7 @@ class Bias:
     def cost(self, ground: Ground) -> int:
         return 1 + len(BIASED_TOKENS)
 
-    async def examine(self, ground: Ground) -> Verdict:
+    async def examine(self, ground: Ground) -> ClaimVerdict:
         body = ground.greedy(ground.plan.texts[0], max_tokens=BIASED_LENGTH)
         if ground.abilities.token_ids:
             body["return_token_ids"] = True
@@ -138,7 +149,7 @@ class Bias:
 
 
 def _is_ignored(answer: Choice, plain: Choice, token: int) -> bool:
-    """By the ids if they are told, else by texts: more than one kind, or an unchanged answer of more than one."""
+    """Decide by the ids if they are listed, else by texts: more than one, or an unchanged answer of more than one."""
     if answer.token_ids:
         return any(found != token for found in answer.token_ids)
     kinds = {entry.text for entry in answer.tokens}

@@ -2,9 +2,9 @@
 
 from typing import ClassVar
 
-from foreword.proofs.server.client import Answer, Body
+from foreword.proofs.server.client import Body, ServerAnswer
 from foreword.proofs.server.comparing import Call, brief, must_agree, send_together
-from foreword.proofs.server.ground import Ground, Reproduction, Verdict, held, not_tried, refuted
+from foreword.proofs.server.ground import ClaimVerdict, Ground, Reproduction, held, not_tried, refuted
 
 
 def seeded_bodies(ground: Ground) -> list[Body]:
@@ -22,7 +22,7 @@ class SeedAlone:
     def cost(self, ground: Ground) -> int:
         return 4 * ground.plan.prompts
 
-    async def examine(self, ground: Ground) -> Verdict:
+    async def examine(self, ground: Ground) -> ClaimVerdict:
         bodies = seeded_bodies(ground) + [ground.greedy(text) for text in ground.plan.texts]
         ways = (ground.server.ask, ground.server.ask)
         return await must_agree(self.name, ground, bodies, ways, ("the first", "the second"))
@@ -38,13 +38,13 @@ class Streamed:
     def cost(self, ground: Ground) -> int:
         return 4 * ground.plan.prompts
 
-    async def examine(self, ground: Ground) -> Verdict:
+    async def examine(self, ground: Ground) -> ClaimVerdict:
         bodies = seeded_bodies(ground) + [ground.greedy(text) for text in ground.plan.texts]
         ways = (ground.server.ask, ground.server.stream)
         return await must_agree(self.name, ground, bodies, ways, ("whole", "streamed"))
 
 
-class Speculation:
+class GreedySpeculation:
     """Greedy requests with and without it."""
 
     name: ClassVar[str] = "greedy with and without speculation"
@@ -54,7 +54,7 @@ class Speculation:
     def cost(self, ground: Ground) -> int:
         return 2 * ground.plan.prompts if ground.plain else 0
 
-    async def examine(self, ground: Ground) -> Verdict:
+    async def examine(self, ground: Ground) -> ClaimVerdict:
         if ground.plain is None:
             return not_tried(self.name, "needs --plain-url, or --plain-body with what turns speculation off")
         bodies = [ground.greedy(text) for text in ground.plan.texts]
@@ -72,7 +72,7 @@ class SeedBatch:
     def cost(self, ground: Ground) -> int:
         return ground.plan.prompts * (1 + ground.plan.at_once)
 
-    async def examine(self, ground: Ground) -> Verdict:
+    async def examine(self, ground: Ground) -> ClaimVerdict:
         for tried, body in enumerate(seeded_bodies(ground), 1):
             alone = await ground.server.ask(body)
             beside = await self._beside_others(ground, body, ground.plan.at_once)
@@ -81,12 +81,12 @@ class SeedBatch:
                 return await self._refuted(ground, body, alone, tried)
         return held(self.name, ground.plan.prompts, f"{ground.plan.at_once} at once")
 
-    async def _beside_others(self, ground: Ground, body: Body, size: int) -> list[Answer]:
+    async def _beside_others(self, ground: Ground, body: Body, size: int) -> list[ServerAnswer]:
         """Return the body's answers as the first and as the last of `size` requests sent at once."""
         answers = await send_together(ground.server, _calls(body, size))
         return [answers[0], answers[-1]]
 
-    async def _refuted(self, ground: Ground, body: Body, alone: Answer, tried: int) -> Verdict:
+    async def _refuted(self, ground: Ground, body: Body, alone: ServerAnswer, tried: int) -> ClaimVerdict:
         for size in range(2, ground.plan.at_once + 1):
             differing = [a for a in await self._beside_others(ground, body, size) if a.said != alone.said]
             if differing:
@@ -113,8 +113,8 @@ class SeedTraffic:
     def cost(self, ground: Ground) -> int:
         return ground.plan.prompts * 4
 
-    async def examine(self, ground: Ground) -> Verdict:
-        async def after_traffic(body: Body) -> Answer:
+    async def examine(self, ground: Ground) -> ClaimVerdict:
+        async def after_traffic(body: Body) -> ServerAnswer:
             for more in (" and", " and then"):
                 await ground.server.ask({**body, "prompt": body["prompt"] + more, "seed": body["seed"] + 1})
             return await ground.server.ask(body)

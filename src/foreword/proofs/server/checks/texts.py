@@ -2,9 +2,9 @@
 
 from typing import ClassVar
 
-from foreword.proofs.server.client import HALF, Answer, Body, Choice
+from foreword.proofs.server.client import HALF, Body, Choice, ServerAnswer
 from foreword.proofs.server.comparing import brief, smallest
-from foreword.proofs.server.ground import Ground, Reproduction, Verdict, held, not_tried, refuted
+from foreword.proofs.server.ground import ClaimVerdict, Ground, Reproduction, held, not_tried, refuted
 
 
 class UsageCounts:
@@ -17,7 +17,7 @@ class UsageCounts:
     def cost(self, ground: Ground) -> int:
         return 4 * ground.plan.prompts
 
-    async def examine(self, ground: Ground) -> Verdict:
+    async def examine(self, ground: Ground) -> ClaimVerdict:
         tried = 0
         for seed, text in enumerate(ground.plan.texts):
             for tokens in (1, ground.plan.tokens - 3):
@@ -34,7 +34,7 @@ class UsageCounts:
                     return await self._refuted(ground, body, fault, tried)
         return held(self.name, tried)
 
-    async def _refuted(self, ground: Ground, body: Body, fault: str, tried: int) -> Verdict:
+    async def _refuted(self, ground: Ground, body: Body, fault: str, tried: int) -> ClaimVerdict:
         async def shows(smaller: Body) -> bool:
             return bool(_usage_fault(await ground.server.ask(smaller)))
 
@@ -45,7 +45,7 @@ class UsageCounts:
         return refuted(self.name, tried, fault, shown)
 
 
-def _usage_fault(answer: Answer) -> str:
+def _usage_fault(answer: ServerAnswer) -> str:
     """What is wrong with an answer's usage; empty if nothing is."""
     usage = answer.usage
     if usage is None:  # streams need not have it
@@ -72,7 +72,7 @@ class Offsets:
     def cost(self, ground: Ground) -> int:
         return 2 * ground.plan.prompts if ground.abilities.logprobs else 0
 
-    async def examine(self, ground: Ground) -> Verdict:
+    async def examine(self, ground: Ground) -> ClaimVerdict:
         if not ground.abilities.logprobs:
             return not_tried(self.name, "the server lists no log probabilities")
         tried = 0
@@ -85,7 +85,7 @@ class Offsets:
                     return await self._refuted(ground, body, fault, tried)
         return held(self.name, tried)
 
-    async def _refuted(self, ground: Ground, body: Body, fault: str, tried: int) -> Verdict:
+    async def _refuted(self, ground: Ground, body: Body, fault: str, tried: int) -> ClaimVerdict:
         async def shows(smaller: Body) -> bool:
             return bool(_offset_fault((await ground.server.ask(smaller)).first))
 
@@ -99,8 +99,8 @@ class Offsets:
 
 def _offset_fault(choice: Choice) -> str:
     texts = [token.text for token in choice.tokens]
-    told = len(choice.offsets)
-    for place in range(min(told, len(texts)) - 1):
+    listed = len(choice.offsets)
+    for place in range(min(listed, len(texts)) - 1):
         step = choice.offsets[place + 1] - choice.offsets[place]
         if HALF not in texts[place] and step != len(texts[place]):
             return f"token {place} has {len(texts[place])} characters, the next is {step} further"
@@ -120,7 +120,7 @@ STOPS = 3
 """Places of an answer that are made stop texts."""
 
 
-class Stop:
+class StopTexts:
     """Pieces of a known answer become stop texts, within tokens and across them."""
 
     name: ClassVar[str] = "stop"
@@ -132,7 +132,7 @@ class Stop:
     def cost(self, ground: Ground) -> int:
         return ground.plan.prompts * (1 + 2 * STOPS)
 
-    async def examine(self, ground: Ground) -> Verdict:
+    async def examine(self, ground: Ground) -> ClaimVerdict:
         tried = 0
         for seed, text in enumerate(ground.plan.texts):
             body = ground.sampled(text, seed)
@@ -188,7 +188,7 @@ class Ends:
     def cost(self, ground: Ground) -> int:
         return 4 * ground.plan.prompts
 
-    async def examine(self, ground: Ground) -> Verdict:
+    async def examine(self, ground: Ground) -> ClaimVerdict:
         tried = ended = 0
         for seed, text in enumerate(ground.plan.texts):
             for tokens in (ground.plan.tokens // 2, ground.plan.tokens):
@@ -205,7 +205,7 @@ class Ends:
         return held(self.name, tried, f"{ended} ended by themselves")
 
 
-def _end_fault(answer: Answer, longer: Answer) -> str:
+def _end_fault(answer: ServerAnswer, longer: ServerAnswer) -> str:
     reason, text, more = answer.first.finish_reason, answer.text, longer.text
     if reason not in ("stop", "length"):
         return f"finish_reason must be stop or length, not {reason!r}"
