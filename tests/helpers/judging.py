@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from foreword.acceptance.batch import Judgement
+from foreword.acceptance.distribution import distributions
 from foreword.acceptance.params import SamplingParams
-from foreword.acceptance.pipeline.distribution import distributions
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.chains import ChainRows
 from foreword.acceptance.rules.rule import Rule

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from foreword.acceptance import reference
 from foreword.acceptance.noise import Stream
-from foreword.acceptance.reference import noise
-from foreword.acceptance.reference.distribution import probabilities
+from foreword.acceptance.reference import probabilities
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.proofs.cases import Case, SmallDrafter, target_logits
 from foreword.speculation.draft import Draft
@@ -19,7 +19,7 @@ def row_after(case: Case, tokens: Sequence[int]) -> list[float]:
 
 
 def noise_key(case: Case, stream: Stream, nonce: int, position: int, branch: int = 0) -> int:
-    return noise.row_key(case.seed, case.sample, stream, nonce, position, branch)
+    return reference.row_key(case.seed, case.sample, stream, nonce, position, branch)
 
 
 def logits_along(case: Case, done: Sequence[int], draft: Draft) -> Tensor:

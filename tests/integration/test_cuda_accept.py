@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from foreword.acceptance.batch import Judgement
+from foreword.acceptance.corrections import corrected_logits
 from foreword.acceptance.judge import draw_rows, judge
 from foreword.acceptance.params import SamplingParams
-from foreword.acceptance.pipeline.corrections import corrected_logits
 from foreword.speculation.draft import Draft
 from helpers.judging import judgement, sampler
 

@@ -9,8 +9,7 @@ import msgspec
 import openai
 import pytest
 
-from foreword.acceptance.defaults import SamplingDefaults
-from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.params import SamplingDefaults, SamplingParams
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.messages import RequestStats
 from foreword.server.api.answer_types import usage_of

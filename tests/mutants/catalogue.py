@@ -36,7 +36,7 @@ MUTANTS = (
     Mutant(
         3,
         "sampling parameters not applied to the rows before the last",
-        "acceptance/pipeline/distribution.py",
+        "acceptance/distribution.py",
         "RowShape.of",
         "return RowShape(*map(torch.from_numpy, columns))",
         "columns[0] = np.where(judged.trees.depths > 0, columns[0], 1.0)\n"
@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant(
         8,
         "NaN logits are drawn from",
-        "acceptance/pipeline/distribution.py",
+        "acceptance/distribution.py",
         "shape_rows",
         "peak.isnan() | (peak == torch.inf)",
         "peak == torch.inf",
@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant(
         12,
         "bad words off by one with drafts",
-        "acceptance/pipeline/bad_words.py",
+        "acceptance/corrections.py",
         "recent_tokens",
         "judged.trees.path_tokens",
         "np.roll(judged.trees.path_tokens, 1, axis=0)",
@@ -120,7 +120,7 @@ MUTANTS = (
     Mutant(
         13,
         "log probabilities read after the corrections, in place",
-        "acceptance/pipeline/corrections.py",
+        "acceptance/corrections.py",
         "corrected_logits",
         "judged.logits.clone(memory_format=torch.contiguous_format)",
         "judged.logits",
@@ -198,7 +198,7 @@ MUTANTS = (
     Mutant(
         42,
         "temperature is ignored",
-        "acceptance/pipeline/distribution.py",
+        "acceptance/distribution.py",
         "shape_rows",
         "torch.where(greedy, 1.0, temperature)",
         "torch.ones_like(temperature)",

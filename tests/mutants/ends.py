@@ -58,7 +58,7 @@ END_MUTANTS = (
     Mutant(
         20,
         "penalties count the committed tokens and not the draft's: the shapes differ",
-        "acceptance/pipeline/corrections.py",
+        "acceptance/corrections.py",
         "touched_pairs",
         "np.concatenate([generated, np.ones(len(path_rows))])",
         "generated",

@@ -36,7 +36,7 @@ ENGINE_MUTANTS = (
     Mutant(
         10,
         "a page is published while one of its rows still lies among the guesses",
-        "kv/row_moves.py",
+        "kv/sequence.py",
         "RowMoves.settled",
         "min(waiting, default=owner.computed)",
         "owner.computed",

@@ -99,7 +99,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         91,
         "every row has the mask of the text",
-        "acceptance/pipeline/grammar_mask.py",
+        "acceptance/batch.py",
         "within_grammars",
         "forbid(rows[first + place], row, room)",
         "forbid(rows[first + place], bits[0], room)",

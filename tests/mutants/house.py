@@ -152,7 +152,7 @@ HOUSE_MUTANTS = (
     Mutant(
         48,
         "moves under way count as done",
-        "kv/row_moves.py",
+        "kv/sequence.py",
         "RowMoves.take",
         "self._moving |= self._pending",
         "",

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from foreword.acceptance.distribution import Distributions, RowShape, floors, shape_rows
 from foreword.acceptance.noise import Keys, gumbel, key_tensor
-from foreword.acceptance.pipeline.distribution import Distributions, RowShape, floors, shape_rows
 from foreword.acceptance.rules.trees import NO_TOKEN
 from foreword.acceptance.transfer import uploaded
 from foreword.kernels import sampler as native

@@ -7,10 +7,10 @@ import numpy as np
 from torch import Tensor
 
 from foreword.acceptance.batch import Judgement, RowStatus, Verdicts
+from foreword.acceptance.corrections import corrected_logits
+from foreword.acceptance.distribution import RowShape, shape_rows
 from foreword.acceptance.draw import best_per_row, sample
 from foreword.acceptance.noise import Keys, Stream, absorbed, branched, key_tensor, stems, uniforms
-from foreword.acceptance.pipeline.corrections import corrected_logits
-from foreword.acceptance.pipeline.distribution import RowShape, shape_rows
 from foreword.acceptance.rules import block, coupled, token, traversal
 from foreword.acceptance.rules.chains import ChainRows, draw_leftover, leftover
 from foreword.acceptance.rules.rule import Rule, check_exact

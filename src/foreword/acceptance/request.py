@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from foreword.acceptance.noise import Keys, Numbers, Stream, absorbed, branched, stems
 from foreword.acceptance.params import SamplingParams
-from foreword.acceptance.pipeline.seen import SeenTokens
 from foreword.acceptance.rules.rule import Rule
 from foreword.errors import RequestError
 from foreword.structured.state import GrammarState
@@ -258,3 +257,29 @@ def check_against_vocabulary(params: SamplingParams, limits: TokenLimits) -> Non
             "allowed_token_ids: bad_words and min_tokens forbid every one of them; allow more tokens",
             param="allowed_token_ids",
         )
+
+
+class SeenTokens:
+    """Distinct committed tokens in order of first appearance, with how often each was generated."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, int] = {}
+        self._table: Ints = np.zeros((2, 64), np.int64)  # ids; times generated
+
+    def add(self, tokens: Sequence[int], generated: bool) -> None:
+        """Count committed tokens; prompt tokens are seen but not generated."""
+        for token in tokens:
+            slot = self._slots.setdefault(int(token), len(self._slots))
+            if slot == self._table.shape[1]:
+                self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+            self._table[0, slot] = token
+            self._table[1, slot] += generated
+
+    @property
+    def ids(self) -> Ints:
+        return self._table[0, : len(self._slots)]
+
+    @property
+    def generated(self) -> Ints:
+        """How often each of `ids` was generated."""
+        return self._table[1, : len(self._slots)]

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foreword.acceptance.distribution import Distributions, RowShape, shape_rows
 from foreword.acceptance.draw import draw, kept_tokens, sample
 from foreword.acceptance.noise import gumbel, key_tensor
-from foreword.acceptance.pipeline.distribution import Distributions, RowShape, shape_rows
 from foreword.acceptance.request import DraftSampling
 from foreword.acceptance.rules.drawn import Drawn, Floats, Ints
 from foreword.acceptance.rules.rule import Rule

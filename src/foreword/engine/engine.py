@@ -9,8 +9,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import monotonic
 
-from foreword.acceptance.defaults import SamplingDefaults
-from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.params import SamplingDefaults, SamplingParams
 from foreword.drafters.config import SpeculationSetting
 from foreword.engine.adapters import Adapters
 from foreword.engine.config import EngineConfig

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from foreword.acceptance.defaults import SamplingDefaults, check_generation_config
+from foreword.acceptance.params import SamplingDefaults, check_generation_config
 from foreword.backends.choice import choose_backend, fitted, parallel_backend, pick_device
 from foreword.backends.interface import Decoder
 from foreword.backends.loading import DecoderLoader, load_on_ranks

@@ -4,11 +4,8 @@ from collections.abc import Sequence
 
 from foreword.kv.block_pool import BlockPool
 from foreword.kv.extra_rows import found_rows
-from foreword.kv.integrity import check_sequences
 from foreword.kv.prefix_cache import PrefixCache
-from foreword.kv.row_moves import RowMoves
-from foreword.kv.sequence import GONE, KvSequence, RowMove
-from foreword.kv.window import Window
+from foreword.kv.sequence import GONE, KvSequence, RowMove, RowMoves, Window, check_sequences
 
 PAGE_SIZE = 16
 """KV rows in one page."""

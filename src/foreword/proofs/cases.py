@@ -11,8 +11,7 @@ from torch import Tensor
 
 from foreword.acceptance.noise import gumbel, key_tensor
 from foreword.acceptance.params import SamplingParams
-from foreword.acceptance.reference.distribution import probabilities
-from foreword.acceptance.reference.noise import mix
+from foreword.acceptance.reference import mix, probabilities
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.drawn import Drawn, Floats
 from foreword.acceptance.rules.rule import Rule

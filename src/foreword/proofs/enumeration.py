@@ -14,8 +14,8 @@ from itertools import product
 import numpy as np
 
 from foreword.acceptance.batch import Judgement
-from foreword.acceptance.pipeline.distribution import distributions
-from foreword.acceptance.reference.distribution import probabilities
+from foreword.acceptance.distribution import distributions
+from foreword.acceptance.reference import probabilities
 from foreword.acceptance.rules import block, token, traversal
 from foreword.acceptance.rules.chains import ChainPlan, ChainRows, leftover, leftover_weights
 from foreword.acceptance.rules.drawn import Drawn, Floats, Ints

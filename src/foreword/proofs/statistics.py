@@ -14,7 +14,7 @@ import torch
 
 from foreword.acceptance.noise import gumbel, key_tensor
 from foreword.acceptance.params import SamplingParams
-from foreword.acceptance.reference.distribution import probabilities
+from foreword.acceptance.reference import probabilities
 from foreword.acceptance.request import TokenLimits
 from foreword.acceptance.rules.drawn import Drawn, Floats
 from foreword.acceptance.rules.rule import Rule

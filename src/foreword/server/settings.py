@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from foreword import __version__
-from foreword.acceptance.defaults import SamplingDefaults
+from foreword.acceptance.params import SamplingDefaults
 from foreword.cluster.address import cannot_listen
 from foreword.errors import RequestError
 

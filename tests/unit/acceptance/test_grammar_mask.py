@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from foreword.acceptance.batch import forbid
 from foreword.acceptance.judge import judge
 from foreword.acceptance.logprobs import request_logprobs
 from foreword.acceptance.params import SamplingParams
-from foreword.acceptance.pipeline.grammar_mask import forbid
 from foreword.speculation.draft import Draft
 from foreword.structured.state import unpacked
 from helpers.judging import PLAIN, judgement, sampler

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from foreword.acceptance import noise
+from foreword.acceptance import noise, reference
 from foreword.acceptance.noise import Stream, absorbed, gumbel, key_tensor, stems, uniforms
 from foreword.acceptance.params import SamplingParams
-from foreword.acceptance.reference import noise as reference
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.rule import Rule
 from foreword.proofs.coupled import noise_checks

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from foreword.acceptance import reference
 from foreword.acceptance.batch import Judgement, RowStatus
+from foreword.acceptance.distribution import RowShape, distributions, shape_rows
 from foreword.acceptance.draw import best_of_all, draw, sample
 from foreword.acceptance.judge import draw_rows, judge
 from foreword.acceptance.noise import GAMMA, MIX_A, MIX_B, Stream, absorbed, key_tensor, stems
 from foreword.acceptance.params import SamplingParams
-from foreword.acceptance.pipeline.distribution import RowShape, distributions, shape_rows
-from foreword.acceptance.reference import noise as reference
-from foreword.acceptance.reference.distribution import probabilities
+from foreword.acceptance.reference import probabilities
 from foreword.acceptance.request import RECORD
 from foreword.acceptance.rules.rule import Rule
 from foreword.kernels import sampler as native

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from foreword.acceptance import reference
 from foreword.acceptance.batch import Verdicts
 from foreword.acceptance.judge import judge
 from foreword.acceptance.noise import Stream
 from foreword.acceptance.params import SamplingParams
-from foreword.acceptance.reference import noise, rules
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules import coupled
 from foreword.acceptance.rules.drawn import Drawn
@@ -34,9 +34,9 @@ def test_coupled_is_its_reference():
 
         def next_token(path: list[int], case: Case = case) -> int:
             key = noise_key(case, Stream.TARGET, 0, len(case.prompt) + len(path))
-            return rules.draw(row_after(case, path), key)
+            return reference.draw(row_after(case, path), key)
 
-        expected = rules.coupled(next_token, tree.tokens, tree.parents)
+        expected = reference.coupled(next_token, tree.tokens, tree.parents)
         verdicts = judge(judgement(logits_along(case, [], draft), [draft], [case.sampler()]))
         path = [tree.tokens[node] for node in verdicts.path(0)]
         assert path == [tree.tokens[node] for node in expected[0]]
@@ -86,15 +86,17 @@ def test_chain_rules_are_their_references(rule: Rule, guessing: DraftKind):
         draft = Draft.chain(tokens, 0)
         draft = Draft(draft.tokens, draft.parents, drawn=drawn)
         start = len(case.prompt) + len(done)
-        chance = [noise.uniform(noise_key(case, Stream.ACCEPT, steps, start + i)) for i in range(len(tokens))]
+        chance = [
+            reference.uniform(noise_key(case, Stream.ACCEPT, steps, start + i)) for i in range(len(tokens))
+        ]
         if rule is Rule.TOKEN:
-            count, scale = rules.token_stop(rules.token_acceptance(p, q, tokens), chance), 1.0
+            count, scale = reference.token_stop(reference.token_acceptance(p, q, tokens), chance), 1.0
         else:
-            accept, carried = rules.block_acceptance(p, q, tokens)
-            count = rules.block_stop(accept, chance)
+            accept, carried = reference.block_acceptance(p, q, tokens)
+            count = reference.block_stop(accept, chance)
             scale = carried[count]
-        left = rules.residual(p[count], q[count], scale) if count < len(tokens) else p[count]
-        own = rules.draw(left, noise_key(case, Stream.RESIDUAL, steps, start + count))
+        left = reference.residual(p[count], q[count], scale) if count < len(tokens) else p[count]
+        own = reference.draw(left, noise_key(case, Stream.RESIDUAL, steps, start + count))
         verdicts = judge(judgement(logits_along(case, done, draft), [draft], [request]))
         assert verdicts.path(0) == list(range(count))
         assert verdicts.own_tokens[0] == own

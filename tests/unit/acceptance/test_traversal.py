@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from foreword.acceptance import reference
 from foreword.acceptance.judge import judge
 from foreword.acceptance.noise import Stream
-from foreword.acceptance.reference import noise, rules
 from foreword.acceptance.rules.rule import Rule
 from foreword.proofs.cases import Case, DraftKind, SmallDrafter, random_case
 from foreword.proofs.enumeration import PossibleTree
@@ -56,10 +56,10 @@ def test_traversal_is_its_reference(guessing: DraftKind, replaced: bool):
         chance = []
         for node, level in enumerate(levels):
             branch = levels[:node].count(level)
-            chance.append(noise.uniform(noise_key(case, Stream.ACCEPT, 1, start + level, branch)))
+            chance.append(reference.uniform(noise_key(case, Stream.ACCEPT, 1, start + level, branch)))
         p = [row_after(case, [*done, *tree.path(node)]) for node in range(-1, len(tree.tokens))]
-        path, left = rules.traversal(p, dense(tree, len(p[0])), tree.tokens, tree.parents, chance)
-        own = rules.draw(left, noise_key(case, Stream.RESIDUAL, 1, start + len(path)))
+        path, left = reference.traversal(p, dense(tree, len(p[0])), tree.tokens, tree.parents, chance)
+        own = reference.draw(left, noise_key(case, Stream.RESIDUAL, 1, start + len(path)))
         draft = Draft(tree.tokens, tree.parents, drawn=tree.drawn)
         verdicts = judge(judgement(logits_along(case, done, draft), [draft], [request]))
         assert verdicts.path(0) == path

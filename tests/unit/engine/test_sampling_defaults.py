@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from foreword.acceptance.defaults import SamplingDefaults
-from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.params import SamplingDefaults, SamplingParams
 from foreword.engine.loader import sampling_defaults
 from foreword.errors import CheckpointError, RequestError
 from foreword.models.formats.checkpoint import open_checkpoint

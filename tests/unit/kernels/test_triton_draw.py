@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from foreword.acceptance.batch import RowStatus
+from foreword.acceptance.distribution import Distributions, RowShape, shape_rows
 from foreword.acceptance.draw import best_of_all
 from foreword.acceptance.noise import GAMMA, MIX_A, MIX_B, signed64
-from foreword.acceptance.pipeline.distribution import Distributions, RowShape, shape_rows
 from foreword.acceptance.rules.trees import NO_TOKEN
 from helpers.cuda import KERNEL_DEVICE, needs_triton
 

@@ -5,8 +5,7 @@ import random
 import pytest
 
 from foreword.kv.paged_cache import PagedCache
-from foreword.kv.sequence import GONE, KvSequence
-from foreword.kv.window import REWOUND
+from foreword.kv.sequence import GONE, REWOUND, KvSequence
 
 PAGE, WINDOW = 4, 10
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foreword.acceptance.distribution import Distributions
 from foreword.acceptance.draw import Kept, best_per_row, kept_tokens, log_weights
 from foreword.acceptance.noise import Keys, key_tensor
-from foreword.acceptance.pipeline.distribution import Distributions
 from foreword.acceptance.rules.trees import NO_ROW, DraftTrees, Floats, Ints
 
 ONE = float(1 << 40)

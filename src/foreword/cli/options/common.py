@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foreword.acceptance.defaults import GENERATION_CONFIGS
+from foreword.acceptance.params import GENERATION_CONFIGS
 from foreword.drafters.names import method_names, named_methods, split_methods
 from foreword.errors import RequestError
 

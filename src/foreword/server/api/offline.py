@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from foreword.acceptance.defaults import SamplingDefaults
-from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.params import SamplingDefaults, SamplingParams
 from foreword.control.policy_file.matching import Traits
 from foreword.drafters.config import SpeculationSetting
 from foreword.errors import RequestError

@@ -13,8 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from foreword.acceptance.defaults import SamplingDefaults
-from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.params import SamplingDefaults, SamplingParams
 from foreword.drafters.names import named_methods
 from foreword.engine.messages import RequestLabels
 from foreword.errors import RequestError

@@ -1,1 +1,0 @@
-"""Logits to the distribution that the sampling parameters mean."""
