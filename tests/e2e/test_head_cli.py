@@ -67,7 +67,7 @@ def test_mistakes_are_one_line(tmp_path: Path, tiny_model: Path):
     assert_one_line_error(foreword("head", "quantize", str(tiny_model), out), "no draft head")
     assert_one_line_error(foreword("head", "convert", head, str(tmp_path)), "exists")
     assert_one_line_error(
-        foreword("head", "quantize", head, out, "--target", str(tiny_model)), "behind layer -1 and it has 2"
+        foreword("head", "quantize", head, out, "--target", str(tiny_model)), "after layer -1 and it has 2"
     )
     config = json.dumps({"method": "eagle", "model": head})
     refused = foreword("generate", "x", "--model", str(tiny_model), "--speculative-config", config)

@@ -218,7 +218,7 @@ def test_what_is_kept_is_a_tree_within_the_draft_however_the_batch_is_ordered(se
     assert kept(order, drafts) == first
     unread = left_pending(drafts)
     found = kept(order, unread)
-    assert not unread[0].source.was_read, "on a device, they are trimmed before anybody knows them"
+    assert not unread[0].device.source.was_read, "on a device, they are trimmed before anybody knows them"
     assert {place: draft.tokens for place, draft in found.items()} == {p: d.tokens for p, d in first.items()}
     for place, draft in first.items():
         whole = {whole_path(drafts[place], node) for node in range(len(drafts[place]))}

@@ -125,7 +125,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "another number of layers": (configured(**{IDS: [1, 2]}), "of 64 numbers and the config names 2"),
     "layers that are no numbers": (configured(**{IDS: "all"}), "is 'all', not a list of layers"),
-    "a layer that the target lacks": (configured(**{IDS: [1, 2, 9]}), "behind layer 9 and it has 8"),
+    "a layer that the target lacks": (configured(**{IDS: [1, 2, 9]}), "after layer 9 and it has 8"),
     "a wrong hidden size": (
         configured(target_hidden_size=32, **{IDS: [1] * 6}),
         "hidden size of 32 and this model's is 64",

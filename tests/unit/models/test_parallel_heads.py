@@ -87,7 +87,7 @@ def medusa(change: Callable[[dict[str, torch.Tensor]], Any], **config: Any) -> C
         (dflash(block_size=1), "a block of 1"),
         (dflash(block_size=65), "a block of 65"),
         (dflash(target_layer_ids=[1, 2]), "reads 3 hidden states"),
-        (dflash(target_layer_ids=[1, 2, 8]), "behind layer 9 and it has 8"),
+        (dflash(target_layer_ids=[1, 2, 8]), "after layer 9 and it has 8"),
         (dflash(layer_types=["sliding_attention"]), "a sliding window"),
         (dflash(final_logit_softcapping=30.0), "final_logit_softcapping"),
         (medusa(lambda t: t.pop("1.0.linear.weight")), r"lacks tensor blocks\.1\.layers\.0\.weight"),
