@@ -245,6 +245,9 @@ def _become(
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     logging.root.handlers.clear()
     atexit._clear()
+    from foreword.cli import console
+
+    console.stdout.stderr = False  # a command with --json has turned it, and the new one has not
     sys.argv[1:] = arguments
     sys.modules.pop(module if "." in module else f"{module}.__main__", None)  # it runs again, as the main one
     _run_and_end(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
