@@ -22,13 +22,15 @@ pytestmark = needs_triton
 
 TOKENS = 24
 STEPS = TOKENS if has_gpu else 2  # of the engine; interpreted, a pass takes seconds
+LAYERS = 6 if has_gpu else 2
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("chains")
-    make_hf_model(folder / "target", num_hidden_layers=6)
-    TinyHead(360, draft_vocab=201).eagle3().save(folder / "eagle3", draft_vocab_size=201)
+    make_hf_model(folder / "target", num_hidden_layers=LAYERS)
+    taps = {} if has_gpu else {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    TinyHead(360, draft_vocab=201).eagle3().save(folder / "eagle3", draft_vocab_size=201, **taps)
     TinyHead(360).eagle().save(folder / "eagle")
     TinyHead(360, bias=True).mtp().save(folder / "mtp", {"": "model.layers.6."})
     block = {"block_size": 6, "mask_token_id": 11}

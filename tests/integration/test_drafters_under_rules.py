@@ -1,6 +1,6 @@
 """Drafters under the rules that ask what was drawn, and which of them are refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 
 from foreword import LLM, SamplingParams
+from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import Guesses, drafter_kinds
 from foreword.engine.config import EngineConfig
 from foreword.errors import RequestError
 from helpers.drafted_answers import PROMPTS, answers, noisy_copy, store_of_answers
 from helpers.taught_heads import taught_heads
-
-
-def form_id(form: dict[str, Any]) -> str:
-    return "-".join(str(value) for value in form.values())
 
 
 @pytest.fixture(scope="module")
@@ -33,18 +30,20 @@ def files(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     }
 
 
-GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=20, seed=4, ignore_eos=True)
+TWO_PROMPTS = [PROMPTS[1], PROMPTS[3]]
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=16, seed=4, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
 def llm_under(tiny_model: Path) -> Callable[[str], LLM]:
-    """One engine for each rule. Prompts are cut without regard to time: what is drawn under these rules depends on
-    which passes had guesses, and a prompt whose last row is by itself has some in the pass of its first token.
+    """One engine for each rule. Prompts are cut and drafts made without regard to time: what is drawn under these
+    rules depends on which passes had guesses, and a prompt whose last row is by itself has some in the pass of its
+    first token.
     """
 
     def build(rule: str) -> LLM:
-        config = EngineConfig(acceptance_rule=rule, max_step_seconds=None)
+        config = EngineConfig(acceptance_rule=rule, max_step_seconds=None, max_draft_share=1e9)
         return LLM(str(tiny_model), dtype="float32", device="cpu", config=config)
 
     return cache(build)
@@ -53,77 +52,90 @@ def llm_under(tiny_model: Path) -> Callable[[str], LLM]:
 @pytest.fixture(scope="module")
 def plain(tiny_model: Path) -> list[list[int]]:
     """The greedy texts, which no rule has a part in."""
-    return answers(LLM(str(tiny_model), dtype="float32", device="cpu"), PROMPTS[:4], [GREEDY] * 4)
+    return answers(LLM(str(tiny_model), dtype="float32", device="cpu"), TWO_PROMPTS, [GREEDY] * 2)
 
 
 @pytest.fixture
 def check_rule(
     llm_under: Callable[[str], LLM], files: dict[str, dict[str, str]], plain: list[list[int]]
-) -> Callable[[dict[str, Any], str], None]:
-    """Greedy text is the plain one under each rule; sampled text repeats by seed with a drafter that learns nothing."""
+) -> Callable[[Sequence[dict[str, Any]], str], None]:
+    """Greedy text is the plain one under each rule; sampled text repeats by seed with drafters that learn nothing.
 
-    def check(form: dict[str, Any], rule: str) -> None:
-        form = {**form, "fixed": True}  # asked every time, whether or not it pays
-        if isinstance(form["method"], str):
-            form |= files.get(form["method"], {})
+    All forms are in the same batches.
+    """
+
+    def check(forms: Sequence[dict[str, Any]], rule: str) -> None:
+        forms = [{**form, **needed(form), "fixed": True} for form in forms]  # asked, whether or not it pays
         llm = llm_under(rule)
-        llm.speculate(form)
-        assert answers(llm, PROMPTS[:4], [GREEDY] * 4) == plain
-        first, second = (answers(llm, PROMPTS[:4], [SAMPLED] * 4) for _ in range(2))
-        assert first == second
+        llm.offer([SpeculationConfig.parse(form) for form in forms])
+        settings = [form for form in forms for _ in TWO_PROMPTS]
+
+        def said(params: SamplingParams) -> list[list[int]]:
+            outputs = llm.generate(TWO_PROMPTS * len(forms), params, speculation=settings)
+            assert all(output.timings.draft_n for output in outputs[::2]), "somebody has not guessed"
+            return [output.outputs[0].token_ids for output in outputs]
+
+        texts = zip(settings, said(GREEDY), plain * len(forms), strict=True)
+        wrong = [form for form, text, expected in texts if text != expected]
+        assert not wrong, "other texts"
+        assert said(SAMPLED) == said(SAMPLED)
+
+    def needed(form: dict[str, Any]) -> dict[str, str]:
+        return files.get(form["method"], {}) if isinstance(form["method"], str) else {}
 
     return check
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize(
-    "method",
-    [
+CHAINS = [
+    {"method": method, "num_speculative_tokens": 4}
+    for method in (
         *("ngram", "jacobi", "draft_model", "layer_skip", "self_quantized"),
         *("eagle", "eagle3", "p_eagle", "medusa", "mtp", "dflash", "dspark"),
-    ],
-)
-def test_chains_run_under_every_rule(
-    check_rule: Callable[[dict[str, Any], str], None], method: str, rule: str
+    )
+]
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_chains_run_under_every_rule(check_rule: Callable[[Sequence[dict[str, Any]], str], None], rule: str):
+    check_rule(CHAINS, rule)
+
+
+TREES: list[dict[str, Any]] = [
+    {"method": "suffix", "num_speculative_tokens": 9, "min_match": 1, "max_stored_tokens": 0},
+    {"method": "rest", "num_speculative_tokens": 8, "min_match": 1},
+    {"method": "lookahead", "num_speculative_tokens": 20},
+    {"method": "jacobi", "num_speculative_tokens": 5},
+    {"method": "draft_model", "num_speculative_tokens": 9, "tree_width": 3},
+    {"method": "layer_skip", "num_speculative_tokens": 4, "exit_layer": 1},
+    {"method": "self_quantized", "num_speculative_tokens": 8, "bits": 2, "tree_width": 2},
+    {"method": "eagle3", "num_speculative_tokens": 9, "tree_width": 3},
+    {"method": "eagle", "num_speculative_tokens": 6, "tree_width": 2},
+    {"method": "p_eagle", "num_speculative_tokens": 9, "tree_width": 3},
+    {"method": "mtp", "num_speculative_tokens": 6, "tree_width": 2},
+    {"method": "dflash", "num_speculative_tokens": 9, "tree_width": 3},
+    {"method": "medusa", "num_speculative_tokens": 9, "tree_width": 3},
+    {"method": "dspark", "num_speculative_tokens": 9, "tree_width": 3},
+    {"method": "medusa", "num_speculative_tokens": 8, "medusa_choices": "file"},
+    {
+        "method": ["suffix", "layer_skip"],
+        "num_speculative_tokens": 6,
+        "tree_width": 2,
+        "max_stored_tokens": 0,
+    },
+    {
+        "method": ["suffix", "ngram"],
+        "num_speculative_tokens": 8,
+        "combine": "merge",
+        "max_stored_tokens": 0,
+    },
+]
+
+
+@pytest.mark.parametrize("forms", [TREES[:7], TREES[7:]], ids=["lookups and models", "heads and several"])
+def test_trees_run_under_traversal(
+    check_rule: Callable[[Sequence[dict[str, Any]], str], None], forms: Sequence[dict[str, Any]]
 ):
-    check_rule({"method": method, "num_speculative_tokens": 4}, rule)
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        {"method": "suffix", "num_speculative_tokens": 9, "min_match": 1, "max_stored_tokens": 0},
-        {"method": "rest", "num_speculative_tokens": 8, "min_match": 1},
-        {"method": "lookahead", "num_speculative_tokens": 20},
-        {"method": "jacobi", "num_speculative_tokens": 5},
-        {"method": "draft_model", "num_speculative_tokens": 9, "tree_width": 3},
-        {"method": "layer_skip", "num_speculative_tokens": 4, "exit_layer": 1},
-        {"method": "self_quantized", "num_speculative_tokens": 8, "bits": 2, "tree_width": 2},
-        {"method": "eagle3", "num_speculative_tokens": 9, "tree_width": 3},
-        {"method": "eagle", "num_speculative_tokens": 6, "tree_width": 2},
-        {"method": "p_eagle", "num_speculative_tokens": 9, "tree_width": 3},
-        {"method": "mtp", "num_speculative_tokens": 6, "tree_width": 2},
-        {"method": "dflash", "num_speculative_tokens": 9, "tree_width": 3},
-        {"method": "medusa", "num_speculative_tokens": 9, "tree_width": 3},
-        {"method": "dspark", "num_speculative_tokens": 9, "tree_width": 3},
-        {"method": "medusa", "num_speculative_tokens": 8, "medusa_choices": "file"},
-        {
-            "method": ["suffix", "layer_skip"],
-            "num_speculative_tokens": 6,
-            "tree_width": 2,
-            "max_stored_tokens": 0,
-        },
-        {
-            "method": ["suffix", "ngram"],
-            "num_speculative_tokens": 8,
-            "combine": "merge",
-            "max_stored_tokens": 0,
-        },
-    ],
-    ids=form_id,
-)
-def test_trees_run_under_traversal(check_rule: Callable[[dict[str, Any], str], None], form: dict[str, Any]):
-    check_rule(form, "traversal")
+    check_rule(forms, "traversal")
 
 
 @pytest.mark.parametrize(
