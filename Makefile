@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+LINT = $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && \
+	$(BIN)/python scripts/vocabulary.py
 
 .PHONY: demo test test-slow mutants browser docs lint format clean
 
@@ -10,11 +12,15 @@ demo: $(READY)
 	$(BIN)/foreword demo
 
 # Two tests at a time, each on one core; the files in the order of tests/conftest.py. Bytecode is kept whatever the
-# environment says: many tests start processes of their own.
-test: lint
+# environment says: many tests start processes of their own. The linters run beside the tests; what they say comes
+# after the tests' report, and either failing fails the target.
+test: $(READY)
 	$(BIN)/foreword pull smollm2-135m
+	mkdir -p build
+	( $(LINT) ) > build/lint.log 2>&1 & linting=$$!; \
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 FOREWORD_THREADS=1 \
-		$(BIN)/pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder --durations=10
+		$(BIN)/pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder --durations=10; tested=$$?; \
+	wait $$linting; linted=$$?; echo "== lint"; cat build/lint.log; test $$tested = 0 -a $$linted = 0
 
 test-slow: $(READY)
 	$(BIN)/foreword pull smollm2-135m
@@ -33,11 +39,7 @@ browser:
 	apt-get update && apt-get install -y --no-install-recommends chromium chromium-driver
 
 lint: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/python scripts/vocabulary.py
+	$(LINT)
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
