@@ -11,12 +11,11 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.backends.interface import KvStore
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.control.fixed import FixedPolicy
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.engine import Engine
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.outputs import RequestOutput
-from foreword.engine.parts import EngineParts
 from foreword.engine.streams import AnswerStream
 from foreword.engine.text import Vocabulary
 from foreword.proofs.passes import tiny_decoder

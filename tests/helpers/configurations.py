@@ -10,11 +10,10 @@ from foreword.control.fixed import FixedPolicy
 from foreword.control.measured import MeasuredPolicy
 from foreword.control.settings import ControlSettings
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.loader import LoadedModel
 from foreword.engine.messages import NewRequest
-from foreword.engine.parts import EngineParts
 from foreword.speculation.protocols import Drafter
 
 FORMS: tuple[dict[str, Any], ...] = (

@@ -8,10 +8,9 @@ from typing import Any
 from foreword.acceptance.params import SamplingParams
 from foreword.backends.interface import Decoder
 from foreword.control.fixed import FixedPolicy
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
-from foreword.engine.parts import EngineParts
 from foreword.engine.requests.request import Request
 from foreword.engine.text import Vocabulary
 from foreword.speculation.protocols import Policy

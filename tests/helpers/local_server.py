@@ -19,12 +19,13 @@ from foreword.server.app import create_app, create_context
 from foreword.server.connections import WebServer
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
-from foreword.wire.client import EngineLimits, EngineState, OnLate
+from foreword.wire.link import OnLate
+from foreword.wire.supervisor import EngineLimits, EngineState
 from helpers.fake_engine import FakeEngine
 
 
 class LocalEngine:
-    """An `EngineClient` without a process."""
+    """A `Supervisor` without a process."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine

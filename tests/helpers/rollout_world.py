@@ -15,10 +15,9 @@ from foreword.control.rollout.pair import PairRollout
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.guard import GuardedDrafter
 from foreword.engine.background import BackgroundWork
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest, RequestLabels
-from foreword.engine.parts import EngineParts
 from foreword.engine.policy.steering import Steering
 from foreword.engine.text import Vocabulary
 from foreword.speculation.draft import Draft

@@ -9,11 +9,10 @@ import pytest
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.adapters import LoRARequest
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
-from foreword.engine.parts import EngineParts
 from foreword.engine.requests.request import Request
 from foreword.engine.text import Vocabulary
 from foreword.errors import CheckpointError, ForewordError, RequestError

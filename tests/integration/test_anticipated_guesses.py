@@ -11,11 +11,10 @@ import pytest
 from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.loader import LoadedModel
 from foreword.engine.messages import AnswerDelta, NewRequest
-from foreword.engine.parts import EngineParts
 from foreword.speculation import pipeline
 from foreword.speculation.accept import Acceptance
 from foreword.speculation.drafting import KvMemory

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from foreword.engine.death import give_up
+from foreword.engine.engine import give_up
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.outputs import RequestOutput
 from foreword.engine.streams import AnswerStream

@@ -1,11 +1,10 @@
 """While a long prompt is read in chunks, every pass serves everybody who runs."""
 
 from foreword.acceptance.params import SamplingParams
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.loader import load_model
 from foreword.engine.messages import NewRequest
-from foreword.engine.parts import EngineParts
 
 CHUNK = 32
 LONG = 400

@@ -6,9 +6,9 @@ import pytest
 
 from foreword import EngineConfig
 from foreword.acceptance.params import SamplingParams
+from foreword.engine.config import EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
-from foreword.engine.parts import EngineParts
 from foreword.engine.pipeline import StepPipeline
 from foreword.engine.text import Vocabulary
 from helpers.cuda import cuda_decoder, has_gpu, needs_triton

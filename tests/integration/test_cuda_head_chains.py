@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from foreword.acceptance.params import SamplingParams
+from foreword.engine.assembly import make_core
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.llm import make_core
 from foreword.engine.loader import load_model
 from foreword.engine.messages import NewRequest
 from helpers.cuda import cuda_decoder, has_gpu, needs_triton

@@ -8,9 +8,9 @@ import torch
 
 from foreword import EngineConfig
 from foreword.acceptance.params import SamplingParams
+from foreword.engine.config import EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
-from foreword.engine.parts import EngineParts
 from foreword.engine.requests.request import Request
 from foreword.engine.text import Vocabulary
 from helpers.cuda import cuda_decoder, needs_cuda

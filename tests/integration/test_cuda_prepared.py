@@ -10,9 +10,9 @@ from foreword.acceptance.params import SamplingParams
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.backends.interface import KvStore
 from foreword.engine import preparing
+from foreword.engine.assembly import make_core
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.llm import make_core
 from foreword.engine.loader import load_model
 from foreword.engine.messages import NewRequest
 from foreword.engine.pipeline import StepPipeline

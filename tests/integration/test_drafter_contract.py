@@ -14,11 +14,10 @@ from foreword.cluster.node_server import DraftNode
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import drafter_kinds
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.loader import load_model
 from foreword.engine.messages import NewRequest
-from foreword.engine.parts import EngineParts
 from foreword.engine.requests.request import Request
 from foreword.speculation.drafting import Ask, Drafter
 from foreword.speculation.measured.situation import Situation

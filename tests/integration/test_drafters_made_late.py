@@ -9,12 +9,11 @@ import pytest
 
 from foreword.cancellation import check_cancelled
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.drafting.drafter_pool import MAX_DRAFTERS
 from foreword.engine.engine import Engine
 from foreword.engine.messages import NewRequest
-from foreword.engine.parts import EngineParts
 from foreword.engine.text import Vocabulary
 from foreword.errors import EngineStopped, RequestError
 from foreword.proofs.statistics import DrawingDrafter

@@ -9,10 +9,9 @@ import torch
 
 from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import AnswerDelta, NewRequest
-from foreword.engine.parts import EngineParts
 from foreword.engine.requests.request import Request
 from foreword.engine.text import Vocabulary
 from foreword.speculation.drafting import DraftRequest

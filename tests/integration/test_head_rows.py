@@ -13,11 +13,10 @@ from foreword.acceptance.params import SamplingParams
 from foreword.backends.interface import HeadCall
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
-from foreword.engine.parts import EngineParts
 from foreword.kv.paged_cache import PAGE_SIZE
 from foreword.speculation.drafting import Ask
 from foreword.speculation.measured.situation import Situation

@@ -9,11 +9,10 @@ import torch
 from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.loader import load_model
 from foreword.engine.messages import NewRequest
-from foreword.engine.parts import EngineParts
 from helpers.slow_heads import target_states
 from helpers.taught_heads import hf_target
 from helpers.tiny_heads import TinyHead

@@ -7,9 +7,9 @@ import pytest
 
 from foreword.acceptance.params import SamplingParams
 from foreword.backends.interface import DecodeSize
+from foreword.engine.assembly import make_core
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.llm import make_core
 from foreword.engine.loader import load_model
 from foreword.engine.messages import NewRequest
 from foreword.engine.preparing import prepare_passes

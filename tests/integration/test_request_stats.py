@@ -6,10 +6,9 @@ import pytest
 
 from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest, RequestStats
-from foreword.engine.parts import EngineParts
 from foreword.engine.requests.accounting import Accounting
 from foreword.engine.text import Vocabulary
 from foreword.proofs.passes import tiny_decoder

@@ -12,7 +12,7 @@ import pytest
 from foreword import __version__
 from foreword.drafters.config import SpeculationConfig
 from foreword.server.settings import ServerSettings, tenant_of
-from foreword.wire.client import EngineState
+from foreword.wire.supervisor import EngineState
 from helpers.fake_engine import FakeEngine
 from helpers.local_server import local_server
 from helpers.waiting import wait_until

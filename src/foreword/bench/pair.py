@@ -15,8 +15,8 @@ from foreword.bench.skeleton import PLAIN
 from foreword.bench.theory import DraftingCost, RelativeStepCurve, pass_cost
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.model.autoregressive import check_same_vocabulary
+from foreword.engine.assembly import make_core
 from foreword.engine.config import EngineConfig
-from foreword.engine.llm import make_core
 from foreword.engine.loader import LoadedModel
 from foreword.engine.prompts import encode_prompt
 from foreword.errors import RequestError

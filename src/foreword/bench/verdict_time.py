@@ -18,10 +18,9 @@ from foreword.bench.overhead import CONTEXT, VOCABULARY, FreePasses, prompt, usu
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.heads.eagle import StepwiseHead
 from foreword.drafters.heads.loading import DraftVocabulary, LoadedHead
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
-from foreword.engine.parts import EngineParts
 from foreword.engine.text import Vocabulary
 from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import Draft

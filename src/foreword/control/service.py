@@ -32,17 +32,6 @@ class Service:
 DEFAULT_SERVICE = Service()
 
 
-@dataclass(frozen=True)
-class Deadline:
-    """When an answer has to be complete."""
-
-    at: float  # by the engine's clock
-    milliseconds: float  # after its arrival
-    must_be_whole: bool = (
-        False  # it ends as soon as it cannot be complete in time; else with what it has then
-    )
-
-
 class ServedRequest(Protocol):
     """What policies read of a request that the step does not know."""
 

@@ -1,14 +1,53 @@
-"""Sizes and habits of an engine."""
+"""Sizes and habits of an engine, and the parts that it may be given."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import Decoder
-from foreword.engine.gpu_memory import memory_for_kv
+from foreword.backends.memory import device_memory, peak_bytes
+from foreword.backends.runner import ModelRunner
+from foreword.control.fixed import FixedPolicy
+from foreword.drafters.config import SpeculationConfig
+from foreword.engine.drafting.drafter_pool import Build
+from foreword.engine.policy.steering import Steering
 from foreword.errors import RequestError
-from foreword.kv.paged_cache import PAGE_SIZE
+from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.spec import PageSpec, RowSpec
+from foreword.speculation.draft import NO_DRAFT
+from foreword.speculation.layout import BatchBuffers, SequenceRows
+from foreword.speculation.protocols import Policy
+
+GIB = 1 << 30
+
+
+def memory_for_kv(target: Decoder, utilization: float, max_rows: int) -> int | None:
+    """Return the bytes for KV within this share of a GPU, beside what the largest pass needs; None: no GPU."""
+    if device_memory(target.device) is None:
+        return None
+    needed = _largest_pass(target, min(max_rows, target.config.context_length))
+    free, total = device_memory(target.device) or (0, 0)
+    room = int(total * utilization) - (total - free) - needed
+    if room < target.kv_rows().bytes_per_row * PAGE_SIZE:
+        raise RequestError(
+            f"no memory is left for KV: of {total / GIB:.1f} GiB on the GPU {(total - free) / GIB:.1f} are in use, "
+            f"a pass of {max_rows} tokens needs {needed / GIB:.1f}, and gpu_memory_utilization is {utilization:g}; "
+            "raise it, lower max_num_batched_tokens, or use a smaller model"
+        )
+    return room
+
+
+def _largest_pass(target: Decoder, rows: int) -> int:
+    """Return the bytes that a pass over this many prompt tokens takes beside the weights and its KV rows."""
+    cache = PagedCache(-(-rows // PAGE_SIZE))
+    runner = ModelRunner.allocate(target, cache.pool.num_pages, PAGE_SIZE)
+    sequence = cache.open()
+    cache.reserve(sequence, rows)
+    prompt = SequenceRows(sequence, [0] * rows, rows, NO_DRAFT)
+    batch = BatchBuffers(entries=0).lay_out(cache, [prompt], ())
+    return peak_bytes(target.device, lambda: runner.forward(batch))
+
 
 KV_BYTES = 1 << 30
 """KV memory on a CPU, unless it is said otherwise."""
@@ -59,7 +98,7 @@ class EngineConfig:
 
     def fitted(self, target: Decoder) -> "EngineConfig":
         """With as much KV memory as there is room for beside this model, where nothing else is said."""
-        if self.kv_cache_memory_bytes is not None or target.device.type != "cuda":
+        if self.kv_cache_memory_bytes is not None:
             return self
         room = memory_for_kv(target, self.gpu_memory_utilization, self.max_num_batched_tokens)
         return replace(self, kv_cache_memory_bytes=room)
@@ -81,3 +120,17 @@ class EngineConfig:
         if not 1 < self.max_model_len <= possible:
             raise RequestError(f"max_model_len must be in 2 .. {possible}, not {self.max_model_len}")
         return self.max_model_len
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What an engine may be given instead of its own."""
+
+    config: EngineConfig = field(default_factory=EngineConfig)
+    policy: Policy = field(default_factory=FixedPolicy)  # who drafts, with what, how deep
+    build_drafter: Build | None = None  # makes the drafters that requests ask for; None: they cannot ask
+    speculation: SpeculationConfig | None = None  # of requests that don't ask
+    clock: Callable[[], float] = perf_counter  # seconds
+    # Others that requests will ask for and that keep rows in the KV pages: these are laid out for them too.
+    offered: Sequence[SpeculationConfig] = ()
+    steering: Steering | None = None  # the operator's policy file

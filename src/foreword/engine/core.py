@@ -6,17 +6,18 @@ from collections.abc import Sequence
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import Decoder
+from foreword.backends.memory import passes_in_flight
 from foreword.backends.runner import ModelRunner
 from foreword.control.fair_share import FairShare
 from foreword.control.reporting.figures import ControlReport
 from foreword.control.service import divide_by_service
 from foreword.engine.adapters import Adapters
 from foreword.engine.background import BackgroundWork
+from foreword.engine.config import EngineParts
 from foreword.engine.drafting.drafter_pool import DrafterPool, needs_of_all
 from foreword.engine.drafting.saved_estimates import KeptEstimates
 from foreword.engine.intake import Intake
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
-from foreword.engine.parts import EngineParts
 from foreword.engine.policy.service import GuessingDesk
 from foreword.engine.requests.accounting import CohortAccounting
 from foreword.engine.requests.assignment import Assignment
@@ -71,7 +72,7 @@ class EngineCore:
             store=self.runner.store,
         )
         self._recovery = Recovery(self._stepper)
-        self.steps_ahead = config.steps_ahead or (1 if target.device.type == "cpu" else 2)
+        self.steps_ahead = config.steps_ahead or passes_in_flight(target.device)
         self._lookout = Lookout(self._policy, self._stepper.faults)
         self.scheduler = Scheduler(
             self.cache,

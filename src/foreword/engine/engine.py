@@ -2,21 +2,21 @@
 
 import asyncio
 import atexit
+import logging
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from time import monotonic
 
 from foreword.acceptance.params import SamplingDefaults, SamplingParams
 from foreword.drafters.config import SpeculationSetting
 from foreword.engine.adapters import Adapters
+from foreword.engine.assembly import make_core
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.death import Death, give_up
 from foreword.engine.drafting.default_speculation import SpeculationOption, check_choice
-from foreword.engine.llm import make_core
 from foreword.engine.loader import load_model
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.outputs import OutputCollector, RequestOutput
@@ -28,6 +28,40 @@ from foreword.errors import EngineStopped, RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.progress import Progress
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Death:
+    """Who hears of it, and in which words."""
+
+    _tell: Callable[[Exception], None] | None = None
+    _stopped: EngineStopped | None = None
+
+    def tell(self, tell: Callable[[Exception], None]) -> None:
+        """Have it told in the engine's thread, or here if it is dead already."""
+        self._tell = tell
+        if self._stopped is not None:
+            tell(self._stopped)
+
+    def by(self, error: BaseException) -> EngineStopped:
+        """What all who wait are told."""
+        is_clear = isinstance(error, EngineStopped)  # one line says all
+        _log.critical("the engine's thread has died: %s", error, exc_info=None if is_clear else error)
+        stopped = EngineStopped(
+            f"the engine has failed: {error if is_clear else f'{type(error).__name__}: {error}'}"
+        )
+        self._stopped = stopped
+        if self._tell is not None:
+            self._tell(stopped)
+        return stopped
+
+
+def give_up(reason: str) -> None:
+    """In the engine's thread: what it needs is gone."""
+    raise EngineStopped(reason)
+
 
 DRAIN_INTERVAL = 0.01
 """Seconds between two looks at whether a draining engine is done."""

@@ -5,21 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from foreword.acceptance.params import SamplingParams
-from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig, SpeculationSetting
 from foreword.engine.adapters import Adapters, LoRARequest
+from foreword.engine.assembly import chosen_speculation, make_core
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.drafting.default_speculation import SpeculationOption, check_choice
 from foreword.engine.drafting.drafter_pool import PagesLackRows
-from foreword.engine.loader import LoadedModel, load_model
+from foreword.engine.loader import load_model
 from foreword.engine.messages import NewRequest
 from foreword.engine.outputs import OutputCollector, RequestOutput
-from foreword.engine.parts import EngineParts
 from foreword.engine.pipeline import StepPipeline
-from foreword.engine.policy.making import make_steering, with_file_limits
-from foreword.engine.preparing import prepare_passes
-from foreword.engine.profiles import begin_with_kept, begin_with_profile
 from foreword.engine.prompts import (
     ParamsChoice,
     Prediction,
@@ -107,7 +103,7 @@ class LLM:
         """
         self._check_idle()
         try:
-            self.engine.drafters.set_default(_chosen(speculation, self.loaded, self._config))
+            self.engine.drafters.set_default(chosen_speculation(speculation, self.loaded, self._config))
         except PagesLackRows:
             self._make_again(speculation)
 
@@ -268,33 +264,3 @@ class _How:
     priority: int | Sequence[int]
     deadline_ms: float | None
     suffix: str | None = None
-
-
-def make_core(
-    loaded: LoadedModel,
-    config: EngineConfig | None,
-    speculation: SpeculationOption = None,
-    offered: Sequence[SpeculationConfig] = (),
-    preparing: Progress | None = None,
-) -> EngineCore:
-    """An engine for a loaded model, ready for requests; `preparing` is told of passes that a GPU is prepared for."""
-    config, policy = config or EngineConfig(), MeasuredPolicy()
-    chosen = _chosen(speculation, loaded, config)
-    steering = make_steering(config, policy, loaded)
-    if steering is not None:
-        config = with_file_limits(config, steering)
-        offered = [*offered, *steering.configs.values()]
-    parts = EngineParts(config, policy, loaded.drafter_builder(), chosen, offered=offered, steering=steering)
-    core = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
-    prepare_passes(core, config.max_num_seqs, preparing)
-    if steering is not None or (chosen is not None and not chosen.fixed):
-        core.kept = begin_with_kept(core, policy, offered)
-    elif any(not config.fixed for config in offered):
-        begin_with_profile(core, offered)
-    return core
-
-
-def _chosen(
-    speculation: SpeculationOption, loaded: LoadedModel, config: EngineConfig
-) -> SpeculationConfig | None:
-    return loaded.choose_speculation(speculation, config.acceptance_rule).config

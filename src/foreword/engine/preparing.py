@@ -9,9 +9,9 @@ from time import perf_counter
 import torch
 
 from foreword.backends.interface import DecodeSize
+from foreword.backends.memory import free_memory, release_cached_memory
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
-from foreword.engine.gpu_memory import free_memory
 from foreword.engine.profiles import as_unanswered, unwanted_request
 from foreword.engine.requests.request import Request
 from foreword.errors import EngineStopped
@@ -119,7 +119,7 @@ def prepare_passes(
         raise
     except torch.OutOfMemoryError:
         _log.warning("no memory is left to prepare more passes: the others are prepared when they come")
-        torch.cuda.empty_cache()
+        release_cached_memory()
     except Exception as error:
         _log.warning("passes could not be prepared: %s: %s", type(error).__name__, error)
     finally:

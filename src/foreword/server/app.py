@@ -23,11 +23,10 @@ from foreword.server.middleware import AuthMiddleware, HeadMiddleware, OriginMid
 from foreword.server.ops_routes import ops_routes, speculation_routes
 from foreword.server.page.routes import page_routes
 from foreword.server.settings import ServerSettings
-from foreword.wire.client import EngineClient
 from foreword.wire.supervisor import Supervisor, SupervisorSettings
 
 
-def create_context(settings: ServerSettings, engine: EngineClient, tokenizer: Tokenizer) -> ServerContext:
+def create_context(settings: ServerSettings, engine: Supervisor, tokenizer: Tokenizer) -> ServerContext:
     """The parts of a server around an engine."""
     return ServerContext(
         settings,

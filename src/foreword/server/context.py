@@ -14,7 +14,7 @@ from foreword.server.api.prompts import PromptEncoder
 from foreword.server.errors import ApiError
 from foreword.server.metrics import Metrics
 from foreword.server.settings import ServerSettings
-from foreword.wire.client import EngineClient
+from foreword.wire.supervisor import Supervisor
 
 
 def check_speculation(override: SpeculationSetting, settings: ServerSettings) -> SpeculationSetting:
@@ -31,7 +31,7 @@ class ServerContext:
     """The parts of one server."""
 
     settings: ServerSettings
-    engine: EngineClient
+    engine: Supervisor
     prompts: PromptEncoder
     admission: Admission
     metrics: Metrics

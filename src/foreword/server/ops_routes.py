@@ -26,7 +26,7 @@ from foreword.server.api.identity import caller_of
 from foreword.server.api.sampling_types import StrictBody
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
-from foreword.wire.client import EngineState
+from foreword.wire.supervisor import EngineState
 
 
 def ops_routes(context: ServerContext) -> APIRouter:

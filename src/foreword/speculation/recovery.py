@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from foreword.backends.memory import release_cached_memory
 from foreword.errors import EngineStopped
 from foreword.speculation.pipeline import Launched
 from foreword.speculation.proposing import NOBODY, Proposal, plain
@@ -98,8 +99,8 @@ class Recovery:
 
     def _note(self, what: str, error: Exception) -> None:
         self.stepper.faults.note(what, error)
-        if isinstance(error, torch.OutOfMemoryError) and torch.cuda.is_available():
-            torch.cuda.empty_cache()  # what was kept for other shapes may be enough for the next try
+        if isinstance(error, torch.OutOfMemoryError):
+            release_cached_memory()  # it may be enough for the next try
 
 
 def _why(error: Exception) -> str:

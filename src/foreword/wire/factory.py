@@ -3,11 +3,10 @@
 from foreword.engine.config import EngineConfig
 from foreword.engine.engine import Engine
 from foreword.progress import StageProgress
-from foreword.wire.engine_like import EngineLike
 from foreword.wire.frames import Start
 
 
-def load_engine(start: Start, on_stage: StageProgress) -> EngineLike:
+def load_engine(start: Start, on_stage: StageProgress) -> Engine:
     """Load the model and start the engine's thread; `on_stage` is told how far that is."""
     engine = Engine.load(
         start.model,

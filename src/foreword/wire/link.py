@@ -1,7 +1,7 @@
 """One connection to one engine process: requests out, deltas in, and everybody told when it breaks."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
@@ -10,7 +10,6 @@ from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, OpenA
 from foreword.errors import EngineUnavailable, RequestError
 from foreword.progress import StageProgress
 from foreword.wire import frames as wire
-from foreword.wire.client import OnLate
 
 LONGEST_INTERVAL = 5.0
 """Most seconds between two looks."""
@@ -48,6 +47,9 @@ async def wait_until_hung(link: Watched, patience: float) -> None:
 
 
 _Item = AnswerDelta | Exception
+
+OnLate = Callable[[_Item], None]
+"""Receives the ends of answers whose reader has left, or why there will be none."""
 
 
 @dataclass

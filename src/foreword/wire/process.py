@@ -13,18 +13,21 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from foreword.cluster.framing import ChannelError
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.errors import EngineStopped, ForewordError, RequestError
 from foreword.progress import StageProgress
 from foreword.wire import frames as wire
-from foreword.wire.engine_like import EngineLike
 from foreword.wire.frames import Channel
+
+if TYPE_CHECKING:
+    from foreword.engine.engine import Engine  # a process with another factory does not import it
 
 log = logging.getLogger("foreword.wire.process")
 
-EngineFactory = Callable[[wire.Start, StageProgress], EngineLike]
+EngineFactory = Callable[[wire.Start, StageProgress], "Engine"]
 """Makes the engine that a `Start` message describes, and tells how far it is."""
 
 
@@ -38,7 +41,7 @@ def find_factory(name: str) -> EngineFactory:
 class EngineHost:
     """Carries messages between a channel and an engine."""
 
-    def __init__(self, channel: Channel, engine: EngineLike) -> None:
+    def __init__(self, channel: Channel, engine: "Engine") -> None:
         self._channel = channel
         self._engine = engine
         self._draining: asyncio.Task[None] | None = None

@@ -7,6 +7,7 @@ import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from time import monotonic
 
 import msgspec
@@ -16,13 +17,29 @@ from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import EngineUnavailable, ForewordError
 from foreword.progress import StageProgress
 from foreword.wire import frames as wire
-from foreword.wire.client import EngineLimits, EngineState, OnLate
-from foreword.wire.link import EngineLink, wait_until_hung
+from foreword.wire.link import EngineLink, OnLate, wait_until_hung
 
 log = logging.getLogger("foreword.server")
 
 DEFAULT_FACTORY = "foreword.wire.factory:load_engine"
 """Makes the real engine."""
+
+
+class EngineState(StrEnum):
+    """The stages of an engine's life."""
+
+    STARTING = "starting"  # the model is being loaded for the first time
+    READY = "ready"
+    RESTARTING = "restarting"  # it has died and a fresh one is being started
+    DRAINING = "draining"  # nothing new is accepted; running answers may end
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What the loaded engine accepts."""
+
+    max_model_len: int  # most tokens of a prompt and its answer together
 
 
 class EngineStartError(ForewordError):
@@ -44,7 +61,7 @@ class SupervisorSettings:
 
 
 class Supervisor:
-    """An `EngineClient` whose engine is a child process."""
+    """Takes requests to an engine in a child process, and its answers back."""
 
     def __init__(self, settings: SupervisorSettings, on_stage: StageProgress = lambda *_: None) -> None:
         """`on_stage` is told how far an engine is that starts."""
@@ -74,24 +91,27 @@ class Supervisor:
         return None if self._process is None else self._process.pid
 
     def limits(self) -> EngineLimits:
-        """What the engine can take."""
+        """Return what the engine accepts; raises `EngineUnavailable` until it has been ready once."""
         if self._limits is None:
             raise EngineUnavailable("the engine is still starting; try again")
         return self._limits
 
     @property
     def speculating(self) -> bool:
-        """Whether requests are guessed ahead for."""
+        """Whether speculation is on, for all requests."""
         return self._speculate
 
     def submit(self, request: NewRequest, on_late: OnLate | None = None) -> AsyncGenerator[AnswerDelta, None]:
-        """The deltas of all n answers."""
+        """Return the deltas of all n answers; they raise `RequestError` or, if the engine dies, `EngineUnavailable`.
+
+        Closing the iterator before its end aborts the request; `on_late` then receives the ends of its answers.
+        """
         if self._link is None or self._state not in (EngineState.READY, EngineState.DRAINING):
             raise EngineUnavailable(f"the engine is {self._state}; try again")
         return self._link.answer(request, on_late)
 
     def speculate(self, on: bool) -> None:
-        """Guess ahead or don't, for all requests, also after a restart."""
+        """Switch speculation on or off for all requests, also after a restart."""
         self._speculate = on
         if self._link is not None:
             self._link.send(wire.Speculate(on))
@@ -102,7 +122,10 @@ class Supervisor:
             self._link.send(wire.MovePair(drafter, cohort, state))
 
     async def set_adapter(self, name: str, path: str | None) -> None:
-        """Load a LoRA adapter, or unload it if there is no path, also after a restart."""
+        """Load a LoRA adapter, or unload it if there is no path, also after a restart.
+
+        Raises `RequestError` for what cannot be loaded, `EngineUnavailable` if there is no engine now.
+        """
         if self._link is None or self._state is not EngineState.READY:
             raise EngineUnavailable(f"the engine is {self._state}; try again")
         await self._link.set_adapter(name, path)
@@ -112,7 +135,7 @@ class Supervisor:
             self._adapters[name] = path
 
     async def stats(self) -> EngineStats | None:
-        """How the engine is doing."""
+        """Return the engine's figures; None if they do not arrive in time."""
         if self._link is None or not self._link.ready.done():
             return None
         return await self._link.stats(self._settings.stats_timeout)

@@ -10,10 +10,9 @@ import torch
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
 from foreword.control.measured import MeasuredPolicy
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.drafting.saved_estimates import KeptEstimates
-from foreword.engine.parts import EngineParts
 from foreword.engine.profiles import _read, begin_with_kept, engine_key
 from foreword.engine.text import Vocabulary
 from helpers.clocks import ScriptedClock

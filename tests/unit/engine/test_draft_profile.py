@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
-from foreword.engine.parts import EngineParts
 from foreword.engine.profiles import begin_with_calls
 from foreword.engine.text import Vocabulary
 from foreword.speculation.draft import Draft

@@ -16,10 +16,9 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
 from foreword.drafters.lookup.suffix import SuffixConfig, SuffixDrafter
 from foreword.engine import preparing
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
-from foreword.engine.parts import EngineParts
 from foreword.engine.preparing import MEMORY_SHARE, SECONDS, prepare_passes
 from foreword.engine.text import Vocabulary
 from foreword.speculation.drafting import Drafter

@@ -31,10 +31,9 @@ from foreword.bench.prompts import BenchPrompt
 from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import drafter_kinds
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.loader import LoadedModel
-from foreword.engine.parts import EngineParts
 from foreword.engine.profiles import begin_with_profile
 from foreword.engine.prompts import encode_prompt
 from foreword.errors import RequestError

@@ -26,11 +26,10 @@ from foreword.control.fixed import FixedPolicy
 from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.lookup.suffix import SuffixConfig, SuffixDrafter
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.drafting.default_speculation import WITHOUT_A_HEAD
 from foreword.engine.messages import NewRequest
-from foreword.engine.parts import EngineParts
 from foreword.engine.pipeline import StepPipeline
 from foreword.engine.preparing import prepare_passes
 from foreword.engine.profiles import measure_profile

@@ -91,8 +91,8 @@ class Workplace:
             return EndlessBatch(
                 self.target, rows=rows or _GPU_ROWS, context=context, stop_ids=stops, seed=seed
             )
+        from foreword.engine.assembly import make_core
         from foreword.engine.config import EngineConfig
-        from foreword.engine.llm import make_core
         from foreword.engine.loader import load_model
         from foreword.train.texts.jobs import EngineBatch
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler
-from foreword.control.service import Deadline
 from foreword.engine.adapters import LoadedAdapter
 from foreword.engine.messages import AnswerDelta, RequestStats, sampling_kind
 from foreword.engine.requests.accounting import Accounting
@@ -28,6 +27,15 @@ class RequestIdentity:
     prediction: Sequence[int] = ()  # what its user expects as the answer
     adapter: LoadedAdapter | None = None
     assigned: Assignment = field(default_factory=Assignment)  # what the operator's rules say
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """When an answer has to be complete."""
+
+    at: float  # by the engine's clock
+    milliseconds: float  # after its arrival
+    must_be_whole: bool = False  # it ends as soon as it cannot be complete by then; else it ends then
 
 
 @dataclass

@@ -3,9 +3,9 @@
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
-from foreword.control.service import Deadline, Service, Slo
+from foreword.control.service import Service, Slo
 from foreword.engine.messages import NewRequest
-from foreword.engine.requests.request import Request
+from foreword.engine.requests.request import Deadline, Request
 from foreword.speculation.measured.costs import StepCosts
 
 LANE = 8

@@ -20,7 +20,7 @@ from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
 from foreword.structured.params import FORM_PARAM
-from foreword.wire.client import EngineState
+from foreword.wire.supervisor import EngineState
 
 
 def as_asked(request: NewRequest, body: SamplingFields, adapter: str) -> NewRequest:

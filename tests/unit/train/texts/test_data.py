@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from foreword.engine.llm import make_core
+from foreword.engine.assembly import make_core
 from foreword.engine.loader import load_model
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import open_checkpoint

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from foreword.engine.config import KV_BYTES, EngineConfig
-from foreword.engine.gpu_memory import GIB, memory_for_kv
+from foreword.engine.config import GIB, KV_BYTES, EngineConfig, memory_for_kv
 from foreword.errors import RequestError
 from helpers.passes import torch_decoder
 from helpers.tiny_models import make_hf_model

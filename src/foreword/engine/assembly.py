@@ -1,0 +1,70 @@
+"""Makes an engine for a loaded model: policy file, drafters, prepared passes, and saved or measured costs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+from foreword import __version__
+from foreword.control.measured import MeasuredPolicy
+from foreword.drafters.config import SpeculationConfig
+from foreword.engine.config import EngineConfig, EngineParts
+from foreword.engine.core import EngineCore
+from foreword.engine.drafting.default_speculation import SpeculationOption
+from foreword.engine.loader import LoadedModel
+from foreword.engine.policy.steering import Steering
+from foreword.engine.preparing import prepare_passes
+from foreword.engine.profiles import begin_with_kept, begin_with_profile
+from foreword.progress import Progress
+
+
+def make_steering(config: EngineConfig, policy: MeasuredPolicy, loaded: LoadedModel) -> Steering | None:
+    """None without a file; raises `RequestError` for one that says nonsense."""
+    if config.speculation_policy is None:
+        return None
+    decoder, name = loaded.decoder, loaded.checkpoint.path.name
+    made_for = {"model": name, "device": str(decoder.device), "version": __version__}
+    return Steering(
+        Path(config.speculation_policy).expanduser(),
+        policy,
+        perf_counter,
+        made_for | {"bytes": str(decoder.weight_bytes)},
+        name,
+        decoder.is_shape_invariant,
+    )
+
+
+def with_file_limits(config: EngineConfig, steering: Steering) -> EngineConfig:
+    """What the file says of the engine as a whole; it is looked at once."""
+    share = steering.document.max_draft_share
+    return config if share is None else replace(config, max_draft_share=share)
+
+
+def make_core(
+    loaded: LoadedModel,
+    config: EngineConfig | None,
+    speculation: SpeculationOption = None,
+    offered: Sequence[SpeculationConfig] = (),
+    preparing: Progress | None = None,
+) -> EngineCore:
+    """An engine for a loaded model, ready for requests; `preparing` is told of passes that a GPU is prepared for."""
+    config, policy = config or EngineConfig(), MeasuredPolicy()
+    chosen = chosen_speculation(speculation, loaded, config)
+    steering = make_steering(config, policy, loaded)
+    if steering is not None:
+        config = with_file_limits(config, steering)
+        offered = [*offered, *steering.configs.values()]
+    parts = EngineParts(config, policy, loaded.drafter_builder(), chosen, offered=offered, steering=steering)
+    core = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
+    prepare_passes(core, config.max_num_seqs, preparing)
+    if steering is not None or (chosen is not None and not chosen.fixed):
+        core.kept = begin_with_kept(core, policy, offered)
+    elif any(not config.fixed for config in offered):
+        begin_with_profile(core, offered)
+    return core
+
+
+def chosen_speculation(
+    speculation: SpeculationOption, loaded: LoadedModel, config: EngineConfig
+) -> SpeculationConfig | None:
+    return loaded.choose_speculation(speculation, config.acceptance_rule).config
