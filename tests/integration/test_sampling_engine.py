@@ -112,7 +112,7 @@ def test_there_is_a_logprob_for_every_token(drafting: bool):
     for request, same in zip(answers(engine(drafting), params), plain, strict=True):
         assert [entry.token for entry in request.answer.logprobs] == request.output_ids
         assert [e.logprob for e in request.answer.logprobs] == pytest.approx(
-            [e.logprob for e in same.logprobs], abs=1e-5
+            [e.logprob for e in same.answer.logprobs], abs=1e-5
         )
 
 
