@@ -40,13 +40,11 @@ PACKAGES = (
     "cluster",
     "control",
     "drafters",
-    "engine",
     "integrations",
     "kernels",
     "kv",
     "server",
     "speculation",
-    "wire",
 )
 
 PENDING = tuple(f"src/foreword/{name}" for name in PACKAGES)

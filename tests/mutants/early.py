@@ -83,7 +83,7 @@ EARLY_MUTANTS = (
         103,
         "a drafter is closed between its choice and its first use",
         "engine/drafting/drafter_pool.py",
-        "DrafterPool._let_go",
+        "DrafterPool._release_drafter",
         "self._users[id(drafter)] or self._blocks",
         "self._users[id(drafter)]",
         (f"{UNIT}/engine/drafting/test_drafter_pool.py",),

@@ -141,7 +141,7 @@ HOUSE_MUTANTS = (
         48,
         "the policy stays as patient when it wants guesses again",
         "engine/scheduling/asynchronous.py",
-        "Lookout._is_to_guess",
+        "LookaheadGate._wants_drafts",
         "self._patience = PLANNED_EVERY",
         "pass",
         (

@@ -14,12 +14,12 @@ from foreword.engine.drafting.default_speculation import SpeculationOption
 from foreword.engine.loader import LoadedModel
 from foreword.engine.policy.steering import Steering
 from foreword.engine.preparing import prepare_passes
-from foreword.engine.profiles import begin_with_kept, begin_with_profile
+from foreword.engine.profiles import start_with_profile, start_with_saved
 from foreword.progress import Progress
 
 
 def make_steering(config: EngineConfig, policy: MeasuredPolicy, loaded: LoadedModel) -> Steering | None:
-    """None without a file; raises `RequestError` for one that says nonsense."""
+    """Return the policy file at work; None without a file. Raises `RequestError` for an invalid one."""
     if config.speculation_policy is None:
         return None
     decoder, name = loaded.decoder, loaded.checkpoint.path.name
@@ -35,7 +35,7 @@ def make_steering(config: EngineConfig, policy: MeasuredPolicy, loaded: LoadedMo
 
 
 def with_file_limits(config: EngineConfig, steering: Steering) -> EngineConfig:
-    """What the file says of the engine as a whole; it is looked at once."""
+    """Return the configuration with the limits that the file sets for the whole engine; read once."""
     share = steering.document.max_draft_share
     return config if share is None else replace(config, max_draft_share=share)
 
@@ -47,7 +47,7 @@ def make_core(
     offered: Sequence[SpeculationConfig] = (),
     preparing: Progress | None = None,
 ) -> EngineCore:
-    """An engine for a loaded model, ready for requests; `preparing` is told of passes that a GPU is prepared for."""
+    """Return an engine for a loaded model; `preparing` is called with the progress of passes that a GPU prepares."""
     config, policy = config or EngineConfig(), MeasuredPolicy()
     chosen = chosen_speculation(speculation, loaded, config)
     steering = make_steering(config, policy, loaded)
@@ -58,9 +58,9 @@ def make_core(
     core = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
     prepare_passes(core, config.max_num_seqs, preparing)
     if steering is not None or (chosen is not None and not chosen.fixed):
-        core.kept = begin_with_kept(core, policy, offered)
+        core.kept = start_with_saved(core, policy, offered)
     elif any(not config.fixed for config in offered):
-        begin_with_profile(core, offered)
+        start_with_profile(core, offered)
     return core
 
 

@@ -62,14 +62,14 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float = 0.9  # of a GPU's memory, the share that weights, passes and KV may take
     max_model_len: int | None = None  # cap on prompt + answer; None: what the model and the cache allow
-    # Rows of one target pass, guesses included; longer prompts take several.
+    # Tokens of one target pass, draft tokens included; longer prompts take several.
     max_num_batched_tokens: int = 512
     max_num_seqs: int = 64  # answers that are worked on at once
     acceptance_rule: str = "coupled"  # how drafts are judged: coupled, token, block or traversal
     enable_prefix_caching: bool = True  # reuse the KV of equal beginnings, within a tenant
     max_step_seconds: float | None = 0.1  # aim for passes with prompt chunks while others decode; None: none
-    max_draft_share: float = 0.03  # most that guesses may lengthen steps that also serve plain requests
-    # Passes under way at once, so that a GPU need not wait for the host; None: 2 on a GPU, else 1.
+    max_draft_share: float = 0.03  # most that drafts may lengthen steps that also serve plain requests
+    # Passes in flight at once, so that a GPU need not wait for the host; None: 2 on a GPU, else 1.
     steps_ahead: int | None = None
     enforce_eager: bool = (
         False  # capture no passes on a GPU: nothing is prepared at the start, each one takes longer
@@ -97,14 +97,14 @@ class EngineConfig:
         return KV_BYTES if self.kv_cache_memory_bytes is None else self.kv_cache_memory_bytes
 
     def fitted(self, target: Decoder) -> "EngineConfig":
-        """With as much KV memory as there is room for beside this model, where nothing else is said."""
+        """Return the configuration with the KV memory that is left beside this model, unless it is set."""
         if self.kv_cache_memory_bytes is not None:
             return self
         room = memory_for_kv(target, self.gpu_memory_utilization, self.max_num_batched_tokens)
         return replace(self, kv_cache_memory_bytes=room)
 
     def num_pages(self, target: Decoder, extra: Sequence[RowSpec] = ()) -> int:
-        """Pages of KV memory for this model, and for the `extra` rows that drafters keep in them."""
+        """Return the pages of KV memory for this model and the `extra` rows that drafters keep in them."""
         page_bytes = PageSpec(target.kv_rows(), tuple(extra)).bytes_per_row * PAGE_SIZE
         affordable = self.kv_bytes // page_bytes
         if affordable < 1:
@@ -113,7 +113,7 @@ class EngineConfig:
         return min(affordable, useful)
 
     def context_length(self, target: Decoder, extra: Sequence[RowSpec] = ()) -> int:
-        """Most tokens of a prompt with its answer."""
+        """Return the most tokens of a prompt with its answer."""
         possible = min(target.config.context_length, self.num_pages(target, extra) * PAGE_SIZE)
         if self.max_model_len is None:
             return possible
@@ -127,10 +127,10 @@ class EngineParts:
     """What an engine may be given instead of its own."""
 
     config: EngineConfig = field(default_factory=EngineConfig)
-    policy: Policy = field(default_factory=FixedPolicy)  # who drafts, with what, how deep
-    build_drafter: Build | None = None  # makes the drafters that requests ask for; None: they cannot ask
-    speculation: SpeculationConfig | None = None  # of requests that don't ask
+    policy: Policy = field(default_factory=FixedPolicy)  # which drafter drafts, and how deep
+    build_drafter: Build | None = None  # makes the drafters that requests name; None: they cannot name any
+    speculation: SpeculationConfig | None = None  # of requests that name none
     clock: Callable[[], float] = perf_counter  # seconds
-    # Others that requests will ask for and that keep rows in the KV pages: these are laid out for them too.
+    # Others that requests will name and that keep rows in the KV pages: these are laid out for them too.
     offered: Sequence[SpeculationConfig] = ()
     steering: Steering | None = None  # the operator's policy file

@@ -15,14 +15,14 @@ from foreword.engine.adapters import Adapters
 from foreword.engine.background import BackgroundWork
 from foreword.engine.config import EngineParts
 from foreword.engine.drafting.drafter_pool import DrafterPool, needs_of_all
-from foreword.engine.drafting.saved_estimates import KeptEstimates
+from foreword.engine.drafting.saved_estimates import SavedEstimates
 from foreword.engine.intake import Intake
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
-from foreword.engine.policy.service import GuessingDesk
+from foreword.engine.policy.service import SpeculationService
 from foreword.engine.requests.accounting import CohortAccounting
 from foreword.engine.requests.assignment import Assignment
 from foreword.engine.requests.request import Request
-from foreword.engine.scheduling.asynchronous import Lookout
+from foreword.engine.scheduling.asynchronous import LookaheadGate
 from foreword.engine.scheduling.order import DEADLINE, deadline_of
 from foreword.engine.scheduling.scheduler import Scheduler, SchedulerSizes, check_queues
 from foreword.engine.text import Vocabulary
@@ -35,7 +35,7 @@ from foreword.speculation.step import Stepper
 from foreword.structured.compiler import Grammars
 
 MASK_WAIT = 0.005
-"""Wall-clock seconds between two looks at new requests while all others wait for masks."""
+"""Wall-clock seconds between two checks for new requests while all others wait for masks."""
 
 
 class EngineCore:
@@ -48,11 +48,11 @@ class EngineCore:
         parts = parts or EngineParts()
         config, rule = parts.config.fitted(target), Rule.parse(parts.config.acceptance_rule)
         self._policy = FairShare(parts.policy, config.max_draft_share)
-        brought = self._policy.drafters()
+        policy_drafters = self._policy.drafters()
         self.drafters = DrafterPool(
-            parts.build_drafter, rule, parts.speculation, brought, target.config.num_layers
+            parts.build_drafter, rule, parts.speculation, policy_drafters, target.config.num_layers
         )
-        known = [*brought, *map(self.drafters.offer, parts.offered)]
+        known = [*policy_drafters, *map(self.drafters.offer, parts.offered)]
         self.drafters.provided = needs = needs_of_all(self.drafters.default, known)
         num_pages = config.num_pages(target, needs.rows)
         self.max_model_len = config.context_length(target, needs.rows)
@@ -73,7 +73,7 @@ class EngineCore:
         )
         self._recovery = Recovery(self._stepper)
         self.steps_ahead = config.steps_ahead or passes_in_flight(target.device)
-        self._lookout = Lookout(self._policy, self._stepper.faults)
+        self._lookahead = LookaheadGate(self._policy, self._stepper.faults)
         self.scheduler = Scheduler(
             self.cache,
             SchedulerSizes(config.max_num_batched_tokens, config.max_num_seqs, config.max_step_seconds),
@@ -96,13 +96,15 @@ class EngineCore:
             self._grammars,
             parts.steering,
         )
-        self.guessing = GuessingDesk(self.cache, parts.policy, parts.steering, self.drafters, rule)
+        self.speculation_service = SpeculationService(
+            self.cache, parts.policy, parts.steering, self.drafters, rule
+        )
         # By the user's id, those of its answers that have not ended; None: of the request that is decoded again.
         self._active: dict[str | None, list[Request]] = {}
         self.steps = 0
-        self.seconds = StageSeconds()  # where the time of all steps went
+        self.seconds = StageSeconds()  # of all steps, by stage
         self._cohorts = CohortAccounting()
-        self.kept: KeptEstimates | None = None  # where what is learned is kept; None: nowhere
+        self.kept: SavedEstimates | None = None  # the file of estimates; None: none
 
     @property
     def has_requests(self) -> bool:
@@ -111,11 +113,11 @@ class EngineCore:
     @property
     def idle_seconds(self) -> float | None:
         """Longest time between two calls of `launch` while there are no requests; None: any time."""
-        return self.guessing.idle_seconds
+        return self.speculation_service.idle_seconds
 
     @property
     def speculating(self) -> bool:
-        """The switch for everyone: off, all requests decode plainly; on, as they asked."""
+        """The switch for all requests: off, all decode plainly; on, as each requests it."""
         return self.situation.speculating
 
     @speculating.setter
@@ -155,7 +157,7 @@ class EngineCore:
             self.discard(requests)
             raise RequestError(f"a request with the id {key!r} is being answered; choose another id")
         if key is not None and self._abort(None):  # a check has time
-            self.guessing.interrupted()
+            self.speculation_service.interrupted()
         self._active[key] = list(requests)
         for request in requests:
             self.drafters.begin(request)
@@ -174,13 +176,13 @@ class EngineCore:
         return requests
 
     def use_idle_time(self) -> None:
-        """Where nothing else is to be done: decode an ended request again, if a roll-out waits for that."""
+        """Decode an ended request again while the engine is idle, if a roll-out waits for that."""
         with self._stepper.faults.forgiven("check"), self.drafters.none_closed():
-            if not self.has_requests and (check := self.guessing.next_check()) is not None:
+            if not self.has_requests and (check := self.speculation_service.next_check()) is not None:
                 self.enqueue(self.prepare(*check))
 
     def abort(self, request_id: str) -> list[AnswerDelta]:
-        """Stop working on a request, also while a step is under way; the ends of its answers are returned."""
+        """Stop working on a request, also while a step is in flight; return the ends of its answers."""
         return [request.take_delta() for request in self._abort(request_id)]
 
     def _abort(self, key: str | None) -> list[Request]:
@@ -191,7 +193,7 @@ class EngineCore:
         return requests
 
     def step(self) -> list[AnswerDelta]:
-        """One target pass; returns what the answers have gained."""
+        """Run one target pass; return what the answers have gained."""
         late = self.end_late()
         under_way = self.launch()
         if under_way is None:
@@ -205,7 +207,7 @@ class EngineCore:
             self._grammars.wait_for_masks(MASK_WAIT)
 
     def end_late(self) -> list[AnswerDelta]:
-        """End the answers whose deadline is over, or cannot be met where that was asked for; their ends."""
+        """End the answers whose deadline is over, or cannot be met where that was requested; return their ends."""
         late = self.scheduler.late(self._clock)
         for request, why in late:
             request.answer.end(DEADLINE, why)
@@ -213,15 +215,15 @@ class EngineCore:
         return [request.take_delta() for request, _ in late]
 
     def launch(self) -> UnderWay | None:
-        """Hand the next pass to the device; None if nothing can be launched now.
+        """Launch the next pass on the device; None if nothing can be launched now.
 
         Another step may be launched before this one is resolved: for requests that are not in it, and for those that
-        are, if nobody is to guess. Steps are resolved in the order in which they were launched.
+        are, if no drafter is active. Steps are resolved in the order in which they were launched.
         """
         with self._stepper.faults.forgiven("policy"):  # no request fails for what is done beside its steps
-            self.guessing.between_steps(len(self.scheduler.waiting))
+            self.speculation_service.between_steps(len(self.scheduler.waiting))
         began = self._clock()
-        entries = self.scheduler.schedule(self._lookout.may_follow(self.scheduler.running, self.situation))
+        entries = self.scheduler.schedule(self._lookahead.may_follow(self.scheduler.running, self.situation))
         if not entries:
             return None
         for entry in entries:
@@ -230,11 +232,11 @@ class EngineCore:
         return self._recovery.launch(entries)
 
     def resolve(self, under_way: UnderWay) -> list[AnswerDelta]:
-        """Wait for the pass, commit it and do its books; returns what the answers have gained."""
+        """Wait for the pass, commit it and account for it; return what the answers have gained."""
         return self.settle(self.commit(under_way))
 
     def commit(self, under_way: UnderWay) -> StepReport:
-        """Wait for the pass and commit it. Those that have ended with it are in no other; the books can wait."""
+        """Wait for the pass and commit it. Requests that end with it are in no other; accounting can wait."""
         report = self._recovery.resolve(under_way)
         for part in report.requests:
             if part.applied and isinstance(part.request, Request) and part.request.finish_reason is not None:
@@ -242,12 +244,12 @@ class EngineCore:
         return report
 
     def settle(self, report: StepReport) -> list[AnswerDelta]:
-        """Do the books of a step that was committed; returns what the answers have gained."""
+        """Account for a step that was committed; return what the answers have gained."""
         self._stepper.learn()
         self.steps += 1
         self.seconds += report.seconds
         with self._stepper.faults.forgiven("books"):
-            self.guessing.observe(report, self.scheduler.preemptions)
+            self.speculation_service.observe(report, self.scheduler.preemptions)
         if self.kept is not None:
             self.kept.save_now_and_then(self.seconds.total)
         return self._deltas(report)
@@ -279,20 +281,20 @@ class EngineCore:
 
     def _report(self) -> ControlReport | None:
         with self._stepper.faults.forgiven("report"):
-            return self.guessing.report(self.situation, self.seconds, self.has_requests)
+            return self.speculation_service.report(self.situation, self.seconds, self.has_requests)
         return None
 
     def close(self) -> None:
         """Cancel what is being prepared and release what drafters and grammars hold; nothing is answered any more."""
         self._grammars.close()
         self.background.close()
-        self.guessing.close()
+        self.speculation_service.close()
         if self.kept is not None:
             self.kept.save()
         self.drafters.close()
 
     def _deltas(self, report: StepReport) -> list[AnswerDelta]:
-        """What the answers have gained, each with its own books."""
+        """Return what the answers have gained, each with its own accounting."""
         self._cohorts.observe(report)
         deltas, now = [], self._clock()
         for part in report.requests:
@@ -307,7 +309,7 @@ class EngineCore:
                 deltas.append(request.take_delta())
             if request.finish_reason is not None:
                 with self._stepper.faults.forgiven("books"):
-                    self.guessing.ended(request)
+                    self.speculation_service.ended(request)
         return deltas
 
     def _remove(self, request: Request) -> None:

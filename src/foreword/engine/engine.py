@@ -34,19 +34,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Death:
-    """Who hears of it, and in which words."""
+    """Reports the death of the engine's thread."""
 
     _tell: Callable[[Exception], None] | None = None
     _stopped: EngineStopped | None = None
 
     def tell(self, tell: Callable[[Exception], None]) -> None:
-        """Have it told in the engine's thread, or here if it is dead already."""
+        """Call `tell` in the engine's thread when it dies, or now if it is dead already."""
         self._tell = tell
         if self._stopped is not None:
             tell(self._stopped)
 
     def by(self, error: BaseException) -> EngineStopped:
-        """What all who wait are told."""
+        """Return the error that all waiting streams raise."""
         is_clear = isinstance(error, EngineStopped)  # one line says all
         _log.critical("the engine's thread has died: %s", error, exc_info=None if is_clear else error)
         stopped = EngineStopped(
@@ -59,12 +59,12 @@ class Death:
 
 
 def give_up(reason: str) -> None:
-    """In the engine's thread: what it needs is gone."""
+    """End the engine's thread, in which it is called: something that it needs is gone."""
     raise EngineStopped(reason)
 
 
 DRAIN_INTERVAL = 0.01
-"""Seconds between two looks at whether a draining engine is done."""
+"""Seconds between two checks whether a draining engine is done."""
 
 STATS_INTERVAL = 0.05
 """Seconds between two snapshots of a busy engine's statistics."""
@@ -256,10 +256,10 @@ class Engine:
 
     def move_pair(self, drafter: str, cohort: str, state: str) -> None:
         """Move a drafter of the policy file in a cohort, from the next step on."""
-        self._mail.put(lambda: self._core.guessing.move(drafter, cohort, state))
+        self._mail.put(lambda: self._core.speculation_service.move(drafter, cohort, state))
 
     def stats(self) -> EngineStats:
-        """How things stood a moment ago; switch and draft nodes as they are now, which an idle engine has not seen."""
+        """Return recent statistics; switch and draft nodes as they are now, which an idle engine has not seen."""
         then = self._snapshot.later(monotonic() - self._snapshot_at, self._core.speculating)
         return replace(then, draft_nodes=tuple(self._core.drafters.nodes()))
 
@@ -278,7 +278,7 @@ class Engine:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Abort everything and stop the thread. Done at the interpreter's exit where nobody has; safe to repeat."""
+        """Abort everything and stop the thread. The interpreter's exit calls it, too; safe to repeat."""
         atexit.unregister(self.close)
         self._refusal = self._refusal or "the engine is closed"
         self._mail.put(None)
@@ -287,7 +287,7 @@ class Engine:
         self._on_close()
 
     def _abandon(self, stream: AnswerStream) -> None:
-        """Nobody reads this stream any more. Its request may have ended, and its id may be another's by now."""
+        """Abort the request of a stream without reader. It may have ended, and its id may be another's by now."""
 
         def stop() -> None:
             if self._listeners.knows(stream):

@@ -9,7 +9,7 @@ from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.rule import Rule
 from foreword.engine.adapters import Adapters
 from foreword.engine.drafting.drafter_pool import DrafterPool
-from foreword.engine.drafting.known_answers import Foreknowledge
+from foreword.engine.drafting.known_answers import AnswerHints
 from foreword.engine.messages import NewRequest
 from foreword.engine.policy.steering import Steering
 from foreword.engine.requests.answer import RequestLimits
@@ -89,14 +89,14 @@ class Intake:
     def is_prepared_for(self, new: NewRequest) -> bool:
         """Whether `admit` would answer at once, without making a drafter or compiling a grammar."""
         return self.grammars.is_ready(new.params.structured) and self.drafters.is_ready(
-            new.speculation, Foreknowledge.of(new)
+            new.speculation, AnswerHints.of(new)
         )
 
     @refusing("speculation")
     def _assign(self, new: NewRequest) -> Assignment:
         if self.steering is not None:
             return self.steering.assign(new)
-        return Assignment(plan=self.drafters.resolve(new.speculation, Foreknowledge.of(new)))
+        return Assignment(plan=self.drafters.resolve(new.speculation, AnswerHints.of(new)))
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         if not prompt:

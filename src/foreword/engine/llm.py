@@ -64,12 +64,12 @@ class LLM:
         progress: Progress | None = None,
         preparing: Progress | None = None,
     ) -> None:
-        """Load `model`: a built-in name, a local path or a hub id; `progress` is told of loaded tensors.
+        """Load `model`: a built-in name, a local path or a hub id; `progress` is called with loaded tensors.
 
-        `preparing` is told of passes that a GPU is made ready for, then (`EngineConfig.enforce_eager`).
+        `preparing` is then called with the passes that a GPU prepares (`EngineConfig.enforce_eager`).
 
-        `speculation` says who guesses ahead, as vLLM's `speculative_config`:
-        `{"method": "ngram", "num_speculative_tokens": 5}`; "off", False or None: nobody; "auto" or True: see
+        `speculation` names the drafter, as vLLM's `speculative_config`:
+        `{"method": "ngram", "num_speculative_tokens": 5}`; "off", False or None: no drafter; "auto" or True: see
         docs/drafters.md. It never changes the text. `generation_config` is "auto" for the sampling parameters that the
         model's makers recommend, where a call gives none, or "none". With a `tensor_parallel_size` above 1 that many
         processes have a share of the model each, on a GPU each or all on this CPU: docs/cluster.md.
@@ -97,7 +97,7 @@ class LLM:
         return self.loaded.sampling.params()
 
     def speculate(self, speculation: SpeculationOption) -> None:
-        """Change who guesses ahead, or turn it off with False or "off", without loading the model again.
+        """Change the drafter, or turn speculation off with False or "off", without loading the model again.
 
         For a head that keeps rows in the KV pages these are laid out anew: what the prefix cache has is lost.
         """

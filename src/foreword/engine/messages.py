@@ -13,7 +13,7 @@ from foreword.speculation.measured.situation import cohort_name
 
 @dataclass(frozen=True)
 class RequestLabels:
-    """What a request says about itself, for the operator's rules; nothing else looks at it."""
+    """What a request says about itself; only the operator's rules read it."""
 
     metadata: Mapping[str, str] = field(default_factory=dict)
     priority: str = ""  # its class
@@ -42,7 +42,7 @@ class NewRequest:
 
 
 def cohort_of(method: str, params: SamplingParams) -> str:
-    """The class of requests that one is counted with: those with the same drafter that draw in the same way."""
+    """Return the cohort of requests with this drafter that sample in the same way."""
     return cohort_name(method, sampling_kind(params))
 
 
@@ -66,29 +66,29 @@ class RequestStats:
     verify_seconds: float = 0.0  # its part of the target's passes
     accept_seconds: float = 0.0  # its part of judging and committing
     passes: int = 0  # target passes that it took part in
-    asks: int = 0  # passes for which a drafter was asked
-    drafts: int = 0  # passes that judged guesses of it
-    drafted: int = 0  # guesses that were judged
-    accepted: int = 0  # guesses that were committed
+    asks: int = 0  # passes for which a drafter was called
+    drafts: int = 0  # passes that verified draft tokens of it
+    drafted: int = 0  # draft tokens that were verified
+    accepted: int = 0  # draft tokens that were committed
     # Drafts that reached the position; the first is 1 after the text.
     drafted_per_position: tuple[int, ...] = ()
-    accepted_per_position: tuple[int, ...] = ()  # drafts whose guess there was committed
-    rejected_per_position: tuple[int, ...] = ()  # drafts whose first guess that was not committed is there
-    rollback_tokens: int = 0  # guesses that were computed and thrown away
+    accepted_per_position: tuple[int, ...] = ()  # drafts whose token there was committed
+    rejected_per_position: tuple[int, ...] = ()  # drafts whose first rejected token is there
+    rollback_tokens: int = 0  # draft tokens that were computed and discarded
     rejected_kv_bytes: int = 0  # KV memory that was written for them
     accepted_prediction_tokens: int = 0  # of the expected answer, those that the ended answer has
     rejected_prediction_tokens: int = 0  # and those that it has not
     preemptions: int = 0  # times that its KV was given up and computed again
-    method: str = ""  # who drafted; empty: nobody
+    method: str = ""  # the drafter; empty: none drafted
     cohort: str = ""  # the class of requests that it is counted with
     service: str = ""  # its service class
 
 
 @dataclass(frozen=True)
 class DraftShown:
-    """The guesses that one pass judged, as a tree, and how many tokens the answer gained by it."""
+    """The draft that one pass verified, as a tree, and how many tokens the answer gained by it."""
 
-    tokens: tuple[int, ...]  # [nodes]; none: the pass had no guesses
+    tokens: tuple[int, ...]  # [nodes]; none: the pass had no draft
     parents: tuple[int, ...]  # [nodes], index of an earlier node, or -1 after the text
     accepted: tuple[int, ...]  # nodes whose tokens were committed, first to last
     gained: int  # committed tokens: those, then one of the target's own unless the answer ended before it
@@ -96,7 +96,7 @@ class DraftShown:
 
 @dataclass(slots=True)
 class AnswerDelta:
-    """What an answer has gained. Nobody changes one, but a frozen class takes three times as long to make it."""
+    """What an answer has gained. It is never changed; a frozen class would take three times as long to make."""
 
     request_id: str
     index: int  # which of the request's n answers
@@ -104,8 +104,8 @@ class AnswerDelta:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
     drafts: tuple[DraftShown, ...] = ()  # one per pass that these tokens are from, if progress is asked for
-    drafted: int = 0  # guesses that were judged while these tokens were gained
-    from_draft: int = 0  # how many of the tokens, from the first on, were accepted guesses
+    drafted: int = 0  # draft tokens that were verified while these tokens were gained
+    from_draft: int = 0  # how many of the tokens, from the first on, were accepted draft tokens
     finish_reason: str | None = None  # "stop", "length", "deadline", "abort" or "error"
     # The stop token or stop string that was met; None for the model's own end.
     stop_reason: int | str | None = None
@@ -124,7 +124,7 @@ class CohortTotals:
     """What all passes of a cohort's requests have brought and cost; times as in `RequestStats`."""
 
     passes: int = 0  # every request's own; those over prompts included
-    asks: int = 0  # of these, the ones for which a drafter was asked
+    asks: int = 0  # of these, the ones for which a drafter was called
     tokens: int = 0  # that were committed
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -133,7 +133,7 @@ class CohortTotals:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """How an engine stands; counters run since it began."""
+    """Statistics of an engine; counters run since its start."""
 
     running: int = 0  # answers that are worked on
     waiting: int = 0  # answers that wait for pages or their turn
@@ -148,21 +148,23 @@ class EngineStats:
     accept_seconds: float = 0.0
     step_seconds: float = 0.0  # all of the steps; what the other three leave is scheduling and bookkeeping
     speculating: bool = True  # the switch for the whole engine
-    drafter_memory_bytes: int | None = None  # that guessing adds to the target's, as far as the drafters say
-    # By drafter and kind; they cost only guesses.
+    drafter_memory_bytes: int | None = (
+        None  # that speculation adds to the target's, as far as the drafters report it
+    )
+    # By drafter and kind; each has cost only a draft.
     drafter_faults: Mapping[str, int] = field(default_factory=dict)
     step_faults: Mapping[str, int] = field(default_factory=dict)  # by stage; recovered from
-    # By cohort: drafts, guesses that were judged, guesses that were committed.
+    # By cohort: drafts, draft tokens that were verified, draft tokens that were committed.
     acceptance: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     # By cohort, those that decode plainly included; requests that run now are counted up to here.
     cohorts: Mapping[str, CohortTotals] = field(default_factory=dict)
     # By service class: answers that are worked on, answers that wait.
     services: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    control: ControlReport | None = None  # how guessing stands, by pair of drafter and cohort
+    control: ControlReport | None = None  # the state of speculation, by pair of drafter and cohort
     draft_nodes: tuple[NodeReport, ...] = ()
 
     def later(self, seconds: float, speculating: bool) -> "EngineStats":
-        """The same, told so much later, with the switch as it is then."""
+        """Return the same statistics, reported so many seconds later with the switch as it is then."""
         control = None if self.control is None else self.control.aged(seconds)
         return replace(self, speculating=speculating, control=control)
 

@@ -27,15 +27,15 @@ class Timings:
     queue_ms: float  # arrival to first pass
     cache_n: int  # prompt tokens whose KV was found in the prefix cache
     passes: int  # target passes, prefill included
-    draft_n: int  # guessed tokens that were judged
-    draft_n_accepted: int  # guessed tokens that were committed
+    draft_n: int  # draft tokens that were verified
+    draft_n_accepted: int  # draft tokens that were committed
 
     @staticmethod
     def of(ends: Sequence[tuple[int, RequestStats]]) -> "Timings":
         """From (index, statistics) of the answers of a request, which arrived together and ran at the same time.
 
         Of every prompt, the answer with index 0 computed it. The tokens of a first pass came with the end of
-        `prompt_ms` and took no time of `predicted_ms`, however many guesses were accepted with them.
+        `prompt_ms` and took no time of `predicted_ms`, however many draft tokens were accepted with them.
         """
         answers = [stats for _, stats in ends]
         leaders = [stats for index, stats in ends if index == 0]
@@ -179,7 +179,7 @@ def sum_stats(by_answer: Iterable[tuple[int, RequestStats]]) -> RequestStats:
 
 
 def accepted_runs(stats: RequestStats) -> "Counter[int]":
-    """How many passes accepted so many guesses. A run of k has those at positions 1 .. k committed, and no further."""
+    """Return how many passes accepted each number of draft tokens; a run of k has positions 1 .. k committed."""
     return counts_of(stats.drafts, stats.accepted_per_position)
 
 

@@ -1,4 +1,4 @@
-"""Steps under way, so that a device need not wait for the host."""
+"""Asynchronous scheduling: steps in flight, so that a device need not wait for the host."""
 
 from collections import deque
 
@@ -16,13 +16,13 @@ class StepPipeline:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step is under way."""
+        """Whether a step is in flight."""
         return bool(self._under_way)
 
     def advance(self) -> list[AnswerDelta]:
         """Launch what can be launched and resolve the oldest step; returns what the answers have gained.
 
-        A device is given its next step before the books of the last are done.
+        A device gets its next step before the last one is accounted for.
         """
         core, late = self._core, self._core.end_late()
         self._fill()

@@ -1,4 +1,4 @@
-"""Passes that will surely come, run once before the first request: none waits while they are compiled and captured."""
+"""Compiles and captures the common passes before the first request, so that none waits for it."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from foreword.backends.interface import DecodeSize
 from foreword.backends.memory import free_memory, release_cached_memory
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
-from foreword.engine.profiles import as_unanswered, unwanted_request
+from foreword.engine.profiles import as_unanswered, placeholder_request
 from foreword.engine.requests.request import Request
 from foreword.errors import EngineStopped
 from foreword.progress import Progress
@@ -23,10 +23,10 @@ from foreword.speculation.step import Stepper
 
 
 class FullDrafts(Drafter):
-    """A drafter that needs nothing but the text; where it has little to say, any tokens stand for its guesses."""
+    """A drafter without needs whose short drafts are filled up with arbitrary tokens."""
 
     def __init__(self, drafter: Drafter | None, *, branches: bool = False) -> None:
-        """With `branches` what stands for its guesses is no chain; None: nobody is asked, all are made up."""
+        """With `branches` the filled drafts are trees; without a drafter all tokens are arbitrary."""
         self._drafter = drafter
         self._branches = branches
 
@@ -53,7 +53,7 @@ class FullDrafts(Drafter):
 _log = logging.getLogger(__name__)
 
 SECONDS = 8.0
-"""After so many nothing more is prepared: the rest is captured when it comes."""
+"""Seconds after which nothing more is prepared: the rest is captured when it is first used."""
 
 MEMORY_SHARE = 0.5
 """Of the device's free memory, what may be used up: prompts and rare passes need some, too."""
@@ -67,7 +67,7 @@ TEMPERATURES = (0.0, 1.0)
 
 @dataclass(frozen=True)
 class Prepared:
-    """What came of it."""
+    """How many sizes were prepared."""
 
     sizes: int = 0  # that were made ready
     wanted: int = 0
@@ -76,10 +76,10 @@ class Prepared:
 
 @dataclass(frozen=True)
 class _Way:
-    """How requests decode."""
+    """A way to decode: plainly, or with drafts of one size."""
 
-    drafter: Drafter | None = None  # who guesses; None: nobody
-    guesses: int = 0
+    drafter: Drafter | None = None  # None: plain decoding
+    draft_tokens: int = 0
     depth: int = 0
     most: int | None = None  # requests that do so at once; None: as many as there may be
 
@@ -132,12 +132,14 @@ def prepare_passes(
 
 
 def _cases(core: EngineCore, requests: int) -> list[_Case]:
-    """Few requests with short texts first: every engine begins with them."""
+    """Return the steps to prepare, few requests with short texts first: every engine starts with them."""
     cases = []
     for way in _ways(core):
         most = requests if way.most is None else min(requests, way.most)
         length = core.max_model_len - _tokens(way) - 1
-        cases += [_Case(size, way) for size in core.target.sizes_to_prepare(most, length, 1 + way.guesses)]
+        cases += [
+            _Case(size, way) for size in core.target.sizes_to_prepare(most, length, 1 + way.draft_tokens)
+        ]
     texts = {(case.size.length, case.way.drafter is None) for case in cases}
     left = core.cache.free_pages - sum(core.cache.pages_for(length) for length, _ in texts)
     fitting = [case for case in cases if _pages(core, case) <= left]
@@ -145,37 +147,37 @@ def _cases(core: EngineCore, requests: int) -> list[_Case]:
 
 
 def _ways(core: EngineCore) -> Iterator[_Way]:
-    """Without guesses, with as many as the default asks for, and for a single request with fewer."""
+    """Yield plain decoding, the default's draft size, and smaller ones for a single request."""
     yield _Way()
     plan, config = core.drafters.default, core.drafters.default_config
     if plan is None or config is None:
         return
     most = None if plan.max_batch is None else plan.max_batch - 1
     for choice in plan.drafter.choices.values() or [plan.drafter]:
-        # Draft nodes are not asked: nothing of theirs runs on this device.
+        # Draft nodes are not called: nothing of theirs runs on this device.
         here = None if all_nodes([choice]) else choice
-        # One that is told of hidden states has to be the plan's own; it always guesses.
+        # One that observes hidden states has to be the plan's own; it always drafts.
         drafter = choice if choice.traits.needs else FullDrafts(here)
         yield _Way(drafter, plan.max_nodes, plan.max_depth, most)
-        for fewer in takewhile(lambda guesses: guesses < plan.max_nodes, (1, 3, 7)):
+        for fewer in takewhile(lambda size: size < plan.max_nodes, (1, 3, 7)):
             yield _Way(drafter, fewer, min(fewer, plan.max_depth), 1)
         if drafter is not choice and config.makes_trees:
             yield _Way(FullDrafts(here, branches=True), plan.max_nodes, plan.max_depth, most)
 
 
 def _tokens(way: _Way) -> int:
-    """By which a text grows at most."""
+    """Return the most tokens by which a text grows."""
     return MOST_STEPS * (1 + way.depth)
 
 
 def _pages(core: EngineCore, case: _Case) -> int:
-    """That its requests need at most beside the text, which they share."""
-    of_one = core.cache.pages_for(_tokens(case.way) + 2 * case.way.guesses) + 1
+    """Return the most pages that its requests need beside the text, which they share."""
+    of_one = core.cache.pages_for(_tokens(case.way) + 2 * case.way.draft_tokens) + 1
     return case.size.requests * of_one
 
 
 class _Texts:
-    """Texts that nobody wrote: computed once, and shared by all requests that begin with them."""
+    """Placeholder texts: computed once, and shared by all requests that begin with them."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
@@ -183,10 +185,10 @@ class _Texts:
         self._numbers = count()
 
     def request(self, case: _Case, temperature: float) -> Request:
-        """One that decodes behind such a text; whoever asks for it ends it."""
-        guessed = case.way.drafter is not None
-        source = self._source(case.size.length, guessed)
-        return self._new(source.tokens, guessed, temperature, source)
+        """Return a request that decodes after such a text; the caller ends it."""
+        drafts = case.way.drafter is not None
+        source = self._source(case.size.length, drafts)
+        return self._new(source.tokens, drafts, temperature, source)
 
     def end(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -197,33 +199,33 @@ class _Texts:
     def close(self) -> None:
         self.end(list(self._known.values()))
 
-    def _source(self, length: int, guessed: bool) -> Request:
-        if (length, guessed) not in self._known:
-            core, source = self._core, self._new([0] * (length + 1), guessed)
-            self._known[length, guessed] = source
+    def _source(self, length: int, drafts: bool) -> Request:
+        if (length, drafts) not in self._known:
+            core, source = self._core, self._new([0] * (length + 1), drafts)
+            self._known[length, drafts] = source
             stepper = Stepper(core.runner, core.cache, FixedPolicy(), store=core.runner.store)
             while (left := length - source.kv.computed) > 0:
                 stepper.step([PassEntry.of(source, min(left, core.max_rows))])
-        return self._known[length, guessed]
+        return self._known[length, drafts]
 
     def _new(
-        self, tokens: Sequence[int], guessed: bool, temperature: float = 0.0, source: Request | None = None
+        self, tokens: Sequence[int], drafts: bool, temperature: float = 0.0, source: Request | None = None
     ) -> Request:
-        """As one that asks for the default's guesses, or for none; nobody else is to find its text."""
+        """Return a request with the default's drafts, or with none; no other request can share its text."""
         core = self._core
         kv = None if source is None else core.cache.fork(source.kv)
-        made = unwanted_request(core, tokens, number=next(self._numbers), temperature=temperature, kv=kv)
+        made = placeholder_request(core, tokens, number=next(self._numbers), temperature=temperature, kv=kv)
         made.kv.publishes = False
-        made.speculation = core.drafters.default if guessed else None
+        made.speculation = core.drafters.default if drafts else None
         return made
 
 
 def _run(core: EngineCore, case: _Case, texts: _Texts) -> None:
     way = case.way
-    policy = FixedPolicy() if way.drafter is None else FixedPolicy(way.drafter, way.guesses, way.depth)
+    policy = FixedPolicy() if way.drafter is None else FixedPolicy(way.drafter, way.draft_tokens, way.depth)
     stepper = Stepper(core.runner, core.cache, policy, core.max_rows, store=core.runner.store)
     # A head's first chain for a request is unlike the later ones, which begin before the verdict: it takes two of them.
-    rounds = 2 if _is_told(way) else 1
+    rounds = 2 if _observes(way) else 1
     for temperature in (temperature for temperature in TEMPERATURES for _ in range(rounds)):
         requests: list[Request] = []
         try:
@@ -235,21 +237,21 @@ def _run(core: EngineCore, case: _Case, texts: _Texts) -> None:
 
 
 def _step_until_ready(stepper: Stepper, requests: Sequence[Request], way: _Way, ahead: int) -> None:
-    least = 3 if _is_told(way) else 1
+    least = 3 if _observes(way) else 1
     for number in range(MOST_STEPS):
         launched = stepper.launch([_entry(request) for request in requests])
         is_cold = launched.is_cold
         if way.drafter is None and ahead > 1 and number == 0:  # the next one reads what this one draws
-            behind = stepper.launch([PassEntry.of(request, 1) for request in requests])
+            follower = stepper.launch([PassEntry.of(request, 1) for request in requests])
             stepper.resolve(launched)
-            launched = behind
+            launched = follower
         stepper.resolve(launched)
         if number + 1 >= least and not is_cold:
             return
 
 
-def _is_told(way: _Way) -> bool:
-    """Whether its drafter begins only when it was told of a step."""
+def _observes(way: _Way) -> bool:
+    """Return whether its drafter starts only after it has observed a step."""
     return way.drafter is not None and bool(way.drafter.traits.needs)
 
 

@@ -17,7 +17,7 @@ from foreword.control.fixed import FixedPolicy
 from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.drafting.saved_estimates import KeptEstimates, write_atomically
+from foreword.engine.drafting.saved_estimates import SavedEstimates, write_atomically
 from foreword.engine.requests.answer import RequestLimits
 from foreword.engine.requests.request import Request, RequestIdentity
 from foreword.kernels.native import choose_threads
@@ -38,8 +38,8 @@ ROUNDS = 4
 CALLS_BUDGET_SECONDS = 0.5
 
 PROMPT = (0, 0, 0, 0)
-NOBODYS = "nobody's"
-"""The tenant of texts that nobody reads; others are hashes of keys, or empty."""
+UNREAD_TENANT = "unread"
+"""The tenant of placeholder texts; others are hashes of keys, or empty."""
 
 WARM_UP = 2  # steps: the first has no states of the prompt, the second fills caches
 
@@ -56,7 +56,7 @@ def begin_with_calls(
     *,
     use_saved: bool = True,
 ) -> None:
-    """Give a new engine the cost of these drafters' calls; `kept_at` is the file of a drafter's settings."""
+    """Measure or read the cost of these drafters' calls; `kept_at` returns the file of a drafter's settings."""
     for config in configs:
         path = kept_at(json.dumps(config.as_mapping(), sort_keys=True))
         if use_saved and _read_calls(path, core.situation.costs):
@@ -83,7 +83,7 @@ def _read_calls(path: Path, costs: StepCosts) -> bool:
 
 
 def measure_calls(core: EngineCore, plan: DraftPlan, clock: Callable[[], float] = perf_counter) -> Calls:
-    """A few steps of a text that nobody wants, with ever deeper drafts, until the time is up. The engine is idle."""
+    """Measure a few steps of a placeholder text with ever deeper drafts, within the time budget. The engine is idle."""
     single = [replace(plan, method=name, drafter=one) for name, one in plan.drafter.choices.items()]
     calls: Calls = {}
     for one in single or [plan]:
@@ -93,7 +93,7 @@ def measure_calls(core: EngineCore, plan: DraftPlan, clock: Callable[[], float] 
 
 def _measure_one(core: EngineCore, plan: DraftPlan, clock: Callable[[], float]) -> Calls:
     stepper = Stepper(core.runner, core.cache, FixedPolicy(), clock=clock, store=core.runner.store)
-    request = unwanted_request(core, PROMPT)
+    request = placeholder_request(core, PROMPT)
     began = clock()
     try:
         for number in range(WARM_UP + ROUNDS * len(DEPTHS)):
@@ -116,11 +116,11 @@ def _measure_one(core: EngineCore, plan: DraftPlan, clock: Callable[[], float]) 
 
 
 def as_unanswered(request: Request) -> DraftRequest:
-    """As if all of its text had been asked: drafters that remember answers are to remember none of it."""
+    """Return the request with all of its text as prompt: drafters that cache answers cache none of it."""
     return as_drafter_sees(request)._replace(prompt_len=len(request.tokens))
 
 
-def unwanted_request(
+def placeholder_request(
     core: EngineCore,
     prompt: Sequence[int],
     *,
@@ -128,14 +128,14 @@ def unwanted_request(
     temperature: float = 0.0,
     kv: KvSequence | None = None,
 ) -> Request:
-    """One whose text nobody reads, the engine being idle; whoever made it closes its KV rows."""
+    """Return a request with a placeholder text for an idle engine; the caller closes its KV rows."""
     size = core.runner.vocab_size
     params = SamplingParams(temperature=temperature, ignore_eos=True)
     tokens = [token % size for token in prompt]
     sampler = RequestSampler(params, TokenLimits(size), tokens, seed=0)
     limits = RequestLimits(core.max_model_len, frozenset())
-    request = Request(number, tokens, params, sampler, limits, RequestIdentity(tenant=NOBODYS))
-    request.kv = core.cache.open(NOBODYS) if kv is None else kv
+    request = Request(number, tokens, params, sampler, limits, RequestIdentity(tenant=UNREAD_TENANT))
+    request.kv = core.cache.open(UNREAD_TENANT) if kv is None else kv
     return request
 
 
@@ -152,16 +152,16 @@ Points = list[tuple[float, float]]
 """(rows, seconds)."""
 
 
-def begin_with_profile(
+def start_with_profile(
     core: EngineCore,
     offered: Sequence[SpeculationConfig] = (),
     clock: Callable[[], float] = perf_counter,
 ) -> None:
-    """Give a new engine the cost of its passes, and of the calls of its drafters: the default one and these."""
-    _begin_with_profile(core, offered, clock, lambda costs: costs.resembles(check_profile(core, clock)))
+    """Measure the cost of a new engine's passes and draft calls, of the default drafter and these, or read it."""
+    _start_with_profile(core, offered, clock, lambda costs: costs.resembles(check_profile(core, clock)))
 
 
-def _begin_with_profile(
+def _start_with_profile(
     core: EngineCore,
     offered: Sequence[SpeculationConfig],
     clock: Callable[[], float],
@@ -183,32 +183,32 @@ def _begin_with_profile(
     begin_with_calls(core, changing, kept_at, write_atomically, clock, use_saved=is_current)
 
 
-def begin_with_kept(
+def start_with_saved(
     core: EngineCore,
     policy: MeasuredPolicy,
     offered: Sequence[SpeculationConfig] = (),
     clock: Callable[[], float] = perf_counter,
-) -> KeptEstimates:
-    """Give a new engine what the last one has learned, or else a profile of its passes and drafters.
+) -> SavedEstimates:
+    """Restore the estimates of the last engine, or else measure passes and drafters.
 
     Saved costs are used if a few passes of this process confirm them: the machine may have been busy then.
     """
     config = core.drafters.default_config
     drafter = "" if config is None else json.dumps(config.as_mapping(), sort_keys=True)
     path = cache_directory() / "estimates" / f"{engine_key(core, drafter)}.json"
-    kept = KeptEstimates(path, policy, core.situation.costs)
+    kept = SavedEstimates(path, policy, core.situation.costs)
     measured = cache(lambda: check_profile(core, clock))  # at most once, and only if something was saved
 
     def are_current(costs: StepCosts) -> bool:
         return costs.resembles(measured())
 
     if not kept.load(are_current):
-        _begin_with_profile(core, offered, clock, are_current)
+        _start_with_profile(core, offered, clock, are_current)
     return kept
 
 
 def measure_profile(core: EngineCore, clock: Callable[[], float] = perf_counter) -> Points:
-    """Passes of one request with ever longer drafts, then of several, until the time is up. The engine must be idle."""
+    """Measure passes of one request with ever longer drafts, then of several, within the time budget."""
     _pass_seconds(core, 1, clock)  # fills caches
     began, points = clock(), []
     for rows in ROWS:
@@ -249,7 +249,7 @@ def check_profile(core: EngineCore, clock: Callable[[], float] = perf_counter) -
 def _pass_seconds(core: EngineCore, rows: int, clock: Callable[[], float]) -> tuple[float, bool]:
     """Return the seconds of a pass over so many rows, and whether it compiled or captured something."""
     count = -(-rows // MOST_OF_ONE)
-    requests = [unwanted_request(core, [0]) for _ in range(count)]
+    requests = [placeholder_request(core, [0]) for _ in range(count)]
     try:
         entries = [PassEntry.of(request, 1) for request in requests]
         size = core.runner.vocab_size
@@ -266,7 +266,7 @@ def _pass_seconds(core: EngineCore, rows: int, clock: Callable[[], float]) -> tu
 
 
 def engine_key(core: EngineCore, drafter: str = "") -> str:
-    """The same for the same model, and drafter, on the same device with the same program."""
+    """Return the same key for the same model and drafter on the same device with the same program."""
     target = core.target
     facts = (
         __version__,

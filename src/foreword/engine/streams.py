@@ -73,7 +73,7 @@ class AnswerStream:
 
 
 def post(loop: asyncio.AbstractEventLoop, items: list[tuple[AnswerStream, AnswerDelta | Exception]]) -> bool:
-    """Run the deliveries on the loop; False if it is closed and nobody listens any more."""
+    """Run the deliveries on the loop; False if it is closed and has no readers."""
 
     def deliver() -> None:
         for stream, item in items:
@@ -102,7 +102,7 @@ class Listeners:
     by_request: dict[str, Listener] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     idle: threading.Event = field(default_factory=threading.Event)
-    closed: bool = False  # nobody may come any more: the engine drains, or has told everyone of its end
+    closed: bool = False  # no stream is added any more: the engine drains, or has reported its end to all
 
     def add(self, stream: AnswerStream, answers: int) -> bool:
         """Listen; False if it is too late for that."""
@@ -176,7 +176,7 @@ class Listeners:
             self.closed = True
 
     def take_all(self) -> list[AnswerStream]:
-        """Close and forget everyone; returns who has to be told."""
+        """Close and forget all streams; return those that have to be notified."""
         with self.lock:
             self.closed = True
             streams = [listener.stream for listener in self.by_request.values()]

@@ -110,7 +110,7 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 class TokenTexts:
     """Cuts the text of one answer where its tokens meet.
 
-    Text that the engine held back, because it might have become a stop text, belongs to the token it is told with.
+    Text that the engine held back, because it might have become a stop text, belongs to the token that it comes with.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

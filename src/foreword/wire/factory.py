@@ -7,14 +7,14 @@ from foreword.wire.frames import Start
 
 
 def load_engine(start: Start, on_stage: StageProgress) -> Engine:
-    """Load the model and start the engine's thread; `on_stage` is told how far that is."""
+    """Load the model and start the engine's thread; `on_stage` is called with the progress."""
     engine = Engine.load(
         start.model,
         dtype=start.dtype,
         device=start.device,
         backend=start.backend,
         tensor_parallel_size=start.tensor_parallel_size,
-        speculation=start.speculation,  # None: nobody; what "auto" means was decided before
+        speculation=start.speculation,  # None: off; what "auto" means was decided before
         config=EngineConfig(**start.config),
         progress=lambda done, total: on_stage("loading", done, total),
         preparing=lambda done, total: on_stage("preparing passes", done, total),

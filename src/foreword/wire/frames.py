@@ -28,7 +28,7 @@ class Start(_Message, frozen=True):
     dtype: str = "auto"
     device: str = "auto"
     backend: str = "auto"
-    speculation: dict[str, Any] | None = None  # who drafts unless a request says otherwise
+    speculation: dict[str, Any] | None = None  # the drafter, unless a request names another
     config: dict[str, Any] = {}  # fields of EngineConfig that differ from the defaults
     adapters: dict[str, str] = {}  # LoRA adapters to begin with: name -> folder
     tensor_parallel_size: int = 1
@@ -41,13 +41,13 @@ class Submit(_Message, frozen=True):
 
 
 class Abort(_Message, frozen=True):
-    """To the engine process: nobody waits for this answer any more."""
+    """To the engine process: end this answer; its reader has left."""
 
     request_id: str
 
 
 class Speculate(_Message, frozen=True):
-    """To the engine process: guess ahead, or don't, for everybody."""
+    """To the engine process: switch speculation on or off for all requests."""
 
     on: bool
 

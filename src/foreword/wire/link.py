@@ -1,4 +1,4 @@
-"""One connection to one engine process: requests out, deltas in, and everybody told when it breaks."""
+"""One connection to one engine process: requests out, deltas in, and an error for all readers when it breaks."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -12,10 +12,10 @@ from foreword.progress import StageProgress
 from foreword.wire import frames as wire
 
 LONGEST_INTERVAL = 5.0
-"""Most seconds between two looks."""
+"""Most seconds between two checks."""
 
 LOOKS = 4
-"""Looks within an engine's patience: this many in a row must find nothing before it counts as hung."""
+"""Checks within the time limit: this many in a row must find nothing before the engine counts as hung."""
 
 
 class Watched(Protocol):
@@ -34,7 +34,7 @@ class Watched(Protocol):
 async def wait_until_hung(link: Watched, patience: float) -> None:
     """Return when the engine has given no sign of life for this many seconds.
 
-    A sign of life is an answer that tells of steps since the last one, or any answer while nothing is to be done.
+    A sign of life is an answer that reports steps since the last one, or any answer while nothing is to be done.
     """
     interval = min(patience / LOOKS, LONGEST_INTERVAL)
     clock = asyncio.get_running_loop().time
@@ -72,7 +72,7 @@ class EngineLink:
     """Lives as long as the engine process does."""
 
     def __init__(self, channel: wire.Channel, on_stage: StageProgress = lambda *_: None) -> None:
-        """`on_stage` is told how far an engine is that starts."""
+        """`on_stage` is called with the progress of an engine that starts."""
         self._channel = channel
         self._on_stage = on_stage
         self._inboxes: dict[str, _Inbox] = {}
@@ -183,7 +183,7 @@ class EngineLink:
                 self.fatal = error
 
     def _put(self, request_id: str, item: _Item) -> None:
-        """Deliver; of a request that nobody reads any more, only the end is of interest."""
+        """Deliver to the reader; of a request whose reader has left, only the end to its `on_late`."""
         if (inbox := self._inboxes.get(request_id)) is not None:
             inbox.open.note(item)
             inbox.items.put_nowait(item)
@@ -194,7 +194,7 @@ class EngineLink:
                 left.on_late(item)
 
     def break_off(self, reason: str) -> None:
-        """The engine is gone: tell everybody who waits, and refuse what comes."""
+        """Raise an error in all readers, because the engine is gone, and refuse new requests."""
         if self._broken is not None:
             return
         self._broken = reason

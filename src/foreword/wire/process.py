@@ -183,7 +183,7 @@ async def _load_and_serve(
     try:
         engine = find_factory(factory)(start, on_stage)
     except Exception as error:
-        if not isinstance(error, ForewordError):  # those are told by whoever reads the channel
+        if not isinstance(error, ForewordError):  # the reader of the channel reports those
             log.exception("the engine cannot start")
         channel.send(wire.Fatal(str(error) or type(error).__name__))
         await channel.flush()

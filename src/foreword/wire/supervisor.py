@@ -64,7 +64,7 @@ class Supervisor:
     """Takes requests to an engine in a child process, and its answers back."""
 
     def __init__(self, settings: SupervisorSettings, on_stage: StageProgress = lambda *_: None) -> None:
-        """`on_stage` is told how far an engine is that starts."""
+        """`on_stage` is called with the progress of an engine that starts."""
         self._settings = settings
         self._on_stage = on_stage
         self._state = EngineState.STARTING
@@ -191,7 +191,9 @@ class Supervisor:
             watching.cancel()
             self._link = None
             if self._state is EngineState.READY:
-                self._state = EngineState.RESTARTING  # before anybody is told, so that nobody finds it ready
+                self._state = (
+                    EngineState.RESTARTING
+                )  # before readers are notified, so that none finds it ready
             link.break_off("the engine has died; try again")
             code = await self._reap(
                 self._settings.close_timeout if self._state is EngineState.STOPPED else 1.0

@@ -13,7 +13,7 @@ import pytest
 from foreword.control.learning.estimates import MAX_PAIRS, Estimates
 from foreword.control.learning.saving import estimates_as_json, restore_estimates
 from foreword.control.measured import MeasuredPolicy
-from foreword.engine.drafting.saved_estimates import MOST_FILES, KeptEstimates
+from foreword.engine.drafting.saved_estimates import MOST_FILES, SavedEstimates
 from foreword.speculation.measured.costs import StepCosts
 from helpers.traffic import CPU, H200, TWO_CORES, Traffic, head, lookup
 
@@ -24,16 +24,16 @@ def taught(tokens: int = 3000) -> tuple[MeasuredPolicy, Traffic]:
     return policy, traffic
 
 
-def kept(path: Path) -> tuple[KeptEstimates, MeasuredPolicy, Traffic]:
+def kept(path: Path) -> tuple[SavedEstimates, MeasuredPolicy, Traffic]:
     policy, traffic = MeasuredPolicy(), Traffic(H200, [head(), lookup()], 2)
     traffic.situation.costs.__init__()  # type: ignore[misc]  # nothing is known
-    return KeptEstimates(path, policy, traffic.situation.costs), policy, traffic
+    return SavedEstimates(path, policy, traffic.situation.costs), policy, traffic
 
 
 def test_a_restart_knows_what_was_known(tmp_path: Path):
     policy, traffic = taught()
     file = tmp_path / "key.json"
-    KeptEstimates(file, policy, traffic.situation.costs).save()
+    SavedEstimates(file, policy, traffic.situation.costs).save()
     store, fresh, other = kept(file)
     assert store.load()
     for cohort in ("code", "chat"):
@@ -54,7 +54,7 @@ def test_a_restart_knows_what_was_known(tmp_path: Path):
 def test_a_restart_is_as_fast_from_its_first_request_on(tmp_path: Path):
     policy, traffic = taught(6000)
     file = tmp_path / "key.json"
-    KeptEstimates(file, policy, traffic.situation.costs).save()
+    SavedEstimates(file, policy, traffic.situation.costs).save()
     store, fresh, other = kept(file)
     store.load()
     warm = Traffic(H200, [head(), lookup()], 2)
@@ -102,11 +102,11 @@ def test_costs_that_were_saved_on_a_busy_machine_do_not_decide_the_depth(
     for traffic in (idle, busy_traffic(slower)):
         if traffic is not idle:
             traffic.run(MeasuredPolicy(), 3000)
-        KeptEstimates(tmp_path / "key.json", policy, traffic.situation.costs).save()
+        SavedEstimates(tmp_path / "key.json", policy, traffic.situation.costs).save()
         policy.steps += 1  # there is something to save
         restarted, fresh = busy_traffic(lambda seconds: seconds), MeasuredPolicy()
         restarted.situation.costs = costs = StepCosts()
-        if not KeptEstimates(tmp_path / "key.json", fresh, costs).load(lambda one: one.resembles(measured)):
+        if not SavedEstimates(tmp_path / "key.json", fresh, costs).load(lambda one: one.resembles(measured)):
             costs.restore(idle.situation.costs.as_json())  # measured when the engine starts
         depths = Depths(fresh)
         restarted.run(depths, 100)  # type: ignore[arg-type]
@@ -152,11 +152,13 @@ def test_the_file_stays_small(tmp_path: Path):
         policy.estimates.pair("ngram", f"tenant {number}", "greedy").answered(8, 3)
     file = tmp_path / "key.json"
     policy.steps = 1
-    KeptEstimates(file, policy, Traffic(CPU, [lookup()], 1).situation.costs).save()
+    SavedEstimates(file, policy, Traffic(CPU, [lookup()], 1).situation.costs).save()
     assert file.stat().st_size < 400_000
     for number in range(2 * MOST_FILES):
         policy.steps += 1
-        KeptEstimates(tmp_path / f"{number}.json", policy, Traffic(CPU, [lookup()], 1).situation.costs).save()
+        SavedEstimates(
+            tmp_path / f"{number}.json", policy, Traffic(CPU, [lookup()], 1).situation.costs
+        ).save()
     assert len(list(tmp_path.iterdir())) == MOST_FILES
 
 
@@ -181,7 +183,7 @@ def damaged(saved: dict[str, Any]) -> list[str]:
 def test_a_damaged_or_foreign_file_is_ignored_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     policy, traffic = taught(500)
     file = tmp_path / "key.json"
-    KeptEstimates(file, policy, traffic.situation.costs).save()
+    SavedEstimates(file, policy, traffic.situation.costs).save()
     saved = json.loads(file.read_text())
     for text in damaged(saved):
         file.write_text(text)
@@ -203,7 +205,7 @@ def test_a_damaged_or_foreign_file_is_ignored_with_one_line(tmp_path: Path, capl
 def test_it_is_saved_soon_then_now_and_then(tmp_path: Path):
     policy, traffic = taught(100)
     file = tmp_path / "key.json"
-    store = KeptEstimates(file, policy, traffic.situation.costs)
+    store = SavedEstimates(file, policy, traffic.situation.costs)
     times = []
     for tenth in range(2000):
         policy.steps += 1

@@ -12,8 +12,8 @@ from foreword.backends.torch.weights import load_weights
 from foreword.control.measured import MeasuredPolicy
 from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
-from foreword.engine.drafting.saved_estimates import KeptEstimates
-from foreword.engine.profiles import _read, begin_with_kept, engine_key
+from foreword.engine.drafting.saved_estimates import SavedEstimates
+from foreword.engine.profiles import _read, engine_key, start_with_saved
 from foreword.engine.text import Vocabulary
 from helpers.clocks import ScriptedClock
 from helpers.mixed_configs import CONFIGS
@@ -60,10 +60,10 @@ class Timed(TorchDecoder):
         return super().forward(batch, store)
 
 
-def started(busy: Callable[[float], float]) -> tuple[EngineCore, Timed, MeasuredPolicy, KeptEstimates]:
+def started(busy: Callable[[float], float]) -> tuple[EngineCore, Timed, MeasuredPolicy, SavedEstimates]:
     decoder, policy = Timed(busy), MeasuredPolicy()
     core = EngineCore(decoder, Vocabulary(decoder.config.vocab_size), EngineParts(EngineConfig(), policy))
-    return core, decoder, policy, begin_with_kept(core, policy, clock=decoder.clock)
+    return core, decoder, policy, start_with_saved(core, policy, clock=decoder.clock)
 
 
 @pytest.mark.parametrize("is_saved", [False, True], ids=["profile", "estimates"])

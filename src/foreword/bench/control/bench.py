@@ -34,7 +34,7 @@ from foreword.drafters.registry import drafter_kinds
 from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.loader import LoadedModel
-from foreword.engine.profiles import begin_with_profile
+from foreword.engine.profiles import start_with_profile
 from foreword.engine.prompts import encode_prompt
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
@@ -166,7 +166,7 @@ def _engine(
     config = EngineConfig(max_num_seqs=max(*sizes.batches, sizes.mixed_batch))
     parts = EngineParts(config, policy, build, _default(loaded), offered=offered)
     engine = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
-    begin_with_profile(engine)
+    start_with_profile(engine)
     return engine
 
 

@@ -1,4 +1,4 @@
-"""Who guesses where nobody has said: the one place that decides."""
+"""Chooses the drafter where the settings name none: the one place that decides."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ SpeculationOption = str | bool | Mapping[str, Any] | None
 """`"auto"` or True, `"off"`, False or None, a method's name, or a configuration as an object or as JSON."""
 
 WITHOUT_A_HEAD: Mapping[str, Any] = {"method": "suffix", "num_speculative_tokens": 8}
-"""What `auto` means where it is safe and no head was trained for the model: it needs none. How many of the guesses are
-verified is measured."""
+"""What `auto` means where it is safe and no head was trained for the model: it needs none. How many of the draft tokens
+are verified is measured."""
 
 WITH_A_HEAD: Mapping[str, Any] = {"combine": "route", "num_speculative_tokens": 4}
 LOOKUP = "ngram"
-"""Beside a head stands a lookup, which is all but free: where several requests run, a head's own passes cost more than
-its guesses bring, and texts that repeat themselves are guessed as well without it."""
+"""A lookup runs beside a head at nearly no cost: with several requests a head's own passes cost more than its drafts
+gain, and a lookup drafts repetitive texts as well."""
 
 
 @dataclass(frozen=True)
 class SpeculationChoice:
-    """Who guesses, and why."""
+    """The drafter, and why it was chosen."""
 
-    config: SpeculationConfig | None  # None: nobody
+    config: SpeculationConfig | None  # None: speculation is off
     reason: str  # in a few words, for people
 
 
@@ -48,22 +48,22 @@ def choose_speculation(
         return SpeculationChoice(None, "switched off")
     if not is_shape_invariant:
         return SpeculationChoice(
-            None, "this backend's numbers depend on the size of a pass: ask for it by name"
+            None, "this backend's numbers depend on the size of a pass: name a drafter to turn it on"
         )
     if Rule.parse(acceptance_rule) is not Rule.COUPLED:
         return SpeculationChoice(
             None,
-            f"acceptance rule {acceptance_rule!r} keeps the law of a text, not the text itself: ask for it by name",
+            f"acceptance rule {acceptance_rule!r} keeps a text's distribution, not the text: name a drafter",
         )
     if head is not None:
         reason = (
-            f"the head {head.name} was trained for this model, {LOOKUP} is all but free; "
-            "each guesses where it is measured to pay"
+            f"the head {head.name} was trained for this model, {LOOKUP} costs nearly nothing; "
+            "each drafts where the measured gain is positive"
         )
         return SpeculationChoice(_with_head(head), reason)
     config = SpeculationConfig.parse(WITHOUT_A_HEAD)
     return SpeculationChoice(
-        config, "guesses cannot change a text here, and are made where they are measured to pay"
+        config, "drafts cannot change a text here, and are made where the measured gain is positive"
     )
 
 

@@ -1,4 +1,4 @@
-"""The drafters of an engine: made once, shared, told what ends, closed."""
+"""The drafters of an engine: made once, shared, notified of ends, closed."""
 
 import json
 from collections import Counter
@@ -12,7 +12,7 @@ from threading import Lock
 from foreword.acceptance.rules.rule import Rule, check_exact
 from foreword.backends.batch import check_taps
 from foreword.drafters.config import SpeculationConfig, SpeculationSetting, parse_setting
-from foreword.engine.drafting.known_answers import NOTHING_KNOWN, Chosen, Foreknowledge, Foreknown, parts_of
+from foreword.engine.drafting.known_answers import NO_HINTS, AnswerHints, Chosen, HintedDrafter, parts_of
 from foreword.errors import RequestError
 from foreword.speculation.drafting import (
     NO_NEEDS,
@@ -28,13 +28,13 @@ from foreword.speculation.requests import DraftPlan, StepRequest, as_drafter_see
 
 
 def needs_of_all(default: DraftPlan | None, others: Sequence[Drafter]) -> DrafterNeeds:
-    """Of the drafters that are there from the start."""
+    """Return the needs of the drafters that exist from the start."""
     known = [*others, *([] if default is None else [default.drafter])]
     return reduce(or_, [one.traits.needs for one in known], NO_NEEDS)
 
 
 MAX_DRAFTERS = 16
-"""Drafters that are kept at hand; the one that was asked for longest ago is let go for another."""
+"""Drafters that are cached; the one that was requested longest ago is released for another."""
 
 Build = Callable[[SpeculationConfig], Drafter]
 
@@ -44,9 +44,9 @@ class PagesLackRows(RequestError):  # noqa: N818 - reads as what is wrong
 
 
 class DrafterPool:
-    """Makes each drafter when the first request asks for it, and shares it among all who ask for the same.
+    """Makes each drafter when the first request names it, and shares it between all requests that name the same.
 
-    It is the only owner: whoever else holds a drafter only asks it. One that is let go is closed when the last of
+    It is the only owner: all others only call a drafter. One that is released is closed when the last of
     its requests has ended.
     """
 
@@ -55,19 +55,19 @@ class DrafterPool:
         build: Build | None,
         rule: Rule,
         default: SpeculationConfig | None = None,
-        brought: Iterable[Drafter] = (),
+        policy_drafters: Iterable[Drafter] = (),
         num_layers: int | None = None,
     ) -> None:
-        """`brought` are drafters that a policy uses for everyone; without `build` there are no others."""
+        """`policy_drafters` belong to the policy and draft for all requests; without `build` there are no others."""
         self._build = build
         self._rule = rule
         self.num_layers = num_layers  # of the target, for hidden states; None: not known
-        self._brought = list(brought)
-        self._drafters: dict[str, Drafter] = {}  # at hand, by configuration; the newest last
+        self._policy_drafters = list(policy_drafters)
+        self._drafters: dict[str, Drafter] = {}  # cached, by configuration; the newest last
         self._users: Counter[int] = Counter()  # requests that hold a drafter, by its id()
         self._blocks = 0  # of `none_closed` that have begun and not ended
-        self._combined: dict[tuple[str | int, ...], Foreknown | Chosen] = {}  # by the drafters' id()
-        self._leaving: dict[int, Drafter] = {}  # let go of, by id(), and to be closed without users
+        self._combined: dict[tuple[str | int, ...], HintedDrafter | Chosen] = {}  # by the drafters' id()
+        self._leaving: dict[int, Drafter] = {}  # released, by id(), and to be closed without users
         self._lock = Lock()  # requests come from any thread
         self._building = Lock()
         self.provided: DrafterNeeds | None = None  # what the engine can give a drafter; None: not known yet
@@ -77,13 +77,13 @@ class DrafterPool:
         self.set_default(default)
 
     def set_default(self, config: SpeculationConfig | None) -> None:
-        """Who drafts for requests that don't say; None: nobody. The one before is let go."""
+        """Set the drafter of requests that name none; None: no drafter. The one before is released."""
         before = None if self._default_config is None else _key(self._default_config)
         self.default = None if config is None else self._get(config)
         self._default_config = config
         if before is not None and (config is None or before != _key(config)):
             with self._lock:
-                self._let_go(before)
+                self._release_drafter(before)
 
     @property
     def default_config(self) -> SpeculationConfig | None:
@@ -93,24 +93,24 @@ class DrafterPool:
         """Make a drafter ready for requests that will ask for it."""
         return self._get(config).drafter
 
-    def resolve(self, setting: SpeculationSetting, known: Foreknowledge = NOTHING_KNOWN) -> DraftPlan | None:
-        """Who drafts for a request with this setting; see `SpeculationConfig.parse`."""
+    def resolve(self, setting: SpeculationSetting, known: AnswerHints = NO_HINTS) -> DraftPlan | None:
+        """Return the plan of a request with this setting; see `SpeculationConfig.parse`."""
         config = parse_setting(setting, self._default_config)
         plan = (
             self.default if config is self._default_config else None if config is None else self._get(config)
         )
-        return self.with_foreknowledge(plan, setting, known)
+        return self.with_hints(plan, setting, known)
 
-    def with_foreknowledge(
-        self, plan: DraftPlan | None, setting: SpeculationSetting, known: Foreknowledge
+    def with_hints(
+        self, plan: DraftPlan | None, setting: SpeculationSetting, known: AnswerHints
     ) -> DraftPlan | None:
-        """Who drafts for a request of whose answer something may be known before it is written."""
-        for config in self._first(setting, known, is_guessing=plan is not None):
-            plan = self._behind(self._get(config), plan)
+        """Return the plan with the drafters first that use what the request reveals of its answer."""
+        for config in self._first(setting, known, is_speculating=plan is not None):
+            plan = self._after(self._get(config), plan)
         return plan
 
     def among(self, configs: Mapping[str, SpeculationConfig]) -> DraftPlan:
-        """A plan that leaves the choice between these drafters, by the names that they are given here."""
+        """Return a plan with these drafters to choose between, by the names that they are given here."""
         plans = {name: self._get(config) for name, config in configs.items()}
         if len(plans) == 1:
             ((name, plan),) = plans.items()
@@ -123,22 +123,22 @@ class DrafterPool:
         depth = max(plan.max_depth for plan in plans.values())
         return DraftPlan("+".join(plans), drafter, most, depth)
 
-    def is_ready(self, setting: SpeculationSetting, known: Foreknowledge = NOTHING_KNOWN) -> bool:
+    def is_ready(self, setting: SpeculationSetting, known: AnswerHints = NO_HINTS) -> bool:
         """Whether `resolve` would answer at once, without making a drafter."""
         config = parse_setting(setting, self._default_config)
         wanted = [] if config is None else [config]
-        wanted += self._first(setting, known, is_guessing=config is not None)
+        wanted += self._first(setting, known, is_speculating=config is not None)
         with self._lock:
             return all(_key(one) in self._drafters for one in wanted)
 
     def _first(
-        self, setting: SpeculationSetting, known: Foreknowledge, is_guessing: bool
+        self, setting: SpeculationSetting, known: AnswerHints, is_speculating: bool
     ) -> list[SpeculationConfig]:
-        """Who is asked before all others; an engine that makes no drafters has none."""
-        return [] if setting is False or self._build is None else known.configs(is_guessing)
+        """Return the drafters that are called before all others; an engine that makes no drafters has none."""
+        return [] if setting is False or self._build is None else known.configs(is_speculating)
 
-    def _behind(self, first: DraftPlan, plan: DraftPlan | None) -> DraftPlan:
-        """This one first, and behind it whoever drafts anyway: the same, not another of its kind."""
+    def _after(self, first: DraftPlan, plan: DraftPlan | None) -> DraftPlan:
+        """Return a plan with this drafter first, then the drafter of `plan`: the same one, not another of its kind."""
         if plan is None or plan.drafter is first.drafter:
             return first if plan is None else replace(first, is_fixed=plan.is_fixed)
         if first.drafter in parts_of(plan.drafter):
@@ -203,13 +203,13 @@ class DrafterPool:
         return added_memory(self._all())
 
     def made_of(self, config: SpeculationConfig) -> list[Drafter]:
-        """The drafter of this configuration; none if it was let go. Others may have the same method."""
+        """Return the drafter of this configuration; none if it was released. Others may have the same method."""
         with self._lock:
             drafter = self._drafters.get(_key(config))
         return [] if drafter is None else [drafter]
 
     def fault_counts(self) -> Counter[str]:
-        """What went wrong with drafters and cost only their guesses."""
+        """Return the faults of drafters by kind; each has cost only a draft."""
         return all_faults(self._all())
 
     def nodes(self) -> list[NodeReport]:
@@ -224,14 +224,14 @@ class DrafterPool:
 
     def _all(self) -> list[Drafter]:
         with self._lock:
-            return [*self._brought, *self._drafters.values(), *self._leaving.values()]
+            return [*self._policy_drafters, *self._drafters.values(), *self._leaving.values()]
 
     def _get(self, config: SpeculationConfig) -> DraftPlan:
         check_exact(self._rule, is_chain=not config.makes_trees, is_fixed=config.fixes_trees)
         key = _key(config)
         drafter = self._at_hand(key)
         if drafter is None:
-            # Apart from the books, which the engine's thread reads while a drafter is being made.
+            # A lock of its own: the engine's thread reads the cache while a drafter is being made.
             with self._building:
                 drafter = self._at_hand(key)  # another may have made it meanwhile
                 if drafter is None:  # not `or`: a drafter may have a length, and be empty
@@ -287,14 +287,14 @@ class DrafterPool:
             )
 
     def _make_room(self) -> None:
-        """Of too many drafters let those go that nobody asked for longest; never the default."""
+        """Release the drafters that were requested longest ago, if there are too many; never the default."""
         kept = None if self._default_config is None else _key(self._default_config)
         for key in [key for key in self._drafters if key != kept]:
             if len(self._drafters) <= MAX_DRAFTERS:
                 return
-            self._let_go(key)
+            self._release_drafter(key)
 
-    def _let_go(self, config: str) -> None:
+    def _release_drafter(self, config: str) -> None:
         drafter = self._drafters.pop(config, None)
         if drafter is None:
             return
@@ -308,10 +308,10 @@ class DrafterPool:
             close_all([drafter])
 
 
-def _before(first: DraftPlan, drafter: Drafter) -> Foreknown | Chosen:
+def _before(first: DraftPlan, drafter: Drafter) -> HintedDrafter | Chosen:
     """The first one before another, or before each of those that a policy chooses between."""
     choices = {f"{first.method}+{name}": _before(first, one) for name, one in drafter.choices.items()}
-    return Chosen(choices, [first.drafter, drafter]) if choices else Foreknown([first.drafter, drafter])
+    return Chosen(choices, [first.drafter, drafter]) if choices else HintedDrafter([first.drafter, drafter])
 
 
 def _held(plan: DraftPlan | None) -> Sequence[Drafter]:
@@ -320,7 +320,7 @@ def _held(plan: DraftPlan | None) -> Sequence[Drafter]:
 
 
 def _key(config: SpeculationConfig) -> str:
-    """The same for configurations that one drafter can serve: sizes are a matter of each ask."""
+    """Return the same key for configurations that one drafter can serve: sizes belong to each call."""
     return json.dumps(
         replace(
             config, num_speculative_tokens=1, max_depth=None, disable_by_batch_size=None, fixed=False

@@ -1,4 +1,4 @@
-"""What is known of an answer before it is written, and who guesses by it."""
+"""What a request reveals of its answer (a prediction, a grammar), and the drafters that use it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,46 +11,46 @@ from foreword.drafters.registry import drafter_kinds
 from foreword.engine.messages import NewRequest
 from foreword.speculation.drafting import Drafter
 
-FOREKNOWN_TOKENS = 8
-"""Guesses per pass for a request that tells what answer it expects, or its form, at least: most of them are right."""
+HINTED_DRAFT_TOKENS = 8
+"""Least draft tokens per pass of a request with a prediction or a grammar: most of them are accepted."""
 
 
 @dataclass(frozen=True)
-class Foreknowledge:
-    """What a request tells of its answer."""
+class AnswerHints:
+    """What a request reveals of its answer."""
 
-    prediction: bool = False  # what to expect
-    grammar: bool = False  # its form
+    prediction: bool = False  # the expected text
+    grammar: bool = False  # its response format
 
     @staticmethod
-    def of(new: NewRequest) -> "Foreknowledge":
-        return Foreknowledge(bool(new.prediction), new.params.structured is not None)
+    def of(new: NewRequest) -> "AnswerHints":
+        return AnswerHints(bool(new.prediction), new.params.structured is not None)
 
-    def configs(self, is_guessing: bool) -> list[SpeculationConfig]:
-        """Who is asked before all others, the last of them first.
+    def configs(self, is_speculating: bool) -> list[SpeculationConfig]:
+        """Return the drafters that are called before all others, the last of them first.
 
-        A prediction is for guessing; a form is followed where guesses are made anyway.
+        A prediction turns speculation on; a grammar drafts only where speculation is on anyway.
         """
-        carried = ["grammar"] if self.grammar and (is_guessing or self.prediction) else []
+        carried = ["grammar"] if self.grammar and (is_speculating or self.prediction) else []
         carried += ["prediction"] if self.prediction else []
         return [config for what in carried for config in _followers(what)]
 
 
-NOTHING_KNOWN = Foreknowledge()
+NO_HINTS = AnswerHints()
 
 
 @cache
 def _followers(what: str) -> list[SpeculationConfig]:
     """Return the drafters of requests that carry this."""
     return [
-        SpeculationConfig((name,), num_speculative_tokens=FOREKNOWN_TOKENS)
+        SpeculationConfig((name,), num_speculative_tokens=HINTED_DRAFT_TOKENS)
         for name, kind in drafter_kinds().items()
         if kind.traits.follows == what
     ]
 
 
-class Foreknown(FirstOf):
-    """A drafter that knows something of the answer and another of a pool's, which counts their users one by one."""
+class HintedDrafter(FirstOf):
+    """A drafter that uses a hint, then another of the pool, which counts the users of both."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters)
@@ -61,7 +61,7 @@ class Foreknown(FirstOf):
 
 
 class Chosen(Routed):
-    """Several of a pool's drafters, one of which is asked; counted in the same way."""
+    """Several drafters of a pool, one of which is called; the pool counts the users of each."""
 
     def __init__(self, choices: Mapping[str, Drafter], held: Sequence[Drafter] = ()) -> None:
         """`held` are the pool's drafters where the choices are made of parts of them."""
@@ -70,9 +70,9 @@ class Chosen(Routed):
 
 
 def parts_of(drafter: Drafter) -> Iterator[Drafter]:
-    """The pool's own drafters that one is made of."""
+    """Yield the pool's own drafters that one is made of."""
     held = drafter.held if isinstance(drafter, Chosen) else ()
-    held = drafter.parts if isinstance(drafter, Foreknown) else held
+    held = drafter.parts if isinstance(drafter, HintedDrafter) else held
     if not held:
         yield drafter
     for part in held:

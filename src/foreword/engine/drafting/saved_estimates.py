@@ -1,4 +1,4 @@
-"""What an engine has learned about guessing, kept for the next one with the same model, device and version."""
+"""Saves estimates and costs for the next engine with the same model, device and version."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ MOST_FILES = 32
 """Of one folder; the oldest are removed for a new one."""
 
 
-class KeptEstimates:
+class SavedEstimates:
     """A file of estimates and costs. Whatever is wrong with it costs a line in the log and a cold start."""
 
     def __init__(self, path: Path, policy: MeasuredPolicy, costs: StepCosts) -> None:
@@ -56,7 +56,7 @@ class KeptEstimates:
         except FileNotFoundError:
             return False
         except (OSError, ValueError, KeyError, OverflowError, RecursionError) as error:
-            _log.warning("what was learned about guessing is not used: %s: %s", self._path, error)
+            _log.warning("saved estimates are not used: %s: %s", self._path, error)
             return False
         return True
 

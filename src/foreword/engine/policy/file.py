@@ -45,7 +45,7 @@ Configs = Mapping[str, SpeculationConfig]
 
 
 def drafter_configs(policy: PolicyFile) -> dict[str, SpeculationConfig]:
-    """By name; raises for what no drafter can be made from."""
+    """Return the drafters' configurations by name; raises `RequestError` for invalid ones."""
     configs = {}
     for name, rule in policy.drafters.items():
         try:
@@ -66,7 +66,7 @@ def wish_within(
     rule: CohortRule,
     configs: Configs,
 ) -> SpeculationSetting:
-    """What a request asks for, as far as the texts of its cohort may go to draft nodes."""
+    """Return the request's setting without the drafters whose nodes must not see its cohort's texts."""
     config = parse_setting(wish, default)
     if config is None:
         return wish
@@ -80,7 +80,7 @@ def wish_within(
 
 
 def config_for(policy: PolicyFile, rule: CohortRule, name: str, configs: Configs) -> SpeculationConfig:
-    """The drafter's configuration for a cohort, which may bound how deep it guesses."""
+    """Return the drafter's configuration for a cohort, which may bound its depth."""
     config, depth = configs[name], policy.depth(rule)
     if depth is None:
         return config

@@ -1,4 +1,4 @@
-"""What an engine does about guessing beside its steps: books, roll-outs, checks, reports."""
+"""The engine's work on speculation beside its steps: statistics, roll-outs, checks and reports."""
 
 import logging
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.policy.file import WATCH_SECONDS
 from foreword.engine.policy.health import is_of
 from foreword.engine.policy.steering import Pressure, Steering
-from foreword.engine.policy.verification import Books, IdleChecks
+from foreword.engine.policy.verification import CheckTotals, IdleChecks
 from foreword.engine.requests.assignment import Assignment
 from foreword.engine.requests.request import Request
 from foreword.errors import RequestError
@@ -28,12 +28,12 @@ from foreword.speculation.protocols import Policy
 from foreword.speculation.report import StageSeconds, StepReport
 
 MOST_PAIRS = 64
-"""That are told, those that were asked most."""
+"""Pairs that are reported, those with the most calls."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What the engine knows of itself."""
+    """The engine's own figures for a report."""
 
     wall_seconds: float
     seconds: StageSeconds
@@ -49,7 +49,7 @@ def control_report(
     steering: Steering | None,
     load: Load,
 ) -> ControlReport:
-    """How guessing stands."""
+    """Return the state of speculation."""
     here = None if policy is None else policy.here
     plain, guessing = books.preemption_rates()
     seconds = load.seconds
@@ -106,7 +106,7 @@ def _pairs(
 def _with_rollouts(
     found: dict[tuple[str, str], PairReport], steering: Steering
 ) -> dict[tuple[str, str], PairReport]:
-    """Also pairs that nobody was asked about yet, or is any more."""
+    """Return the reports with all pairs of roll-outs, also those without calls."""
     told = dict(found)
     now = steering.rollouts.clock()
     for (drafter, cohort), pair in list(steering.rollouts.pairs.items()):
@@ -118,7 +118,7 @@ def _with_rollouts(
 
 def _rolled(report: PairReport, pair: PairRollout, now: float) -> PairReport:
     moves = [DecisionTold(now - move.at, move.stage.value, move.reason) for move in pair.moves]
-    own = report.decisions if pair.percent else ()  # what nobody uses is not switched
+    own = report.decisions if pair.percent else ()  # an unused drafter is not switched
     return replace(
         report,
         state=pair.stage.value,
@@ -141,10 +141,10 @@ def _with_faults(pair: PairReport, steering: Steering | None, load: Load) -> Pai
 _log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 1.0
-"""After which a busy engine's report is made anew: it is asked for far more often than it changes."""
+"""Seconds after which a busy engine's report is made again: it is read far more often than it changes."""
 
 
-class GuessingDesk:
+class SpeculationService:
     """Sees every step and every end of a request; it belongs to the engine's thread."""
 
     def __init__(
@@ -178,20 +178,20 @@ class GuessingDesk:
             self._steering.between_steps(Pressure(waiting, used), self.books)
 
     def observe(self, report: StepReport, preemptions: int) -> None:
-        """A step was done."""
+        """Add a step to the statistics."""
         self._steps += 1
         self._check_seconds += report.seconds.total
-        if not self._is_checking:  # it runs alone, and nobody is served by it
+        if not self._is_checking:  # it runs alone, and no user is served by it
             self.books.observe(report, preemptions)
 
     def ended(self, request: Request) -> None:
-        """A request was answered, and is gone from the engine."""
+        """Pass an ended request on to checks and roll-outs."""
         if self._checks is None or self._steering is None:
             return
         if request.identity.assigned.is_check:
             self._is_checking = False
             pages = self._cache.available_pages
-            self._checks.finished(request, Books(self._check_pages, pages, self._check_seconds))
+            self._checks.finished(request, CheckTotals(self._check_pages, pages, self._check_seconds))
             return
         self._checks.ended(request)
         if places := request.identity.assigned.places:
@@ -200,7 +200,7 @@ class GuessingDesk:
                 self._steering.ended(place, outcome)
 
     def next_check(self) -> tuple[NewRequest, Assignment] | None:
-        """A request that is to be decoded again, now that there is time."""
+        """Return a request to decode again while the engine is idle."""
         found = None if self._checks is None else self._checks.next()
         if found is not None:
             self._check_pages, self._check_seconds = self._cache.available_pages, 0.0
@@ -208,11 +208,11 @@ class GuessingDesk:
         return found
 
     def interrupted(self) -> None:
-        """Somebody wants the engine: what is being checked is decoded again when there is time."""
+        """Note that a request has interrupted the check, which is repeated when the engine is idle."""
         self._is_checking = False
 
     def report(self, situation: Situation, seconds: StageSeconds, is_busy: bool) -> ControlReport:
-        """How guessing stands, or stood a few steps ago."""
+        """Return the state of speculation, now or a few steps ago."""
         now = monotonic()
         if self._is_stale(now, is_busy):
             pages = self._cache.pool.num_pages
@@ -229,7 +229,7 @@ class GuessingDesk:
         return now - self._reported_at >= REPORT_SECONDS
 
     def move(self, drafter: str, cohort: str, state: str) -> None:
-        """The operator's own move."""
+        """Move a pair to another stage, as the operator requests."""
         try:
             if self._steering is None:
                 raise RequestError("there is no policy file")
@@ -244,7 +244,7 @@ class GuessingDesk:
 
 
 def outcome_of(request: Request, prices: Prices | None) -> Outcome:
-    """How a request has gone, for the arm that it belongs to."""
+    """Return the outcome of a request for its arm of a roll-out."""
     accounting = request.accounting
     tokens = len(request.output_ids)
     later = tokens - accounting.first_tokens

@@ -1,4 +1,4 @@
-"""Which cohort a request belongs to, who may draft for it there, and how far roll-outs have come."""
+"""Applies the policy file: the cohort of a request, its drafters there, and the stages of roll-outs."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from foreword.control.rollout.pair import Gate, Switch
 from foreword.control.rollout.rollouts import Rollouts
 from foreword.engine.background import BackgroundWork
 from foreword.engine.drafting.drafter_pool import DrafterPool
-from foreword.engine.drafting.known_answers import Foreknowledge
+from foreword.engine.drafting.known_answers import AnswerHints
 from foreword.engine.messages import NewRequest
 from foreword.engine.policy.file import Configs, WatchedFile, config_for, drafter_configs, wish_within
 from foreword.engine.policy.health import Baselines, forecast
@@ -29,7 +29,7 @@ from foreword.speculation.requests import DraftPlan
 _log = logging.getLogger(__name__)
 
 LOOK_STEPS = 8
-"""Steps between two looks at roll-outs."""
+"""Steps between two evaluations of roll-outs."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Steering:
         self._pool = pool
 
     def assign(self, new: NewRequest) -> Assignment:
-        """Who may draft for a request, whatever that brings, and how soon it is served."""
+        """Return the drafters that a request may use, and how soon it is served."""
         self._watch()
         with self._lock:
             document, configs = self.document, self.configs
@@ -89,7 +89,7 @@ class Steering:
         limit = document.step_limit(traits)
         if not document.is_on(rule) or new.speculation is False:
             return Assignment(label, None, limit)
-        known = Foreknowledge.of(new)
+        known = AnswerHints.of(new)
         if new.speculation is not None and new.speculation is not True:
             wish = wish_within(new.speculation, self._pool.default_config, document, rule, configs)
             plan = self._pool.resolve(wish, known)
@@ -98,21 +98,19 @@ class Steering:
         if rule.drafters is None and not gates:
             plan = self._pool.resolve(new.speculation, known)
             return Assignment(label, _no_deeper(plan, document.depth(rule)), limit, places)
-        if known.prediction:  # one behind the other: only who may be used takes part
+        if known.prediction:  # one after the other: only those that may be used take part
             gates = {name: gate for name, gate in gates.items() if gate.is_open}
         chosen = {name: config_for(document, rule, name, configs) for name in gates}
         own = self._pool.default_config
-        if rule.drafters is None and own is not None:  # who is rolled out comes beside whoever is there
+        if rule.drafters is None and own is not None:  # drafters that are rolled out join the default one
             chosen = {"+".join(own.method): own, **chosen}
         plan = replace(self._pool.among(chosen), gates=gates) if chosen else None
         # Whom the file names for a cohort is its matter: it may name the drafter of forms among them.
-        expected = Foreknowledge(known.prediction)
-        return Assignment(
-            label, self._pool.with_foreknowledge(plan, new.speculation, expected), limit, places
-        )
+        expected = AnswerHints(known.prediction)
+        return Assignment(label, self._pool.with_hints(plan, new.speculation, expected), limit, places)
 
     def traits(self, new: NewRequest) -> Traits:
-        """What rules look at."""
+        """Return the traits that rules match."""
         labels = new.labels
         return Traits(
             tenant=new.tenant,
@@ -129,7 +127,7 @@ class Steering:
     def _gates(
         self, rule: CohortRule, new: NewRequest, configs: Configs
     ) -> tuple[dict[str, Gate], tuple[CanaryPlace, ...]]:
-        """Of every drafter that the request could have, in the order of the file."""
+        """Return the gates of all drafters that the request could use, in the order of the file."""
         gates, places = {}, []
         with self._lock:
             pairs = self.rollouts.pairs
@@ -144,18 +142,18 @@ class Steering:
         return gates, tuple(places)
 
     def candidate(self, drafter: str, cohort: str) -> DraftPlan:
-        """A plan that guesses with this drafter at every step, as deep as the cohort may."""
+        """Return a plan that drafts with this drafter at every step, as deep as the cohort allows."""
         rules = (rule for rule in self.document.cohorts if rule.name == cohort)
         rule = next(rules, CohortRule(OTHER))
         config = config_for(self.document, rule, drafter, self.configs)
         return replace(self._pool.among({drafter: config}), is_fixed=True)
 
     def _own_gate(self, name: str) -> Gate:
-        """Of a drafter that is simply used; it rests while the engine is full."""
+        """Return the gate of a drafter without roll-out; it closes while the engine is overloaded."""
         return Gate(self._resting.setdefault(name, Switch()))
 
     def _label(self, label: str) -> str:
-        """Users must not be able to make ever more cohorts."""
+        """Return the label, or OTHER where there are too many: users must not create ever more cohorts."""
         if label not in self._labels:
             if len(self._labels) >= self.document.max_cohorts - 1:
                 return OTHER
@@ -163,7 +161,7 @@ class Steering:
         return label
 
     def between_steps(self, pressure: Pressure, books: SpeculationBooks) -> None:
-        """The file may have changed, the engine may be full, a roll-out may go on or back."""
+        """Reload a changed file, close gates under overload, and evaluate roll-outs."""
         self._watch()
         self._rest(pressure)
         self._steps += 1
@@ -171,7 +169,7 @@ class Steering:
             self.look(books)
 
     def look(self, books: SpeculationBooks) -> None:
-        """At all roll-outs."""
+        """Evaluate all roll-outs."""
         with self._lock:
             pairs = dict(self.rollouts.pairs)
         has_moved = False
@@ -183,18 +181,18 @@ class Steering:
         self.rollouts.save(is_due=has_moved)
 
     def ended(self, place: CanaryPlace, outcome: Outcome) -> None:
-        """A request of one of a roll-out's arms has ended."""
+        """Add the outcome of a request to its arm of a roll-out."""
         pair = self.rollouts.pairs.get((place.drafter, place.cohort))
         if pair is not None:
             pair.ended(outcome, place.is_canary)
 
     def methods(self, drafter: str) -> tuple[str, ...]:
-        """Of a drafter of the file; another's name is its method."""
+        """Return the methods of a drafter of the file; another's name is its method."""
         config = self.configs.get(drafter)
         return (drafter,) if config is None else config.method
 
     def faults(self, drafter: str) -> int | None:
-        """Of this drafter of the file, and of no other with the same method; None: the file names no such."""
+        """Return the faults of this drafter alone, not of others with its method; None: it is not in the file."""
         return all_faults(self._made(drafter)).total() if drafter in self.configs else None
 
     def _made(self, drafter: str) -> list[Drafter]:

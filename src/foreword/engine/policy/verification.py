@@ -38,22 +38,22 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Books:
-    """What must come out even when a request was decoded alone."""
+class CheckTotals:
+    """Pages and seconds that must balance when a request was decoded alone."""
 
-    pages_before: int  # that could be had
+    pages_before: int  # available
     pages_after: int
     step_seconds: float  # of all steps meanwhile
 
 
 @dataclass
 class IdleChecks:
-    """Chooses what is decoded again, and says what came of it."""
+    """Chooses ended requests to decode again, and compares the answers."""
 
     steering: Steering
-    compares_texts: bool = True  # False: the rule keeps the law of a drawn text, not the text itself
+    compares_texts: bool = True  # False: the rule keeps the distribution of a text, not the text itself
     needs_plain: bool = False  # a text may also change with the size of a pass: see whether it does
-    seeds: Random = field(default_factory=Random)  # of answers whose law is compared
+    seeds: Random = field(default_factory=Random)  # of answers whose distribution is compared
     _waiting: deque[Sample] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
     _current: Sample | None = None
     _is_plain_run: bool = False
@@ -61,7 +61,7 @@ class IdleChecks:
     _plain_figures: Figures | None = None
 
     def ended(self, request: Request) -> None:
-        """Keep it if somebody waits for such a request."""
+        """Keep the request if a roll-out waits for such a one."""
         if request.identity.index or request.finish_reason not in ("stop", "length") or request.prediction:
             return
         if request.identity.adapter is not None:  # it may be gone when there is time
@@ -71,7 +71,7 @@ class IdleChecks:
                 self._waiting.append(_sample(request, drafter, cohort))
 
     def next(self) -> tuple[NewRequest, Assignment] | None:
-        """What to decode now; None: nothing."""
+        """Return what to decode now; None: nothing."""
         while self._current is None or self._pair(self._current) is None:
             if not self._waiting:
                 self._current = None
@@ -84,13 +84,13 @@ class IdleChecks:
         plan = None if self._is_plain_run else self.steering.candidate(sample.drafter, sample.cohort)
         return request, Assignment(f"{sample.cohort}/check", plan, is_check=True)
 
-    def finished(self, request: Request, books: Books) -> None:
-        """It was decoded again."""
+    def finished(self, request: Request, books: CheckTotals) -> None:
+        """Compare the second answer with the first."""
         sample = self._current
         if sample is None:
             return
         if not self._compares_text(sample):
-            self._compare_law(sample, request, books)
+            self._compare_distribution(sample, request, books)
             return
         found = difference(sample, request) or imbalance(request, books)
         if self._is_plain_run:
@@ -102,7 +102,7 @@ class IdleChecks:
             pair.compared(found, self._is_plain_different)
             self.steering.rollouts.save(is_due=pair.stage is not Stage.VERIFY)
 
-    def _compare_law(self, sample: Sample, request: Request, books: Books) -> None:
+    def _compare_distribution(self, sample: Sample, request: Request, books: CheckTotals) -> None:
         """Drawn anew without the drafter, then with it, by fresh seeds: what was served may be another's text, too."""
         fault = unfinished(request) or imbalance(request, books)
         if self._is_plain_run and fault is None:
@@ -148,14 +148,14 @@ def _figures(request: Request) -> Figures:
 
 
 def unfinished(request: Request) -> str | None:
-    """Why the second answer has no proper end."""
+    """Return why the second answer has no proper end."""
     if request.finish_reason in ("stop", "length"):
         return None
     return f"it ended with {request.finish_reason}: {request.answer.error}"
 
 
 def difference(sample: Sample, request: Request) -> str | None:
-    """In what the second answer differs from the one that was served."""
+    """Return how the second answer differs from the one that was served."""
     if (fault := unfinished(request)) is not None:
         return fault
     again = tuple(request.output_ids)
@@ -171,11 +171,11 @@ def difference(sample: Sample, request: Request) -> str | None:
     return None
 
 
-def imbalance(request: Request, books: Books) -> str | None:
-    """What does not come out even in the accounts of a request that ran alone."""
+def imbalance(request: Request, books: CheckTotals) -> str | None:
+    """Return what does not balance in the accounting of a request that ran alone."""
     tokens, accepted = len(request.output_ids), request.acceptance.accepted
     if not accepted <= tokens <= accepted + request.accounting.passes:
-        return f"accounting: {tokens} tokens of {accepted} accepted guesses in {request.accounting.passes} passes"
+        return f"accounting: {tokens} tokens of {accepted} accepted draft tokens in {request.accounting.passes} passes"
     if books.pages_after != books.pages_before:
         return f"accounting: {books.pages_before} pages could be had before and {books.pages_after} after"
     billed = request.accounting.seconds.total

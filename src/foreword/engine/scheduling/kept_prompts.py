@@ -12,8 +12,8 @@ _ENDED_WELL = ("stop", "length")
 class KeptPrompts:
     """By the first answer: a copy of its prompt's rows, as long as one of its siblings waits for them.
 
-    Full pages are shared, so the copy costs one page at most. It is the first to go when pages run short: whoever
-    waited for it then reads the prompt again.
+    Full pages are shared, so the copy costs one page at most. It is the first to go when pages run short: requests
+    that waited for it then compute the prompt again.
     """
 
     def __init__(self, cache: PagedCache) -> None:
@@ -24,7 +24,7 @@ class KeptPrompts:
         return len(self._kept)
 
     def keep(self, leader: Request, waiting: Iterable[Request]) -> None:
-        """Keep the prompt of an answer that ends, if anybody waits for it; before its pages are given back."""
+        """Keep the prompt of an answer that ends, if a sibling waits for it; before its pages are given back."""
         rows = leader.prompt_len - 1
         if (
             leader.finish_reason in _ENDED_WELL
@@ -40,7 +40,7 @@ class KeptPrompts:
         return self._kept.get(leader.request_id, leader.kv)
 
     def forget_unwanted(self, waiting: Iterable[Request]) -> None:
-        """Give back what nobody waits for any more."""
+        """Give back the prompts that no request waits for."""
         if self._kept:
             wanted = {
                 request.queued.leader.request_id for request in waiting if request.queued.leader is not None

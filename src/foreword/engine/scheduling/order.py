@@ -9,11 +9,11 @@ from foreword.engine.requests.request import Deadline, Request
 from foreword.speculation.measured.costs import StepCosts
 
 LANE = 8
-"""One place of so many, and at least one, is for those who have waited too long."""
+"""One place of so many, and at least one, is for requests that have waited too long."""
 
 
 class Lines:
-    """Those who wait, each tenant's requests of one service in a line, so that only the first of each are compared."""
+    """Waiting requests, one queue per tenant and service, so that only the first of each are compared."""
 
     def __init__(self, waiting: Iterable[Request]) -> None:
         self._lines: dict[tuple[str, Service], deque[Request]] = {}
@@ -21,11 +21,11 @@ class Lines:
             self._lines.setdefault((request.tenant, request.service), deque()).append(request)
 
     def heads(self) -> list[Request]:
-        """The first of every line."""
+        """Return the first of every queue."""
         return [line[0] for line in self._lines.values() if line]
 
     def leave(self, head: Request) -> None:
-        """The first of a line has had its turn."""
+        """Remove the first of a queue."""
         self._lines[head.tenant, head.service].popleft()
 
 
@@ -33,8 +33,8 @@ class Order:
     """The order in which requests begin, and in which they are put off when there is no room.
 
     By class; within it by what the tenant holds already in proportion to its weight; then by priority; then by
-    arrival. Whoever has waited longer than its ageing time comes before all of them, by arrival, as long as few run
-    that came in this way: so nobody starves, and a heap of old requests does not push the others out.
+    arrival. Requests that have waited longer than their ageing time come before all of them, by arrival, as long as few
+    run that came in this way: no request starves, and many old requests do not push the others out.
     """
 
     def __init__(self, max_running: int, clock: Callable[[], float]) -> None:
@@ -42,7 +42,7 @@ class Order:
         self._clock = clock
 
     def first(self, waiting: Sequence[Request], running: Sequence[Request]) -> Request | None:
-        """Of those who wait, the one whose turn it is; None: there is none."""
+        """Return the waiting request whose turn it is; None: there is none."""
         held = Counter(request.tenant for request in running)
         lane_is_open = sum(request.queued.is_aged for request in running) < self._lane
         now = self._clock()
@@ -65,7 +65,7 @@ class Order:
 
 
 def standing(request: Request) -> tuple[int, int, int, int]:
-    """The last in this order gives way first; it stays the same while a request runs."""
+    """Return the rank by which requests are preempted, the last first; it is fixed while a request runs."""
     service = request.service
     if request.queued.is_aged:
         return (0, 0, 0, request.request_id)
@@ -73,7 +73,7 @@ def standing(request: Request) -> tuple[int, int, int, int]:
 
 
 def gives_way(running: Request, request: Request) -> bool:
-    """Whether one that runs is put off so that the other can begin."""
+    """Return whether a running request is preempted so that the other can start."""
     return not running.queued.is_aged and running.service.slo > request.service.slo
 
 
@@ -85,14 +85,14 @@ OTHERS = 8
 
 
 def tightest(requests: Sequence[Request]) -> float | None:
-    """Seconds that a step may take which serves these; None: no bound."""
+    """Return the seconds that a step may take which serves these; None: no bound."""
     limited = [request for request in requests if request.service.step_seconds is not None]
     limits = [request.service.step_seconds for request in limited if request.lag == 1]
     return min([limit for limit in limits if limit is not None], default=None)
 
 
 def short_runs(requests: Sequence[Request], limit: float, costs: StepCosts, max_rows: int) -> dict[int, int]:
-    """Who takes part in a step of so many seconds, by id, and with how many committed tokens.
+    """Return the rows of a step of so many seconds, by request id.
 
     The latency class takes part in every pass. The others take turns: who was served longest ago comes first. What
     is then left of the time goes to prompts, the latency class's first.
@@ -131,13 +131,13 @@ DEADLINE = "deadline"
 
 
 def deadline_of(new: NewRequest, arrived: float) -> Deadline | None:
-    """By the clock that told when it arrived."""
+    """Return the deadline by the clock of `arrived`; None: there is none."""
     wanted = new.deadline_ms
     return None if wanted is None else Deadline(arrived + wanted / 1e3, wanted, new.on_deadline == REFUSE)
 
 
 def reason_to_end(request: Request, now: float, costs: StepCosts, running: int, found: int = 0) -> str | None:
-    """Why the answer should not be worked on any more; None: it may still be of use.
+    """Return why the answer should end now; None: it goes on.
 
     `found` are rows that it need not compute although it has none yet.
     """
@@ -157,7 +157,7 @@ def reason_to_end(request: Request, now: float, costs: StepCosts, running: int, 
 
 
 def least_seconds(request: Request, costs: StepCosts, running: int, found: int = 0) -> float:
-    """What the answer takes at the very least, by measured costs: it may end early, and all guesses may be right."""
+    """Return the least seconds that the answer takes, by measured costs: all drafts may be accepted."""
     params, plan = request.params, request.speculation
     never_stops = params.ignore_eos and not params.stop_texts and not params.stop_token_ids
     wanted = params.max_tokens if never_stops else max(params.min_tokens, 1)

@@ -1,4 +1,4 @@
-"""Who takes part in the next pass, and with how many rows."""
+"""Chooses the requests of the next pass, and how many rows each gets."""
 
 from bisect import insort
 from collections import Counter
@@ -31,7 +31,7 @@ from foreword.speculation.requests import PassEntry
 class SchedulerSizes:
     """Bounds of one pass."""
 
-    max_rows: int  # rows of a pass, guesses included
+    max_rows: int  # rows of a pass, draft tokens included
     max_running: int  # requests that run at once
     max_seconds: float | None = None  # what a pass with prompts may take while others decode; None: no bound
 
@@ -41,10 +41,10 @@ MIN_CHUNK = 16
 
 
 class Scheduler:
-    """First come, first served within a class, and everyone who runs takes part in every pass.
+    """First come, first served within a class; every running request takes part in every pass.
 
-    Each running request gets one row, so nobody starves; what is left of the row budget goes to prompts in the
-    order of `standing`, after a part of it was set aside for guesses that the policy will make. While others decode,
+    Each running request gets one row, so none starves; what is left of the row budget goes to prompts in the
+    order of `standing`, after a part of it was set aside for drafts that the policy will request. While others decode,
     a chunk of a prompt is no longer than what fits into a step of bounded time; where a request of the latency class
     decodes, the others take turns so that the step keeps to its bound. When pages run out, the request that stands
     last gives its pages back and waits at its old place in the queue to be computed again. A class makes way for the
@@ -93,7 +93,7 @@ class Scheduler:
             )
 
     def remove(self, request: Request) -> None:
-        """Forget a request wherever it is; its pages are given back."""
+        """Remove a request and free its pages."""
         if request in self.running:
             self.running.remove(request)
             self.kept_prompts.keep(request, self.waiting)
@@ -127,7 +127,7 @@ class Scheduler:
         return not is_busy and (not request.kv.passes or request.can_be_followed)
 
     def late(self, clock: Callable[[], float]) -> list[tuple[Request, str]]:
-        """The requests that are of no use any more, and why."""
+        """Return the requests whose deadline is over or cannot be met, and why."""
         timed = [request for request in (*self.running, *self.waiting) if request.queued.deadline is not None]
         if not timed:
             return []
@@ -172,13 +172,13 @@ class Scheduler:
             return dict.fromkeys([request.request_id for request in requests], 1)
         budget = self._sizes.max_rows - len(requests)
         if len(decoding) < len(requests):
-            budget -= min(self._guesses_wanted(decoding), budget // 2)
+            budget -= min(self._drafts_wanted(decoding), budget // 2)
             if decoding:
                 budget = min(budget, self._rows_in_time(len(requests)))
         return runs_in_turn(requests, budget)
 
-    def _guesses_wanted(self, decoding: list[Request]) -> int:
-        """Rows that the policy would fill with guesses; a policy that fails costs guesses alone."""
+    def _drafts_wanted(self, decoding: list[Request]) -> int:
+        """Return the rows that the policy would fill with draft tokens; a policy that fails costs only drafts."""
         if self._situation.speculating:
             with self._faults.forgiven("rows wanted"):
                 return max(0, int(self._policy.rows_wanted(decoding, self._situation)))
@@ -191,7 +191,7 @@ class Scheduler:
         return max(self._situation.costs.prompt_rows_within(self._sizes.max_seconds) - requests, MIN_CHUNK)
 
     def _make_room(self, runs: dict[int, int]) -> None:
-        """Preempt from the last on until the pages of everyone else's rows are there."""
+        """Preempt from the last on until there are pages for the rows of all others."""
         if len(runs) + sum(runs.values()) // self._cache.page_size <= self._cache.free_pages:
             return  # whatever pages they begin in
         while self._missing_in_all(runs) > self._cache.available_pages:
@@ -211,7 +211,7 @@ class Scheduler:
         return missing if missing > 0 else 0
 
     def _admit(self) -> None:
-        """Let requests in while there are pages for all that they have to compute, and one more for each who runs."""
+        """Admit requests while there are pages for their tokens, and one more for each that runs."""
         if not self.waiting:
             return
         passed_over: set[int] = set()
@@ -233,7 +233,7 @@ class Scheduler:
             insort(self.running, request, key=standing)
             has_put_off = self.preemptions > put_off
             promised = self._promised() if has_put_off else promised + self._missing(request, request.lag)
-            if self._is_full or has_put_off:  # now others may begin
+            if self._is_full or has_put_off:  # now others may start
                 lines = Lines(other for other in self._candidates() if other.request_id not in passed_over)
 
     @property
@@ -241,17 +241,17 @@ class Scheduler:
         return len(self.running) >= min(self._sizes.max_running, self._sizes.max_rows)
 
     def _candidates(self) -> list[Request]:
-        """Who may begin: where all places are taken, those for whom somebody gives way."""
+        """Return the requests that may start: where all places are taken, those for which another is preempted."""
         if not self._is_full:
             return self.waiting
         return [request for request in self.waiting if gives_way(self.running[-1], request)]
 
     def _promised(self) -> int:
-        """Pages that those who run lack for all that they have to compute."""
+        """Return the pages that running requests lack for their remaining tokens."""
         return sum(self._missing(request, request.lag) for request in self.running)
 
     def _place_for(self, request: Request, promised: int) -> "_Start | None":
-        """Put others off for it as far as they give way; None if it has to wait all the same."""
+        """Preempt others for the request as far as their class allows; None if it has to wait."""
         while True:
             start = self._start(request)
             spare = self._cache.available_pages - promised - len(self.running)
@@ -315,4 +315,4 @@ def check_queues(cache: PagedCache, scheduler: Scheduler, active: Iterable[Reque
     if not all(cache.is_open(request.kv) for request in scheduler.running):
         raise AssertionError("a running request has no KV sequence")
     if cache.num_open != len(scheduler.running) + len(scheduler.kept_prompts):
-        raise AssertionError("a KV sequence belongs to nobody")
+        raise AssertionError("a KV sequence belongs to no request")

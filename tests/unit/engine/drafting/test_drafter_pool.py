@@ -10,7 +10,7 @@ from foreword.drafters.combined import FirstOf
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.lookup.grammar import GrammarDrafter
 from foreword.engine.drafting.drafter_pool import MAX_DRAFTERS, DrafterPool
-from foreword.engine.drafting.known_answers import FOREKNOWN_TOKENS, Foreknowledge
+from foreword.engine.drafting.known_answers import HINTED_DRAFT_TOKENS, AnswerHints
 from foreword.engine.requests.request import Request
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
@@ -18,7 +18,7 @@ from foreword.speculation.drafting import Drafter, DrafterNeeds, Traits
 from foreword.speculation.requests import DraftPlan
 from helpers.requests import lone_request
 
-PREDICTED = Foreknowledge(prediction=True)
+PREDICTED = AnswerHints(prediction=True)
 
 
 class Named(Drafter):
@@ -238,7 +238,7 @@ def test_a_prediction_is_followed_first_and_the_same_drafter_stays_behind_it():
     assert plan is not None
     assert again is not None
     assert drafters.default is not None
-    assert (plan.method, plan.max_nodes, plan.max_batch) == ("prediction+ngram", FOREKNOWN_TOKENS, None)
+    assert (plan.method, plan.max_nodes, plan.max_batch) == ("prediction+ngram", HINTED_DRAFT_TOKENS, None)
     assert plan.drafter is again.drafter
     assert isinstance(plan.drafter, FirstOf)
     assert plan.drafter.parts[1] is drafters.default.drafter
@@ -319,7 +319,7 @@ def test_what_is_known_of_the_drafters_of_a_form_is_known_from_its_first_request
             rates = {"grammar": (1.0, 1.0, 1.0), "eagle3": (0.8, 0.6)}.get(config.method[0], ())
             self.traits = Traits(acceptance_by_level=rates)
 
-    drafters, form = DrafterPool(Told, Rule.COUPLED, None), Foreknowledge(grammar=True)
+    drafters, form = DrafterPool(Told, Rule.COUPLED, None), AnswerHints(grammar=True)
     rates = {}
     for method in ("grammar", "ngram", "eagle3"):
         plan = drafters.resolve({"method": method, **({"model": "x"} if method == "eagle3" else {})}, form)
@@ -330,4 +330,4 @@ def test_what_is_known_of_the_drafters_of_a_form_is_known_from_its_first_request
 
 
 def test_tokens_without_a_choice_are_expected_to_come():
-    assert min(GrammarDrafter.traits.acceptance_by_level[:FOREKNOWN_TOKENS]) > 0.9
+    assert min(GrammarDrafter.traits.acceptance_by_level[:HINTED_DRAFT_TOKENS]) > 0.9

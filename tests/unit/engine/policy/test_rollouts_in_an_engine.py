@@ -74,7 +74,7 @@ def drawing_world(folder: Path) -> RolloutWorld:
     """Texts are drawn, and may come out differently with every drafter; they wait to be drawn again."""
     policy = {**POLICY, "rollout": {**POLICY["rollout"], "verify_samples": 24}}
     world = RolloutWorld(folder, Guesser, policy, rule="token", temperature=8.0, tokens=24)
-    checks = world.core.guessing._checks
+    checks = world.core.speculation_service._checks
     assert checks is not None
     checks.seeds.seed(1)
     world.steering.set_stage("fresh", "code", "verify")
@@ -94,7 +94,7 @@ def test_answers_whose_law_is_compared_have_seeds_of_their_own(tmp_path: Path):
     seeds = []
     for _ in range(3):
         world.answer(idle=False)
-        while (check := world.core.guessing.next_check()) is not None:
+        while (check := world.core.speculation_service.next_check()) is not None:
             seeds.append(check[0].params.seed)
             world.core.enqueue(world.core.prepare(*check))
             world._run()
@@ -133,9 +133,9 @@ def test_one_that_goes_bad_when_it_is_in_use_is_rolled_back(tmp_path: Path):
     world.guesser.crashes = True
     world.run_until(lambda: world.pair.stage is Stage.HELD)
     assert world.pair.reason.startswith("faults")
-    asks = world.core.guessing.books.pairs["fresh", "code/greedy"].asks
+    asks = world.core.speculation_service.books.pairs["fresh", "code/greedy"].asks
     world.answer()
-    assert world.core.guessing.books.pairs["fresh", "code/greedy"].asks == asks
+    assert world.core.speculation_service.books.pairs["fresh", "code/greedy"].asks == asks
 
 
 class TwoAlike(RolloutWorld):
@@ -186,7 +186,7 @@ def test_no_request_fails_for_what_is_done_beside_its_steps(tmp_path: Path, monk
 
     world = RolloutWorld(tmp_path, Guesser)
     for name in ("between_steps", "observe", "ended", "next_check", "report"):
-        monkeypatch.setattr(world.core.guessing, name, fail)
+        monkeypatch.setattr(world.core.speculation_service, name, fail)
     world.answer()
     assert world.core.stats().control is None
     assert {"policy", "books", "check"} <= set(world.core.faults)
@@ -202,14 +202,14 @@ def test_a_new_engine_goes_on_in_every_stage(tmp_path: Path, stage: Stage):
     again.answer()
     if stage in (Stage.OFF, Stage.HELD):
         assert again.pair.stage is stage
-        assert not again.core.guessing.books.pairs
+        assert not again.core.speculation_service.books.pairs
 
 
 def test_the_operator_moves_a_pair_by_hand(tmp_path: Path):
     world = RolloutWorld(tmp_path, Guesser)
-    world.core.guessing.move("fresh", "code", "off")
+    world.core.speculation_service.move("fresh", "code", "off")
     assert world.pair.stage is Stage.OFF
-    world.core.guessing.move("fresh", "code", "next")
+    world.core.speculation_service.move("fresh", "code", "next")
     assert world.pair.stage is Stage.SHADOW
-    world.core.guessing.move("nobody", "code", "on")  # a line in the log, nothing else
+    world.core.speculation_service.move("nobody", "code", "on")  # a line in the log, nothing else
     assert len(world.steering.rollouts.pairs) == 1

@@ -107,9 +107,9 @@ def test_when_the_engine_is_full_the_named_drafters_rest(tmp_path: Path):
     plan = assigned(here, metadata={"task": "code"}).plan
     assert plan is not None
     small, large = plan.gates["small"], plan.gates["large"]
-    here.steering.between_steps(Pressure(2, 0.6), here.core.guessing.books)
+    here.steering.between_steps(Pressure(2, 0.6), here.core.speculation_service.books)
     assert (small.is_open, large.is_open, large.lets_look) == (True, False, False)
-    here.steering.between_steps(Pressure(1, 0.6), here.core.guessing.books)
+    here.steering.between_steps(Pressure(1, 0.6), here.core.speculation_service.books)
     assert large.is_open
 
 
@@ -179,7 +179,7 @@ def test_an_idle_engine_reads_a_changed_file(tmp_path: Path, monkeypatch: pytest
 def test_an_engine_without_a_policy_file_sleeps_until_there_is_work(tmp_path: Path):
     here = world(tmp_path)
     assert here.core.idle_seconds == WATCH_SECONDS
-    here.core.guessing._steering = None
+    here.core.speculation_service._steering = None
     assert here.core.idle_seconds is None
 
 

@@ -5,7 +5,7 @@ import pytest
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.rules.rule import Rule
 from foreword.control.fixed import FixedPolicy
-from foreword.engine.scheduling.asynchronous import PLANNED_EVERY, PLANNED_SELDOM, Lookout
+from foreword.engine.scheduling.asynchronous import PLANNED_EVERY, PLANNED_SELDOM, LookaheadGate
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.probe import FaultLog
 from foreword.speculation.requests import DraftPlan
@@ -39,7 +39,7 @@ def requests(count: int, under_way: int, guesses: bool = True):
 
 def test_a_step_follows_where_nobody_is_to_guess():
     policy = Wants()
-    lookout = Lookout(policy, FaultLog())
+    lookout = LookaheadGate(policy, FaultLog())
     assert not lookout.may_follow(requests(2, under_way=0), Situation())  # there is nothing to follow
     assert lookout.may_follow(requests(2, under_way=2), Situation())
     assert policy.asked == [2]
@@ -49,23 +49,23 @@ def test_a_step_follows_where_nobody_is_to_guess():
 
 def test_requests_without_a_drafter_are_followed_without_asking():
     policy = Wants(rows=5)
-    assert Lookout(policy, FaultLog()).may_follow(requests(2, 2, guesses=False), Situation())
+    assert LookaheadGate(policy, FaultLog()).may_follow(requests(2, 2, guesses=False), Situation())
     assert policy.asked == []
 
 
 def test_where_guessing_is_switched_off_nobody_is_asked():
     policy = Wants(rows=5)
-    assert Lookout(policy, FaultLog()).may_follow(requests(2, 2), Situation(speculating=False))
+    assert LookaheadGate(policy, FaultLog()).may_follow(requests(2, 2), Situation(speculating=False))
     assert policy.asked == []
 
 
 def test_one_who_may_guess_and_is_not_under_way_is_waited_for():
-    assert not Lookout(Wants(), FaultLog()).may_follow(requests(2, under_way=1), Situation())
+    assert not LookaheadGate(Wants(), FaultLog()).may_follow(requests(2, under_way=1), Situation())
 
 
 def test_now_and_then_the_policy_plans_a_whole_step():
     """What it is asked between steps is how many rows it wants, from books that only whole steps fill."""
-    lookout, running = Lookout(Wants(), FaultLog()), requests(1, 1)
+    lookout, running = LookaheadGate(Wants(), FaultLog()), requests(1, 1)
     followed = [lookout.may_follow(running, Situation()) for _ in range(PLANNED_EVERY + 1)]
     assert followed == [True] * PLANNED_EVERY + [False]
     lookout.may_follow(
@@ -74,7 +74,7 @@ def test_now_and_then_the_policy_plans_a_whole_step():
     assert lookout.may_follow(running, Situation())
 
 
-def steps_until_planned(lookout: Lookout) -> int:
+def steps_until_planned(lookout: LookaheadGate) -> int:
     """Passes that follow each other before the policy plans one, which is then under way."""
     running, steps = requests(1, 1), 0
     while lookout.may_follow(running, Situation()):
@@ -85,7 +85,7 @@ def steps_until_planned(lookout: Lookout) -> int:
 
 def test_where_the_policy_goes_on_not_to_guess_it_plans_more_seldom():
     policy = Wants()
-    lookout = Lookout(policy, FaultLog())
+    lookout = LookaheadGate(policy, FaultLog())
     assert [steps_until_planned(lookout) for _ in range(4)] == [64, 128, 256, 256]
     policy.rows = 1
     assert steps_until_planned(lookout) == 0
@@ -95,7 +95,7 @@ def test_where_the_policy_goes_on_not_to_guess_it_plans_more_seldom():
 
 def test_when_half_of_the_requests_are_gone_the_policy_plans():
     """Where fewer rows are computed guesses pay that did not."""
-    lookout = Lookout(Wants(), FaultLog())
+    lookout = LookaheadGate(Wants(), FaultLog())
     assert not lookout.may_follow(requests(8, under_way=0), Situation())
     assert lookout.may_follow(requests(5, under_way=5), Situation())
     assert not lookout.may_follow(requests(4, under_way=4), Situation())
@@ -104,7 +104,7 @@ def test_when_half_of_the_requests_are_gone_the_policy_plans():
 
 
 def test_steps_that_are_planned_for_others_reasons_do_not_make_it_patient():
-    lookout = Lookout(Wants(), FaultLog())
+    lookout = LookaheadGate(Wants(), FaultLog())
     for _ in range(5):
         assert lookout.may_follow(requests(1, 1), Situation())
         assert not lookout.may_follow(requests(2, under_way=1), Situation())
@@ -114,7 +114,7 @@ def test_steps_that_are_planned_for_others_reasons_do_not_make_it_patient():
 
 @pytest.mark.parametrize("guesses", [False, True])
 def test_steps_that_nobody_could_guess_in_do_not_make_it_patient(guesses: bool):
-    lookout = Lookout(Wants(), FaultLog())
+    lookout = LookaheadGate(Wants(), FaultLog())
     for _ in range(3):
         for _ in range(300):
             lookout.may_follow(requests(1, 1, guesses), Situation(speculating=not guesses))
@@ -124,7 +124,7 @@ def test_steps_that_nobody_could_guess_in_do_not_make_it_patient(guesses: bool):
 
 def test_a_policy_that_fails_costs_the_step_ahead_alone():
     faults = FaultLog()
-    assert not Lookout(Wants(rows=-1), faults).may_follow(requests(1, 1), Situation())
+    assert not LookaheadGate(Wants(rows=-1), faults).may_follow(requests(1, 1), Situation())
     assert faults.counts == {"rows wanted": 1}
 
 
