@@ -49,9 +49,10 @@ class Overhead:
     draft_ms: float  # every later one
     verify_ms: Mapping[int, float]  # rows of a target pass -> its milliseconds
 
-    def share(self, rows: int) -> float:
-        """Drafting as a part of a pass over this many rows."""
-        return self.draft_ms / self.verify_ms[rows]
+    @property
+    def shares(self) -> dict[int, float]:
+        """Return the time of a draft relative to passes, by their rows."""
+        return {rows: self.draft_ms / ms for rows, ms in self.verify_ms.items()}
 
 
 class ArbitraryDrafts(Drafter):

@@ -119,8 +119,11 @@ def table(rows: Iterable[object], columns: Mapping[str, Column], title: str | No
     ]
     found = Table(title=title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1), title_justify="left")
     for place, name in enumerate(columns):
-        are_numbers = all(line[place][:1] in "-0123456789" for line in lines)
-        found.add_column(name, justify="right" if are_numbers else "left", no_wrap=are_numbers)
+        cells = [line[place] for line in lines]
+        if all(cell[:1] in "-0123456789" for cell in cells):  # whole numbers, under headings that may wrap
+            found.add_column(name, justify="right", min_width=max(map(len, cells), default=0))
+        else:
+            found.add_column(name, overflow="fold")
     for line in lines:
         found.add_row(*line)
     return found

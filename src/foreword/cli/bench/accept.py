@@ -4,7 +4,6 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from foreword.cli.console import (
     DEFAULT_MODEL,
@@ -53,6 +52,7 @@ def accept(
     params, judged_by = SamplingParams(temperature=temperature, top_p=top_p), Rule.parse(rule)
     sizes = parse_sizes("--requests", requests)
     from foreword.bench.pass_costs import measure_accept_cost
+    from foreword.bench.skeleton import table
 
     llm = load_llm(model, dtype, device, backend)
     with progress_bar("measuring") as on_progress:
@@ -69,10 +69,8 @@ def accept(
     title = (
         f"acceptance of chains of {chain}; one pass over {chain + 1} tokens takes {costs.verify_ms:.2f} ms"
     )
-    table = Table("requests", "ms", "ms per request", "ratio to the pass", title=title)
-    for cost in costs.rows:
-        table.add_row(str(cost.requests), f"{cost.ms:.2f}", f"{cost.ms_per_request:.2f}", f"{cost.ratio:.3f}")
-    stdout.print(table)
+    columns = {"requests": "{.requests}", "ms": "{.ms:.2f}", "ms per request": "{.ms_per_request:.2f}"}
+    stdout.print(table(costs.rows, columns | {"ratio to the pass": "{.ratio:.3f}"}, title))
     if as_json:
         rows = [asdict(cost) for cost in costs.rows]
         print_json({"model": model, "rule": rule, "verify_ms": costs.verify_ms, "rows": rows})

@@ -4,7 +4,6 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from foreword.cli.console import (
     DEFAULT_MODEL,
@@ -32,13 +31,17 @@ def adapters(
 ) -> None:
     """Measure a decoding pass with LoRA adapters against the same pass without, in turns."""
     from foreword.bench.pass_costs import measure_adapters
+    from foreword.bench.skeleton import Column, table
 
     llm = load_llm(model, dtype, device, backend)
     with progress_bar("measuring") as on_progress:
         costs = measure_adapters(llm.engine.target, batch, rank, repeats, on_progress)
-    table = Table("adapters", "modules", "ms", "x none", title=f"one pass over {batch} requests, rank {rank}")
-    for cost in costs:
-        table.add_row(str(cost.adapters or "none"), cost.modules, f"{cost.ms:.2f}", f"{cost.ratio:.3f}")
-    stdout.print(table)
+    columns: dict[str, Column] = {
+        "adapters": lambda cost: str(cost.adapters or "none"),
+        "modules": "{.modules}",
+        "ms": "{.ms:.2f}",
+        "x none": "{.ratio:.3f}",
+    }
+    stdout.print(table(costs, columns, f"one pass over {batch} requests, rank {rank}"))
     if as_json:
         print_json({"model": model, "batch": batch, "rank": rank, "rows": [asdict(cost) for cost in costs]})

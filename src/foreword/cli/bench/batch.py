@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from foreword.cli.console import (
     DEFAULT_MODEL,
@@ -52,41 +50,30 @@ def batch(
     sizes = parse_sizes("--batches", batches)
     from foreword.bench.batch import measure_batches
     from foreword.bench.prompts import own_prompts
+    from foreword.bench.skeleton import table
 
     llm = load_llm(model, dtype, device, backend, speculative_config)
     prompts = [llm.encode(prompt.text) for prompt in own_prompts()]
     with stage_bar() as on_progress:
         rows = measure_batches(llm.engine, prompts, sizes, tokens, repeats, on_progress)
-    stdout.print(_table(rows))
+    columns = {
+        "batch": "{.batch}",
+        "plain\ntok/s": "{.plain_tokens_per_second:.1f}",
+        f"\nx of {rows[0].batch}": "{.scaling:.2f}",
+        "\nms/tok": "{.plain_token_ms:.1f}",
+        "\nhost": "{.plain_host_ms:.2f}",
+        "spec\ntok/s": "{.speculative_tokens_per_second:.1f}",
+        "\nx plain": "{.speedup:.2f}",
+        "\nms/tok ": "{.speculative_token_ms:.1f}",
+        "\nhost ": "{.speculative_host_ms:.2f}",
+        "alpha": "{.acceptance:.2f}",
+        "tau": "{.tokens_per_pass:.2f}",
+    }
+    stdout.print(table(rows, columns))
     if plot is not None:
         _plot(rows, plot, f"{model}: throughput by batch size")
     if as_json:
         print_json({"model": model, "rows": [asdict(row) for row in rows]})
-
-
-def _table(rows: "Sequence[BatchRow]") -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    table.add_column("batch", justify="right", no_wrap=True)
-    for kind, ratio in (("plain", f"x of {rows[0].batch}"), ("spec", "x plain")):
-        for name in (f"{kind}\ntok/s", f"\n{ratio}", "\nms/tok", "\nhost"):
-            table.add_column(name, justify="right", no_wrap=True)
-    for name in ("alpha", "tau"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            str(row.batch),
-            f"{row.plain_tokens_per_second:.1f}",
-            f"{row.scaling:.2f}",
-            f"{row.plain_token_ms:.1f}",
-            f"{row.plain_host_ms:.2f}",
-            f"{row.speculative_tokens_per_second:.1f}",
-            f"{row.speedup:.2f}",
-            f"{row.speculative_token_ms:.1f}",
-            f"{row.speculative_host_ms:.2f}",
-            f"{row.acceptance:.2f}",
-            f"{row.tokens_per_pass:.2f}",
-        )
-    return table
 
 
 def _plot(rows: "Sequence[BatchRow]", path: Path, title: str) -> None:

@@ -1,10 +1,9 @@
 """`foreword bench compare`: Foreword against other engines."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from foreword.cli.bench.made import made
 from foreword.cli.console import (
@@ -17,9 +16,6 @@ from foreword.cli.console import (
     stdout,
 )
 from foreword.errors import RequestError
-
-if TYPE_CHECKING:
-    from foreword.bench.compare import ComparisonRow
 
 
 def compare(
@@ -64,6 +60,7 @@ def compare(
     """
     from foreword.bench.compare import Race, contestants, plot_comparison, summarise
     from foreword.bench.prompts import own_prompts, read_prompts, take_per_category
+    from foreword.bench.skeleton import Column, optional, table
     from foreword.engine.prompts import encode_prompt
     from foreword.kernels.native import choose_threads
     from foreword.models.formats.checkpoint import open_checkpoint
@@ -84,10 +81,15 @@ def compare(
         answers, absent = race.run(chosen, show)
     beside, rows = summarise(answers, chosen)
     title = f"{model}, {len(prompts)} prompts × {max_tokens} tokens × {rounds} rounds, {race.threads} threads"
-    table = Table("engine", "tokens/s", f"× {beside}", "first token", "memory", "same text", title=title)
-    for row in rows:
-        table.add_row(*_told(row))
-    stdout.print(table)
+    columns: dict[str, Column] = {
+        "engine": "{.label}",
+        "tokens/s": "{.tokens_per_second:.1f}",
+        f"× {beside}": "{0.ratio.middle:.2f} ({0.ratio.low:.2f} to {0.ratio.high:.2f})",
+        "first token": "{.first_ms:.0f} ms",
+        "memory": lambda row: f"{row.peak_bytes / 2**20:.0f} MiB",
+        "same text": lambda row: optional(row.same_as_plain, ".0%", ""),
+    }
+    stdout.print(table(rows, columns, title))
     for reason in absent:
         stdout.print(reason, markup=False, soft_wrap=True)
     if plot is not None:
@@ -117,16 +119,3 @@ def _pythons(given: list[str] | None) -> dict[str, str]:
             raise RequestError(f"--python {text}: give a peer and an interpreter, llama.cpp=/path/to/python")
         named[name] = path
     return named
-
-
-def _told(row: "ComparisonRow") -> tuple[str, ...]:
-    ratio = row.ratio
-    same = "" if row.same_as_plain is None else f"{row.same_as_plain:.0%}"
-    return (
-        row.label,
-        f"{row.tokens_per_second:.1f}",
-        f"{ratio.middle:.2f} ({ratio.low:.2f} to {ratio.high:.2f})",
-        f"{row.first_ms:.0f} ms",
-        f"{row.peak_bytes / 2**20:.0f} MiB",
-        same,
-    )

@@ -194,61 +194,52 @@ def _print_start(start: "StartTime") -> None:
 
 
 def _print(report: "GpuReport") -> None:
+    from foreword.bench.skeleton import Column, table
+
     stdout.print(
         f"{report.device}: copies {report.copy_terabytes:.2f} TB/s, reads {report.read_terabytes:.2f} TB/s, "
         f"bf16 products {report.matrix_teraflops:.0f} TFLOP/s; all weights once: {report.floor_ms:.2f} ms"
     )
-    passes = Table("tokens in the pass", "pass, ms", "relative to one", "launch, ms", box=SIMPLE_HEAD)
-    for row in report.rows:
-        ratio = row.device_ms / report.rows[0].device_ms
-        passes.add_row(str(row.rows), f"{row.device_ms:.3f}", f"{ratio:.2f}", f"{row.host_ms:.3f}")
-    stdout.print(passes)
-    speeds = Table("batch", "tokens/s", "step, ms", "host, ms", box=SIMPLE_HEAD)
-    for speed in report.batches:
-        figures = (f"{speed.tokens_per_second:.0f}", f"{speed.step_ms:.3f}", f"{speed.host_ms:.3f}")
-        speeds.add_row(str(speed.batch), *figures)
-    stdout.print(speeds)
+    one = report.rows[0].device_ms
+    passes: dict[str, Column] = {
+        "tokens in the pass": "{.rows}",
+        "pass, ms": "{.device_ms:.3f}",
+        "relative to one": lambda row: f"{row.device_ms / one:.2f}",
+        "launch, ms": "{.host_ms:.3f}",
+    }
+    stdout.print(table(report.rows, passes))
+    speeds = {"batch": "{.batch}", "tokens/s": "{.tokens_per_second:.0f}", "step, ms": "{.step_ms:.3f}"}
+    stdout.print(table(report.batches, speeds | {"host, ms": "{.host_ms:.3f}"}))
     stdout.print(
         f"a prompt of 4,096 tokens: {report.prompt_ms:.1f} ms, {report.prompt_rate:.0%} of the matrix rate"
     )
 
 
 def _print_speculation(speeds: "list[SpeculativeSpeed]") -> None:
-    table = Table(
-        "drafts", "batch", "tokens per pass", "tokens/s", "step, ms", "drafting, ms", box=SIMPLE_HEAD
-    )
-    for speed in speeds:
-        table.add_row(
-            speed.drafter,
-            str(speed.batch),
-            f"{speed.tokens_per_pass:.2f}",
-            f"{speed.tokens_per_second:.0f}",
-            f"{speed.step_ms:.3f}",
-            f"{speed.draft_ms:.3f}",
-        )
+    from foreword.bench.skeleton import table
+
+    columns = {
+        "drafts": "{.drafter}",
+        "batch": "{.batch}",
+        "tokens per pass": "{.tokens_per_pass:.2f}",
+        "tokens/s": "{.tokens_per_second:.0f}",
+        "step, ms": "{.step_ms:.3f}",
+        "drafting, ms": "{.draft_ms:.3f}",
+    }
     if speeds:
-        stdout.print(table)
+        stdout.print(table(speeds, columns))
 
 
 def _print_control(speeds: "list[ControlledSpeed]") -> None:
-    table = Table(
-        "batch",
-        "head, tokens per pass",
-        "plain, tokens/s",
-        "controller",
-        "relative to plain",
-        "lowest",
-        "tokens per pass",
-        box=SIMPLE_HEAD,
-    )
-    for speed in speeds:
-        table.add_row(
-            str(speed.batch),
-            f"{speed.offered:.1f}",
-            f"{speed.plain_tokens_per_second:.0f}",
-            f"{speed.tokens_per_second:.0f}",
-            f"{speed.ratio:.3f}",
-            f"{speed.lowest:.3f}",
-            f"{speed.tokens_per_pass:.2f}",
-        )
-    stdout.print(table)
+    from foreword.bench.skeleton import table
+
+    columns = {
+        "batch": "{.batch}",
+        "head, tokens per pass": "{.offered:.1f}",
+        "plain, tokens/s": "{.plain_tokens_per_second:.0f}",
+        "controller": "{.tokens_per_second:.0f}",
+        "relative to plain": "{.ratio:.3f}",
+        "lowest": "{.lowest:.3f}",
+        "tokens per pass": "{.tokens_per_pass:.2f}",
+    }
+    stdout.print(table(speeds, columns))

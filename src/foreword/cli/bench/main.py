@@ -211,6 +211,7 @@ def quality(
     """Compare the CPU kernels with float32: mean KL divergence and top-1 agreement."""
     from foreword.bench.prompts import own_prompts
     from foreword.bench.quality import measure_quality, read_text
+    from foreword.bench.skeleton import table
     from foreword.engine.loader import load_model
 
     names = forms.split(",")
@@ -225,10 +226,12 @@ def quality(
         results = measure_quality(
             reference.decoder, loaders, ids, lambda done, total: on_stage("comparing", done, total)
         )
-    table = Table("form", "mean KL (nats)", "top-1 agreement", title=f"against float32, {len(ids)} tokens")
-    for result in results:
-        table.add_row(result.form, f"{result.mean_kl:.5f}", f"{100 * result.top1_agreement:.2f}%")
-    stdout.print(table)
+    columns = {
+        "form": "{.form}",
+        "mean KL (nats)": "{.mean_kl:.5f}",
+        "top-1 agreement": "{.top1_agreement:.2%}",
+    }
+    stdout.print(table(results, columns, f"against float32, {len(ids)} tokens"))
     if as_json:
         print_json({"model": model, "rows": [asdict(result) for result in results]})
 

@@ -24,7 +24,6 @@ from foreword.cli.console import (
 
 if TYPE_CHECKING:
     from foreword.bench.overhead import HostTime
-    from foreword.bench.verdict_time import VerdictTime
 
 
 def overhead(
@@ -52,6 +51,7 @@ def overhead(
     lengths, sizes = parse_sizes("--contexts", contexts), parse_sizes("--batches", batches)
     from foreword.bench.methods import parse_methods
     from foreword.bench.overhead import VERIFY_ROWS, measure_host_time, measure_overhead
+    from foreword.bench.skeleton import Column, table
     from foreword.bench.verdict_time import measure_verdicts
 
     wanted = parse_methods(methods)
@@ -60,15 +60,27 @@ def overhead(
         found = measure_overhead(llm, wanted, lengths, repeats, on_progress)
         host = measure_host_time(llm, sizes, repeats, on_progress)
         verdicts = measure_verdicts(llm.engine.target, sizes, repeats, on_progress)
-    table = Table("drafter", "context", box=SIMPLE_HEAD, padding=0)
-    for name in ("draft ms", "first ms", *(f"of a pass over {rows}" for rows in VERIFY_ROWS)):
-        table.add_column(name, justify="right", no_wrap=True)
-    for one in found:
-        shares = [f"{one.share(rows):.2%} of {one.verify_ms[rows]:.1f} ms" for rows in VERIFY_ROWS]
-        table.add_row(one.drafter, str(one.context), f"{one.draft_ms:.3f}", f"{one.first_ms:.1f}", *shares)
-    stdout.print(table)
+    costs: dict[str, Column] = {
+        "drafter": "{.drafter}",
+        "context": "{.context}",
+        "draft ms": "{.draft_ms:.3f}",
+        "first ms": "{.first_ms:.1f}",
+    }
+    for count in VERIFY_ROWS:
+        shown = f"{{0.shares[{count}]:.2%}} of {{0.verify_ms[{count}]:.1f}} ms"
+        costs[f"of a pass over {count}"] = shown
+    stdout.print(table(found, costs))
     stdout.print(_host_table(host, sizes))
-    stdout.print(_verdict_table(verdicts))
+    columns = {
+        "host ms per step, drafter": "{.guesses}",
+        "batch": "{.batch}",
+        "tokens": "{.tokens:.1f}",
+        "verdict": "{.verdict_ms:.2f}",
+        "next pass": "{.launch_ms:.2f}",
+        "together": "{.waited_ms:.2f}",
+        "beside it": "{.beside_ms:.2f}",
+    }
+    stdout.print(table(verdicts, columns))
     if as_json:
         rows, times, parts = ([asdict(one) for one in some] for some in (found, host, verdicts))
         print_json({"model": model, "rows": rows, "host": times, "verdicts": parts})
@@ -81,14 +93,4 @@ def _host_table(host: "Sequence[HostTime]", batches: Sequence[int]) -> Table:
     for way in dict.fromkeys(one.way for one in host):
         times = [one for one in host if one.way == way]
         table.add_row(way, *(f"{one.step_ms:.2f} ({one.request_us:.0f})" for one in times))
-    return table
-
-
-def _verdict_table(times: "Sequence[VerdictTime]") -> Table:
-    table = Table("host ms per step, drafter", "batch", box=SIMPLE_HEAD, padding=0)
-    for name in ("tokens", "verdict", "next pass", "together", "beside it"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for one in times:
-        parts = (one.verdict_ms, one.launch_ms, one.waited_ms, one.beside_ms)
-        table.add_row(one.guesses, str(one.batch), f"{one.tokens:.1f}", *(f"{ms:.2f}" for ms in parts))
     return table

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from foreword.cli.console import (
     DEFAULT_MODEL,
@@ -58,6 +57,7 @@ def pacing(
     """
     from foreword.acceptance.params import SamplingParams
     from foreword.bench.pacing import classify_prompts, plot_pacing, record, short_prompts
+    from foreword.bench.skeleton import table
 
     llm = load_llm(model, dtype, device, backend, speculative_config)
     asked = [llm.encode(text) for text in short_prompts(prompts)]
@@ -73,12 +73,8 @@ def pacing(
         "speculative, even": _paced(guessed),
     }
     rows = [row for name, watched in streams.items() for row in classify_prompts(name, watched)]
-    table = Table("stream", "the observer compares", "right", "accuracy", "chance")
-    for row in rows:
-        table.add_row(
-            row.stream, row.features, f"{row.right}/{row.trials}", f"{row.accuracy:.0%}", f"{row.chance:.0%}"
-        )
-    stdout.print(table)
+    columns = {"stream": "{.stream}", "the observer compares": "{.features}", "right": "{0.right}/{0.trials}"}
+    stdout.print(table(rows, columns | {"accuracy": "{.accuracy:.0%}", "chance": "{.chance:.0%}"}))
     if plot is not None:
         shown = max(guessed, key=lambda trace: trace.unevenness)
         plot_pacing(

@@ -1,15 +1,13 @@
 """`foreword bench pools`: drafting beside the target and on nodes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from foreword.cli.console import (
     DEFAULT_MODEL,
@@ -25,9 +23,6 @@ from foreword.cli.console import (
     stdout,
 )
 from foreword.errors import RequestError
-
-if TYPE_CHECKING:
-    from foreword.bench.draft_nodes import PoolSpeed
 
 
 def pools(
@@ -107,6 +102,7 @@ def pools(
     if shape is None and draft is None:
         raise RequestError("--draft must name the model that drafts, or --shape a pair with random weights")
     from foreword.bench.draft_nodes import measure_pools, ways_of_drafting
+    from foreword.bench.skeleton import table
     from foreword.bench.step_cost import random_tokens
     from foreword.engine.config import EngineConfig
 
@@ -130,7 +126,15 @@ def pools(
                 progress=on_progress,
             )
         llm.close()
-    stdout.print(_table(rows))
+    columns = {
+        "draft model": "{.way}",
+        "batch": "{.batch}",
+        "tok/s": "{.tokens_per_second:.1f}",
+        "x plain": "{.over_plain:.2f}",
+        "tok/pass": "{.tokens_per_pass:.2f}",
+        "step ms": "{.step_ms:.1f}",
+    }
+    stdout.print(table(rows, columns))
     if as_json:
         print_json(
             {"model": shape or model, "draft": draft_shape or draft, "rows": [asdict(row) for row in rows]}
@@ -156,19 +160,3 @@ def _pair(
         else:
             pair = write_agreeing_pair(config, other, agreement, Path(folder))
         yield str(pair[0]), str(pair[1])
-
-
-def _table(rows: "Sequence[PoolSpeed]") -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    for name in ("draft model", "batch", "tok/s", "x plain", "tok/pass", "step ms"):
-        table.add_column(name, justify="left" if name == "draft model" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            row.way,
-            str(row.batch),
-            f"{row.tokens_per_second:.1f}",
-            f"{row.over_plain:.2f}",
-            f"{row.tokens_per_pass:.2f}",
-            f"{row.step_ms:.1f}",
-        )
-    return table

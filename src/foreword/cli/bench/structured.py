@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from foreword.cli.console import (
     DEFAULT_MODEL,
@@ -38,6 +37,7 @@ def structured(
     as_json: JsonOption = False,
 ) -> None:
     """Compare tokens per second and per pass with and without a schema, with and without speculation, in turns."""
+    from foreword.bench.skeleton import table
     from foreword.bench.structured import measure_structured
 
     schema = None if json_schema is None else json_object("--json-schema", read_text(json_schema))
@@ -45,18 +45,14 @@ def structured(
     with progress_bar("measuring") as on_progress:
         costs = measure_structured(llm.engine, llm.encode, batch, tokens, repeats, on_progress, schema)
     title = f"{batch} requests; the schema adds {costs.mask_share:.1%} to a plain step"
-    table = Table(
-        "", "tokens/s", "tokens per pass", "step ms", "outside the pass ms", "ratio to plain", title=title
-    )
-    for row in costs.rows:
-        table.add_row(
-            row.way,
-            f"{row.tokens_per_second:.1f}",
-            f"{row.tokens_per_pass:.2f}",
-            f"{row.step_ms:.2f}",
-            f"{row.beside_ms:.2f}",
-            f"{row.ratio:.2f}",
-        )
-    stdout.print(table)
+    columns = {
+        "": "{.way}",
+        "tokens/s": "{.tokens_per_second:.1f}",
+        "tokens per pass": "{.tokens_per_pass:.2f}",
+        "step ms": "{.step_ms:.2f}",
+        "outside the pass ms": "{.beside_ms:.2f}",
+        "ratio to plain": "{.ratio:.2f}",
+    }
+    stdout.print(table(costs.rows, columns, title))
     if as_json:
         print_json({"model": model, **asdict(costs)})
