@@ -35,14 +35,12 @@ ALLOWED = re.compile(
 )  # /guesses: a command of the chat; "guesses" alone: a key of saved files
 
 PACKAGES = (
-    "acceptance",
     "backends",
     "cluster",
     "control",
     "drafters",
     "integrations",
     "kernels",
-    "kv",
     "server",
     "speculation",
 )

@@ -113,7 +113,7 @@ class Verdicts:
     paths: list[list[int]]  # per request its accepted nodes, from the first level down
     own: list[int]  # [requests], correction or bonus; NO_TOKEN where the request failed
     states: list[int]  # [requests], RowStatus of the row that the own token comes from
-    draws: Sequence[int] = ()  # [rows], what the coupled rule draws after every row; empty where nobody asks
+    draws: Sequence[int] = ()  # [rows], what the coupled rule draws after every row; empty if not wanted
 
     @staticmethod
     def at(
@@ -185,8 +185,8 @@ same time for every mask, and less than finding the bits that are set, or those 
 def within_grammars(logits: Tensor, trees: DraftTrees, samplers: Sequence[RequestSampler]) -> Tensor:
     """The logits [rows, vocab] with no chance for tokens that a grammar rules out; the same where there is none.
 
-    Masks are worked out on the host: where the logits are still being computed on a device, nobody waits for them.
-    On a CPU they are written into the logits: of the rows of such requests nobody reads the raw ones.
+    Masks are computed on the host, without waiting for logits that a device still computes.
+    On a CPU they are written into the logits: the raw logits of such requests are not read.
     """
     if all(sampler.grammar is None for sampler in samplers):
         return logits

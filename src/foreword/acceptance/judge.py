@@ -55,7 +55,7 @@ class Judging:
 
     @property
     def newest(self) -> Tensor:
-        """int64 [rows], what *coupled* draws after every row, where the logits are. Nobody waits for it."""
+        """int64 [rows], what *coupled* draws after every row, where the logits are; does not wait."""
         return self._draw().on_device[0]
 
     def know(self, tokens: Sequence[Sequence[int]]) -> None:
@@ -94,7 +94,7 @@ def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
     """int64 [2, rows], the coupled rule's draw at every row and its RowStatus.
 
     Hands the work to the logits' device and does not wait for it. `logits` are the corrected ones. The native sampler
-    leaves out what nobody asks for: draws behind a guess that is not the target's.
+    leaves out draws that are not read: those after a draft token that is not the target's.
     """
     if judged.sampler is not None:
         trees = judged.trees

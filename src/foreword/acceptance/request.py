@@ -92,7 +92,7 @@ class DraftSampling:
 
 
 class RequestSampler:
-    """One request's side of acceptance. It only ever learns committed tokens: a rejected guess leaves no trace."""
+    """One request's side of acceptance. It only ever learns committed tokens: rejected drafts leave no trace."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class RequestSampler:
         self.seed, self.rule = int(seed), rule  # the seed in use, given or fresh; how its drafts are judged
         # Whether no draw depends on the tokens before it, as far as its parameters go: every step asks.
         self._draws_alone = rule is Rule.COUPLED and not self._counts_tokens and not len(self.tail)
-        self._drafting: dict[str, Any] | None = None  # what drafters are told at every step
+        self._drafting: dict[str, Any] | None = None  # what drafters get at every step
         self._learn(prompt, generated=False)
 
     def _fill_record(
@@ -198,7 +198,7 @@ class RequestSampler:
         return now
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Learn the tokens that a step has committed, and leave that step's random numbers behind; or raise first."""
+        """Learn the tokens that a step has committed, and advance past that step's random numbers; or raise first."""
         if self.grammar is not None:
             self.grammar.commit(tokens)
         self._learn(tokens, generated=True)

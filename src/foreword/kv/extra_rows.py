@@ -40,7 +40,7 @@ class ExtraRows:
 
     @property
     def known(self) -> int:
-        """One behind the last position whose states are known; 0: none are."""
+        """One past the last position whose states are known; 0: none are."""
         return self._states[-1].end if self._states else 0
 
     @property
@@ -86,7 +86,7 @@ class ExtraRows:
         self.end = end
 
     def keep_newest(self, count: int = KEPT_STATES) -> None:
-        """Forget the states of all but the newest tokens."""
+        """Keep only the states of the newest tokens."""
         first = self.known - count
         while self._states and self._states[0].end <= first:
             self._states.pop(0)

@@ -14,9 +14,9 @@ PAGE_SIZE = 16
 class PagedCache:
     """Bookkeeping of all KV memory: reserve rows for a pass, then commit a path through them or roll back.
 
-    It never touches the KV bytes: a pass writes rows where it is told to, and moves rows that a commit
+    It never touches the KV bytes: a pass writes rows where its batch says, and moves rows that a commit
     left pending before it does anything else. Pages freed by a commit may therefore still be the source
-    of a pending move; nobody writes them before that move is done. Several passes may be under way at once, done
+    of a pending move; no pass writes them before that move is done. Several passes may be in flight at once, done
     by the device in the order in which they were laid out; for one sequence two, if the first is foreseen.
     """
 
@@ -44,7 +44,7 @@ class PagedCache:
 
     @property
     def available_pages(self) -> int:
-        """Pages that can be had: free ones and published ones that nobody uses."""
+        """Pages that can be allocated: free ones, and published ones without a user."""
         return self.pool.num_free + self._prefix.num_idle
 
     def open(self, tenant: str = "", tokens: Sequence[int] = (), *, again: bool = False) -> KvSequence:
@@ -88,7 +88,7 @@ class PagedCache:
         self._prefix.let_go(sequence.chain)
         sequence.pages, sequence.chain, sequence.extra = [], [], {}
         sequence.computed = sequence.reserved = sequence.ahead = sequence.passes = 0
-        sequence.losses += 1  # what is under way for it counts for nothing
+        sequence.losses += 1  # its passes in flight count for nothing
 
     def fork(self, sequence: KvSequence, rows: int | None = None) -> KvSequence:
         """A second sequence with the first `rows` computed rows: full pages are shared, the rest is copied.
@@ -100,7 +100,7 @@ class PagedCache:
         if not 0 <= rows <= sequence.computed:
             raise ValueError(f"{rows} rows are forked and {sequence.computed} are computed")
         if not self.can_fork(sequence, rows):
-            raise AssertionError("a row is forked that a pass under way may still lose")
+            raise AssertionError("a row is forked that a pass in flight may still lose")
         shared = min(rows, self._moves.settled(sequence)) // self.page_size
         own = self._allocate(self.pages_for(rows) - shared)
         chain = sequence.chain[:shared]
@@ -116,12 +116,12 @@ class PagedCache:
         return copy
 
     def can_fork(self, sequence: KvSequence, rows: int) -> bool:
-        """Whether the rows are there, and none of them is being moved by a pass under way, which could fail."""
+        """Whether the rows are there, and none of them is being moved by a pass in flight, which could fail."""
         first = self._moves.first_moving(sequence)
         return (first is None or rows <= first) and self._window.holds(sequence, rows)
 
     def is_busy(self, sequence: KvSequence) -> bool:
-        """Whether a pass under way writes or moves its rows so that what comes next depends on how that ends."""
+        """Whether a pass in flight writes or moves its rows so that what comes next depends on how that ends."""
         return (sequence.passes > 0 and sequence.awaits_pass) or self._moves.is_moving(sequence)
 
     def begin_pass(self, sequences: Sequence[KvSequence]) -> None:
@@ -178,7 +178,7 @@ class PagedCache:
     def distrust(self, sequence: KvSequence) -> None:
         """Unpublish the pages that a sequence starts with and all that build on them: some may hold no numbers.
 
-        Whoever uses them keeps them and publishes nothing any more.
+        Sequences that use them keep them and publish nothing any more.
         """
         sequence.publishes = False
         if not sequence.chain:
@@ -201,7 +201,7 @@ class PagedCache:
     def reserve(self, sequence: KvSequence, rows: int) -> None:
         """Make room for `rows` rows of the next pass, or raise `OutOfPages` and change nothing.
 
-        Published pages that nobody uses are evicted if the free ones do not suffice, and only then.
+        Published pages without a user are evicted if the free ones do not suffice, and only then.
         """
         begin, size = sequence.begin, self.page_size
         needed = -(-(begin + rows) // size) - len(sequence.pages)

@@ -35,7 +35,7 @@ class PrefixCache:
 
     @property
     def num_idle(self) -> int:
-        """Published pages that nobody uses now."""
+        """Published pages without a user now."""
         return len(self._idle)
 
     def is_idle(self, node: PrefixNode) -> bool:

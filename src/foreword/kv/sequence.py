@@ -8,7 +8,7 @@ from foreword.kv.extra_rows import ExtraRows
 from foreword.kv.prefix_cache import PrefixCache, PrefixNode
 
 MOST_PASSES = 2
-"""Passes that are under way for one sequence."""
+"""Most passes in flight for one sequence."""
 
 GONE = -1
 """Stands in a table for a page that was given back: it lies before the window of all layers."""
@@ -18,17 +18,17 @@ GONE = -1
 class KvSequence:
     """The KV rows of one request: `computed` finished ones, then provisional ones up to `reserved`.
 
-    A pass without guesses makes its rows final whatever it finds out: it is `foreseen`, and another may be laid out
+    A pass without draft tokens makes its rows final whatever it draws: it is `foreseen`, and another may be laid out
     after it before it has ended.
     """
 
     pages: list[int] = field(default_factory=list)  # physical pages in logical order
     computed: int = 0  # rows [0, computed) are final
-    reserved: int = 0  # rows [computed, reserved) may be written by passes under way
+    reserved: int = 0  # rows [computed, reserved) may be written by passes in flight
     tenant: str = ""  # whose published pages it may share
     chain: list[PrefixNode] = field(default_factory=list)  # the published pages that it starts with
     publishes: bool = False  # whether its full pages may still be published
-    passes: int = 0  # under way, which may write its reserved rows
+    passes: int = 0  # in flight, which may write its reserved rows
     ahead: int = 0  # rows after the computed ones that these will make final, as far as that is foreseen
     is_foreseen: bool = False  # of the newest of them, how many rows it makes final
     losses: int = 0  # passes that failed and took with them those laid out after; and one when it is closed
@@ -41,7 +41,7 @@ class KvSequence:
 
     @property
     def awaits_pass(self) -> bool:
-        """Whether the next pass cannot be laid out before one that is under way has ended."""
+        """Whether the next pass cannot be laid out before one in flight has ended."""
         return self.passes > 0 and not (self.is_foreseen and self.passes < MOST_PASSES)
 
     def begin_pass(self) -> None:
@@ -91,7 +91,7 @@ _Moves = dict[KvSequence, list[RowMove]]
 
 
 class RowMoves:
-    """Moves that wait for the next pass, and those that a pass under way does."""
+    """Moves that wait for the next pass, and those that a pass in flight does."""
 
     def __init__(self) -> None:
         self._pending: _Moves = {}
@@ -123,12 +123,12 @@ class RowMoves:
             self._moving.pop(move.owner, None)
 
     def first_moving(self, owner: KvSequence) -> int | None:
-        """The first row that a pass under way moves; None: it moves none."""
+        """Return the first row that a pass in flight moves; None: it moves none."""
         moves = self._moving.get(owner)
         return moves[0].row if moves else None
 
     def is_moving(self, owner: KvSequence) -> bool:
-        """Whether a pass under way moves rows of it."""
+        """Whether a pass in flight moves rows of it."""
         return owner in self._moving
 
     def settled(self, owner: KvSequence) -> int:
@@ -139,7 +139,7 @@ class RowMoves:
         return min(waiting, default=owner.computed)
 
     def cut(self, owner: KvSequence, rows: int) -> None:
-        """Forget the waiting moves of all but the first `rows` rows."""
+        """Keep only the waiting moves of the first `rows` rows."""
         kept = [move for move in self._pending.pop(owner, ()) if move.row < rows]
         if kept:
             self._pending[owner] = kept

@@ -25,7 +25,7 @@ def as_array(states: States) -> NDArray[np.float32]:
 
 
 def stacked(parts: Sequence[States]) -> States:
-    """The rows of all parts, one behind the other."""
+    """Return the rows of all parts, concatenated."""
     if len(parts) == 1:
         return parts[0]
     arrays = [part for part in parts if isinstance(part, np.ndarray)]

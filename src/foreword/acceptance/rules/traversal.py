@@ -40,7 +40,7 @@ class Rest:
         spare = float(left.sum())
         if spare > 0:
             return Rest(self.ids, left / spare, spare / (spare + (1 - self.carried)))
-        # Nothing can be left of all but where p and q differ by rounding: then q is as good as p.
+        # Nothing is left of the mass only where p and q differ by rounding: then q is as good as p.
         return self if self.carried == 1 else Rest(self.ids, self.probs, 0.0)
 
 
