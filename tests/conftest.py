@@ -8,14 +8,14 @@ import pytest
 from helpers.tiny_models import make_hf_model
 
 LONGEST_FIRST = (
-    *("test_smollm2", "test_drafter_contract", "test_serve", "test_drafters_under_rules"),
-    *("test_drafted_distribution", "test_chains_of_guesses", "test_exactness", "test_trees_of_guesses"),
-    *("test_served_answers", "test_engine_model_check", "test_drafters_smollm2", "test_cli"),
-    *("test_rollouts_in_an_engine", "test_same_seed_same_text", "test_train_cli", "test_cuda_head_chains"),
-    *("test_page", "test_trained_in_engine", "test_chat_cli", "test_attention", "test_cuda_decoder"),
-    *("test_tensor_parallel", "test_families"),
-    *("test_measured_policy", "test_served_side_by_side", "test_exit_without_close", "test_cuda_graphs"),
-    "test_ray_cluster",
+    *("test_drafter_contract", "test_rollouts_in_an_engine", "test_chains_of_guesses", "test_exactness"),
+    *("test_smollm2", "test_engine_model_check", "test_drafted_distribution", "test_drafters_under_rules"),
+    *("test_drafters_smollm2", "test_trees_of_guesses", "test_prove_server_cli"),
+    *("test_same_seed_same_text", "test_train_cli", "test_cli", "test_page", "test_cuda_head_chains"),
+    *("test_chat_cli", "test_server_hostile", "test_served_answers", "test_serve", "test_attention"),
+    *("test_cuda_decoder", "test_shape_invariance", "test_fault_drill", "test_measured_policy"),
+    *("test_trained_in_engine", "test_tensor_parallel", "test_families", "test_head_formats"),
+    *("test_served_side_by_side", "test_catalogue", "test_cuda_graphs", "test_ray_cluster"),
 )
 """Files that take ten seconds and more: a file runs in one process, and none of these may be left alone at the end."""
 
