@@ -38,8 +38,6 @@ PACKAGES = (
     "backends",
     "cluster",
     "control",
-    "drafters",
-    "integrations",
     "kernels",
     "server",
     "speculation",

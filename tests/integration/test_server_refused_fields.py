@@ -259,7 +259,7 @@ def test_a_bare_method_is_short_for_an_object(server, field):
         assert server.engine.requests[-1].speculation == {"method": "suffix"}
         error = http.post("/generate", json={"prompt": "x", field: "off"}).json()["error"]
         assert error["param"] == "speculation"
-        assert "one of grammar, ngram, suffix; false is for no guessing" in error["message"]
+        assert "one of grammar, ngram, suffix; false is for no speculation" in error["message"]
         error = http.post("/v1/completions", json={"prompt": "x", "speculation": 5}).json()["error"]
         assert 'such as {"method": "ngram"}' in error["message"]
 

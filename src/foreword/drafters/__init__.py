@@ -1,1 +1,1 @@
-"""Ways to guess, one file each; none imports another."""
+"""Drafters: one file per drafter or family, declared in one registry."""

@@ -40,7 +40,7 @@ class _Several(Drafter):
         return tuple(name for drafter in self._drafters for name in drafter.absent)
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Tell those that need to know."""
+        """Notify the drafters with needs."""
         for drafter in self._drafters:
             if drafter.traits.needs:
                 drafter.observe(commits)
@@ -74,10 +74,10 @@ class _Several(Drafter):
 
 
 class FirstOf(_Several):
-    """Asks one drafter after the other until one has something to say."""
+    """Calls one drafter after the other until one has a draft."""
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """For every ask the first draft that is not empty."""
+        """Return for every ask the first draft that is not empty."""
         drafts = [Draft()] * len(asks)
         open_asks = list(range(len(asks)))
         for drafter in self._drafters:
@@ -89,7 +89,7 @@ class FirstOf(_Several):
 
 
 class Routed(FirstOf):
-    """Several drafters of which a policy chooses one for each request; asked itself, it is the first that has one."""
+    """Several drafters of which a policy chooses one per request; called itself, it returns the first draft."""
 
     def __init__(self, choices: Mapping[str, Drafter]) -> None:
         super().__init__(list(choices.values()))
@@ -97,10 +97,10 @@ class Routed(FirstOf):
 
 
 class Merged(_Several):
-    """Lays all drafters' guesses over each other as one tree. Its nodes are chosen, whoever drew them."""
+    """Merges all drafts into one tree. Its nodes count as chosen, also those that a drafter drew."""
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """For every ask one tree within its node budget."""
+        """Return for every ask one tree within its node budget."""
         answers = [
             [draft.rebase(ask.request.tokens) for draft, ask in zip(drafter.propose(asks), asks, strict=True)]
             for drafter in self._drafters

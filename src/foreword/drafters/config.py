@@ -32,17 +32,17 @@ class SpeculationConfig:
     """Who drafts, and how much. `{"method": "ngram", "num_speculative_tokens": 5, ...}`, as vLLM has it."""
 
     method: tuple[str, ...]  # one drafter, or several that are combined
-    # Most guesses for a request in one pass: a chain's length, a tree's nodes.
+    # Most draft tokens for a request in one pass: a chain's length, a tree's nodes.
     num_speculative_tokens: int = 5
     max_depth: int | None = None  # deepest level of a tree; None: as deep as there are nodes
     # Plain decoding while at least this many requests run; None: never.
     disable_by_batch_size: int | None = None
     fixed: bool = (
-        False  # guess just so at every step; else it is the most, and the engine guesses where it pays
+        False  # draft this many tokens in every step; else it is the most, and the controller decides
     )
     # Several methods: "first" that has something to say, "merge" into one tree, or "route": the one that pays most.
     combine: str = "first"
-    draft_timeout: float = 1.0  # seconds after which a plug-in's guesses are not waited for
+    draft_timeout: float = 1.0  # seconds to wait for a plug-in's draft
     options: tuple[tuple[str, Any], ...] = ()  # settings of the drafters themselves
 
     @staticmethod
@@ -79,7 +79,7 @@ class SpeculationConfig:
         for name in self.method:
             if name not in kinds:
                 raise RequestError(
-                    f"speculation: there is no method {name!r}; there are {', '.join(kinds)}; false: nobody guesses"
+                    f"speculation: there is no method {name!r}; there are {', '.join(kinds)}; false: no speculation"
                 )
             if kinds[name].defect:
                 raise RequestError(f"speculation: {kinds[name].defect}")
@@ -108,7 +108,7 @@ class SpeculationConfig:
 
     @property
     def makes_trees(self) -> bool:
-        """Whether a draft may have more than one guess at the same place."""
+        """Whether a draft may have more than one token at the same position."""
         merged = len(self.method) > 1 and self.combine == "merge"
         return merged or any(
             drafter_kinds()[name].makes_trees(self.settings_of(name)) for name in self.method
@@ -131,7 +131,7 @@ class SpeculationConfig:
         return own | {"method": list(self.method)} | dict(self.options)
 
     def build(self, resources: DrafterResources) -> Drafter:
-        """The drafter, guarded against its own faults."""
+        """Make the drafter, guarded against its own faults."""
         drafters = [self._build_one(name, resources) for name in self.method]
         if len(drafters) == 1:
             return drafters[0]
@@ -148,7 +148,7 @@ class SpeculationConfig:
         except Exception as error:  # a drafter may be anyone's code, and its settings anyone's JSON
             reason = " ".join(str(error).split()) or type(error).__name__
             raise RequestError(f"speculation: {name} cannot be made with these settings: {reason}") from error
-        # A thread that was left behind must not go on writing KV pages: who has rows there is called in place.
+        # An abandoned thread must not write KV pages: a drafter with rows there is called in place.
         in_place = not kind.can_hang or bool(drafter.traits.needs.rows)
         return GuardedDrafter(drafter, name, None if in_place else CallerThread(name, self.draft_timeout))
 
@@ -159,7 +159,7 @@ class SpeculationConfig:
         return {key: value for key, value in self.options if key in known}
 
     def settings_of(self, name: str) -> Any:  # noqa: ANN401 - of the drafter's own type
-        """What it says to one of its drafters."""
+        """Return the settings of one of its drafters."""
         kind = drafter_kinds()[name]
         own = {field.name for field in fields(kind.settings)}
         return kind.configure({key: value for key, value in self.options if key in own})
@@ -195,7 +195,7 @@ _LONGEST_LOOKUP = 64
 
 
 def parse_setting(setting: SpeculationSetting, default: SpeculationConfig | None) -> SpeculationConfig | None:
-    """Who drafts for a request with this setting; None: nobody."""
+    """Return the configuration of a request with this setting; None: no speculation."""
     if setting is None or setting is True:
         return default
     if setting is False:
@@ -212,7 +212,7 @@ def parse_setting(setting: SpeculationSetting, default: SpeculationConfig | None
 def check_request_setting(
     setting: SpeculationSetting, default: SpeculationConfig | None, methods: Set[str]
 ) -> None:
-    """Refuse what a client must not ask of a server that offers these `methods`."""
+    """Refuse what a client may not request from a server that offers these `methods`."""
     if isinstance(setting, str):
         setting = named_methods(setting)
     if isinstance(setting, Mapping):
@@ -223,7 +223,7 @@ def check_request_setting(
                 )
         if "method" in setting and not _offered(setting["method"], default, methods):
             raise RequestError(
-                f"speculation: method must be one of {', '.join(sorted(methods))}; false is for no guessing"
+                f"speculation: method must be one of {', '.join(sorted(methods))}; false is for no speculation"
             )
         for key in _LOOKUP_KEYS & setting.keys():
             if isinstance(setting[key], int) and setting[key] > _LONGEST_LOOKUP:

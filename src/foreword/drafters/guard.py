@@ -41,18 +41,18 @@ class Caller(Protocol):
         ...
 
     def later(self, work: Callable[[], object]) -> None:
-        """Do it as soon as nothing hangs; nobody waits for it."""
+        """Do it when nothing hangs; no caller waits for it."""
         ...
 
     def close(self) -> None:
-        """No call is made any more; one that hangs is left behind."""
+        """No call is made any more; one that hangs is abandoned."""
         ...
 
 
 class InlineCaller:
-    """Calls in the thread of whoever asks: for drafters that cannot hang, and for those that write KV pages.
+    """Calls in the thread of the caller: for drafters that cannot hang, and for those that write KV pages.
 
-    A thread that is left behind would go on writing pages that are somebody else's by then.
+    An abandoned thread would go on writing pages that belong to another request by then.
     """
 
     is_available = True
@@ -68,7 +68,7 @@ class InlineCaller:
 
 
 class GuardedDrafter(Drafter):
-    """Asks a drafter and checks what it returns. Every fault is counted by kind; the first of each is logged."""
+    """Calls a drafter and checks what it returns. Every fault is counted by kind; the first of each is logged."""
 
     def __init__(self, drafter: Drafter, name: str, caller: Caller | None = None) -> None:
         self._drafter = drafter
@@ -83,7 +83,7 @@ class GuardedDrafter(Drafter):
         return (self._name,) if self.traits.may_be_absent and self._drafter.absent else ()
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """What the drafter says, as far as it can be used; an empty draft for the rest."""
+        """Return the drafts as far as they can be used; an empty draft for the rest."""
         answers = self._call(lambda: list(self._drafter.propose(asks)))
         if answers is None:
             return [Draft()] * len(asks)
@@ -113,7 +113,7 @@ class GuardedDrafter(Drafter):
             self._caller.later(lambda: self._drafter.forget(bare))
 
     def memory_bytes(self) -> int | None:
-        """What the drafter says of its memory."""
+        """Return the memory that the drafter reports."""
         return self._call(self._drafter.memory_bytes)
 
     def fault_counts(self) -> Counter[str]:
@@ -122,11 +122,11 @@ class GuardedDrafter(Drafter):
         return own + self._drafter.fault_counts()
 
     def nodes(self) -> list[NodeReport]:
-        """Those that the drafter asks; any thread may want to know."""
+        """Report the draft nodes of the drafter; any thread may call this."""
         return self._drafter.nodes()
 
     def close(self) -> None:
-        """Close the drafter, when it comes back if it hangs, and ask it no more."""
+        """Close the drafter, when it comes back if it hangs, and call it no more."""
         if self._caller.is_available:
             self._call(lambda: close_all([self._drafter]))
         else:
@@ -155,9 +155,9 @@ class GuardedDrafter(Drafter):
             answer = answer.rebase(ask.request.tokens)
         nodes = len(answer)
         if nodes > ask.max_nodes:
-            self._fault("draft", f"{nodes} nodes where {ask.max_nodes} were asked for")
+            self._fault("draft", f"{nodes} nodes where {ask.max_nodes} were requested")
         elif answer.depth > ask.max_depth:
-            self._fault("draft", f"a depth of {answer.depth} where {ask.max_depth} was asked for")
+            self._fault("draft", f"a depth of {answer.depth} where {ask.max_depth} was requested")
         known = known_tokens(answer.within(ask.max_nodes, ask.max_depth), ask.request)
         if len(known) < min(nodes, ask.max_nodes) and answer.depth <= ask.max_depth:
             size = ask.request.sampling.vocab_size
@@ -167,11 +167,11 @@ class GuardedDrafter(Drafter):
     def _fault(self, kind: str, message: str) -> None:
         self.faults[kind] += 1
         if self.faults[kind] == 1:
-            _log.warning("drafter %s: %s; those guesses are dropped, decoding goes on", self._name, message)
+            _log.warning("drafter %s: %s; those drafts are dropped, decoding goes on", self._name, message)
 
 
 REST_FACTOR = 10
-"""After a call that took too long, nothing is asked for this many times the limit, and twice as long each time."""
+"""After a call that took too long, no call is made for this many times the limit, and twice as long each time."""
 
 LONGEST_REST = 300.0
 """Seconds after which a drafter that took too long is tried again at the latest."""
@@ -196,9 +196,9 @@ class _Call:
 
 
 class CallerThread:
-    """Makes one call at a time. While one hangs, nothing is asked; what it says when it comes back is too late.
+    """Makes one call at a time. While one hangs, no other is made; its answer is dropped when it returns.
 
-    A drafter that keeps being late costs everyone its time limit, so it is asked ever less often. The thread is a
+    A drafter that keeps being late costs every request its time limit, so it is called ever less often. The thread is a
     daemon: a call that never comes back keeps no process alive.
     """
 
@@ -206,7 +206,7 @@ class CallerThread:
         self._time_limit = time_limit
         self._clock = clock
         self._stuck: _Call | None = None
-        self._lateness = 0  # late calls of late
+        self._lateness = 0  # recent late calls
         self._rests_until = float("-inf")
         self._work: SimpleQueue[_Call | None] = SimpleQueue()
         self._is_closed = False
@@ -245,7 +245,7 @@ class CallerThread:
         self._rests_until = self._clock() + min(rest, LONGEST_REST)
 
     def later(self, work: Callable[[], object]) -> None:
-        """Do it after what is stuck; nobody waits for it."""
+        """Do it after the call that hangs; no caller waits for it."""
         if not self._is_closed:
             self._work.put(_Call(work))
 

@@ -50,7 +50,7 @@ def is_drawn_unread(tree: GrowingTree) -> bool:
 def draw_unread(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
     """int64 [trees], what *coupled* draws after each one's newest node, where the logits are; -1: it draws nothing.
 
-    Nobody waits for it. logits [trees, vocab].
+    The host does not wait for it. logits [trees, vocab].
     """
     logits = with_fixed_corrections(trees, logits)
     sampler = sampler_for(logits)
@@ -63,7 +63,7 @@ def draw_unread(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
 
 
 def add_tokens(trees: Sequence[GrowingTree], tokens: Sequence[int], drawn: Mapping[int, Drawn]) -> None:
-    """One node for each chain; -1 ends it. `drawn` has what a row's token was drawn from, where that is told."""
+    """One node for each chain; -1 ends it. `drawn` has what a row's token was drawn from, where the rule needs it."""
     for row, (tree, token) in enumerate(zip(trees, tokens, strict=True)):
         if token < 0:  # the model has no distribution here
             tree.frontier = []

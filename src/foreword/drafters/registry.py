@@ -24,7 +24,7 @@ class DrafterResources:
     checkpoint: Checkpoint  # its files
     encode: Callable[[str], list[int]]  # text to token ids, without special tokens
     load_decoder: Callable[[Checkpoint], Decoder]  # another model, on the target's device and backend
-    vocab_size: int  # ids that the target can draw; a drafter guesses no others
+    vocab_size: int  # ids that the target can draw; a drafter drafts no others
     nodes: SharedNodes = field(default_factory=SharedNodes)  # that drafters made from this are connected to
 
 

@@ -21,7 +21,7 @@ Shape = tuple[tuple[int, ...], ...]
 
 @lru_cache(maxsize=256)
 def fixed_shape(width: int, max_nodes: int, max_depth: int) -> Shape:
-    """`width` nodes on every level while there are nodes left, behind those that are likeliest to be reached."""
+    """`width` nodes on every level while there are nodes left, after those that are likeliest to be reached."""
     levels: list[tuple[int, ...]] = []
     reached, left = [1.0], max_nodes
     while left > 0 and len(levels) < max_depth:
@@ -119,7 +119,7 @@ class GrowingTree:
         return np.full(len(self.frontier), len(self.request.tokens) + self.depth)
 
     def paths(self) -> list[Path | None]:
-        """The guesses up to each of the frontier's nodes; None where nobody knows what stands before."""
+        """Return the draft tokens up to each node of the frontier; None where those before it are unknown."""
         return [self._path(node) for node in self.frontier]
 
     def _path(self, node: int) -> Path:
@@ -178,7 +178,7 @@ class HeadTree(GrowingTree):
             self.num_read += 1
 
     def masks(self) -> list[int]:
-        """Which rows of the head's KV behind the text each node of the frontier sees."""
+        """Which rows of the head's KV after the text each node of the frontier sees."""
         return [self._masks[node] for node in self.frontier]
 
     def draft(self) -> Draft:

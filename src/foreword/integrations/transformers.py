@@ -3,8 +3,8 @@
     with foreword_candidates(model, "suffix+ngram"):
         model.generate(**inputs, prompt_lookup_num_tokens=8)
 
-`generate` has no argument for a candidate generator. Whatever kind of assisted generation is asked for, here the
-guesses are ours; transformers judges them, so that the law of the text is its own.
+`generate` has no argument for a candidate generator. Whatever kind of assisted generation is requested, the
+drafts are ours; transformers verifies them, so that the distribution of the text is its own.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,24 +14,24 @@ from typing import Any
 import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from foreword.integrations.guesser import Guesser
+from foreword.integrations.text_drafter import TextDrafter
 
 
 class ForewordCandidateGenerator(CandidateGenerator):
-    """Guesses chains; keeps what `suffix` has learned from one `generate` to the next."""
+    """Drafts chains; keeps what `suffix` has learned from one `generate` to the next."""
 
-    def __init__(self, guesser: Guesser) -> None:
-        self._guesser = guesser
+    def __init__(self, drafter: TextDrafter) -> None:
+        self._drafter = drafter
         self.guessed = 0  # tokens so far
         self.accepted = 0  # of them
 
     def get_candidates(self, input_ids: torch.Tensor, **_: object) -> tuple[Any, Any]:
-        """[1, text + guesses], and no logits: the guesses were chosen, not drawn."""
-        guesses = self._guesser.guess("text", input_ids[0].tolist())
-        self.guessed += len(guesses)
-        if not guesses:
+        """Return [1, text + draft], and no logits: the tokens were chosen, not drawn."""
+        draft = self._drafter.draft("text", input_ids[0].tolist())
+        self.guessed += len(draft)
+        if not draft:
             return input_ids, None
-        return torch.cat([input_ids, input_ids.new_tensor([guesses])], dim=1), None
+        return torch.cat([input_ids, input_ids.new_tensor([draft])], dim=1), None
 
     def update_candidate_strategy(
         self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int
@@ -40,7 +40,7 @@ class ForewordCandidateGenerator(CandidateGenerator):
 
     def finish(self) -> None:
         """An answer has ended."""
-        self._guesser.forget("text")
+        self._drafter.forget("text")
 
 
 @contextmanager
@@ -49,8 +49,8 @@ def foreword_candidates(
     speculation: str | Mapping[str, Any] = "suffix+ngram",
     files: str | None = None,
 ) -> Iterator[ForewordCandidateGenerator]:
-    """Within the block, assisted generation of this model asks us; `files`: folder with its tokenizer, if needed."""
-    generator = ForewordCandidateGenerator(Guesser(speculation, model.config.vocab_size, files))
+    """Use our drafts for assisted generation of this model within the block; `files`: folder with its tokenizer."""
+    generator = ForewordCandidateGenerator(TextDrafter(speculation, model.config.vocab_size, files))
 
     def ours(**_: object) -> ForewordCandidateGenerator:
         generator.finish()

@@ -6,15 +6,15 @@
         "num_speculative_tokens": 5,
     })
 
-vLLM hands its proposer a config without room for ours: who guesses and how is read from the environment variable
-FOREWORD_SPECULATION, as `--speculation` has it, or from a subclass. vLLM itself is not imported.
+vLLM gives its proposer a config without room for ours: the drafter and its settings are read from the environment
+variable FOREWORD_SPECULATION, as `--speculation` has it, or from a subclass. vLLM itself is not imported.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from foreword.integrations.guesser import Guesser
+from foreword.integrations.text_drafter import TextDrafter
 
 VARIABLE = "FOREWORD_SPECULATION"
 
@@ -30,7 +30,7 @@ class ForewordProposer:
         model = vllm_config.model_config
         self._context = model.max_model_len
         files = model.model if os.path.isdir(model.model) else None  # noqa: PTH112 - a hub id is no path
-        self._guesser = Guesser(wanted, model.get_vocab_size(), files, most)
+        self._drafter = TextDrafter(wanted, model.get_vocab_size(), files, most)
         self._rows: set[int] = set()
 
     def propose(
@@ -40,18 +40,18 @@ class ForewordProposer:
         token_ids_cpu: Any,  # noqa: ANN401 - array [rows, context], prompt and answer
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """Guesses for every row of the batch that was just given tokens; a row may be another request than before."""
+        """Return drafts for every row of the batch that just got tokens; a row may be another request than before."""
         rows = range(len(sampled_token_ids))
         for gone in self._rows - set(rows):
-            self._guesser.forget(gone)
+            self._drafter.forget(gone)
         self._rows = set(rows)
-        return [self._guess(row, sampled_token_ids[row], num_tokens_no_spec, token_ids_cpu) for row in rows]
+        return [self._draft(row, sampled_token_ids[row], num_tokens_no_spec, token_ids_cpu) for row in rows]
 
-    def _guess(self, row: int, sampled: Sequence[int], lengths: Any, tokens: Any) -> list[int]:  # noqa: ANN401
+    def _draft(self, row: int, sampled: Sequence[int], lengths: Any, tokens: Any) -> list[int]:  # noqa: ANN401
         length = int(lengths[row])
         if not len(sampled) or length >= self._context:  # a prompt that is not over, or a text that is
             return []
-        return self._guesser.guess(row, tokens[row, :length].tolist(), self._context - length - 1)
+        return self._drafter.draft(row, tokens[row, :length].tolist(), self._context - length - 1)
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         """There is none."""

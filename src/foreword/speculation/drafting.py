@@ -62,7 +62,7 @@ class DraftRequest(NamedTuple):
     prediction: Sequence[int] = ()  # what its user expects as the answer
 
     def without_text(self) -> "DraftRequest":
-        """Enough to know it by."""
+        """Return the request without its tokens."""
         return self._replace(tokens=(), prompt_len=0, prediction=())
 
 
@@ -87,24 +87,24 @@ class KvMemory:
 
 
 class Ask(NamedTuple):
-    """How much to guess for one request."""
+    """How much to draft for one request."""
 
     request: DraftRequest
     max_nodes: int
     max_depth: int
     pages: RequestRows | None = None  # rows up to `kv.reserved` may be written; None: it keeps none
-    stop: Stop | None = None  # for drafters that `stops`; None: as deep as was asked for
+    stop: Stop | None = None  # for drafters with `stops_itself`; None: to the full depth
 
 
 @dataclass(frozen=True)
 class DrafterNeeds:
     """What a drafter has to be given besides the tokens."""
 
-    taps: tuple[Tap, ...] = ()  # hidden states of the target, told with every commit
+    taps: tuple[Tap, ...] = ()  # hidden states of the target, given with every commit
     rows: tuple[RowSpec, ...] = ()  # KV rows of its own in the target's pages
-    draws: bool = False  # what the target itself draws after every node that is judged
+    draws: bool = False  # what the target itself draws after every node that is verified
     scratch: int = (
-        0  # rows that it writes behind the text while it drafts, where these are more than its nodes
+        0  # rows that it writes after the text while it drafts, where these are more than its nodes
     )
 
     def __or__(self, other: "DrafterNeeds") -> "DrafterNeeds":
@@ -123,17 +123,17 @@ NO_STATES: Mapping[Tap, Tensor] = MappingProxyType({})
 
 
 class Commit(NamedTuple):
-    """What a pass has made final for one request: prompt chunks, accepted guesses and corrections alike."""
+    """What a pass committed for one request: prompt chunks, accepted draft tokens and corrections alike."""
 
     request: DraftRequest  # with what was committed
     first: int  # position of the first token that got its KV row, and so its hidden states, in this pass
     rows: int  # how many did, one after the other; the newest token is not among them
-    hidden: Mapping[Tap, Tensor] = NO_STATES  # [rows, hidden size], those that it asks for among them
-    draft: Draft = NO_DRAFT  # what was judged
-    draws: tuple[int, ...] = ()  # what the target draws after the text, then after every node; if asked for
+    hidden: Mapping[Tap, Tensor] = NO_STATES  # [rows, hidden size], those that it needs among them
+    draft: Draft = NO_DRAFT  # what was verified
+    draws: tuple[int, ...] = ()  # what the target draws after the text, then after every node; if needed
     pages: RequestRows | None = None  # for a drafter with rows of its own in them
     settled: int = 0  # KV rows before this one stay where they are: a drafter may fill its own there
-    is_on: bool = True  # whether the drafter was meant to guess for this request in this step
+    is_on: bool = True  # whether the plan wanted a draft from it for this request in this step
 
 
 class Unjudged(NamedTuple):

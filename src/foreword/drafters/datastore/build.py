@@ -37,7 +37,7 @@ MOST_TOKENS = 1 << 30
 def sorted_suffixes(tokens: npt.NDArray[np.integer], count: int, depth: int) -> npt.NDArray[np.int64]:
     """The starts 0 .. count - 1 in order of the `depth` tokens from each on; equals in order of their starts.
 
-    `tokens` go on for at least `depth` behind the last start, or end there. Sorting by 1, 2, 4, ... tokens takes
+    `tokens` go on for at least `depth` after the last start, or end there. Sorting by 1, 2, 4, ... tokens takes
     the same few rounds for any text, however it repeats itself; starts that differ from all others take no part.
     """
     if len(tokens) > MOST_TOKENS:
@@ -50,16 +50,16 @@ def sorted_suffixes(tokens: npt.NDArray[np.integer], count: int, depth: int) -> 
     unsettled = _rank(order, keys, np.arange(len(order), dtype=np.int32), ranks)
     while length < depth and len(unsettled):
         starts = order[unsettled]
-        behind = np.zeros(len(starts), np.uint64)  # 0: behind the end
+        after = np.zeros(len(starts), np.uint64)  # 0: after the end
         there = starts < len(ranks) - length
-        behind[there] = ranks[starts[there] + length].astype(np.uint64) + 1
-        # First by what stands behind, then, keeping that order, by what stands before.
-        by_last = _sorted_places(behind.copy())[0]
+        after[there] = ranks[starts[there] + length].astype(np.uint64) + 1
+        # First by what follows, then, keeping that order, by what stands before.
+        by_last = _sorted_places(after.copy())[0]
         by_first, firsts = _sorted_places(ranks[starts[by_last]].astype(np.uint64))
         placed = by_last[by_first]
         order[unsettled] = starts[placed]
         firsts <<= np.uint64(32)
-        firsts |= behind[placed]
+        firsts |= after[placed]
         unsettled = _rank(order, firsts, unsettled, ranks)
         length *= 2
     return order[order < count].astype(np.int64)
@@ -67,7 +67,7 @@ def sorted_suffixes(tokens: npt.NDArray[np.integer], count: int, depth: int) -> 
 
 def _first_keys(tokens: npt.NDArray[np.integer], depth: int) -> tuple[Words, int]:
     """Keys for every start, and how many tokens they stand for: two, if there is room."""
-    keys = tokens.astype(np.uint64) + np.uint64(1)  # 0: behind the end
+    keys = tokens.astype(np.uint64) + np.uint64(1)  # 0: after the end
     bits = int(keys.max(initial=0)).bit_length()
     if depth < 2 or 2 * bits + len(keys).bit_length() > 64:
         return keys, 1

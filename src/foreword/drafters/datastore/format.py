@@ -20,13 +20,13 @@ from foreword.progress import Progress
 
 MAGIC = b"FWSTORE1"
 HEADER_BYTES = 1 << 16
-"""Room for the header; the ids begin behind it."""
+"""Room for the header; the ids begin after it."""
 
 DEPTH = 16
 """Tokens by which suffixes are sorted: the longest text that can be looked up."""
 
 PADDING = DEPTH * 4
-"""Bytes of separators behind the ids, so that the last suffixes can be compared like the others."""
+"""Bytes of separators after the ids, so that the last suffixes can be compared like the others."""
 
 LISTED_SOURCES = 16
 _CHUNK = 1 << 22
@@ -63,7 +63,7 @@ class Header:
 
     @property
     def order_start(self) -> int:
-        """Where the positions begin: behind the ids and their padding, at a multiple of 8 bytes."""
+        """Where the positions begin: after the ids and their padding, at a multiple of 8 bytes."""
         return -(-(self.ids_end + PADDING) // 8) * 8
 
     @property

@@ -34,7 +34,7 @@ class _Found:
     length: int
     shards: Ints
     first: Ints  # [shards]
-    last: Ints  # [shards], behind them
+    last: Ints  # [shards], after them
 
 
 NO_MATCHES = Matches(0, np.empty(0, np.int64))
@@ -65,7 +65,7 @@ class Datastore:
         self._shard_ends = np.minimum(self._shard_starts + header.shard_tokens, header.tokens)
 
     def close(self) -> None:
-        """Nobody looks anything up any more."""
+        """Unmap the file."""
         empty = np.empty(0, np.uint8)
         self._ids, self._suffixes, self._order, self._file = empty, empty, empty, empty  # type: ignore[assignment]
 

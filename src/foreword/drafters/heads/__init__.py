@@ -1,1 +1,1 @@
-"""Guesses of trained heads, which read the target's hidden states."""
+"""Trained heads, which read the target's hidden states."""

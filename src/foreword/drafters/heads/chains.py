@@ -26,7 +26,7 @@ _GOES_ON = (1.0,) * CLASSES
 def plan_chains(
     asks: Sequence[Ask], rooms: Sequence[int], vocabulary: DraftVocabulary, stops: bool = False
 ) -> ChainPlan | None:
-    """Guesses after every text, at most `rooms` of each; None if a draft must tell what it was drawn from.
+    """Plan chains after every text, at most `rooms` tokens each; None if a draft must carry its q.
 
     A runner that `stops` ends them where the asks say so.
     """
@@ -58,7 +58,7 @@ def _stop_of(stops: tuple[Stop | None, ...], most: int) -> ChainStop:
 
 
 def unsettled(plan: ChainPlan, unjudged: Sequence[Unjudged], drawn: Tensor) -> ChainPlan:
-    """The same for texts that a pass under way makes longer, by one token at least; their guesses are of one source."""
+    """Return the plan for texts that a pass in flight makes longer; their drafts are on one device."""
     most = max([len(one.draft) for one in unjudged])
     places = [(*one.tokens.places, *[-1] * (most - len(one.draft))) for one in unjudged]
     ends = [0 if one.ask.pages is None else one.ask.pages.kv.reserved for one in unjudged]
@@ -73,7 +73,7 @@ def unsettled(plan: ChainPlan, unjudged: Sequence[Unjudged], drawn: Tensor) -> C
 
 
 def drafted(asks: Sequence[Ask], guesses: Chains) -> list[Draft]:
-    """The guesses after each text as its draft."""
+    """Return the chains as drafts."""
     if isinstance(guesses, PendingChains):
         source = guesses.tokens
         return [
@@ -88,14 +88,14 @@ def drafted(asks: Sequence[Ask], guesses: Chains) -> list[Draft]:
 
 
 def is_drawn_alone(sampling: DraftSampling) -> bool:
-    """Whether a guess needs nothing but the head's logits, and tells nothing but its token."""
+    """Return whether a draft token depends only on the head's logits, and is returned without its q."""
     is_told = sampling.rule is not Rule.COUPLED and sampling.record["temperature"] > 0
     return not is_told and not has_fixed_corrections(sampling)
 
 
 @dataclass
 class BegunChain:
-    """Guesses behind a text that a pass is about to make longer, and the rows of what it gains."""
+    """A chain after a text that a pass in flight makes longer, and the rows of the tokens that the text gains."""
 
     draft: Draft  # what the pass judges
     kv: KvSequence
@@ -103,7 +103,7 @@ class BegunChain:
     pages: list[int]  # in which these rows lie, as far as the text can grow
     tokens: DeviceTokens  # of the chain that was started
     length: int | None = (
-        None  # of the text behind which they are; None: the pass was not judged, or has failed
+        None  # of the text that it follows; None: there is no verdict yet, or the pass has failed
     )
 
     @staticmethod
@@ -121,7 +121,7 @@ class BegunChain:
         return is_its
 
     def behind(self, run: Run, ask: Ask) -> Draft | None:
-        """The guesses that are asked for, if they are behind this text and the rows of `run` are there with them."""
+        """Return the requested draft, if the chain follows this text and the rows of `run` are in place."""
         kv, wanted = run.pages.kv, min(ask.max_nodes, ask.max_depth)
         if self.kv is not kv or self.first != run.first or self.length != run.end:
             return None

@@ -35,7 +35,7 @@ def _is_rank(rank: object) -> bool:
 
 @lru_cache(maxsize=256)
 def fitting(paths: Paths, max_nodes: int, max_depth: int) -> Paths:
-    """The first of them that fit, each behind its beginning; level by level."""
+    """The first of them that fit, each after its beginning; level by level."""
     kept: dict[Path, None] = {}
     for path in paths:
         beginnings = [path[:length] for length in range(1, len(path) + 1)]
@@ -57,7 +57,7 @@ def shape_of(paths: Paths) -> Shape:
 
 
 class MeasuredRanks:
-    """How often the token that came was a head's best guess, its second best and so on, and the tree for that."""
+    """Counts at which rank of a head the true token was, and gives the tree for these counts."""
 
     _EVERY = 64  # tokens that are seen between two looks at the counts
     _BELIEF = 20.0  # tokens' worth of what is believed before anything was seen
@@ -71,7 +71,7 @@ class MeasuredRanks:
         self._ranked: dict[tuple[int, int], Paths] = {}
 
     def saw(self, head: int, rank: int | None) -> None:
-        """A token came that was this head's guess of this rank; None: of none."""
+        """Count a token that was at this rank of this head; None: at none."""
         self._seen[head] += 1
         if rank is not None:
             self._hits[head][rank] += 1

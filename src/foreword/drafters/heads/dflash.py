@@ -27,7 +27,7 @@ LAG = 0
 
 
 class DFlashHead(HeadInPages):
-    """Its rows hold what the target thought of committed tokens; those of a block are gone with the guess.
+    """Its rows are made from the target's states of committed tokens; those of a block are gone after the draft.
 
     A block always has the size that the head was trained with: its rows see each other.
     """
@@ -75,7 +75,7 @@ class DFlashHead(HeadInPages):
     def _block_rows(
         self, cache: PagedCache, parts: Sequence[SequenceRows], places: Sequence[int], starts: Ints
     ) -> HeadInput:
-        """The rows of all blocks; the outcome of the first `places` that guess is wanted."""
+        """The rows of all blocks; logits are computed for the first `places` of each."""
         arrays = self._buffers.lay_out(cache, parts, ()).arrays
         if not self._spec.is_causal:
             _see_all(arrays, parts)
@@ -88,7 +88,7 @@ class DFlashHead(HeadInPages):
         return guess_at_once(asks, places, output.logits, self._vocabulary, self._width)
 
     def _ready(self, ask: Ask) -> RequestRows | None:
-        """The pages of a request that can be guessed for."""
+        """Return the pages of a request for which a draft is possible."""
         if ask.pages is None or ask.max_nodes < 1 or ask.max_depth < 1:
             return None
         rows, end = self._rows_of(ask.pages), len(ask.request.tokens) - 1
@@ -103,7 +103,7 @@ class DFlashHead(HeadInPages):
         return Run(pages, rows, ask.request.tokens, first, end, LAG) if first < end else None
 
     def _block(self, ask: Ask, pages: RequestRows) -> SequenceRows:
-        """The newest token and the masks behind it, fewer where there is no memory for all."""
+        """Return the newest token and the masks after it, fewer where there is no memory for all."""
         tokens = ask.request.tokens
         masks = min(self._spec.block_size - 1, pages.kv.reserved - len(tokens))
         return SequenceRows(
@@ -142,7 +142,7 @@ DFLASH = DrafterKind(
 
 @dataclass(frozen=True)
 class DSparkConfig:
-    """Which head guesses, and how sure it has to be."""
+    """Which head drafts, and how confident it has to be."""
 
     model: str = ""  # a local path or a hub id; empty: the head shipped for the target
     tree_width: int = 1  # candidates for every place of the block that are followed; 1 is a chain
@@ -155,7 +155,7 @@ class DSparkConfig:
 
 
 class DSparkHead(DFlashHead):
-    """The places of a block are no longer guessed each for itself: the token before has a say."""
+    """Positions of a block depend on the token before them."""
 
     def __init__(self, head: LoadedHead, width: int, confidence: float) -> None:
         super().__init__(head, width)
@@ -183,7 +183,7 @@ class DSparkHead(DFlashHead):
         return [tree.draft() for tree in trees]
 
     def _sure(self, state: Tensor, before: Tensor) -> Tensor:
-        """[nodes], how likely the token at this place is to be accepted behind each of these."""
+        """[nodes], how likely the token at this place is to be accepted after each of these."""
         assert self._sureness is not None
         read = state.float().expand(len(before), -1)
         if self._sureness.shape[1] > read.shape[1]:

@@ -41,7 +41,7 @@ LAG = 1
 
 
 class StepwiseHead(HeadInPages):
-    """Lets a head write ahead of the target, level by level. Rows of guesses are made from what it said itself."""
+    """Drafts with a head level by level. Rows of draft tokens are made from the head's own states."""
 
     traits = HEAD_BY_LEVEL
 
@@ -68,7 +68,7 @@ class StepwiseHead(HeadInPages):
         return drafts
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Keep the newest states; guesses that were begun behind a pass learn whom they are for."""
+        """Keep the newest states; chains started early learn which text they follow."""
         super().observe(commits)
         self._begun.tell(commits)
 
@@ -101,7 +101,7 @@ class StepwiseHead(HeadInPages):
         return self._rows_of(pages).end == length and pages.kv.reserved > length + len(unjudged.draft)
 
     def _rows_behind(self, going: Sequence[Unjudged], hidden: Mapping[Tap, Tensor]) -> HeadInput:
-        """A row for every token that the texts may gain; the first of each is the one that is guessed from."""
+        """A row for every token that the texts may gain; the draft starts from the first of each."""
         parts, starts, bounds = [], [], []
         for one in going:
             pages, tokens, rows = _pages(one.ask), one.ask.request.tokens, 1 + len(one.draft)
@@ -215,7 +215,7 @@ EAGLE3 = DrafterKind(
 
 
 class PEagleHead(StepwiseHead):
-    """Its rows are EAGLE-3's; behind the newest token's come rows of masks, and all of them guess."""
+    """Its rows are EAGLE-3's; rows of masks follow the newest token's, and all of them draft."""
 
     traits = HEAD
 
@@ -249,7 +249,7 @@ def build_p_eagle(config: HeadConfig, resources: DrafterResources) -> PEagleHead
 
 
 P_EAGLE = DrafterKind(
-    "an EAGLE-3 head that guesses many tokens in one pass",
+    "an EAGLE-3 head that drafts many tokens in one pass",
     HeadConfig,
     build_p_eagle,
     is_wide,

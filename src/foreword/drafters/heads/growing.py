@@ -23,7 +23,7 @@ _NO_COPIES = np.empty((0, 2), np.int32)
 def level_arrays(trees: Sequence[HeadTree], tables: Ints, page_size: int) -> BatchArrays:
     """The newest level of every tree; `tables` are their pages, one row for each.
 
-    The rows of guesses stand behind the text in the order in which they were read, and see all of it.
+    The rows of draft tokens stand after the text in the order in which they were read, and see all of it.
     """
     counts = [len(tree.frontier) for tree in trees]
     lengths = [len(tree.request.tokens) for tree in trees]
@@ -53,7 +53,7 @@ def level_arrays(trees: Sequence[HeadTree], tables: Ints, page_size: int) -> Bat
 
 
 class Begun(NamedTuple):
-    """Where the trees begin: behind the newest tokens, which were read."""
+    """Where the trees begin: after the newest tokens, which were read."""
 
     output: HeadOutput  # of these
     tables: Ints  # [trees, pages]
@@ -63,7 +63,7 @@ class Begun(NamedTuple):
 def grow_by_passes(
     trees: Sequence[HeadTree], begun: Begun, runner: RowsRunner, store: KvStore, vocabulary: DraftVocabulary
 ) -> None:
-    """Let all trees grow to their ends; a row of a guess is made from the states of its parent, if there are any."""
+    """Grow all trees to their ends; a draft token's row is made from the states of its parent, if there are any."""
     output, tables, starts = begun
     is_chain = all(tree.width == 1 for tree in trees)
     are_greedy = is_chain and are_plainly_greedy(trees)
@@ -108,7 +108,7 @@ def guess_at_once(
     """A chain, or a tree of `width`, for every ask.
 
     `places` says how many places ahead each has logits for; these stand one after the other, [sum of places, draft
-    vocabulary]. What is guessed for one place does not depend on what was guessed before it, so that a tree's nodes
+    vocabulary]. The draft at one position does not depend on the tokens before it, so that a tree's nodes
     of one level all have the same distribution.
     """
     trees, firsts = new_trees(asks, places, width)

@@ -19,11 +19,11 @@ from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.observing import KeptStates
 
 FILLED_AT_ONCE = 16
-"""Committed rows that are left to the next guess; more of them are filled as soon as they are told of."""
+"""Committed rows that are left to the next draft; more of them are filled when they are observed."""
 
 KEPT_TOGETHER, KEPT_ALONE = 256, 16
 """Rows of a pass whose features are taken in one go, and kept as long as any of them is: not those of prompts. Where
-the head is told of one request only, the others' rows would be kept for nothing."""
+the head observes one request only, the others' rows would be kept without use."""
 
 
 class Run(NamedTuple):
@@ -45,7 +45,7 @@ class Run(NamedTuple):
 class HeadInPages(Drafter):
     """What such heads share. Their rows follow the request wherever it goes: nothing is kept here.
 
-    The rows of committed tokens are made from the target's states, those of guesses from whatever the head has then;
+    The rows of committed tokens are made from the target's states, those of draft tokens from the head's own states;
     the latter are made again when their tokens are committed.
     """
 
@@ -62,7 +62,7 @@ class HeadInPages(Drafter):
         self.traits = replace(self.traits, needs=DrafterNeeds(head.taps, (head.rows,), scratch=scratch))
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Keep the newest states; where guesses are wanted, long stretches get their rows at once."""
+        """Keep the newest states; where drafts are wanted, long stretches get their rows at once."""
         runs, heard, lag = [], [], self._lag
         kind = self._kind
         for commit, (features, at) in zip(commits, self._features(commits), strict=True):
@@ -121,7 +121,7 @@ class HeadInPages(Drafter):
         tails: Sequence[Draft] | None = None,
         tail_features: Tensor | None = None,
     ) -> HeadInput:
-        """The rows of a pass. Behind a run may come a tail that is no committed text; its rows share their features."""
+        """The rows of a pass. After a run may come a tail that is no committed text; its rows share their features."""
         parts: list[SequenceRows] = []
         states: list[States] = []
         for run, tail in zip(runs, tails or [Draft()] * len(runs), strict=True):

@@ -82,7 +82,7 @@ HEAD_BY_LEVEL = replace(HEAD, drafts_by_level=True)
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """Which head guesses."""
+    """Which head drafts."""
 
     model: str = ""  # a local path or a hub id; empty: the head shipped for the target
     tree_width: int = 1  # candidates that are followed on every level of the draft; 1 is a chain
@@ -107,7 +107,7 @@ class LoadedHead(LoadedRows):
 
     runner: HeadRunner
     own: Mapping[str, Tensor] = field(default_factory=dict)  # what the drafter reads itself, in float32
-    acceptance_by_level: tuple[float, ...] = ()  # as measured when it was made; empty: nobody knows
+    acceptance_by_level: tuple[float, ...] = ()  # as measured when it was made; empty: unknown
 
     @property
     def spec(self) -> HeadSpec:

@@ -1,4 +1,4 @@
-"""Medusa: heads that each guess one place ahead from the target's last hidden state alone."""
+"""Medusa: heads that each draft one position from the target's last hidden state alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -45,7 +45,7 @@ MEASURED, FROM_FILE = "measured", "file"
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """Which heads guess, and in which tree."""
+    """Which heads draft, and in which tree."""
 
     model: str = ""  # a local path or a hub id; empty: the head shipped for the target
     tree_width: int = 1  # candidates for every place that are followed by their score; 1 is a chain
@@ -65,10 +65,10 @@ class MedusaConfig:
 
 @dataclass
 class _Known:
-    """What is kept of a request: the state from which the next guesses are made."""
+    """What is kept of a request: the state from which the next draft is made."""
 
     epoch: int
-    end: int  # one behind the position of the state
+    end: int  # one after the position of the state
     state: Tensor  # [1, hidden]
     awaited: Awaited = field(default_factory=Awaited)
     length: int = 0  # tokens that were counted
@@ -203,7 +203,7 @@ def _ranked(ask: Ask, logits: Tensor) -> list[list[int]]:
 
 
 def _tree_of_ranks(ask: Ask, paths: Paths, ranked: list[list[int]]) -> Draft:
-    """The nodes of these paths; one whose rank nobody has is left out with all behind it."""
+    """The nodes of these paths; one without a token at its rank is left out with all after it."""
     nodes: dict[tuple[int, ...], int] = {(): ROOT}
     tokens: list[int] = []
     parents: list[int] = []
@@ -237,7 +237,7 @@ def build_medusa(config: MedusaConfig, resources: DrafterResources) -> MedusaDra
 
 
 KIND = DrafterKind(
-    "heads that each guess one place ahead from the last hidden state",
+    "heads that each draft one position from the last hidden state",
     MedusaConfig,
     build_medusa,
     lambda settings: settings.makes_trees,

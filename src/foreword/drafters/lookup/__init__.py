@@ -1,1 +1,1 @@
-"""Guesses looked up in texts: no model is run."""
+"""Lookups: draft tokens from texts; no model is run."""

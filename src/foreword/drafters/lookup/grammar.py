@@ -1,4 +1,4 @@
-"""Follows the form that an answer must have, where it leaves no choice."""
+"""Drafts what structured output leaves no choice about."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from foreword.speculation.drafting import Ask, Drafter, Traits
 
 
 class GrammarDrafter(Drafter):
-    """Guesses the tokens that must come: the keys of a schema, what stands between them, and the end.
+    """Drafts the tokens that must come: the keys of a schema, what stands between them, and the end.
 
-    They are judged as any guess is; that the target has no choice either is what its masks say.
+    They are verified like any draft; that the target has no choice either is what its masks say.
     """
 
     traits = Traits(

@@ -1,7 +1,7 @@
-"""Jacobi decoding: guess what the target drew for the places ahead when it judged the last guesses.
+"""Jacobi decoding: draft what the target drew for the next positions when it verified the last draft.
 
-Every pass is one step of a fixed-point iteration over the tokens to come. Guesses that were wrong are replaced by what
-the target draws after them; once a guess and all before it are right, it stays and is accepted.
+Every pass is one step of a fixed-point iteration over the tokens to come. Wrong draft tokens are replaced by what
+the target draws after them; once a token and all before it are right, it stays and is accepted.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Commit, Drafter, DraftRequest
 
 _BYTES_PER_REQUEST = 3_000
-"""Memory of one request's guesses, most of it the random numbers."""
+"""Memory of one request's draft, most of it the random numbers."""
 
 
 @dataclass
 class _Ahead:
-    """What is guessed to come after a request's text."""
+    """The draft after a request's text."""
 
     tokens: list[int] = field(default_factory=list)
     end: int = 0  # length of the text that they follow
@@ -39,7 +39,7 @@ class JacobiDrafter(Drafter):
         return [self._chain(ask) for ask in asks]
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """The target's draws from the text's new end on are the next guesses."""
+        """The target's draws from the text's new end on are the next draft."""
         for commit in commits:
             ahead = self._known.get(commit.request.request_id)
             if ahead is not None and len(commit.draft):
@@ -47,18 +47,18 @@ class JacobiDrafter(Drafter):
                 ahead.end = len(commit.request.tokens)
 
     def forget(self, request: DraftRequest) -> None:
-        """Drop what is guessed for a request that has ended."""
+        """Drop the draft of a request that has ended."""
         self._known.pop(request.request_id, None)
 
     def memory_bytes(self) -> int:
-        """About what the guesses for all running requests take."""
+        """Estimate the memory of all running requests."""
         return len(self._known) * _BYTES_PER_REQUEST
 
     def _chain(self, ask: Ask) -> Draft:
         request = ask.request
         ahead = self._known.setdefault(request.request_id, _Ahead())
         length = min(ask.max_nodes, ask.max_depth)
-        del ahead.tokens[: len(request.tokens) - ahead.end]  # what came without guesses of ours
+        del ahead.tokens[: len(request.tokens) - ahead.end]  # what came without a draft of ours
         ahead.end = len(request.tokens)
         sources = request.prompt_len or len(request.tokens)
         while len(ahead.tokens) < length:
@@ -67,7 +67,7 @@ class JacobiDrafter(Drafter):
 
 
 def _next_guesses(guessed: Sequence[int], commit: Commit) -> list[int]:
-    """What was drawn along the guesses, without the places that the text has filled since."""
+    """Return what was drawn along the draft, without the positions that the text has filled since."""
     judged = JudgedDraft(commit)
     drawn = []
     for length in range(len(guessed) + 1):

@@ -1,6 +1,6 @@
-"""Lookahead decoding (Fu et al. 2024, arXiv 2402.02057): a Jacobi window makes n-grams, a pool of them makes guesses.
+"""Lookahead decoding (Fu et al. 2024, arXiv 2402.02057): a Jacobi window makes n-grams, a pool of them makes drafts.
 
-The window rides in the pass that verifies the guesses. It has columns, one for every place ahead, and rows, one for
+The window is part of the pass that verifies the draft. It has columns, one for every place ahead, and rows, one for
 every earlier turn; what the target draws after the last row completes an n-gram in every column. All of it is a tree:
 the parent of (row r, column j) is (r - 1, j), of (0, j) it is (0, j - 1), and (0, 0) is the newest token of the text.
 A window node is accepted like any other if it happens to be right.
@@ -76,14 +76,14 @@ _BYTES_PER_REQUEST = 4_000
 
 @dataclass(frozen=True)
 class LookaheadConfig:
-    """Sizes of window and guesses; all of it takes (ngram_size - 1) * (window_size + guess_set_size) - 1 nodes.
+    """Sizes of window and draft; all of it takes (ngram_size - 1) * (window_size + guess_set_size) - 1 nodes.
 
     Where there are fewer, both shrink.
     """
 
     window_size: int = 7  # columns of the window
     ngram_size: int = 5  # length of the n-grams: one more than the window has rows
-    guess_set_size: int = 7  # n-grams that are guessed in one pass, and kept for every first token
+    guess_set_size: int = 7  # n-grams that are drafted in one pass, and kept for every first token
     pool_size: int = 4096  # n-grams that are kept for a request
     pool_from_prompt: bool = True  # whether the n-grams of the prompt and of the answer are in the pool, too
 
@@ -107,7 +107,7 @@ class WindowSize(NamedTuple):
 
 
 def fitting_window(config: LookaheadConfig, max_nodes: int, max_depth: int) -> WindowSize:
-    """As much as the guesses leave room for, at least half of the nodes; first columns are given up, then rows."""
+    """Return the window that fits beside the n-grams, at least half of the nodes; columns shrink first, then rows."""
     rows = config.ngram_size - 1
     room = max(max_nodes - config.guess_set_size * rows, max_nodes - max_nodes // 2)
     while rows > 1 and _columns(rows, room, max_depth) < 2:
@@ -129,7 +129,7 @@ class LookaheadDrafter(Drafter):
         self._known: dict[int, _Reader] = {}
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """Guesses and window as one tree for every ask."""
+        """Return n-grams and window as one tree for every ask."""
         return [self._tree(ask) for ask in asks]
 
     def observe(self, commits: Sequence[Commit]) -> None:
@@ -215,7 +215,7 @@ class _Reader:
                 break
             self.pool.add(key, (*(row[column] for row in self._rows[1:]), token))
             drawn.append(token)
-        if len(drawn) < min(2, len(keys)):  # another drafter's guesses were judged
+        if len(drawn) < min(2, len(keys)):  # another drafter's draft was verified
             return
         kept = self._rows if len(self._rows) < self._wanted_rows else self._rows[1:]
         self._rows = [*(row[: len(drawn)] for row in kept), drawn]
@@ -246,7 +246,7 @@ class _GrowingTree:
 
 
 KIND = DrafterKind(
-    "n-grams that the target itself makes in a window beside the guesses",
+    "n-grams that the target itself makes in a window beside the draft",
     LookaheadConfig,
     lambda settings, _: LookaheadDrafter(settings),
     lambda _: True,

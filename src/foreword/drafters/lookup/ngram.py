@@ -1,4 +1,4 @@
-"""Prompt lookup: find the last few tokens earlier in the text and guess that what followed follows again."""
+"""Prompt lookup: find the last few tokens earlier in the text and draft what followed them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LONGEST_MATCH = 9
 """Tokens before a copy that are looked at to see how far it is to be trusted."""
 
 _CONFIDENCE = (0.0, 0.4, 0.6, 0.75, 0.75, 0.9, 0.9, 0.9, 0.9, 0.97)
-"""[tokens that match before a guess, the guesses before it included], what it is given."""
+"""Confidence by the number of tokens that match before a draft token, draft tokens included."""
 
 _BYTES_PER_TOKEN = 8
 """Memory of one token of an indexed text beside its runs."""

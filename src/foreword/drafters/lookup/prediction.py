@@ -1,4 +1,4 @@
-"""Predicted outputs: guess along a text that the user expects as the answer, edits here and there."""
+"""Predicted outputs: draft along a text that the user expects as the answer, edits here and there."""
 
 from bisect import bisect_left
 from collections import deque
@@ -79,7 +79,7 @@ class Follower:
             self._certain = position
 
     def _find(self) -> None:
-        """The place with the longest match behind it; of equals the nearest, those ahead first.
+        """Find the place with the longest match before it; of equals the nearest, those ahead first.
 
         Backwards only by a match that is certain: an answer rarely repeats what it has passed.
         """

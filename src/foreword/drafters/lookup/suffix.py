@@ -1,4 +1,4 @@
-"""Guesses from suffixes seen before: in this request's text and in past answers of the same tenant."""
+"""Drafts from suffixes seen before: in this request's text and in past answers of the same tenant."""
 
 import heapq
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class SuffixConfig:
     """When a suffix is trusted, and how much is remembered."""
 
     min_match: int = 2  # shortest suffix that is trusted
-    depth_per_match: float = 2.0  # guesses go this many times as deep as the match is long
+    depth_per_match: float = 2.0  # drafts go this many times as deep as the match is long
     min_probability: float = 0.2  # estimated probability below which a node is left out
     max_stored_tokens: int = 65_536  # past answers kept for each tenant; the older half goes first
     warm_file: str = ""  # a text file that every tenant's store begins with; empty: none
@@ -159,7 +159,7 @@ class SuffixDrafter(Drafter):
         return own + sum(store.memory_bytes() for store in self._stores.values())
 
     def store(self, tenant: str) -> SuffixStore:
-        """The past answers of one tenant; nobody else's drafts are made from them."""
+        """Return the past answers of one tenant; drafts for other tenants never use them."""
         store = self._stores.pop(tenant, None)
         if store is None:
             store = SuffixStore(self._config.max_stored_tokens)

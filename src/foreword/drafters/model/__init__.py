@@ -1,1 +1,1 @@
-"""Guesses of a decoder that writes ahead."""
+"""Drafters that run a decoder."""

@@ -40,11 +40,11 @@ class DraftingSize:
 
 
 class AutoregressiveDrafter(Drafter):
-    """Lets a decoder write ahead, in a KV cache of its own that may lag behind the requests.
+    """Drafts with a decoder in a KV cache of its own, which may lag the requests.
 
     `propose` first feeds it what was committed since it was last asked, so that it can be left out for a
     while, or see a request late, and still be right. It never reads more in one call than one pass takes, so
-    that a long prompt holds nobody up: until it has caught up, it has nothing to say about that request.
+    that a long prompt delays no other request: until it has caught up, it returns no draft for that one.
     Equal beginnings of a tenant's texts are read once.
     """
 
@@ -53,7 +53,7 @@ class AutoregressiveDrafter(Drafter):
     def __init__(self, decoder: Decoder, vocab_size: int, size: DraftingSize, weight_bytes: int = 0) -> None:
         """`vocab_size` is the target's: no other id is drawn, and q is over exactly these.
 
-        A guess that is thrown away because of what was drawn would bias *token* and *block*.
+        A draft token that is dropped because of what was drawn would bias *token* and *block*.
         `weight_bytes` is the memory of weights that the decoder does not share with the target.
         """
         self._weight_bytes = weight_bytes
@@ -94,7 +94,7 @@ class AutoregressiveDrafter(Drafter):
         self._cache.check_integrity()
 
     def _reserve(self, ask: Ask) -> bool:
-        """Room for what the request has and for the guesses; what no longer belongs to it is dropped."""
+        """Reserve rows for the text and the draft; what no longer belongs to it is dropped."""
         request = ask.request
         epoch, kv = self._known.get(request.request_id, (request.epoch, None))
         if kv is not None and epoch != request.epoch:
@@ -135,7 +135,7 @@ class AutoregressiveDrafter(Drafter):
     def _write_unread(
         self, trees: Sequence[GrowingTree], logits: Tensor, began: "torch.cuda.Event | None"
     ) -> None:
-        """Chains whose tokens are read when all are drawn, or later: between levels nobody waits for the device."""
+        """Draw chains whose tokens are read when all are drawn: between levels the host does not wait."""
         chains, levels = trees, []
         while trees:
             levels.append(draw_unread(trees, logits))
@@ -162,7 +162,7 @@ class AutoregressiveDrafter(Drafter):
     def _catch_up(self, trees: Sequence[GrowingTree]) -> tuple[list[GrowingTree], Tensor]:
         """Read committed tokens of many requests in one pass; returns who has read all, with what may follow."""
         behind = [len(tree.request.tokens) - 1 - self._kv(tree.request).computed for tree in trees]
-        # Those with little first: a long text must not keep the others from guessing.
+        # Those with little first: a long text must not delay the drafts of others.
         shares = fair_shares(behind, self._size.rows_per_pass)
         rows, ready = [], []
         for tree, missing, share in zip(trees, behind, shares, strict=True):

@@ -93,7 +93,7 @@ LAG = 0
 class ExitHead(HeadInPages):
     """Its own rows are those of one layer. In the layers before it, what is committed is there already: the target's.
 
-    Rows of guesses in these layers stand where the target's own pass will write the same ones.
+    Rows of draft tokens in these layers stand where the target's own pass will write the same ones.
     """
 
     traits = HEAD_BY_LEVEL
@@ -103,7 +103,7 @@ class ExitHead(HeadInPages):
         self._width = width
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """A chain, or a tree of `tree_width`; none where the target has not read all but the newest token."""
+        """A chain, or a tree of `tree_width`; none where the target has not read the text up to the newest token."""
         ready = {index: found for index, ask in enumerate(asks) if (found := self._ready(ask)) is not None}
         if not ready:
             return [Draft()] * len(asks)
@@ -112,7 +112,7 @@ class ExitHead(HeadInPages):
         return [drafts.get(index, Draft()) for index in range(len(asks))]
 
     def _ready(self, ask: Ask) -> RequestRows | None:
-        """The pages of a request that can be guessed for."""
+        """Return the pages of a request for which a draft is possible."""
         if ask.pages is None or ask.max_nodes < 1 or ask.max_depth < 1:
             return None
         rows, end = self._rows_of(ask.pages), len(ask.request.tokens) - 1

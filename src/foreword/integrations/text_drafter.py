@@ -1,4 +1,4 @@
-"""Our drafters for a loop that is not ours: texts in, chains of guesses out."""
+"""Our drafters for the decoding loop of another engine: texts in, chains of draft tokens out."""
 
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -25,8 +25,8 @@ class _Text:
     prompt_len: int = 0
 
 
-class Guesser:
-    """Guesses for many texts, each known by a key. A text that does not go on where it was is a new one."""
+class TextDrafter:
+    """Drafts for many texts, each known by a key. A text that does not continue the known one is a new one."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Guesser:
         model: str | None = None,
         num_speculative_tokens: int | None = None,
     ) -> None:
-        """Who guesses: `suffix+ngram`, or an object as text or mapping; `model`: folder with the target's tokenizer.
+        """Make the drafter: `suffix+ngram`, or an object as text or mapping; `model`: folder of the tokenizer.
 
         `num_speculative_tokens` is for objects that do not say.
         """
@@ -60,8 +60,8 @@ class Guesser:
         self._texts: dict[Hashable, _Text] = {}
         self._numbers = count()
 
-    def guess(self, key: Hashable, tokens: Sequence[int], most: int | None = None) -> list[int]:
-        """The likeliest chain of guesses after a text."""
+    def draft(self, key: Hashable, tokens: Sequence[int], most: int | None = None) -> list[int]:
+        """Return the likeliest chain after a text."""
         text = self._grown(key, tokens)
         most = (
             self.config.num_speculative_tokens

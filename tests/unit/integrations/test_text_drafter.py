@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foreword.errors import RequestError
-from foreword.integrations.guesser import Guesser, first_path
+from foreword.integrations.text_drafter import TextDrafter, first_path
 from foreword.integrations.vllm import VARIABLE, ForewordProposer
 from foreword.speculation.draft import Draft
 
@@ -14,28 +14,28 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
 
 
 def test_a_text_that_repeats_itself_is_guessed():
-    guesser = Guesser(NGRAM, 100)
-    assert guesser.guess("a", [1, 2, 3, 1, 2]) == [3, 1, 2]
-    assert guesser.guess("a", [1, 2, 3, 1, 2, 3]) == [1, 2, 3]
-    assert guesser.guess("a", [1, 2, 3, 1, 2, 3], most=1) == [1]
-    assert guesser.guess("a", [1, 2, 3, 1, 2, 3], most=0) == []
+    drafter = TextDrafter(NGRAM, 100)
+    assert drafter.draft("a", [1, 2, 3, 1, 2]) == [3, 1, 2]
+    assert drafter.draft("a", [1, 2, 3, 1, 2, 3]) == [1, 2, 3]
+    assert drafter.draft("a", [1, 2, 3, 1, 2, 3], most=1) == [1]
+    assert drafter.draft("a", [1, 2, 3, 1, 2, 3], most=0) == []
 
 
 def test_another_text_under_the_same_key_is_read_anew():
-    guesser = Guesser(NGRAM, 100)
-    guesser.guess("row", [1, 2, 3, 1, 2])
-    assert guesser.guess("row", [7, 8, 9, 7, 8, 5]) == []
-    assert guesser.guess("row", [7, 8, 9, 7, 8, 5, 7]) == [8, 5, 7]
+    drafter = TextDrafter(NGRAM, 100)
+    drafter.draft("row", [1, 2, 3, 1, 2])
+    assert drafter.draft("row", [7, 8, 9, 7, 8, 5]) == []
+    assert drafter.draft("row", [7, 8, 9, 7, 8, 5, 7]) == [8, 5, 7]
 
 
 def test_suffix_learns_from_texts_that_have_ended():
-    guesser = Guesser({"method": "suffix", "num_speculative_tokens": 3, "min_match": 2}, 100)
-    guesser.guess("a", [5])
-    guesser.guess("a", [5, 10, 11, 12, 13, 14])
-    assert guesser.guess("b", [1, 10, 11, 12]) == []
-    guesser.forget("a")
-    guesser.forget("b")
-    assert guesser.guess("c", [2, 10, 11, 12])[:2] == [13, 14]
+    drafter = TextDrafter({"method": "suffix", "num_speculative_tokens": 3, "min_match": 2}, 100)
+    drafter.draft("a", [5])
+    drafter.draft("a", [5, 10, 11, 12, 13, 14])
+    assert drafter.draft("b", [1, 10, 11, 12]) == []
+    drafter.forget("a")
+    drafter.forget("b")
+    assert drafter.draft("c", [2, 10, 11, 12])[:2] == [13, 14]
 
 
 def test_of_a_tree_the_first_path_is_taken():
@@ -45,7 +45,7 @@ def test_of_a_tree_the_first_path_is_taken():
 @pytest.mark.parametrize("method", ["eagle3", "draft_model", "jacobi"])
 def test_what_needs_our_engine_is_refused_by_name(method):
     with pytest.raises(RequestError, match=method):
-        Guesser({"method": method, "model": "x"} if method != "jacobi" else {"method": method}, 100)
+        TextDrafter({"method": method, "model": "x"} if method != "jacobi" else {"method": method}, 100)
 
 
 def vllm_config(context: int = 16) -> SimpleNamespace:
@@ -78,5 +78,5 @@ def test_a_subclass_says_who_guesses(monkeypatch):
     class Suffixes(ForewordProposer):
         speculation = "suffix"
 
-    assert Suffixes(vllm_config())._guesser.config.method == ("suffix",)
-    assert ForewordProposer(vllm_config())._guesser.config.method == ("suffix", "ngram")
+    assert Suffixes(vllm_config())._drafter.config.method == ("suffix",)
+    assert ForewordProposer(vllm_config())._drafter.config.method == ("suffix", "ngram")
