@@ -40,7 +40,8 @@ PACKAGES = (
     "control",
     "kernels",
     "server",
-    "speculation",
+    "speculation/drafting.py",
+    "speculation/measured",
 )
 
 PENDING = tuple(f"src/foreword/{name}" for name in PACKAGES)

@@ -32,7 +32,7 @@ class Acceptance(NamedTuple):
     drafts: Sequence[Draft]
     logits: Tensor
     drawing: Sequence[int]  # the entries that draw
-    judging: Judging | None  # None: nobody draws
+    judging: Judging | None  # None: no entry draws
 
     @staticmethod
     def begin(
@@ -125,7 +125,7 @@ def _error(request: StepRequest, found: Verdicts, place: int) -> str | None:
 
 
 def _judged_rows(logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[Draft]) -> Tensor:
-    """The rows that are judged: all but those that score a prompt."""
+    """Return the rows that are judged: those that do not score a prompt."""
     if not any(entry.scored for entry in entries):
         return logits
     judged: list[int] = []

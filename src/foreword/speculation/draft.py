@@ -1,4 +1,4 @@
-"""A draft: a tree of guessed tokens for one request."""
+"""A draft: a tree of draft tokens for one request."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -208,7 +208,7 @@ class Draft:
     def rebase(self, tokens: Sequence[int]) -> "Draft":
         """What is left of the draft for the same text grown to `tokens`; nothing if it took another way.
 
-        The nodes that the text has passed are behind it, their followers come next. That is exact for drawn nodes
+        The nodes that are committed by now go, their followers come next. That is exact for drawn nodes
         too: whether one stays depends on the nodes above it and on the text, not on its own token.
         """
         if self.committed_len == len(tokens):
@@ -317,7 +317,7 @@ def _ancestor_masks(parents: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def node_columns(parents: tuple[int, ...]) -> NodeColumns:
-    """What a pass is told of nodes beside their tokens."""
+    """Return the arrays of a pass that the parents decide."""
     return NodeColumns(np.array(_depths(parents), np.int32), np.array(_ancestor_masks(parents), np.uint64))
 
 

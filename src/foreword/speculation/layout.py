@@ -50,7 +50,7 @@ class BatchBuffers:
     """The memory in which one owner lays out its passes, one after another.
 
     A batch is made of views into it. Two halves are used in turn, so that a pass can be laid out while
-    the one before it is still under way: a batch holds until the second `lay_out` after its own.
+    the one before it is still in flight: a batch holds until the second `lay_out` after its own.
     """
 
     def __init__(self, entries: int = 1 << 16) -> None:
@@ -101,7 +101,7 @@ class _Rows(NamedTuple):
     """Where the rows of every part are."""
 
     begins: list[int]  # [parts], KV row of the run's first token
-    ends: list[int]  # [parts], and behind its last one
+    ends: list[int]  # [parts], one past its last token
     counts: list[int]  # [parts], rows of the pass
     starts: list[int]  # [parts + 1], the first of them
 
@@ -174,13 +174,13 @@ def _fill_few_places(
 
 
 class _Ways(NamedTuple):
-    """What runs and guesses alone decide of the rows of a pass; each [rows], counted from the beginning of the part."""
+    """What runs and drafts alone decide of the rows of a pass; each [rows], counted from the beginning of the part."""
 
     part_of: Ints  # whose row it is
     kv_row: Ints
     position: Ints
     sees: Ints  # rows that it sees in full
-    masks: NDArray[np.uint64]  # the guesses that it sees
+    masks: NDArray[np.uint64]  # the draft nodes that it sees
 
 
 Kind = tuple[int, int, tuple[int, ...]]
@@ -241,7 +241,7 @@ def _fill_tokens(arrays: BatchArrays, parts: Sequence[SequenceRows], rows: "_Row
             tokens += [-1 - place for place in part.drawn_at]
         tokens += part.draft.pass_ids[part.first_node :]
     if len(tokens) != len(arrays.token_ids):
-        raise ValueError("a part's run goes behind its last token")
+        raise ValueError("a part's run ends after its last token")
     arrays.token_ids[:] = tokens
 
 
@@ -300,7 +300,7 @@ class PageTables:
         known, end = self._known[row], len(pages)
         kept = settled if known[:settled] == pages[:settled] else 0
         changed = pages[kept:]
-        # Any page will do for those that are gone: nobody reads it.
+        # Any page will do for those that are gone: it is not read.
         self._table[row, kept:end] = [max(page, 0) for page in changed] if GONE in changed else changed
         if end < len(known):
             self._table[row, end : len(known)] = 0

@@ -24,7 +24,7 @@ Divide = Callable[[Sequence[PassEntry], Sequence[int], int], list[int]]
 class Asked(NamedTuple):
     """Who was asked for a request, and its part of what that took."""
 
-    method: str = ""  # empty: nobody
+    method: str = ""  # empty: none
     seconds: float = 0.0
     call: int = -1  # which of the step's; two may have the same method
 
@@ -45,7 +45,7 @@ class Proposal:
 
     @property
     def pending(self) -> Tensor | None:
-        """int64, what the pending guesses of the pass will be; None: there are none."""
+        """int64, the draft tokens of the pass that are on a device; None: there are none."""
         found = (draft.device for draft in self.drafts if draft.device is not None)
         return next((tokens.source.on_device for tokens in found), None)
 
@@ -177,7 +177,7 @@ def call_drafters(
                 by_drafter.setdefault(id(other.drafter), []).append((index, other, plan.aside))
     calls: list[DrafterCall] = []
     sources: list[HostCopy | None] = []
-    pending: HostCopy | None = None  # what the pass is told of where its guesses will be
+    pending: HostCopy | None = None  # where the pass reads its draft tokens
     for group in by_drafter.values():
         first = group[0][1]
         lent = memory if first.drafter.traits.needs.rows else None
@@ -265,7 +265,7 @@ def known_tokens(draft: Draft, request: DraftRequest) -> Draft:
 def within_grammar(draft: Draft, request: DraftRequest) -> Draft:
     """The draft without what the form of the answer rules out: a row for it would be wasted.
 
-    A chosen node goes if it is not allowed. One that was drawn stays, whatever its token is, and those behind it go:
+    A chosen node goes if it is not allowed. One that was drawn stays, whatever its token is, and those after it go:
     that depends on nothing but the nodes above them.
     """
     grammar = request.sampling.grammar

@@ -17,9 +17,9 @@ class Policy(Protocol):
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
         """One plan for every entry, in the same order.
 
-        Also for a prompt that is still being read: a head that is meant to guess behind it reads along. `situation`
+        Also for a prompt that is still being read: a head that drafts after it reads along. `situation`
         has what was measured so far; each request has its own statistics and what was asked for it. How drafts
-        have fared is counted while the next pass is under way: where steps overlap, the last one's are not in it yet.
+        have fared is counted while the next pass is in flight: where steps overlap, the last one's are not in it yet.
         """
         ...
 
@@ -30,7 +30,7 @@ class Policy(Protocol):
         ...
 
     def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation, beside: int = 1) -> int:
-        """Rows that the next pass should keep for guesses for these requests, which decode."""
+        """Return the rows that the next pass should keep for drafts of these decoding requests."""
         ...
 
     def learn(self, report: StepReport) -> None:

@@ -1,4 +1,4 @@
-"""Steps that survive faults: tried again without guesses, then one request at a time."""
+"""Steps that survive faults: tried again without drafts, then one request at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ class UnderWay(NamedTuple):
 class Recovery:
     """Runs a stepper's steps so that only requests that fail alone are given up.
 
-    `EngineStopped` is not recovered from: whoever ran the passes is gone.
+    `EngineStopped` is not recovered from: the process that ran the passes is gone.
     """
 
     stepper: Stepper
@@ -36,7 +36,7 @@ class Recovery:
     def launch(self, entries: Sequence[PassEntry]) -> UnderWay | None:
         """Does not raise for what a request, a drafter or the target did.
 
-        None: entries that follow a pass under way could not be launched; they can wait until it has ended.
+        None: entries that follow a pass in flight could not be launched; they can wait until it has ended.
         """
         began, follows = self.stepper.clock(), any(entry.kv.passes for entry in entries)
         try:
@@ -67,7 +67,7 @@ class Recovery:
             return self.stepper.resolve(under_way.launched)
         except Exception as error:
             self._note("step", error)
-        later = self.stepper.pipeline.newest  # under way, and no other for those whose tokens it draws
+        later = self.stepper.pipeline.newest  # in flight, and no other for those whose tokens it draws
         # One whose rows a later pass is moving takes part in the next step.
         free = [entry.again() for entry in mine if not self.stepper.cache.is_busy(entry.kv)]
         reports = self._again(free) if free else []

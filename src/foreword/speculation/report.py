@@ -76,7 +76,7 @@ class StageSeconds:
 class StepReport:
     """One step: every request's part of it, in the order of the pass, who was asked, and what it cost.
 
-    Whoever reads it asks for the sums; they are made once.
+    The sums are computed once, for all readers.
     """
 
     requests: Sequence[RequestReport]
@@ -84,10 +84,8 @@ class StepReport:
     seconds: StageSeconds = StageSeconds()
     passes: int = 1  # more where a step was tried again
     is_cold: bool = False  # something was compiled or captured in it: its time says nothing of the next
-    guessing: Sequence[RequestReport] = field(
-        init=False
-    )  # for whom somebody was asked, or guesses were judged
-    rows: int = field(init=False)  # of the pass, guesses included
+    guessing: Sequence[RequestReport] = field(init=False)  # with a draft request, or verified draft tokens
+    rows: int = field(init=False)  # of the pass, draft tokens included
     tokens: int = field(init=False)  # that were committed
     decodes_only: bool = field(init=False)  # whether no prompt was computed beside the answers
 

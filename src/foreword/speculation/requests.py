@@ -29,7 +29,7 @@ class DraftGate(Protocol):
 
 @dataclass(frozen=True)
 class Aside:
-    """A drafter that is asked beside the one whose guesses are verified; its own are only kept for whoever asked."""
+    """A shadow draft: made beside the one that is verified, and only given to `keep`."""
 
     plan: "DraftPlan"
     keep: Callable[[Draft], None]
@@ -39,7 +39,7 @@ class Aside:
 class DraftPlan:
     """Who drafts for a request and how much at most; None stands for plain decoding.
 
-    Without nodes nobody is asked; the drafter only reads along what becomes final.
+    Without nodes no draft is requested; the drafter only observes commits.
     """
 
     method: str  # the drafter's name, for people
@@ -153,12 +153,12 @@ class PassEntry(NamedTuple):
     run: int  # tokens that get their KV: committed, but for the pending ones
     scored: int  # of these, the ones that tell how likely the next prompt token was, before the newest token
     draws: bool  # whether the newest token is among them, so that the next one can be drawn
-    pending: int = 0  # 1: the last of the run is drawn by a pass that is still under way
+    pending: int = 0  # 1: the last of the run is drawn by a pass that is still in flight
     losses: int = 0  # the sequence's when the entry was made: if it has more, an earlier pass has failed
 
     @staticmethod
     def of(request: StepRequest, run: int) -> "PassEntry":
-        """The request's next `run` tokens that have no KV yet and get none by a pass under way.
+        """The request's next `run` tokens that have no KV yet and get none by a pass in flight.
 
         Nothing is generated until all prompt tokens are scored, so that scored rows end the run.
         """
@@ -168,7 +168,7 @@ class PassEntry(NamedTuple):
             scored = max(
                 0, min(first + run, request.drafter_view.prompt_len - 1) - max(first, request.scored)
             )
-        pending = 1 if first == length else 0  # a pass under way has the newest token that is known
+        pending = 1 if first == length else 0  # a pass in flight has the newest token that is known
         return PassEntry(request, kv, first, run, scored, first + run == length + pending, pending, kv.losses)
 
     @property

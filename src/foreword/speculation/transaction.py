@@ -1,4 +1,4 @@
-"""Everything that a guess can touch, changed together or not at all."""
+"""Everything that a draft can touch, changed together or not at all."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ _log = logging.getLogger(__name__)
 class Transaction:
     """One pass over several requests: reserves KV rows, then commits verdicts or leaves no trace.
 
-    A request that is cancelled or preempted while the pass is under way has lost its KV sequence. What
-    the pass found out about it is dropped; nobody else notices. A sequence takes part in a second pass only after one
-    without guesses; if that one fails, the second is dropped, too.
+    A request that is cancelled or preempted while the pass is in flight has lost its KV sequence. What
+    the pass found out about it is dropped; the others are not affected. A sequence takes part in a second
+    pass only after one without drafts; if that one fails, the second is dropped, too.
     """
 
     def __init__(self, cache: PagedCache, entries: Sequence[PassEntry]) -> None:
-        """Take hold of the sequences; raises, and holds none, if a pass is under way for one of them."""
+        """Take hold of the sequences; raises, and holds none, if a pass is in flight for one of them."""
         self.cache = cache
         self.entries = list(entries)
         self._moves: list[RowMove] = []
@@ -50,7 +50,7 @@ class Transaction:
     def reserve_drafter_rows(self, plans: Sequence[DraftPlan | None], store: KvStore) -> None:
         """Make the pages ready for drafters that keep rows of their own in them and are asked now.
 
-        They write behind the text, as far as its pages were found free, and they read what was committed: so pending
+        They write after the text, as far as its pages were found free, and they read what was committed: so pending
         moves are done here and not by the pass, which would put an older row over one that they have written.
         """
         asked = [
@@ -81,7 +81,7 @@ class Transaction:
         observed: Sequence[bool] = (),
         drawn_at: Mapping[KvSequence, int] | None = None,
     ) -> ForwardBatch:
-        """Reserve rows for the guesses too and lay out the pass. The pending row moves become part of it.
+        """Reserve rows for the draft tokens too and lay out the pass. The pending row moves become part of it.
 
         `taps` are the hidden states that are kept, of the entries that are `observed`. `drawn_at` tells at which of its
         drawing rows the pass before draws the tokens that are pending.
@@ -115,9 +115,9 @@ class Transaction:
         return batch
 
     def reserve_early(self, rows: Sequence[int]) -> None:
-        """Take pages for so many rows of every entry, its run and guesses included, as far as they are free.
+        """Take pages for so many rows of every entry, its run and draft tokens included, as far as they are free.
 
-        For drafters that guess on while the pass is judged: what they write behind it is nobody's else until then.
+        For early drafting: until the verdict, no other pass writes these rows.
         """
         cache = self.cache
         for entry, count in zip(self.entries, rows, strict=True):
@@ -146,7 +146,7 @@ class Transaction:
                 cache.distrust(entry.kv)
             else:
                 cache.publish(entry.kv, entry.request.tokens)
-        except Exception as error:  # it fails alone: nobody else's verdict depends on it
+        except Exception as error:  # it fails alone: no other verdict depends on it
             _log.exception("request %s could not take its tokens", entry.request.request_id)
             cache.rollback(entry.kv)
             entry.request.fail(f"{type(error).__name__}: {error}")

@@ -25,7 +25,7 @@ class Verdict(NamedTuple):
         """The draft as far as anything was found out about it.
 
         Where the path is not followed by a token of the target's own, the answer ended on it or its last row has no
-        numbers: deeper guesses are neither right nor wrong.
+        numbers: deeper tokens are neither accepted nor rejected.
         """
         if not self.draft.parents or len(self.tokens) > len(self.path):
             return self.draft
