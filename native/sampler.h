@@ -61,6 +61,9 @@ struct SamplerScratch {
 // The key of a row's noise: what its request's numbers start from, and the position that the row is about.
 uint64_t row_key(uint64_t stem, int64_t position);
 
+// The largest logit of a row, NaN if any is; `chunk_max` gets those of its chunks.
+float largest(const float* logits, int64_t vocab, std::vector<float>& chunk_max);
+
 RowFloor row_floor(const float* logits, int64_t vocab, const RowShape& shape, SamplerScratch& scratch);
 
 // Where a row has logits of some tokens only: what tells their noise apart, as `row_draw` takes it. Noise belongs to a

@@ -1,23 +1,39 @@
 """A head's chain in one native call is the chain that it makes level by level."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch import softmax
 
 from foreword.acceptance.params import SamplingParams
-from foreword.backends.interface import Chains, HeadCall, HeadOutput, head_output
+from foreword.acceptance.request import RECORD
+from foreword.backends.interface import (
+    ChainPlan,
+    Chains,
+    ChainStop,
+    HeadCall,
+    HeadInput,
+    HeadOutput,
+    KnownChains,
+    head_output,
+)
 from foreword.engine.config import EngineConfig
 from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
+from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
+from foreword.kv.spec import RowSpec
+from foreword.models.heads.opening import open_head
 from foreword.speculation.confidence import Stop, class_of
-from foreword.speculation.draft import Draft
+from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import Ask, Drafter
-from helpers.cpu import needs_cpu_kernels
-from helpers.tiny_heads import TinyHead
+from foreword.speculation.layout import BatchBuffers, SequenceRows
+from helpers.cpu import cpu_decoder, needs_cpu_kernels
+from helpers.tiny_heads import HEAD_DIM, HIDDEN, KV_HEADS, TinyHead
 from helpers.tiny_models import make_hf_model
 
 pytestmark = needs_cpu_kernels
@@ -200,3 +216,47 @@ def test_one_that_needs_more_than_logits_does_not_take_the_chains_of_the_others(
     assert texts == same_texts
     assert together.drafts == levels.drafts
     assert together.chains and together.passes
+
+
+@pytest.fixture(scope="module")
+def planned(folder: Path) -> Callable[..., KnownChains]:
+    """Chains of three tokens after one text, greedy, for a plan of which some fields are given."""
+    decoder = cpu_decoder(folder / "target", "float32", threads=1)
+    rows = RowSpec("head", 1, KV_HEADS, HEAD_DIM)
+    runner = decoder.heads.head(open_head(folder / "eagle3").fitted(decoder.config), rows.name)
+    store, cache = decoder.new_kv_store(8, PAGE_SIZE, (rows,)), PagedCache(8)
+    kv = cache.open()
+    cache.reserve(kv, 8)
+    part = SequenceRows(kv, [5, 6, 7], 2, NO_DRAFT, run_logits=1, first=1)
+    arrays = BatchBuffers().lay_out(cache, [part], ()).arrays
+    features = torch.randn(2, 3 * HIDDEN, generator=torch.Generator().manual_seed(0))
+    given = HeadInput(arrays, np.ones(1, np.int32), features, are_own=False)
+    record = np.zeros(1, RECORD)
+    record["top_k"], record["top_p"] = 360, 1.0  # all tokens
+
+    def call(**fields: Any) -> KnownChains:
+        lengths, steps = np.array([3], np.int32), np.array([3], np.int32)
+        plan = ChainPlan(lengths, steps, record, np.arange(201, dtype=np.int32), 360)
+        chains = runner.draft(HeadCall(given, store, replace(plan, **fields)))
+        assert isinstance(chains, KnownChains)
+        return chains
+
+    return call
+
+
+def test_an_id_that_equals_the_vocabulary_s_size_is_not_drawn(planned: Callable[..., KnownChains]):
+    first = planned().tokens[0][0]
+    assert first > 0
+    assert max(planned(vocab_size=first).tokens[0]) < first
+    assert planned(vocab_size=first + 1).tokens[0][0] == first
+
+
+def test_a_confidence_on_an_edge_is_of_the_class_above(planned: Callable[..., KnownChains]):
+    least = np.array([[0.5, 0.0, 0.0]], np.float32)
+
+    def stop(edge: float) -> ChainStop:
+        return ChainStop(np.array([edge], np.float32), np.array([[0.0, 1.0]], np.float32), least)
+
+    (confidence,) = planned(stop=stop(0.0)).confidence or ()
+    assert len(planned(stop=stop(confidence[0])).tokens[0]) == 3
+    assert len(planned(stop=stop(np.nextafter(np.float32(confidence[0]), 1))).tokens[0]) == 1

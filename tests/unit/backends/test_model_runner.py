@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.backends.runner import ModelRunner
 from foreword.kv.paged_cache import PagedCache
 from foreword.proofs.passes import tiny_decoder
@@ -43,3 +44,24 @@ def test_tokens_that_the_pass_before_has_drawn_are_read_in_their_places():
     drawn = torch.tensor([7, 9, -1])  # of the last one none could be drawn: any token stands for it
     assert torch.equal(logits_of([4, -2, -1], 11, None, drawn), logits_of([4, 9, 7], 11, None))
     assert torch.equal(logits_of([4, -3, 5], 11, None, drawn), logits_of([4, 0, 5], 11, None))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_decoder_reads_draws_that_are_on_its_device_alone(device: str):
+    """On the host the tokens are put in their places before the pass."""
+    decoder, seen = tiny_decoder(11, 3), []
+
+    def recorded(batch: ForwardBatch, store: object) -> ForwardOutput:
+        seen.append(batch)
+        return ForwardOutput(torch.zeros(3, 11), {})
+
+    cache = PagedCache(1)
+    kv = cache.open()
+    cache.reserve(kv, 3)
+    batch = BatchBuffers(entries=0).lay_out(cache, [SequenceRows(kv, [4, -2, -1], 3, Draft())], [])
+    runner = ModelRunner.allocate(decoder, 1, 16)
+    decoder.forward = recorded  # type: ignore[method-assign,assignment]
+    runner.forward(batch.behind(torch.tensor([7, 9, 8]).to(device)))
+    is_known = seen[0].drawn_before is None
+    assert is_known == (device == "cpu")
+    assert seen[0].token_ids.tolist() == ([4, 9, 7] if is_known else [4, -2, -1])

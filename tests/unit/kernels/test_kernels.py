@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from foreword.kernels import reference
+from foreword.kernels.sampler import floors
 from helpers.cpu import INSTRUCTION_SETS, STATUS, needs_cpu_kernels
 
 pytestmark = needs_cpu_kernels
@@ -241,3 +242,22 @@ def test_shapes_and_kinds_that_cannot_be_packed_are_refused():
         native.PackedMatrix.round_floats(arena, torch.zeros(1, 64), 96, True, INSTRUCTION_SETS[0], 1)
     with pytest.raises(ValueError, match="instruction set"):
         native.PackedMatrix.round_floats(arena, torch.zeros(1, 64), 64, True, "mmx", 1)
+
+
+def test_a_nucleus_that_unlikely_tokens_decide_counts_all_of_them():
+    """Chunks too unlikely to be in the nucleus are left out at first: here their mass is what lets a token in."""
+    vocab, top_p = 4096, 0.9
+    logits = torch.full((1, vocab), float(np.log((1 - top_p) / vocab) - 1.05))
+    logits[0, :32] = -torch.inf
+    logits[0, 3], logits[0, 9] = 0.0, float(np.log(0.095))
+    temperature, top_k = torch.ones(1, dtype=torch.float64), torch.tensor([vocab])
+    shape = (
+        temperature,
+        top_k,
+        torch.tensor([top_p], dtype=torch.float64),
+        torch.zeros(1, dtype=torch.float64),
+    )
+    _, floor, _ = floors(native.Sampler(1), logits, *shape)
+    total = logits.double().exp().sum()
+    assert top_p * total > 1 >= top_p * 1.095, "the likeliest token is all of it without the others"
+    assert floor.item() == logits[0, 9].item()
