@@ -37,7 +37,8 @@ ALLOWED = re.compile(
 PACKAGES = (
     "backends",
     "cluster",
-    "control",
+    "control/policy_file/explaining.py",
+    "control/reporting/advising.py",
     "kernels",
     "server",
     "speculation/drafting.py",

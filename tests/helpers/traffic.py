@@ -11,9 +11,9 @@ from typing import Any
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.batch import Tap
-from foreword.control.decisions.asking import Pass
-from foreword.control.decisions.trimming import Offer, choose
 from foreword.control.service import DEFAULT_SERVICE
+from foreword.control.trim import Offer, choose
+from foreword.control.value import Pass
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.confidence import Stop, class_of
 from foreword.speculation.draft import NO_DRAFT, Draft

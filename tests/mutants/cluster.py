@@ -244,7 +244,7 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "what is said while nodes are gone is counted as theirs",
-        "control/decisions/choosing.py",
+        "control/records.py",
         "present_name",
         "'+'.join(present) or plan.method",
         "plan.method",

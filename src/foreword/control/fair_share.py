@@ -1,11 +1,11 @@
-"""Drafts must not hold up those who don't speculate."""
+"""Limits how much drafts lengthen the steps of requests without speculation."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from foreword.control.decisions.trimming import tightest_limit
 from foreword.control.service import divide_by_service
+from foreword.control.trim import tightest_limit
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter
 from foreword.speculation.measured.situation import Situation
@@ -14,7 +14,7 @@ from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 
 SAVED_STEPS = 8
-"""Steps whose share may be spent at once: the guesses that pay rarely fit into the share of one."""
+"""Steps whose share may be spent at once: drafts with a gain rarely fit into the share of one."""
 
 MOST_AT_ONCE = 0.5
 """Part of its plain time by which one step is lengthened at most, whatever was saved; the share, if it is more."""
@@ -23,33 +23,32 @@ MOST_AT_ONCE = 0.5
 class FairShare:
     """A policy whose drafts lengthen mixed steps by at most a share of their plain time, on average.
 
-    A step is mixed if it serves a request that wants nobody to draft for it. What drafting adds is the drafters' own
-    time and the longer pass; both are expected from what was measured, and settled by what the step took. A share that
-    is not used is saved for a while: a few steps with the guesses that were wanted bring others more than many with
-    some of them. Nor do guesses make any step longer than the requests that it serves allow.
+    A step is mixed if it serves a request without speculation. Drafting adds the drafters' own time and the longer
+    pass: both are expected from measured costs, and settled by what the step took. A share that is not used is saved
+    for a while: a few steps with whole drafts bring more than many with parts of them. Nor do drafts make any step
+    longer than its requests allow.
     """
 
     def __init__(self, policy: Policy, share: float) -> None:
         self._policy = policy
         self._share = share
-        # Whether a request's own drafter is told of it; it always is, if the inner policy does not say.
+        # Whether a request's own drafter observes it; always, if the inner policy does not say.
         self.tells: Callable[[StepRequest], bool] = getattr(policy, "tells", _always)
         self._saved = (
-            0.0  # seconds by which guesses may lengthen steps; less than 0: they were longer than expected
+            0.0  # seconds by which drafts may lengthen steps; less than 0: they were longer than expected
         )
-        self._plain: float | None = None  # expected seconds of the mixed step under way without guesses
-        self._reads = False  # whether prompts are read in it
+        self._plain: float | None = None  # expected seconds of the mixed step in flight without drafts
+        self._reads = False  # whether it has prompts
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
-        """The inner policy's plan, with fewer guesses or none where they would cost others too much.
+        """Return the inner policy's plan, with fewer draft tokens or none where they would cost others too much.
 
-        For a prompt that is still being read nobody guesses in this step: its plan costs nothing and stays, as does
-        that of a drafter that only reads along.
+        The plan of a drafter that only observes, as in a pass of the prompt, costs nothing and stays.
         """
         plans = self._policy.plan(entries, situation)
         self._plain = None
         if not any(plans) and not any(entry.request.speculation for entry in entries):
-            return plans  # nobody is held up, and nothing is saved for anybody
+            return plans  # no request is delayed, and nothing is saved
         is_mixed = False
         for plan, entry in zip(plans, entries, strict=True):
             if plan is None and entry.request.speculation is None:
@@ -88,9 +87,9 @@ class FairShare:
         ]
 
     def _affordable(self, wanted: int, adds: Callable[[int], float], plain: float, room: float) -> int:
-        """Guesses of a mixed step: as many as its share with what was saved allows, or none yet.
+        """Return the draft tokens of a mixed step: as many as its share with what was saved allows, or none yet.
 
-        A step that reads prompts is long: it has its own share, and nothing is saved from it for shorter ones.
+        A step with prompts is long: it has its own share, and nothing is saved from it for shorter ones.
         """
         share = self._share * plain
         if self._reads:
@@ -108,7 +107,7 @@ class FairShare:
         return self._policy.rows_wanted(requests, situation, beside)
 
     def learn(self, report: StepReport) -> None:
-        """A mixed step earns its share, and pays for what guesses have made of it."""
+        """Add a mixed step's share, and subtract the time that drafts have added."""
         if self._plain is not None and not self._reads:
             share = self._share * self._plain
             added = report.seconds.total - self._plain if report.calls else 0.0
@@ -125,7 +124,7 @@ def _always(request: StepRequest) -> bool:
 
 
 def _draft_seconds(plans: Sequence[DraftPlan], situation: Situation) -> float:
-    """What the drafters' calls will take."""
+    """Return the expected time of the drafters' calls."""
     levels = {plan.method: 0 for plan in plans}
     for plan in plans:
         levels[plan.method] = max(levels[plan.method], min(plan.max_depth, plan.max_nodes))
@@ -133,7 +132,7 @@ def _draft_seconds(plans: Sequence[DraftPlan], situation: Situation) -> float:
 
 
 def _most(wanted: int, adds: Callable[[int], float], within: float) -> int:
-    """The most guesses that add no more than this."""
+    """Return the most draft tokens that add no more than this."""
     low, high = 0, wanted
     while low < high:
         guesses = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""The simplest policy: what was asked for, at every step."""
+"""The simplest policy: a request's plan, at every step."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 
 
 class FixedPolicy:
-    """Asks every request's own drafter for as many guesses as the request wants.
+    """Calls every request's own drafter for as many draft tokens as the request wants.
 
-    With a drafter given here, that one is asked for everyone, whatever they want: for tests and measurements.
+    With a drafter given here, that one drafts for all requests: for tests and measurements.
     """
 
     def __init__(
@@ -22,7 +22,7 @@ class FixedPolicy:
         self._everyone = None if drafter is None else DraftPlan("given", drafter, max_nodes, depth)
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
-        """The same at every step, however it goes; nobody where as many run as a plan allows at most."""
+        """Return the same plans at every step; none where as many requests run as a plan allows at most."""
         plans = [self._chosen(entry.request) for entry in entries]
         return [plan if plan is not None and plan.allows(len(plans)) else None for plan in plans]
 
@@ -32,13 +32,13 @@ class FixedPolicy:
         return drafts
 
     def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation, beside: int = 1) -> int:
-        """All that may be guessed beside so many others: a prompt is one more request."""
+        """Return all draft tokens that may be made beside so many others: a prompt is one more request."""
         plans = [plan for plan in map(self._chosen, requests) if plan is not None]
         running = len(requests) + beside
         return sum(plan.max_nodes for plan in plans if plan.allows(running))
 
     def learn(self, report: StepReport) -> None:
-        """It never changes its mind."""
+        """Learn nothing."""
 
     def drafters(self) -> list[Drafter]:
         return [] if self._everyone is None else [self._everyone.drafter]

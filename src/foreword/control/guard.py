@@ -1,4 +1,4 @@
-"""What guessing has really brought, and an end to it where that is less than plain decoding."""
+"""The guard: the measured gain of a drafter against plain decoding, and its end where that is a loss."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,29 +9,29 @@ from foreword.speculation.report import StageSeconds
 
 BLOCK = 64
 LEAST_STEPS = 8
-"""Request-steps whose ratio counts as one measurement, and steps that it takes at least."""
+"""Request-steps of one measurement, and steps that it takes at least."""
 
 FADING = 0.98
-"""What a measurement weighs after one more."""
+"""Weight of a measurement after one more."""
 
 LEAST_BLOCKS = 20
 LEAST_REFERENCE = 100
-"""Measurements, and plain passes to compare with, before anything is concluded."""
+"""Measurements, and plain passes to compare with, before the guard acts."""
 
 SLOW_CALL, SLOW_CALLS = 0.2, 4
-"""Calls take far longer than expected if that is this part of a step, in so many steps in a row: in one a drafter may
-have had to read a text first."""
+"""Part of a step by which calls exceed their expected time, and steps in a row, from which on they have become slow:
+once, a drafter may have had to read a text."""
 
 SURE = 2.33
-"""Standard errors below the line: 1% of wrong alarms in one look; looks are not independent."""
+"""Standard errors below the line: 1% of wrong alarms in one test; tests are not independent."""
 
 
 @dataclass
 class MeasuredGain:
     """The time that plain decoding would have taken for the same tokens, over the time that they took.
 
-    Of whole steps in which a pair took part: what a step takes beyond a plain one cannot be divided among few
-    requests without making much of a small error in what a plain one takes.
+    Of whole steps in which a pair took part: dividing the difference to a plain step among few requests would magnify
+    small errors of the plain step's time.
     """
 
     _plain: float = 0.0  # seconds that the tokens of this block would have taken plainly
@@ -44,7 +44,7 @@ class MeasuredGain:
     blocks: int = 0
 
     def add(self, plain: float, spent: float, requests: int) -> None:
-        """One step for so many requests."""
+        """Add one step for so many requests."""
         self._plain += plain
         self._spent += spent
         self._steps += min(requests, BLOCK // LEAST_STEPS)
@@ -62,7 +62,7 @@ class MeasuredGain:
         self.blocks += 1
 
     def bounds(self, errors: float = 1.96) -> tuple[float, float, float] | None:
-        """Lower bound, mean and upper bound of the ratio; None while too little was measured."""
+        """Return lower bound, mean and upper bound of the ratio; None while too little was measured."""
         if self.blocks < LEAST_BLOCKS:
             return None
         variance = self._square / self._weight
@@ -73,14 +73,14 @@ class MeasuredGain:
 
 @dataclass
 class PairGuard:
-    """Watches one pair."""
+    """Turns off a pair with a measured loss, for longer each time."""
 
     gain: MeasuredGain = field(default_factory=MeasuredGain)
     trips: int = 0
     off_until: float = 0.0  # seconds of engine time
 
     def trip(self, settings: ControlSettings, reference_passes: int, seconds: float) -> bool:
-        """Whether it is slower than plain decoding beyond doubt; then it is off for a while."""
+        """Return whether the pair is significantly slower than plain decoding; then it is off for a while."""
         found = self.gain.bounds(SURE)
         if found is None or reference_passes < LEAST_REFERENCE or found[2] >= settings.guard_ratio:
             return False
@@ -95,12 +95,12 @@ class PairGuard:
 
 @dataclass
 class CallWatch:
-    """Tells when drafting has become far slower than expected: every step with it may lose until that is looked at."""
+    """Notices that calls have become far slower than expected, so that everything is evaluated at once."""
 
     _in_a_row: int = 0
 
     def are_slow(self, seconds: StageSeconds, expected: float) -> bool:
-        """After a step whose calls should have taken this long; then it begins anew."""
+        """Return whether calls are slow, after a step whose calls were expected to take this long."""
         is_slow = seconds.draft - expected > SLOW_CALL * seconds.total
         self._in_a_row = self._in_a_row + 1 if is_slow else 0
         if self._in_a_row < SLOW_CALLS:
@@ -110,7 +110,7 @@ class CallWatch:
 
 
 class ReferenceWindows:
-    """Short windows, at random times, in which everyone decodes plainly."""
+    """Short windows, at random times, in which all requests decode plainly."""
 
     def __init__(self, settings: ControlSettings) -> None:
         self._settings = settings
@@ -119,7 +119,7 @@ class ReferenceWindows:
         self.passes = 0  # plain passes that were measured
 
     def begin_step(self, share: float) -> bool:
-        """Whether the next step is plain; `share` of all steps are."""
+        """Return whether the next step is plain; `share` of all steps are."""
         if self._left:
             self._left -= 1
             return True

@@ -1,28 +1,61 @@
-"""The numbers that the measured policy works with."""
+"""Settings of the measured policy: each with its unit and its reason."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class ControlSettings:
-    """How much is tried, how soon minds are changed, and what is never allowed."""
+    """What the policy risks, how soon it changes its mind, and how fast it learns and forgets.
 
-    max_depth: int = 16  # levels of a draft, whatever is asked for
-    margin_on: float = 0.02  # a drafter is switched on if it promises at least this gain over plain decoding
-    margin_off: float = 0.0  # and off if it promises less than this
-    doubt: float = 0.02  # more than both margins for a drafter that was tried: noise promises as much
-    dwell_steps: int = 32  # steps that a drafter that was switched off stays off at least
-    decision_steps: int = (
-        64  # steps between two looks at the estimates; four times as many while nothing changes
+    A policy file sets the margins and the shares; the others are the same everywhere.
+    """
+
+    # Decisions
+    max_depth: int = (
+        16  # levels of a draft at most, whatever is requested: deeper ones are hardly ever accepted
     )
-    decision_seconds: float = 1.0  # and never longer than this
-    probe_share: float = 0.01  # of the time of all steps, for drafts that are only compared with the text
+    margin_on: float = (
+        0.02  # expected gain over plain decoding at which a drafter is turned on: estimates err by 2%
+    )
+    margin_off: float = 0.0  # expected gain below which it is turned off
+    doubt: float = (
+        0.02  # added to both after 30 draft requests, then falling with their root: noise promises as much
+    )
+    dwell_steps: int = 32  # steps that a drafter stays off at least, so that noise cannot turn it on and off
+    decision_steps: int = (
+        64  # steps between two evaluations, which take as long as 10 plans; 4 times while unchanged
+    )
+    decision_seconds: float = 1.0  # most time between two evaluations
+    # Exploration
+    probe_share: float = 0.01  # of the time of steps, for drafts that are only compared with the text
     watch_share: float = 0.004  # of the same, when the traffic has not changed for a while
-    idle_probe_share: float = 0.0015  # of the same, when guessing is far from paying
-    hopeless: float = -0.1  # gain below which guessing is far from paying
-    reference_share: float = 0.01  # of the steps, for plain windows that the gain is measured against
-    sure_reference: float = 0.1  # part of it that is left where the gain is beyond doubt
-    reference_window: int = 8  # steps
-    guard_ratio: float = 0.99  # below this ratio to plain decoding a drafter is switched off
+    idle_probe_share: float = 0.0015  # of the same, when drafting is far from a gain
+    hopeless: float = -0.1  # gain below which drafting is far from one
+    # Guard
+    reference_share: float = 0.01  # of the steps, for plain windows against which the gain is measured
+    sure_reference: float = 0.1  # part of it that is left where the gain is certain
+    reference_window: int = 8  # steps of a plain window: the first ones still have the pace of speculation
+    guard_ratio: float = 0.99  # measured ratio to plain decoding below which a drafter is turned off
     guard_retry_seconds: float = 60.0  # for this long, and twice as long each further time
     seed: int = 0  # of the times of plain windows
+    # Acceptance
+    prior_drafts: float = (
+        4.0  # pseudo-count of an unknown drafter's optimistic rates: tried, and soon corrected
+    )
+    cohort_drafts: float = (
+        20.0  # of pooled and published rates in a cohort's: cohorts differ by about as much
+    )
+    lookup_drafts: float = 6.0  # the same for lookups, which differ more, and after a change
+    new_requests: float = 30.0  # draft requests below which a cohort is new
+    half_life_drafts: float = (
+        600.0  # judged drafts after which counts weigh half; a tenth of it after a change
+    )
+    half_life_seconds: float = 600.0  # engine time after which they do
+    change_drafts: int = 500  # drafts after a change that are forgotten fast
+    saved_requests: float = (
+        200.0  # draft requests that saved counts weigh at most: traffic may have changed since
+    )
+    request_memory: float = (
+        0.94  # weight of a request's own record after one more draft: about 16 drafts count
+    )
+    request_drafts: float = 12.0  # drafts of the cohort that a request's acceptance ratio is shrunk with

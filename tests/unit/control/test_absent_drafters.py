@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from foreword.control.decisions.choosing import present_name
 from foreword.control.measured import MeasuredPolicy
+from foreword.control.records import present_name
 from foreword.speculation.drafting import Traits
 from foreword.speculation.requests import DraftPlan
 from helpers.traffic import CPU, Kind, PretendDrafter, Traffic

@@ -9,16 +9,16 @@ import pytest
 
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
-from foreword.control.decisions.arms import Arm, Moment, PairControl
-from foreword.control.decisions.asking import Group, Pass, Worth, weigh
-from foreword.control.decisions.records import RequestRecord
-from foreword.control.decisions.trimming import trimmed
-from foreword.control.learning.estimates import Estimates, PairEstimate
-from foreword.control.learning.fading import FadingCounts
-from foreword.control.learning.hindsight import RequestFit, Waiting
-from foreword.control.learning.rates import Rates
+from foreword.control.acceptance import Estimates, PairEstimate
+from foreword.control.counts import DraftCounts
+from foreword.control.hindsight import RequestFit, Waiting
 from foreword.control.measured import MeasuredPolicy
+from foreword.control.pairs import Moment, PairControl
+from foreword.control.rates import Rates
+from foreword.control.records import Arm, RequestRecord
 from foreword.control.settings import ControlSettings
+from foreword.control.trim import trimmed
+from foreword.control.value import Group, Pass, Worth, best_plan
 from foreword.speculation.confidence import CLASSES, EDGES, MIDDLES, Stop, class_of
 from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import Drafter
@@ -128,13 +128,14 @@ def test_other_rules_tell_of_classes_and_ends_as_well(accepted: int, asked: int,
 
 
 def test_where_one_cohorts_drafts_end_says_little_of_others():
-    """However many there were: at most as many as a cohort's other drafts weigh."""
-    counts = FadingCounts()
+    """However many there were: at most as many as a cohort's other drafts best_plan."""
+    counts = DraftCounts()
     for _ in range(600):
         counts.answered(4, 3, 3)
         counts.judged_run(0, 3, is_stopped=False)
         counts.ended_at(3)
-    share = counts.at_most(20.0)
+    share = DraftCounts()
+    share.add_share(counts, 20.0, 1.0)
     assert max(share.ended) <= 20.0
     assert max(row[0] for row in share.reached) <= 20.0
 
@@ -194,10 +195,10 @@ def test_guesses_are_worth_what_the_drafter_says_of_each():
 def test_a_draft_is_worth_verifying_up_to_the_first_guess_that_is_not():
     control = PairControl(pair(), worth=Worth(least=(0.2, 0.5, 0.9)))
     arm = Arm(DraftPlan("head", Drafter(), 4, 4), control, RequestFit(control.estimate))
-    assert arm.worth_verifying(Draft.chain([1, 2], 0, confidence=[SURE, SURE])) == 2
-    assert arm.worth_verifying(Draft.chain([1, 2, 3], 0, confidence=[SURE, 0.4, SURE])) == 1
-    assert arm.worth_verifying(Draft.chain([1], 0, confidence=[UNSURE])) == 0
-    assert arm.worth_verifying(Draft.chain([1, 2, 3], 0)) == 3  # it says nothing of single guesses
+    assert arm.levels_with_benefit(Draft.chain([1, 2], 0, confidence=[SURE, SURE])) == 2
+    assert arm.levels_with_benefit(Draft.chain([1, 2, 3], 0, confidence=[SURE, 0.4, SURE])) == 1
+    assert arm.levels_with_benefit(Draft.chain([1], 0, confidence=[UNSURE])) == 0
+    assert arm.levels_with_benefit(Draft.chain([1, 2, 3], 0)) == 3  # it says nothing of single guesses
 
 
 def test_rows_that_come_cheaper_by_the_dozen_are_priced_together():
@@ -220,13 +221,15 @@ def test_of_several_requests_second_guesses_are_priced_behind_all_first_ones(oft
     """
     here = Pass.of(2, 2, [0.0, 5.27, 5.27, 6.48, 7.2, 8.97, 9.78, 11.1, 12.42])
     rates = Rates([[0.7], [0.6]], [0.9, often])
-    (worth,) = weigh(here, [Group(rates, 2, 2, is_stopping=True)], lambda levels, asks: 0.2 * levels * asks)
+    (worth,) = best_plan(
+        here, [Group(rates, 2, 2, is_stopping=True)], lambda levels, asks: 0.2 * levels * asks
+    )
     assert worth.least[1] / worth.least[0] == pytest.approx(seconds / ((7.2 - 5.27) / 2))
 
 
 def test_a_guess_has_to_be_the_likelier_the_more_its_row_costs():
     table = [1.0, 1.0, 1.0, 1.4, 2.0, 3.0]
-    (worth,) = weigh(
+    (worth,) = best_plan(
         Pass.of(1, 1, table),
         [Group(Rates([[0.8]] * 4, [1.0] * 4), 1, 4, is_stopping=True)],
         lambda levels, asks: 0.1 * levels,
@@ -247,14 +250,16 @@ def test_a_call_is_expected_to_be_as_deep_as_its_drafts_are():
         costs.append(levels)
         return 0.1 * levels
 
-    (alone,) = weigh(Pass.of(1, 1, [1.0] * 40), [Group(seldom_deep, 1, 4, is_stopping=True)], draft_seconds)
+    (alone,) = best_plan(
+        Pass.of(1, 1, [1.0] * 40), [Group(seldom_deep, 1, 4, is_stopping=True)], draft_seconds
+    )
     assert alone.levels == pytest.approx(1.5)
-    assert weigh(
+    assert best_plan(
         Pass.of(1, 1, [1.0] * 40), [Group(seldom_deep, 1, 4), Group(seldom_deep, 1, 0)], draft_seconds
     )
-    (two,) = weigh(Pass.of(2, 2, [1.0] * 40), [Group(seldom_deep, 2, 4, is_stopping=True)], draft_seconds)
+    (two,) = best_plan(Pass.of(2, 2, [1.0] * 40), [Group(seldom_deep, 2, 4, is_stopping=True)], draft_seconds)
     assert two.levels == pytest.approx(1.75)
-    (other,) = weigh(Pass.of(1, 1, [1.0] * 40), [Group(seldom_deep, 1, 4)], draft_seconds)
+    (other,) = best_plan(Pass.of(1, 1, [1.0] * 40), [Group(seldom_deep, 1, 4)], draft_seconds)
     assert other.levels == 4  # what does not stop works for all that it is asked for
 
 
@@ -279,11 +284,11 @@ def test_now_and_then_nothing_stops_a_draft():
 
 
 def test_counts_of_classes_are_saved_and_fade():
-    counts = FadingCounts()
+    counts = DraftCounts()
     counts.answered(4, 3, 2)
     counts.judged_sure(5, is_right=True)
     counts.ended_at(2)
-    again = FadingCounts.from_json(counts.as_json())
+    again = DraftCounts.from_json(counts.as_json())
     assert (
         again.sure_reached == counts.sure_reached
         and again.kept == counts.kept
@@ -293,9 +298,9 @@ def test_counts_of_classes_are_saved_and_fade():
     assert counts.sure_rate(5, 0.0, 1.0) == pytest.approx(1 / 3)  # half a node against one that was wrong
     broken = {**again.as_json(), "sure_accepted": [2.0] * CLASSES}
     with pytest.raises(ValueError, match="contradict"):
-        FadingCounts.from_json(broken)
+        DraftCounts.from_json(broken)
     with pytest.raises(ValueError, match="belong together"):
-        FadingCounts.from_json({**again.as_json(), "sure_accepted": [0.0], "sure_reached": [0.0]})
+        DraftCounts.from_json({**again.as_json(), "sure_accepted": [0.0], "sure_reached": [0.0]})
 
 
 def test_what_a_try_loses_is_no_matter_for_the_guard():
@@ -324,18 +329,18 @@ def test_what_a_try_loses_is_no_matter_for_the_guard():
 
 
 def test_what_was_saved_before_drafts_said_how_sure_they_are_is_used():
-    counts = FadingCounts()
+    counts = DraftCounts()
     counts.answered(4, 3, 3)
     counts.answered(4, 0, 0)
     counts.answered(4, 4, 4)
     saved = counts.as_json()
     for name in ("kept", "ended", "sure_reached", "sure_accepted"):
         del saved[name]
-    again = FadingCounts.from_json(saved)
+    again = DraftCounts.from_json(saved)
     assert again.coverages() == counts.coverages()
     assert again.kept == counts.kept
     with pytest.raises(ValueError, match="no list"):
-        FadingCounts.from_json({**saved, "kept": counts.kept})  # half of what is new
+        DraftCounts.from_json({**saved, "kept": counts.kept})  # half of what is new
 
 
 def test_other_limits_hold_as_soon_as_guesses_are_worth_something_else():
@@ -364,7 +369,7 @@ def test_those_that_go_on_share_what_a_level_takes():
 
     def stops(going: float) -> float:
         rates = Rates([[0.8], [0.8]], [1.0, going], drafted=[1.0, going])
-        (worth,) = weigh(here, [Group(rates, 4, 2, is_stopping=True)], lambda levels, asks: 0.2 * levels)
+        (worth,) = best_plan(here, [Group(rates, 4, 2, is_stopping=True)], lambda levels, asks: 0.2 * levels)
         return worth.stop[0] - worth.least[1] / 0.8
 
     assert stops(0.25) > 3 * stops(1.0) > 0

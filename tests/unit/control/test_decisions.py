@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from foreword.control.decisions.arms import Moment, PairControl
-from foreword.control.decisions.asking import Group, Pass, Worth, weigh
-from foreword.control.decisions.trimming import Offer, choose
-from foreword.control.learning.estimates import Estimates
-from foreword.control.learning.rates import Rates
+from foreword.control.acceptance import Estimates
+from foreword.control.pairs import Moment, PairControl
+from foreword.control.rates import Rates
 from foreword.control.settings import ControlSettings
+from foreword.control.trim import Offer, choose
+from foreword.control.value import Group, Pass, Worth, best_plan
 from foreword.speculation.draft import Draft
 
 FLAT = [1.0 + 0.001 * rows for rows in range(40)]
@@ -31,9 +31,9 @@ def test_a_guess_counts_as_often_as_all_before_it_are_right():
 
 def test_drafting_is_part_of_the_price():
     here, group = Pass.of(1, 1, FLAT), Group(certain(0.8), 1, 4)
-    (free,) = weigh(here, [group], lambda levels, asks: 0.0)
-    (cheap,) = weigh(here, [group], lambda levels, asks: 0.5 * levels)
-    (dear,) = weigh(here, [group], lambda levels, asks: 3.0 * levels)
+    (free,) = best_plan(here, [group], lambda levels, asks: 0.0)
+    (cheap,) = best_plan(here, [group], lambda levels, asks: 0.5 * levels)
+    (dear,) = best_plan(here, [group], lambda levels, asks: 3.0 * levels)
     assert free.gain > cheap.gain > 0 > dear.gain
     assert cheap.depth < free.depth == 4
 
@@ -55,7 +55,7 @@ def test_an_empty_answer_is_no_rejected_guess():
 def test_a_drafter_that_seldom_answers_is_worth_less():
     here = Pass.of(1, 1, FLAT)
     often, seldom = (
-        weigh(here, [Group(certain(0.8, coverage=coverage), 1, 4)], lambda levels, asks: 0.1)[0]
+        best_plan(here, [Group(certain(0.8, coverage=coverage), 1, 4)], lambda levels, asks: 0.1)[0]
         for coverage in (0.9, 0.1)
     )
     assert often.gain > 5 * seldom.gain

@@ -11,13 +11,13 @@ import pytest
 
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
-from foreword.control.decisions.arms import Moment
-from foreword.control.decisions.asking import Pass, Worth
-from foreword.control.decisions.deciding import Decider
-from foreword.control.decisions.records import RequestRecord
-from foreword.control.learning.estimates import MAX_PAIRS, Estimates
+from foreword.control.acceptance import MAX_PAIRS, Estimates
+from foreword.control.decider import Decider
 from foreword.control.measured import FEW_RECORDS, MeasuredPolicy
+from foreword.control.pairs import Moment
+from foreword.control.records import RequestRecord
 from foreword.control.settings import ControlSettings
+from foreword.control.value import Pass, Worth
 from foreword.speculation.draft import Draft
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry
@@ -89,7 +89,7 @@ def test_it_leaves_off_soon_and_begins_again_when_guessing_pays_again():
     assert _seconds_until(traffic, policy, lambda: not any(c.is_on for c in policy.controls.values())) < 3
     _use(traffic, drafter)
     assert _seconds_until(traffic, policy, lambda: any(c.is_on for c in policy.controls.values())) < 10
-    assert policy.bank.share <= 0.01
+    assert policy.budget.share <= 0.01
 
 
 def test_a_drafter_that_becomes_ten_times_as_slow_is_left():
@@ -211,7 +211,7 @@ def test_what_is_kept_is_a_tree_within_the_draft_however_the_batch_is_ordered(se
         trimmed = policy.trim(chosen, [drafts[place] for place in order], traffic.situation)
         return dict(zip(order, trimmed, strict=True))
 
-    policy.bank.accounts = {}
+    policy.budget.accounts = {}
     order = list(range(len(entries)))
     first = kept(order, drafts)
     rng.shuffle(order)
@@ -410,7 +410,7 @@ def test_what_was_decided_of_passes_without_prompts_holds_again_behind_one(monke
         return control.worth
 
     worth_in(*traffic.running)
-    policy._decider.look_again()
+    policy._decider.evaluate_again()
     decided.clear()
     alone = worth_in(*traffic.running)
     beside = worth_in(*traffic.running, reading)

@@ -9,25 +9,25 @@ from unittest.mock import MagicMock
 import pytest
 
 from foreword.backends.batch import Tap
-from foreword.control.decisions.arms import Arm, PairControl
-from foreword.control.decisions.asking import Group, Pass
-from foreword.control.decisions.deciding import _is_in_use
-from foreword.control.decisions.records import RequestRecord
-from foreword.control.learning.estimates import Estimates
-from foreword.control.learning.exploring import Explorer
-from foreword.control.learning.hindsight import RequestFit
-from foreword.control.learning.probes import (
-    BESIDE,
-    BESIDE_EACH,
+from foreword.control.acceptance import Estimates
+from foreword.control.budget import (
+    HOST_OBSERVE,
+    HOST_PASS,
+    HOST_REQUEST,
     MOST_PROBES,
     MOST_SAVED,
     START,
     Account,
-    TimeBank,
+    ExplorationBudget,
 )
-from foreword.control.learning.watching import BEFORE_A_PROBE, LEAST_STEPS, TELLING, WATCH_STEPS, Watch
+from foreword.control.decider import _is_in_use
+from foreword.control.explore import BEFORE_A_PROBE, LEAST_STEPS, WATCH_STEPS, Explorer, Watch
+from foreword.control.hindsight import RequestFit
 from foreword.control.measured import MeasuredPolicy
+from foreword.control.pairs import PairControl
+from foreword.control.records import Arm, RequestRecord
 from foreword.control.settings import ControlSettings
+from foreword.control.value import Group, Pass
 from foreword.speculation.drafting import Drafter, DrafterNeeds, Traits
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
@@ -69,12 +69,12 @@ def test_what_a_drafter_has_to_catch_up_with_is_part_of_the_price(
     is_head: bool, behind: int, price: float | None
 ):
     """A head catches up with as much as there are states of, however long it was left out."""
-    bank = TimeBank(accounts={"head": Account(1.0)})
+    bank = ExplorationBudget(accounts={"head": Account(1.0)})
     control = PairControl(Estimates().pair("head", "", "chat"))
     control.probe_seconds, control.probe_more, control.probe_behind = 0.1, 0.1, 0.01
     drafter: Any = SimpleNamespace(traits=Traits(needs=DrafterNeeds(taps=(Tap(1),) if is_head else ())))
     fit: Any = None
-    arm = Arm(DraftPlan("head", drafter, 4, 4), control, fit, heard=20)
+    arm = Arm(DraftPlan("head", drafter, 4, 4), control, fit, observed=20)
     record: Any = SimpleNamespace(length=20 + behind)
     found = Explorer(bank, 0, 0.0, {control})._price(record, arm, 0.0)
     assert found == (None if price is None else pytest.approx(price))
@@ -82,7 +82,7 @@ def test_what_a_drafter_has_to_catch_up_with_is_part_of_the_price(
 
 def test_a_long_quiet_time_saves_no_more_than_a_little():
     """Or all of it would be spent at once when others come."""
-    bank = TimeBank()
+    bank = ExplorationBudget()
     bank.pay("lookup", START)
     bank.accounts["lookup"].dearest = 0.0
     bank.earn(1e6, 0.01, ["lookup"])
@@ -101,7 +101,7 @@ def test_where_the_host_takes_most_of_a_probe_several_are_saved_for(
     here, group = Pass.of(16, 16, [1.0 + rows for rows in range(64)]), Group(control.estimate.rates, 16, 4)
     control.price(group, here, lambda levels, asks: draft + each * (asks - 1))
     assert control.probe_seconds == draft
-    several = draft + MOST_PROBES * BESIDE_EACH
+    several = draft + MOST_PROBES * HOST_REQUEST
     assert control.probe_pass == pytest.approx(several if saves_for == MOST_PROBES else draft)
 
 
@@ -121,12 +121,12 @@ def test_what_the_host_does_for_a_probe_is_paid_as_well():
     traffic = Traffic(CPU, [free], 16, ("code",))
     policy = MeasuredPolicy()
     traffic.run(policy, 200 * 16)
-    spent, earning = policy.bank.spent, policy.bank.earned_from
+    spent, earning = policy.budget.spent, policy.budget.earned_from
     found = tries(policy, traffic, 600)
     passes = sum(asks > 0 for asks in found)
     assert passes
-    assert policy.bank.spent - spent >= passes * BESIDE + sum(found) * BESIDE_EACH
-    assert policy.bank.spent - spent <= 0.01 * (policy.bank.earned_from - earning) + MOST_SAVED
+    assert policy.budget.spent - spent >= passes * HOST_PASS + sum(found) * HOST_REQUEST
+    assert policy.budget.spent - spent <= 0.01 * (policy.budget.earned_from - earning) + MOST_SAVED
     assert sum(found) >= 3 * passes, "for several requests at once"
 
 
@@ -140,16 +140,16 @@ def told_record() -> RequestRecord:
 
 
 def test_a_head_is_told_only_while_it_can_be_tried():
-    bank = TimeBank(accounts={"eagle": Account(3e-3 + BESIDE)})
+    bank = ExplorationBudget(accounts={"eagle": Account(3e-3 + HOST_PASS)})
     watch, record, other = Watch(bank), told_record(), told_record()
     assert not watch.takes(record, 0), "all would be spent before it can be asked"
-    bank.accounts["eagle"].balance += (BEFORE_A_PROBE + 0.5) * TELLING
+    bank.accounts["eagle"].balance += (BEFORE_A_PROBE + 0.5) * HOST_OBSERVE
     record.is_watched = watch.takes(record, 0)
     assert record.is_watched
     assert not watch.takes(other, LEAST_STEPS), "another request's turn"
-    assert watch.tells(record)
+    assert watch.observes(record)
     assert [watch.pay() for _ in range(BEFORE_A_PROBE + 1)] == [True] * BEFORE_A_PROBE + [False]
-    assert bank.spent == pytest.approx((BEFORE_A_PROBE + 1) * TELLING)
+    assert bank.spent == pytest.approx((BEFORE_A_PROBE + 1) * HOST_OBSERVE)
     assert not watch.takes(record, 1)
     bank.accounts["eagle"].balance = 1.0
     assert not watch.takes(other, LEAST_STEPS - 1), "too soon after the last one"
@@ -157,7 +157,11 @@ def test_a_head_is_told_only_while_it_can_be_tried():
 
 
 def test_a_request_that_a_head_is_told_of_gives_way_after_its_turn():
-    watch, one, other = Watch(TimeBank(accounts={"eagle": Account(9.0)})), told_record(), told_record()
+    watch, one, other = (
+        Watch(ExplorationBudget(accounts={"eagle": Account(9.0)})),
+        told_record(),
+        told_record(),
+    )
     assert watch.takes(one, 0)
     assert not watch.takes(other, WATCH_STEPS - 1)
     assert watch.takes(other, WATCH_STEPS)
@@ -177,9 +181,9 @@ def test_a_pause_is_little_of_what_a_probe_is_billed_and_what_is_compiled_first_
     )
     arm: Any = SimpleNamespace(control=control, plan=SimpleNamespace(method=control.estimate.method))
     part: Any = SimpleNamespace(draft_seconds=1e3)
-    control.probe_seconds, spent = 2e-3, policy.bank.spent
+    control.probe_seconds, spent = 2e-3, policy.budget.spent
     policy._answered(record, arm, part, is_cold)
-    assert policy.bank.spent - spent == pytest.approx(billed * 2e-3, abs=1e-3)
+    assert policy.budget.spent - spent == pytest.approx(billed * 2e-3, abs=1e-3)
 
 
 def test_a_head_is_tried_again_in_a_text_that_it_was_left_out_of_for_long():
@@ -189,8 +193,8 @@ def test_a_head_is_tried_again_in_a_text_that_it_was_left_out_of_for_long():
     traffic.run(policy, 50)
     (record,) = [one for one in policy._records.values() if one.request() is not None][-1:]
     (arm,) = record.arms
-    arm.control.probe_behind, record.length, arm.heard = 64e-6, 50_000, 10
-    watch = Watch(TimeBank(accounts={head.name: Account(0.02)}))
+    arm.control.probe_behind, record.length, arm.observed = 64e-6, 50_000, 10
+    watch = Watch(ExplorationBudget(accounts={head.name: Account(0.02)}))
     assert watch._can_try(record, arm, 0.0)
 
 
@@ -207,22 +211,24 @@ def test_a_long_request_with_bad_luck_is_tried_again():
     arm.control.worth = replace(arm.control.worth, least_shift=arm.fit.shift + 1)
     record.waiting.clear()
     assert not arm.pays and arm.control.in_use
-    assert list(Explorer(policy.bank, 0, 0.0, {arm.control})._in_turn(record, 1)) == [arm]
+    assert list(Explorer(policy.budget, 0, 0.0, {arm.control})._in_turn(record, 1)) == [arm]
     assert not _is_in_use({arm.control: [arm]}, 1), "and the bank earns for it"
 
 
 def test_the_bank_earns_for_those_alone_that_could_be_tried():
     """Half of it would else lie with a head that guesses at every step, while nobody finds out about a lookup."""
-    traffic, policy = Traffic(CPU, [states_head(chat=Kind(0.8)), lookup()], 1, ("chat",)), MeasuredPolicy()
+    share = 0.004
+    policy = MeasuredPolicy(ControlSettings(probe_share=share, watch_share=share, idle_probe_share=share))
+    traffic = Traffic(CPU, [states_head(chat=Kind(0.8)), lookup()], 1, ("chat",))
     traffic.run(policy, 2000)
     assert policy._decider.methods == ("eagle", "lookup")
     assert policy._decider.idle_methods == ("lookup",)
-    policy.bank.accounts["lookup"].balance = -1.0
-    policy.bank.accounts["eagle"].balance = 0.0
+    policy.budget.accounts["lookup"].balance = -1.0
+    policy.budget.accounts["eagle"].balance = 0.0
     seconds = traffic.run(policy, 60).seconds
-    assert policy.bank.accounts["eagle"].balance == 0
-    earned = policy.bank.accounts["lookup"].balance + 1.0
-    assert earned == pytest.approx(policy._decider.probe_share * seconds, rel=0.1)
+    assert policy.budget.accounts["eagle"].balance == 0
+    earned = policy.budget.accounts["lookup"].balance + 1.0
+    assert earned == pytest.approx(share * seconds, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +238,7 @@ def test_the_bank_earns_for_those_alone_that_could_be_tried():
 def test_a_try_takes_from_the_bank_what_it_has_really_lost(took: float, tokens: int, left: float):
     """What was expected of it is a guess; a pause is not its own, and what it has won is saved up to a bound."""
     policy = MeasuredPolicy()
-    policy.bank = TimeBank(accounts={"ngram": Account(3e-3)})
+    policy.budget = ExplorationBudget(accounts={"ngram": Account(3e-3)})
     policy._decider.table, policy._live_try = [0.0, 0.010, 0.011], ("ngram", 2e-3)
     its: Any = SimpleNamespace(speculation=None)
     parts = [SimpleNamespace(asked="ngram", draws=1, request=its)]
@@ -244,21 +250,21 @@ def test_a_try_takes_from_the_bank_what_it_has_really_lost(took: float, tokens: 
     live: Any = [MagicMock()]
     policy._call_watch = MagicMock()
     policy._measure(report, live)
-    assert policy.bank.accounts["ngram"].balance == pytest.approx(left)
+    assert policy.budget.accounts["ngram"].balance == pytest.approx(left)
     policy._measure(report, live)  # once
     assert policy._live_try is None
     parts.append(SimpleNamespace(asked="eagle", draws=1, request=its))
     policy._live_try = ("ngram", 2e-3)
     policy._measure(report, live)  # what others have won, or lost, is not the try's
-    assert policy.bank.accounts["ngram"].balance == pytest.approx(left)
+    assert policy.budget.accounts["ngram"].balance == pytest.approx(left)
     parts[1].asked, policy._live_try = "ngram", ("ngram", 2e-3)
     policy._measure(
         report, cast(Any, [MagicMock(), MagicMock()])
     )  # nor is what the same wins for another cohort
-    assert policy.bank.accounts["ngram"].balance == pytest.approx(left)
-    parts[1].asked, policy._live_try, policy.bank.accounts["ngram"].balance = "", ("ngram", 2e-3), 0.0
+    assert policy.budget.accounts["ngram"].balance == pytest.approx(left)
+    parts[1].asked, policy._live_try, policy.budget.accounts["ngram"].balance = "", ("ngram", 2e-3), 0.0
     policy._measure(report, live)  # a plain request beside it is no such other
-    assert policy.bank.accounts["ngram"].balance
+    assert policy.budget.accounts["ngram"].balance
     policy._live_try = ("ngram", 2e-3)
     policy.plan([], Situation())  # what was never measured, as it was cold, is not settled with the next step
     assert policy._live_try is None
@@ -291,10 +297,10 @@ def test_a_head_is_tried_for_requests_that_have_some_way_to_go():
 
 def test_a_try_that_nobody_was_asked_in_costs_nothing():
     policy = MeasuredPolicy()
-    policy.bank = TimeBank(accounts={"head": Account(3e-3)})
-    policy.bank.pay("head", 1e-3)
+    policy.budget = ExplorationBudget(accounts={"head": Account(3e-3)})
+    policy.budget.pay("head", 1e-3)
     policy._live_try = ("head", 1e-3)
     policy.learn(
         StepReport([RequestReport(MagicMock(), Verdict(), 1, 0, True)], seconds=StageSeconds(total=1e-2))
     )
-    assert policy.bank.accounts["head"].balance == pytest.approx(3e-3)
+    assert policy.budget.accounts["head"].balance == pytest.approx(3e-3)

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from foreword.backends.batch import Tap
-from foreword.control.decisions.asking import Pass
-from foreword.control.decisions.routing import Bid, Seats, best_together
+from foreword.control.budget import START, ExplorationBudget
 from foreword.control.fair_share import FairShare
 from foreword.control.fixed import FixedPolicy
-from foreword.control.learning.probes import START, TimeBank
 from foreword.control.measured import MeasuredPolicy
+from foreword.control.routing import Bid, Seats, best_together
 from foreword.control.settings import ControlSettings
+from foreword.control.value import Pass
 from foreword.engine.config import EngineConfig
 from foreword.speculation.drafting import DrafterNeeds
-from foreword.speculation.measured.call_cost import CallCost
+from foreword.speculation.measured.calls import CallCost
 from foreword.speculation.requests import DraftPlan
 from helpers.traffic import TWO_CORES, Kind, PretendDrafter, Run, Traffic
 
@@ -118,7 +118,7 @@ def test_a_lookup_is_compared_with_the_text_while_a_head_guesses():
     while ("ngram", "repeat") not in in_use(policy):
         seconds += found.run(policy, 1).seconds
         assert seconds < 2
-    assert policy.bank.share <= 0.01
+    assert policy.budget.share <= 0.01
 
 
 def test_a_head_that_has_not_read_all_of_a_text_is_not_asked_beside_others():
@@ -192,7 +192,7 @@ def test_what_is_saved_of_a_long_prompt_is_not_spent_in_short_steps():
 
 
 def test_a_drafter_that_is_dear_leaves_another_its_account():
-    bank = TimeBank()
+    bank = ExplorationBudget()
     for _ in range(10):
         bank.earn(0.01, 0.01, ("head", "lookup"))
     bank.pay("head", 1.0)

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from foreword.control.budget import HOST_OBSERVE, MOST_SAVED
+from foreword.control.explore import BEFORE_A_PROBE
 from foreword.control.fixed import FixedPolicy
-from foreword.control.learning.probes import MOST_SAVED
-from foreword.control.learning.watching import BEFORE_A_PROBE, TELLING
 from foreword.control.measured import MeasuredPolicy
 from foreword.control.settings import ControlSettings
-from foreword.speculation.measured.call_cost import CallCost
-from foreword.speculation.measured.step_curve import StepCurve
+from foreword.speculation.measured.calls import CallCost
+from foreword.speculation.measured.curve import CostCurve
 from foreword.speculation.requests import DraftPlan, PassEntry
 from helpers.traffic import TWO_CORES, Kind, Traffic, interpolated, lookup, states_head
 
@@ -114,7 +114,7 @@ def test_a_head_that_is_far_from_paying_reads_only_some_prompts(saved: float, le
     traffic = Traffic(TWO_CORES, [head], 1, ("creative",), prompt=30)
     policy = MeasuredPolicy()
     traffic.run(policy, 6000)
-    policy.bank.accounts[head.name].balance = saved
+    policy.budget.accounts[head.name].balance = saved
     read = []
     for _ in range(64):
         traffic.running.clear()
@@ -131,16 +131,16 @@ def test_a_head_that_is_not_in_use_is_told_no_more_than_the_bank_pays_for():
     policy = MeasuredPolicy()
     traffic.run(policy, 24_000)
     (control,) = policy.controls.values()
-    asks, spent, earning, told = control.estimate.asks, policy.bank.spent, policy.bank.earned_from, 0
+    asks, spent, earning, told = control.estimate.asks, policy.budget.spent, policy.budget.earned_from, 0
     for _ in range(400):
         traffic.run(policy, 1)
         told += sum(policy.tells(request) for request in traffic.running)  # type: ignore[arg-type]
     tried = control.estimate.asks - asks
     assert tried, "it is tried all the same"
     assert told <= 3 * BEFORE_A_PROBE * tried, "for a few steps each time"
-    assert told * TELLING < policy.bank.spent - spent, "and that is paid"
+    assert told * HOST_OBSERVE < policy.budget.spent - spent, "and that is paid"
     share = policy.settings.watch_share
-    assert policy.bank.spent - spent <= share * (policy.bank.earned_from - earning) + 2 * MOST_SAVED
+    assert policy.budget.spent - spent <= share * (policy.budget.earned_from - earning) + 2 * MOST_SAVED
 
 
 def test_a_head_that_was_told_nothing_hears_the_newest_token_before_it_is_asked():
@@ -150,7 +150,7 @@ def test_a_head_that_was_told_nothing_hears_the_newest_token_before_it_is_asked(
     traffic.run(policy, 2000)
     traffic._fill()
     request: Any = traffic.running[0]
-    policy._records[request.request_id].is_told = False
+    policy._records[request.request_id].is_observed = False
     (first,) = policy.plan([traffic._entry(request)], traffic.situation)
     assert first is not None
     assert first.max_nodes == 0
@@ -222,9 +222,9 @@ def test_a_depth_that_once_looked_dear_is_looked_at_again():
     usual = settled_depth(policy)
     assert usual >= 2
     for curve in traffic.situation.costs._decoding:
-        for rows, bucket in curve._buckets.items():
+        for rows, bucket in curve._sizes.items():
             bucket.seconds *= 1.6 if rows > 2 else 1.0
-    policy._decider.look_again()
+    policy._decider.evaluate_again()
     traffic.run(policy, 1)
     assert settled_depth(policy) == 1
     traffic.run(policy, 6000)
@@ -233,7 +233,7 @@ def test_a_depth_that_once_looked_dear_is_looked_at_again():
 
 
 def test_pauses_say_nothing_of_rows():
-    curve = StepCurve()
+    curve = CostCurve()
     curve.begin_with([(rows, TWO_CORES(rows)) for rows in (1, 2, 3, 4)])
     for _ in range(50):
         curve.observe(2, TWO_CORES(2))
@@ -278,4 +278,4 @@ def test_trying_a_head_that_loses_costs_what_the_bank_pays_for_it():
     traffic.run(policy, 2400)
     ratio = traffic.run(policy, 8000).ratio
     assert ratio >= 0.989
-    assert 1 - ratio <= 1.3 * policy.bank.share + 0.003
+    assert 1 - ratio <= 1.3 * policy.budget.share + 0.003

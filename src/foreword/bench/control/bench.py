@@ -118,13 +118,13 @@ def measure_control(
         cells = [(kind, batch) for batch in sizes.batches for kind in kinds]
         rates = measure_cells(station, cells, arms, sizes.windows, on_progress, sizes.learning_seconds)
         if not sizes.phase_seconds:
-            return ControlBenchReport(summarise(rates), probe_share=policy.bank.share)
+            return ControlBenchReport(summarise(rates), probe_share=policy.budget.share)
         can = Circumstances(partial(brake.pulled, SLOWER), busy_core)
         changes = conditions(kinds[-1], kinds[0], max(sizes.batches), sizes.phase_seconds, can)
         reactions = measure_conditions(line, changes, arms[1], on_progress)
         on_progress("mixed traffic", 0, 1)
         mixed = measure_mixed(line, arms[1], sizes.mixed_batch, 3 * sizes.phase_seconds)
-        return ControlBenchReport(summarise(rates), reactions, mixed, policy.bank.share)
+        return ControlBenchReport(summarise(rates), reactions, mixed, policy.budget.share)
     finally:
         engine.close()
 

@@ -1,1 +1,1 @@
-"""The operator's rules: which requests are guessed for, by whom, and how far."""
+"""The operator's rules: which requests get drafts, of which drafter, and how deep."""

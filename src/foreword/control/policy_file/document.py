@@ -19,7 +19,7 @@ class Stage(StrEnum):
     """How far a drafter has come."""
 
     OFF = "off"
-    SHADOW = "shadow"  # its guesses are compared with the text
+    SHADOW = "shadow"  # its drafts are compared with the text
     VERIFY = "verify"  # ended requests are decoded again with it, and not served
     CANARY = "canary"  # some requests use it
     ON = "on"
@@ -82,7 +82,7 @@ class RolloutRule:
 
 @dataclass(frozen=True)
 class LatencyRule:
-    """A step that serves one of these requests is made no longer than this by guesses."""
+    """A step that serves one of these requests is made no longer than this by drafts."""
 
     name: str
     match: Match

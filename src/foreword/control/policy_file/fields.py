@@ -34,7 +34,7 @@ class Fields:
         return default if value is None else value
 
     def rest(self) -> dict[str, Any]:
-        """All that was not taken, for whoever knows more about it."""
+        """All that was not taken, for the caller."""
         left, self._left = self._left, {}
         return left
 

@@ -12,7 +12,7 @@ def methods_within(
     policy: PolicyFile, rule: CohortRule, asked: Sequence[str], methods_of: Callable[[str], Sequence[str]]
 ) -> list[str]:
     """What is left of the methods that a request asks for: without draft nodes if its cohort names drafters and none of
-    them asks nodes. Whoever asks may choose among drafters, not send a text away that is to stay.
+    them asks nodes. A request may choose among drafters, not send a text away that is to stay.
 
     `methods_of` has the methods of a drafter of the file.
     """

@@ -1,4 +1,4 @@
-"""What steps tell that nobody else counts: the places of guesses in answers, and pages held for them."""
+"""Statistics of steps for reports: acceptance by place in the answer, and pages held for draft tokens."""
 
 from bisect import bisect
 from dataclasses import dataclass, field
@@ -40,14 +40,14 @@ class PairBooks:
 
 @dataclass
 class SpeculationBooks:
-    """Of all pairs, and what guessing does to the memory of others."""
+    """Of all pairs, and what speculation does to the memory of others."""
 
     page_size: int
     pairs: dict[tuple[str, str], PairBooks] = field(default_factory=dict)  # by drafter and cohort
     provisional_pages: int = 0
     provisional_peak: int = 0
     tokens: int = 0
-    _seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of steps without and with guesses
+    _seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of steps without and with drafts
     _preempted: list[int] = field(default_factory=lambda: [0, 0])
     _preemptions: int = 0
 
@@ -69,7 +69,7 @@ class SpeculationBooks:
         self._preemptions = preemptions
 
     def preemption_rates(self) -> tuple[float, float]:
-        """Per second of steps without guesses, and with them."""
+        """Per second of steps without drafts, and with them."""
         plain, guessing = (
             count / seconds if seconds else 0.0
             for count, seconds in zip(self._preempted, self._seconds, strict=True)

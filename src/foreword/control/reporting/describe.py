@@ -4,12 +4,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from foreword.control.decisions.arms import PairControl
-from foreword.control.decisions.asking import Pass
-from foreword.control.learning.estimates import PairEstimate
 from foreword.control.measured import MeasuredPolicy
+from foreword.control.pairs import PairControl
 from foreword.control.reporting.books import PairBooks
 from foreword.control.reporting.figures import Bounds, DecisionTold, PairReport, counts_of, run_percentile
+from foreword.control.value import Pass
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.measured.situation import Situation, cohort_name
@@ -24,7 +23,7 @@ MOST_DECISIONS = 20
 def describe_pairs(
     policy: MeasuredPolicy | None, books: dict[tuple[str, str], PairBooks], situation: Situation
 ) -> dict[tuple[str, str], PairReport]:
-    """By drafter and cohort; the tenants of a cohort are told together. None: a policy that measures nothing."""
+    """By drafter and cohort; the tenants of a cohort are reported together. None: a policy that measures nothing."""
     cohorts, costs = situation.cohorts, situation.costs
     found = {key: _from_books(key, one, cohorts) for key, one in books.items()}
     if policy is None:
@@ -98,17 +97,11 @@ def gain_error(control: PairControl) -> float:
     variance = _of_share(rates.coverage[0], estimate.counts.asks)
     for level in range(levels):
         below = sum(weights[level:]) / total  # of the gain, what hangs on this level
-        variance += below**2 * _of_share(rates.accepted[level][0], judged(estimate, level))
+        variance += below**2 * _of_share(rates.accepted[level][0], estimate.counts.judged_at(level))
     slower = (1 + total) / max(
         1 + control.worth.gain, 0.01
     )  # a step that is longer makes less of every token
     return total * math.sqrt(variance) / slower
-
-
-def judged(estimate: PairEstimate, level: int) -> float:
-    """Drafts of late that reached a level."""
-    reached = estimate.counts.reached
-    return reached[level][0] / estimate.counts.unit if level < len(reached) and reached[level] else 0.0
 
 
 def _of_share(share: float, count: float) -> float:

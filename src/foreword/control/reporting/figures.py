@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 BANDS = (0, 16, 64, 256, 1024)
-"""First tokens of the parts of an answer that acceptance is told for."""
+"""First tokens of the parts of an answer that acceptance is reported for."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Band:
     """Acceptance in a part of the answers."""
 
     first: int  # token of the answer, 0 is the first
-    reached: int  # guesses whose predecessors were right
+    reached: int  # draft tokens whose predecessors were accepted
     accepted: int
 
 
@@ -44,7 +44,7 @@ class PairReport:
     drafter: str
     cohort: str
     state: str = "on"  # off, shadow, verify, canary, on or held
-    in_use: bool = False  # whether its guesses are verified at present
+    in_use: bool = False  # whether its draft tokens are verified at present
     reason: str = ""
     percent: float = 100.0  # of the requests, those that may use it
     since_seconds: float | None = None  # for how long it is in this state; None: since the engine began
@@ -60,11 +60,11 @@ class PairReport:
     draft_ms: float = 0.0  # of an ask
     network_ms: float | None = None  # of these, on the way; None: the drafter is here
     break_even: float | None = None  # least acceptance with which it would pay now; None: no acceptance would
-    run_p50: float = 0.0  # guesses that one pass accepted
+    run_p50: float = 0.0  # draft tokens that one pass accepted
     run_p90: float = 0.0
     faults: int = 0
     switched: int = 0  # times that it was turned on or off
-    is_model: bool = False  # it computes its guesses; else it looks them up
+    is_model: bool = False  # it computes its drafts; else it looks them up
     decisions: tuple[DecisionTold, ...] = ()
 
     def aged(self, seconds: float) -> "PairReport":
@@ -118,29 +118,29 @@ class Usage:
 
 @dataclass(frozen=True)
 class ControlReport:
-    """How guessing stands."""
+    """The state of speculation."""
 
     enabled: bool = True
     policy_file: str | None = None
     pairs: tuple[PairReport, ...] = ()
-    batch: float = 0.0  # tokens that the last pass would have made without guesses
+    batch: float = 0.0  # tokens that the last pass would have made without drafts
     step_ms: float = 0.0  # that it would have taken
     row_ms: float = 0.0  # and what one more row would have added
     probe_share: float = 0.0  # of the time of all steps, spent on drafts that were only compared
     probe_seconds: float = 0.0
     reference_passes: int = 0
     host_share: float = 0.0  # of the time of steps, what is neither drafting nor the target's pass
-    provisional_pages: int = 0  # KV pages that the last pass held for guesses alone
+    provisional_pages: int = 0  # KV pages that the last pass held for draft tokens alone
     provisional_peak: int = 0
     kv_pages: int = 0
     kv_usage: float = 0.0
-    preemptions_guessing: float = 0.0  # per second of steps with guesses
+    preemptions_guessing: float = 0.0  # per second of steps with drafts
     preemptions_plain: float = 0.0  # per second of steps without
     mismatches: int = 0  # requests that came out differently when they were decoded again
     usage: Usage = Usage()
 
     def aged(self, seconds: float) -> "ControlReport":
-        """The same, told so much later by an engine that had nothing to do meanwhile."""
+        """Return the same, reported so much later by an engine that had nothing to do meanwhile."""
         usage = replace(self.usage, wall_seconds=self.usage.wall_seconds + seconds)
         return replace(self, usage=usage, pairs=tuple(pair.aged(seconds) for pair in self.pairs))
 

@@ -30,7 +30,7 @@ class Arms:
 
 
 def broken_health(health: DrafterHealth, guards: Guards) -> str | None:
-    """Why a drafter must go whoever uses it; None: it may stay."""
+    """Why a drafter must be turned off for all requests; None: it may stay."""
     faults, allowed = health.faults, guards.fault_share * health.asks
     if faults >= LEAST_FAULTS and faults > allowed and is_improbable(faults, allowed):
         return f"faults: {faults} of {health.asks} asks, more than {guards.fault_share:.1%}"
@@ -67,7 +67,7 @@ def _preemptions(canary: Arm, control: Arm, guards: Guards) -> str | None:
     """By passes: a request that is answered twice as fast is in the way half as long."""
     if not control.passes:
         return None
-    usual = max(control.preemptions, 1) / control.passes  # none at all may be luck
+    usual = max(control.preemptions, 1) / control.passes  # none at all may be chance
     if not is_improbable(canary.preemptions, guards.preemptions * usual * canary.passes):
         return None
     return (

@@ -1,4 +1,4 @@
-"""Whether answers that are drawn with a drafter have the law of those that are drawn without it."""
+"""Whether answers that are drawn with a drafter have the distribution of those that are drawn without it."""
 
 import math
 from collections.abc import Mapping, Sequence

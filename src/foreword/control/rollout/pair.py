@@ -1,4 +1,4 @@
-"""One drafter on its way to one cohort."""
+"""The roll-out of one drafter to one cohort."""
 
 import hashlib
 import math
@@ -129,7 +129,7 @@ class PairRollout:
         self.since, self.arms, self.laws = self.clock(), Arms(), LawComparison()
         self.verified = self.mismatches = self.plain_mismatches = 0
         if stage is Stage.CANARY and self.percent >= 100:
-            self.arms.control = before  # nobody is left to compare with
+            self.arms.control = before  # no request is left to compare with
         self.moves.append(Move(self.since, stage, self.percent, reason))
 
     def look(self, health: DrafterHealth, forecast: Forecast) -> bool:
@@ -149,7 +149,7 @@ class PairRollout:
     def _look_at_shadow(self, forecast: Forecast) -> None:
         told = f"{forecast.gain:.3f} of plain decoding expected after {forecast.levels:.0f} judged levels"
         enough = self.rule.min_levels
-        # A drafter that is dear is seldom asked: what is hopeless is not waited for.
+        # An expensive drafter is seldom called: a hopeless one is given up early.
         if (
             forecast.levels >= max(enough // 20, LEAST_LEVELS)
             and forecast.chance_above(NOT_WORTH_IT) < UNLIKELY
@@ -191,7 +191,7 @@ class PairRollout:
             )
 
     def drawn_again(self, plain: Figures, own: Figures, fault: str | None = None) -> None:
-        """A request was drawn twice under a rule that keeps the law of a text: without the drafter and with it.
+        """A request was drawn without the drafter and with it, under a rule that keeps the distribution of a text.
 
         `fault` is what was wrong with the second answer in itself.
         """

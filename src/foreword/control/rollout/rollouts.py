@@ -18,7 +18,7 @@ Pair = tuple[str, str]
 
 @dataclass
 class Rollouts:
-    """The pairs that are on their way, or were stopped; all others are simply used."""
+    """The pairs that are rolled out, or were stopped; all others are simply used."""
 
     made_for: Mapping[str, str] = field(default_factory=dict)  # model, device and version
     path: Path | None = None  # of the saved state; None: it is not kept

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from foreword.control.learning.saving import estimates_as_json, restore_estimates
 from foreword.control.measured import MeasuredPolicy
 from foreword.speculation.measured.costs import StepCosts
 
@@ -48,7 +47,7 @@ class SavedEstimates:
                 raise ValueError("it was written for something else")
             restored = StepCosts()
             restored.restore(saved["costs"])  # so that nothing is used of a file that is only half right
-            restore_estimates(self._policy.estimates, saved["estimates"])
+            self._policy.estimates.restore(saved["estimates"])
             if not are_current(restored):
                 _log.info("saved costs of %s are measured again: passes of this process differ", self._path)
                 return False
@@ -75,7 +74,7 @@ class SavedEstimates:
             "format": FORMAT,
             "key": self._path.stem,
             "costs": self._costs.as_json(),
-            "estimates": estimates_as_json(self._policy.estimates, self._policy.seconds),
+            "estimates": self._policy.estimates.as_json(self._policy.seconds),
         }
         write_atomically(self._path, json.dumps(saved))
 

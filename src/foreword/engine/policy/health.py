@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from foreword.control.decisions.arms import PairControl
 from foreword.control.measured import MeasuredPolicy
+from foreword.control.pairs import PairControl
 from foreword.control.reporting.books import SpeculationBooks
 from foreword.control.reporting.describe import gain_error, measured_gain
 from foreword.control.rollout.guards import DrafterHealth

@@ -1,4 +1,4 @@
-"""What is believed of a drafter's guesses at one moment: how likely each node of a draft is to be accepted."""
+"""How likely each node of a draft is to be accepted, as estimated at one moment."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from foreword.speculation.draft import ROOT, Draft
 SHIFT_STEP = 0.1
 SHIFT_POWER = 1.3
 LEAST_SHIFT, MOST_SHIFT = round(math.log(0.2) / SHIFT_STEP), round(math.log(3.0) / SHIFT_STEP)
-"""A request's luck, as the logarithm of accepted over expected guesses, in steps."""
+"""A request's acceptance ratio (accepted / expected tokens): its logarithm in steps, and what it weighs in log odds."""
 
 _CERTAIN = 1e-4
 
@@ -19,7 +19,7 @@ _FACTORS = {s: math.exp(-SHIFT_POWER * SHIFT_STEP * s) for s in range(LEAST_SHIF
 
 
 class Rates:
-    """What is believed of a drafter's guesses in one cohort, at one moment."""
+    """The estimated acceptance of a drafter in one cohort, at one moment."""
 
     def __init__(
         self,
@@ -29,11 +29,10 @@ class Rates:
         drafted: Sequence[float] = (),
         sure: Sequence[float] = MIDDLES,
     ) -> None:
-        """`accepted` is by level and rank, given that the parent is accepted; `coverage` by level, of the asks.
+        """`accepted` is by level and rank, given that the parent is accepted; `coverage` by level, of draft requests.
 
-        Where drafts end early for being unsure: `presence` is by level, of the drafts that were right so far;
-        `drafted`, of the asks, how often a level was guessed, whether or not it was worth verifying; and `sure` is by
-        class, what its nodes are worth.
+        Where drafts end early: `presence` is by level, of the drafts that were accepted so far; `drafted`, of draft
+        requests, how often a level was drafted, with a net benefit or not; `sure` the acceptance by confidence class.
         """
         self.accepted = accepted
         self.coverage = coverage
@@ -49,7 +48,7 @@ class Rates:
         self._sure: dict[int, tuple[float, ...]] = {}
 
     def node_rates(self, shift: int) -> list[list[float]]:
-        """The acceptance rates for a request with this luck, [level][rank]."""
+        """Return the acceptance rates for a request with this ratio, [level][rank]."""
         found = self._shifted.get(shift)
         if found is None:
             factor = _FACTORS[shift]
@@ -58,7 +57,7 @@ class Rates:
         return found
 
     def survival(self, shift: int) -> list[float]:
-        """[level], chance that a chain's node and all above it are accepted."""
+        """Return [level] the chance that a chain's node and all above it are accepted."""
         found = self._survival.get(shift)
         if found is None:
             factor, found, chance = _FACTORS[shift], [], 1.0
@@ -69,7 +68,7 @@ class Rates:
         return found
 
     def gains(self, shift: int) -> list[float]:
-        """[level], guesses of an ask that are expected to be accepted there."""
+        """Return [level] the draft tokens of a draft request that are expected to be accepted."""
         found = self._gains.get(shift)
         if found is None:
             found, present = [], self.coverage[0] if self.coverage else 0.0
@@ -80,7 +79,7 @@ class Rates:
         return found
 
     def sure_rates(self, shift: int) -> tuple[float, ...]:
-        """[classes], the same of nodes by how sure the drafter is of them, for a request with this luck."""
+        """Return [classes] the acceptance rates by confidence for a request with this ratio."""
         found = self._sure.get(shift)
         if found is None:
             factor = _FACTORS[shift]
@@ -89,7 +88,7 @@ class Rates:
         return found
 
     def node_chances(self, draft: Draft) -> Sequence[float]:
-        """[levels], the chance of a chain's nodes, all above being right, for a request like others of its cohort."""
+        """Return [levels] the acceptance of a chain's nodes given their parents, for an average request."""
         if draft.confidence and draft.is_chain:
             return [self.sure[class_of(one)] for one in draft.confidence]
         expected, nodes = self.expected, len(draft)
@@ -98,7 +97,7 @@ class Rates:
         return [*expected, *[expected[-1]] * (nodes - len(expected))]
 
     def survivals(self, draft: Draft, shift: int) -> list[float]:
-        """[nodes], the chance that a node and all above it are accepted, by their places or by how sure it is."""
+        """Return [nodes] the chance that a node and all above it are accepted, by confidence or by place."""
         if draft.is_chain:
             if draft.confidence:
                 rates = self.sure_rates(shift)

@@ -1,12 +1,12 @@
-"""When the drafts are there: which nodes of the whole batch are worth a row."""
+"""Which nodes of the drafts of a batch are verified."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from foreword.control.decisions.asking import Pass
-from foreword.control.decisions.records import RequestRecord
+from foreword.control.records import RequestRecord
 from foreword.control.service import served
+from foreword.control.value import Pass
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 
@@ -25,9 +25,9 @@ def trimmed(
     records: Mapping[int, RequestRecord],
     here: Pass | None,
 ) -> list[Draft]:
-    """The nodes with which the whole batch makes the most tokens per second; drafts of probes are kept aside.
+    """Return the nodes with which the batch makes the most tokens per second; shadow drafts are kept aside.
 
-    Under *token* and *block* what was drawn is left as it is: its depth was fixed before.
+    Under *token* and *block* drawn nodes are never cut: their depth was decided before they were drawn.
     """
     kept = list(drafts)
     offers: list[Offer] = []
@@ -42,9 +42,9 @@ def trimmed(
         arm = record.asked
         stays_whole = bool(draft.drawn) and not record.is_coupled
         record.offered_depth = draft.depth
-        record.kept_depth = draft.depth if stays_whole else arm.worth_verifying(draft)
+        record.kept_depth = draft.depth if stays_whole else arm.levels_with_benefit(draft)
         if arm.is_stopping and not draft.confidence:
-            arm.is_stopping = False  # it does not say how sure it is of guesses for this request
+            arm.is_stopping = False  # it has no confidences for this request
         if record.is_coupled or record.is_probe:
             record.keep_aside(draft)
         if record.is_probe:
@@ -52,7 +52,7 @@ def trimmed(
             continue
         is_alone = len(entries) == 1 and limit is None and not record.trial_depth
         if is_alone and len(draft) <= arm.control.worth.kept and not draft.confidence:
-            continue  # alone, it was asked for what is worth verifying
+            continue  # alone, exactly the levels with a net benefit were requested
         is_trial = record.trial_depth > 0 and draft.is_chain and limit is None
         if is_trial:
             tried = min(record.trial_depth, record.kept_depth)
@@ -73,23 +73,20 @@ def trimmed(
 
 
 def tightest_limit(entries: Sequence[PassEntry]) -> float | None:
-    """Seconds that guesses may make a step for these requests; None: no bound."""
-    tightest: float | None = None
-    for entry in entries:
-        limit = served(entry.request).step_limit
-        if limit is not None and (tightest is None or limit < tightest):
-            tightest = limit
-    return tightest
+    """Return the seconds that drafts may make a step for these requests; None: no bound."""
+    return min(
+        (one for entry in entries if (one := served(entry.request).step_limit) is not None), default=None
+    )
 
 
 def choose(
     offers: Sequence[Offer], here: Pass, spent: float, most_seconds: float | None = None
 ) -> list[Draft]:
-    """Of every draft the nodes with which the batch makes the most tokens per second; [offers].
+    """Return, of every draft, the nodes with which the batch makes the most tokens per second; [offers].
 
-    Nodes are taken from the likeliest on. A child is never likelier than its parent, so that whatever is taken is
-    a tree again. `spent` is what drafting took: it is gone, but a step that was dear should bring more. With
-    `most_seconds` the step is not made longer than that by guesses.
+    Nodes are taken in the order of their chance. A child is never likelier than its parent, so that the result is a
+    tree. `spent` is the time of drafting: a step that was expensive should bring more. Draft tokens make the step no
+    longer than `most_seconds`.
     """
     if len(offers) == 1 and offers[0].draft.is_chain:
         offer = offers[0]
@@ -105,7 +102,7 @@ def choose(
     kept: list[set[int]] = [set() for _ in offers]
     for _, _, node, place in nodes[:count]:
         kept[place].add(node)
-    return [_only(offer.draft, nodes) for offer, nodes in zip(offers, kept, strict=True)]
+    return [_only(offer.draft, some) for offer, some in zip(offers, kept, strict=True)]
 
 
 def _only(draft: Draft, nodes: set[int]) -> Draft:
@@ -115,7 +112,7 @@ def _only(draft: Draft, nodes: set[int]) -> Draft:
 
 
 def _best_count(chances: Sequence[float], here: Pass, spent: float, most_seconds: float | None) -> int:
-    """How many nodes to take, the likeliest first."""
+    """Return how many nodes to take, the likeliest first."""
     seconds, rows, last, spent = here.seconds, here.rows, len(here.seconds) - 1, spent - here.prompts
     tokens = here.drawn
     best, best_rate = 0, tokens / (seconds[min(rows, last)] + spent)

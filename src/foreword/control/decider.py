@@ -1,4 +1,4 @@
-"""When to take a new look at what guessing promises, and what comes of it for all pairs of a batch."""
+"""When costs and estimates are evaluated, and what is decided about all pairs of a batch."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -6,88 +6,76 @@ from dataclasses import replace
 from math import log
 from typing import NamedTuple
 
-from foreword.control.decisions.arms import Arm, Moment, PairControl
-from foreword.control.decisions.asking import NEGLIGIBLE, DraftSeconds, Group, Pass, Worth, best_case, weigh
-from foreword.control.decisions.records import RequestRecord
-from foreword.control.decisions.routing import Bid, Seats, best_together
-from foreword.control.learning.probes import BESIDE, TimeBank
+from foreword.control.budget import HOST_PASS, ExplorationBudget
+from foreword.control.pairs import Moment, PairControl
+from foreword.control.records import Arm, RequestRecord
+from foreword.control.routing import Bid, Seats, best_together
 from foreword.control.settings import ControlSettings
+from foreword.control.value import DraftSeconds, Group, Pass, Worth, best_case, best_plan
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import PassEntry
 
 STEADY = 0.12
-"""Part by which a batch may grow or shrink before everything is looked at again."""
+"""Part by which a batch may grow or shrink before everything is evaluated again."""
 
-MOST_LOOKS = 32
-"""Kinds of passes that are kept in mind."""
+MOST_KINDS, LEAST_TABLE = 32, 64
+"""Kinds of passes whose decisions are kept, and rows that costs are looked up for at once."""
 
 WELL_ABOVE, FAR_ABOVE = 1.05, 1.12
-"""Ratios to plain decoding from which on it takes fewer plain windows to be sure that there is a gain."""
+"""Ratios to plain decoding from which on fewer plain windows show that there is a gain."""
 
-SOONER = 8
-"""Times as often as usual everything is looked at while what is in use is new."""
-
-CLOSELY, CLOSE_STEPS = 16, 8
-"""Looks that follow one another after so few steps when calls have become slow: what they take is learned slowly."""
-
-FEW_ASKS = 8
-"""Asks that do not change what is believed of a drafter."""
+SOONER, CLOSELY, CLOSE_STEPS = 8, 16, 8
+"""Times as often everything is evaluated while a drafter in use is new; evaluations after so few steps when calls have
+become slow: their cost is learned slowly."""
 
 CHEAP = 0.05
 """Part of a plain step that a lookup's call takes at most if its levels are taken to cost nothing."""
 
-_Seen = tuple[object, ...]
-
 _Kind = tuple[int, int]
-"""Of passes that are decided of together: tokens, and rows of prompts beside them, both roughly."""
+"""Of passes that are decided about together: tokens, and rows of prompts, both roughly."""
 
 
-class _Look(NamedTuple):
-    """What was decided of one kind of pass."""
+class _Evaluation(NamedTuple):
+    """What was decided about one kind of pass."""
 
     at: Moment
-    found: Sequence[tuple[PairControl, Worth, bool]]  # what each is worth, and whether it is left out
-
-
-LEAST_TABLE = 64
-"""Rows that costs are looked up for at once, at least."""
+    found: Sequence[tuple[PairControl, Worth, bool]]  # the benefit of each pair, and whether it is left out
 
 
 class Decider:
-    """Looks at costs and estimates now and then: most steps are like the one before."""
+    """Evaluates costs and estimates now and then: most steps are like the one before."""
 
     def __init__(self, settings: ControlSettings) -> None:
         self.settings = settings
         self.table: list[float] = []  # [rows], expected seconds of a step
         self.methods: tuple[str, ...] = ()  # drafters of the batch
-        self.idle_methods: tuple[str, ...] = ()  # of these, those that are not in use for everyone
+        self.idle_methods: tuple[str, ...] = ()  # of these, those that are not in use for all requests
         self._controls: list[PairControl] = []  # of the batch
-        self._together: frozenset[str] = frozenset()  # those that are asked
+        self._together: frozenset[str] = frozenset()  # the drafters in use
         self.probe_share = settings.probe_share
         self.plain_share = 0.0  # of all steps, for plain windows
-        self._context = 0  # that the table is for
+        self._context = 0  # of the table
         self._band = 0  # of contexts
-        self._here: Pass | None = None  # as it was looked at last
-        # Prompts come and go: what was decided of passes with some need not be found out anew behind each.
-        self._looks: dict[_Kind, _Look] = {}
+        self._here: Pass | None = None  # the last pass
+        # Prompts come and go: decisions about passes with and without them are kept apart.
+        self._evaluated: dict[_Kind, _Evaluation] = {}
         self._kind: _Kind | None = None  # the one that holds at present
         self._wait = settings.decision_steps
-        self._close_looks = 0  # that are left
-        self._seen: dict[str, _Seen] = {}  # by drafter, when it was looked at last
+        self._close_evaluations = 0  # that are left
 
     def look(self, entries: Sequence[PassEntry], situation: Situation) -> Pass | None:
-        """The pass without guesses; None before any step was measured, or if nothing is drawn."""
-        drawn, rows, context, guesses = 0, 0, 0, 1
+        """Return the pass without drafts; None before any step was measured, or if no token is drawn."""
+        drawn, rows, context, most = 0, 0, 0, 1
         for entry in entries:
             drawn += entry.draws
             rows += entry.run
             context += entry.computed
             plan = entry.request.speculation
-            guesses += 0 if plan is None else plan.max_nodes
+            most += 0 if plan is None else plan.max_nodes
         if not drawn:
             return None
         context //= len(entries)
-        needed, known = rows + guesses, len(self.table)
+        needed, known = rows + most, len(self.table)
         is_too_long = known > 4 * LEAST_TABLE and 8 * needed < known
         if needed >= known or is_too_long or situation.costs.band(context) != self._band:
             self._read_costs(needed, context, situation)
@@ -98,53 +86,53 @@ class Decider:
             here = self._here = Pass.of(drawn, rows, self.table)
         return here
 
-    def look_again(self) -> None:
-        """Something new has come."""
-        self._looks.clear()
+    def evaluate_again(self) -> None:
+        """Have everything evaluated in the next step."""
+        self._evaluated.clear()
 
-    def look_closely(self) -> None:
-        """Something is not as it was, and by how much is not known yet."""
-        self._looks.clear()
-        self._close_looks = CLOSELY
+    def evaluate_closely(self) -> None:
+        """Have everything evaluated in the next step, and often for a while: a cost has changed."""
+        self._evaluated.clear()
+        self._close_evaluations = CLOSELY
 
     def is_due(self, here: Pass, step: int, seconds: float) -> bool:
-        """Whether it is another kind of pass, or it is time: the sooner the less is known and the more has changed."""
-        last = self._looks.get(_kind_of(here))
+        """Return whether it is another kind of pass, or time: the sooner the less is known and the more has changed."""
+        last = self._evaluated.get(_kind_of(here))
         if last is None or step - last.at.step >= self._wait:
             return True
         return seconds - last.at.seconds >= self.settings.decision_seconds
 
     def recall(self, here: Pass) -> None:
-        """What was decided of passes of this kind holds again."""
+        """Use what was decided about passes of this kind."""
         kind = _kind_of(here)
         if kind != self._kind:
             self._kind = kind
-            for control, worth, is_left in self._looks[kind].found:
+            for control, worth, is_left in self._evaluated[kind].found:
                 control.recall(worth, is_left)
 
     def knows(self, control: PairControl) -> bool:
-        """Whether it was among those that were looked at last."""
+        """Return whether a pair was among those that were evaluated last."""
         return control in self._controls
 
     @property
     def pairs(self) -> set[PairControl]:
-        """Those that were looked at last."""
+        """Those that were evaluated last."""
         return set(self._controls)
 
-    def affordable(self, bank: TimeBank, seconds: float) -> set[PairControl]:
-        """Of the batch, those that can be tried; what is too dear is saved for."""
+    def affordable(self, budget: ExplorationBudget, seconds: float) -> set[PairControl]:
+        """Return the pairs of the batch that can be tried; others are saved for."""
         return {
             control
-            for control in (self._controls if bank.has_any else ())
-            if bank.affords(
-                control.estimate.method, BESIDE + min(control.probe_pass, control.live_loss(seconds))
+            for control in (self._controls if budget.has_any else ())
+            if budget.affords(
+                control.estimate.method, HOST_PASS + min(control.probe_pass, control.live_loss(seconds))
             )
         }
 
     def decide(
         self, records: Sequence[RequestRecord | None], here: Pass, situation: Situation, now: Moment
     ) -> Pass:
-        """Look at all pairs that the batch has requests of; returns the pass by what is known of costs now."""
+        """Decide about all pairs that the batch has requests of; return the pass by present costs."""
         self._read_costs(len(self.table) // 2, self._context, situation)
         here = self._here = replace(here, seconds=self.table)
         present: dict[str, dict[PairControl, list[Arm]]] = {}
@@ -153,16 +141,8 @@ class Decider:
                 present.setdefault(arm.plan.method, {}).setdefault(arm.control, []).append(arm)
         controls = [control for pairs in present.values() for control in pairs]
         before = [(control.in_use, control.worth.kept, control.worth.depth) for control in controls]
-        kind = _kind_of(here)
-        is_other = kind != self._kind  # what holds at present was decided of other passes
         for method, pairs in present.items():
-            if self._is_news(method, pairs, here, situation) or is_other:
-                self._decide_method(method, pairs, here, situation, now)
-            else:
-                for control in pairs:
-                    control.decide(
-                        control.worth, control.usual_gain, control.is_cost_known, self.settings, now
-                    )
+            self._decide_method(method, pairs, here, situation, now)
         self.methods, self._controls = tuple(present), controls
         self._route(records, controls, here, situation)
         self.idle_methods = tuple(
@@ -172,35 +152,16 @@ class Decider:
         self.plain_share = self._share_for_reference(controls)
         after = [(control.in_use, control.worth.kept, control.worth.depth) for control in controls]
         self._wait = self._next_wait(controls, is_same=before == after)
-        if self._close_looks:
-            self._close_looks, self._wait = self._close_looks - 1, min(self._wait, CLOSE_STEPS)
-        if len(self._looks) >= MOST_LOOKS:
-            self._looks.clear()
-        self._kind = kind
-        self._looks[kind] = _Look(now, [(one, one.worth, one.is_left) for one in controls])
+        if self._close_evaluations:
+            self._close_evaluations, self._wait = self._close_evaluations - 1, min(self._wait, CLOSE_STEPS)
+        if len(self._evaluated) >= MOST_KINDS:
+            self._evaluated.clear()
+        self._kind = _kind_of(here)
+        self._evaluated[self._kind] = _Evaluation(now, [(one, one.worth, one.is_left) for one in controls])
         return here
 
-    def _is_news(
-        self, method: str, pairs: dict[PairControl, list[Arm]], here: Pass, situation: Situation
-    ) -> bool:
-        """Whether anything has changed that a drafter's worth depends on: of those not in use little is ever new."""
-        took, asks = situation.costs.draft_seconds(method, 1), sum(map(len, pairs.values()))
-        seen: _Seen = (
-            here.drawn,
-            here.rows,
-            *(_about(here.after(levels * asks)) for levels in range(5)),
-            _about(took) if took > NEGLIGIBLE * here.plain else 0,
-            *(
-                (control, len(arms), control.estimate.asks // FEW_ASKS, control.estimate.levels // FEW_ASKS)
-                for control, arms in pairs.items()
-            ),
-        )
-        is_news = self._seen.get(method) != seen
-        self._seen[method] = seen
-        return is_news
-
     def _next_wait(self, present: Sequence[PairControl], is_same: bool) -> int:
-        """Steps until the next look."""
+        """Return the steps until the next evaluation."""
         usual = self.settings.decision_steps
         in_use = [control for control in present if control.in_use]
         if not all(control.is_cost_known for control in in_use):
@@ -223,7 +184,7 @@ class Decider:
         situation: Situation,
         now: Moment,
     ) -> None:
-        known: dict[tuple[float, int], float] = {}  # the same few are asked for again and again
+        known: dict[tuple[float, int], float] = {}  # the same few are needed again and again
         groups = []
         for control, arms in pairs.items():
             control.estimate.refresh(now.seconds)
@@ -231,11 +192,11 @@ class Decider:
             most, is_stopping = min(depth, self.settings.max_depth), all(arm.is_stopping for arm in arms)
             groups.append(Group(control.estimate.rates, len(arms), most, is_stopping=is_stopping))
         deepest, asks = max(group.depth for group in groups), sum(group.asks for group in groups)
-        # A lookup that is cheap at its deepest costs the same at any depth, whatever noise says: it is asked for all
-        # levels, and so it is known how the deeper ones would fare.
+        # A lookup that is cheap at its deepest costs the same at any depth, whatever noise says: all levels are
+        # requested, and so the acceptance of deeper ones is known.
         are_lookups = all(arm.is_lookup for arms in pairs.values() for arm in arms)
         is_cheap = situation.costs.draft_seconds(method, deepest, asks) < CHEAP * here.plain
-        least = deepest if are_lookups and is_cheap else 1  # levels that a call is billed for
+        least = deepest if are_lookups and is_cheap else 1  # levels that a call costs at least
 
         def draft_seconds(levels: float, asks: int) -> float:
             levels = max(levels, least)
@@ -244,9 +205,9 @@ class Decider:
                 found = known[levels, asks] = situation.costs.draft_seconds(method, levels, asks)
             return found
 
-        worths = weigh(here, groups, draft_seconds)
+        worths = best_plan(here, groups, draft_seconds)
         alone = here.without_prompts()
-        usual = worths if alone is here else weigh(alone, groups, draft_seconds)
+        usual = worths if alone is here else best_plan(alone, groups, draft_seconds)
         if len(groups) == groups[0].asks == 1:
             (arm,) = next(iter(pairs.values()))
             worths = [_own_depth(here, groups[0], arm.fit.shift, worths[0], draft_seconds)]
@@ -264,7 +225,7 @@ class Decider:
         here: Pass,
         situation: Situation,
     ) -> None:
-        """Of the drafters that pay, leave those out that are not worth their calls beside the others."""
+        """Leave out the drafters whose calls have no benefit beside the others."""
         if len(self.methods) == 1:
             for control in controls:
                 control.is_left = False
@@ -280,7 +241,7 @@ class Decider:
             control.is_left = control.is_on and control.estimate.method not in self._together
 
     def _share_for_probes(self, present: Sequence[PairControl]) -> float:
-        """The more there is to find out, the more; a new cohort of a drafter that is known is no great news."""
+        """Return the share of time for exploration; a new cohort of a known drafter needs little."""
         settings, share = self.settings, self.settings.idle_probe_share
         for control in present:
             if not control.could_pay:
@@ -292,12 +253,12 @@ class Decider:
         return share
 
     def _share_for_reference(self, present: Sequence[PairControl]) -> float:
-        """Nothing where nobody guesses anyway; the less the farther every gain is above the line."""
+        """Return the share of plain windows: none where no drafter is on, less the higher every gain is."""
         in_use = [control for control in present if control.is_on]
         return self.settings.reference_share * max(map(self._doubt, in_use), default=0.0)
 
     def _doubt(self, control: PairControl) -> float:
-        """How much of the plain windows a pair needs: a gain that is expected and was measured needs few."""
+        """Return the part of the plain windows that a pair needs: a gain that is expected and measured needs few."""
         expected, measured = 1 + control.worth.gain, control.guard.gain.bounds()
         least = expected if measured is None else min(expected, measured[0])
         if least < WELL_ABOVE or not control.is_cost_known:
@@ -306,25 +267,20 @@ class Decider:
 
 
 def _is_in_use(pairs: Mapping[PairControl, Sequence[Arm]], running: int) -> bool:
-    """Whether a drafter guesses for all of these: one in the shadow does not, nor for those with bad luck."""
+    """Return whether a drafter drafts for all of these: not in the shadow, and at every acceptance ratio."""
     return all(arm.pays and arm.plan.allows(running) for arms in pairs.values() for arm in arms)
 
 
-def _about(seconds: float) -> int:
-    """The same for times within about 2%."""
-    return round(50 * log(seconds)) if seconds > 0 else 0
-
-
 def _own_depth(here: Pass, group: Group, shift: int, worth: Worth, draft_seconds: DraftSeconds) -> Worth:
-    """A request that is alone is asked for as deep as suits its own luck; whether to ask is the cohort's matter."""
+    """Return the depth by the request's own acceptance ratio where it is alone; on and off are the cohort's."""
     if not shift or not worth.kept:
         return worth
-    (own,) = weigh(here, [replace(group, shift=shift)], draft_seconds)
+    (own,) = best_plan(here, [replace(group, shift=shift)], draft_seconds)
     return replace(worth, depth=own.depth, kept=own.kept) if own.kept else worth
 
 
 def _bid(control: PairControl) -> Bid:
-    """What its drafter does for a request with the luck of its cohort."""
+    """Return what its drafter does for an average request of its cohort."""
     worth, rates = control.worth, control.estimate.rates
     tokens, rows = sum(rates.gains(0)[: worth.kept]), sum(rates.coverage[: worth.kept])
     return Bid(control.estimate.method, tokens, rows, rates.coverage[0], worth.levels)

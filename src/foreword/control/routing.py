@@ -1,19 +1,16 @@
-"""Of several drafters, those whose calls are worth it together."""
+"""Of several drafters, those with which the batch makes the most tokens per second."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from foreword.control.decisions.asking import Pass, longer
+from foreword.control.value import Pass, longer
 
-FEW = 3
-"""Drafters of which all combinations are looked at; of more, each alone and all together."""
-
-BETTER = 1.01
-"""Times as fast as those in use others have to promise to be."""
+FEW_DRAFTERS, BETTER = 3, 1.01
+"""Drafters of which all combinations are compared, and the ratio at which another one replaces that in use."""
 
 MethodSeconds = Callable[[str, float, int], float]
-"""What a drafter's call for so many levels and asks takes."""
+"""Expected time of a drafter's call for so many levels and requests."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +18,7 @@ class Bid:
     """What a drafter would do for one request."""
 
     method: str
-    tokens: float  # guesses that are expected to be accepted
+    tokens: float  # draft tokens that are expected to be accepted
     rows: float  # that are expected to be verified
     answers: float  # chance that there is a draft
     depth: float  # levels that it is expected to work for
@@ -29,7 +26,7 @@ class Bid:
 
 @dataclass(frozen=True)
 class Seats:
-    """Requests of the same cohort, and who bids for each."""
+    """Requests of the same cohort, and the drafters that bid for each."""
 
     count: int
     bids: Sequence[Bid]
@@ -38,9 +35,9 @@ class Seats:
 def best_together(
     here: Pass, seats: Sequence[Seats], in_use: frozenset[str], draft_seconds: MethodSeconds
 ) -> frozenset[str]:
-    """The drafters with which the batch makes the most tokens per second, each request having one of them.
+    """Return the drafters with the most tokens per second, each request having one of them.
 
-    One that pays alone may not pay beside another: its call costs the same for the few requests that are left to it.
+    One with a gain alone may have none beside another: its call costs the same for the few requests that are left.
     """
     methods = sorted({bid.method for seat in seats for bid in seat.bids})
     if len(methods) < 2:
@@ -52,12 +49,12 @@ def best_together(
 
 
 def _combined(methods: Sequence[str]) -> Iterator[frozenset[str]]:
-    sizes = range(1, len(methods) + 1) if len(methods) <= FEW else (1, len(methods))
+    sizes = range(1, len(methods) + 1) if len(methods) <= FEW_DRAFTERS else (1, len(methods))
     return (frozenset(some) for size in sizes for some in combinations(methods, size))
 
 
 def _rate(here: Pass, seats: Sequence[Seats], methods: frozenset[str], draft_seconds: MethodSeconds) -> float:
-    """Tokens per second if every request gets the one of these that does most for it."""
+    """Return the tokens per second if every request gets the drafter of these that does most for it."""
     drawn = max(here.drawn, 1)
     row = (here.after(drawn) - here.plain) / drawn
     tokens, rows, answers = here.drawn, 0.0, 0.0

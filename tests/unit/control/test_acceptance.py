@@ -2,9 +2,11 @@
 
 import pytest
 
-from foreword.control.learning.at_large import HALF_LIFE_SECONDS, HEAD_COVERAGE, PRIOR_RATE
-from foreword.control.learning.estimates import KEPT_DRAFTS, MAX_PAIRS, Estimates, PairEstimate
-from foreword.control.learning.saving import estimates_as_json, restore_estimates
+from foreword.control.acceptance import HEAD_COVERAGE, MAX_PAIRS, PRIOR_RATE, Estimates, PairEstimate
+from foreword.control.settings import ControlSettings
+
+SETTINGS = ControlSettings()
+HALF_LIFE = SETTINGS.half_life_seconds
 
 
 def guess(pair: PairEstimate, is_right: bool) -> None:
@@ -19,12 +21,12 @@ def guess(pair: PairEstimate, is_right: bool) -> None:
 def test_what_a_heads_maker_has_measured_weighs_as_much_as_few_drafts():
     """Also in a cohort that has seen nothing yet: what it begins with comes from all others."""
     estimates = Estimates()
-    seen = estimates.pair("head", "", "chat", HEAD_COVERAGE, told=(0.95, 0.95))
+    seen = estimates.pair("head", "", "chat", HEAD_COVERAGE, published=(0.95, 0.95))
     assert seen.rates.accepted[0][0] == 0.95
     for number in range(60):
         guess(seen, is_right=number % 10 < 3)
     assert 0.3 < seen.rates.accepted[0][0] < 0.6
-    new = estimates.pair("head", "", "code", HEAD_COVERAGE, told=(0.95, 0.95))
+    new = estimates.pair("head", "", "code", HEAD_COVERAGE, published=(0.95, 0.95))
     assert 0.6 < new.rates.accepted[0][0] < 0.8
 
 
@@ -33,10 +35,10 @@ def test_one_cohort_says_little_of_another_however_much_was_seen_of_it():
     estimates = Estimates()
 
     def bad_cohort(name: str, drafts: int) -> float:
-        pair = estimates.pair("head", name, "chat", HEAD_COVERAGE, told=(0.7,))
+        pair = estimates.pair("head", name, "chat", HEAD_COVERAGE, published=(0.7,))
         for number in range(drafts):
             guess(pair, is_right=number % 10 < 2)
-        return estimates.pair("head", "new", "chat", HEAD_COVERAGE, told=(0.7,)).rates.accepted[0][0]
+        return estimates.pair("head", "new", "chat", HEAD_COVERAGE, published=(0.7,)).rates.accepted[0][0]
 
     assert bad_cohort("summaries", 400) > 0.42
     del estimates.pairs["head", "new", "chat"]
@@ -46,48 +48,49 @@ def test_one_cohort_says_little_of_another_however_much_was_seen_of_it():
     assert last < 0.27
 
 
-def test_cohorts_that_do_not_come_back_are_believed_less_and_less():
-    """And one that does counts as before, once: what it had told earlier is taken back as it has faded."""
+def test_cohorts_that_do_not_come_back_weigh_less_and_less():
+    """And one that does counts as before, once."""
     estimates = Estimates()
-    told = (0.7,)
+    published = (0.7,)
     for number in range(10):
-        pair = estimates.pair("head", f"tenant {number}", "chat", HEAD_COVERAGE, told)
+        pair = estimates.pair("head", f"tenant {number}", "chat", HEAD_COVERAGE, published)
         for draft in range(100):
             guess(pair, is_right=draft % 10 < 2)
-    at_once = estimates.pair("head", "new", "chat", HEAD_COVERAGE, told)
-    assert at_once.rates.accepted[0][0] < 0.3
-    asks = estimates.drafters["head"].counts.asks
-    at_once.refresh(HALF_LIFE_SECONDS)
-    assert estimates.drafters["head"].counts.asks == pytest.approx(asks / 2)
-    guess(pair, is_right=False)
-    assert estimates.drafters["head"].counts.asks == pytest.approx(0.9 * asks / 2 + asks / 10, rel=0.02)
-    assert estimates.drafters["head"].counts.asks == pytest.approx(0.9 * asks / 2 + asks / 10, rel=0.02)
-    guess(pair, is_right=False)
-    assert estimates.drafters["head"].counts.asks == pytest.approx(0.9 * asks / 2 + asks / 10, rel=0.02)
+    new = estimates.pair("head", "new", "chat", HEAD_COVERAGE, published)
+    assert new.rates.accepted[0][0] < 0.3
+    pooled = estimates.drafters["head"]
+    asks = pooled.counts.asks
+    new.refresh(3 * HALF_LIFE)
+    assert 0.3 * asks < pooled.counts.asks < 0.5 * asks
+    new.refresh(10 * HALF_LIFE)
+    assert 0 < pooled.counts.asks < asks / 50
+    pair.refresh(10 * HALF_LIFE)
+    for _ in range(100):
+        guess(pair, is_right=False)
+    pair.refresh(10 * HALF_LIFE)
+    once = pooled.counts.asks
+    assert asks / 12 < once < asks / 9
+    pair.refresh(10 * HALF_LIFE)
+    assert pooled.counts.asks == once
     again = Estimates()
-    restore_estimates(again, estimates_as_json(estimates, 10 * HALF_LIFE_SECONDS))
-    assert again.drafter("head", HEAD_COVERAGE).counts.asks < 0.1
-    for hours in range(2, 200):  # more than the unit of what is counted can grow
-        at_once.refresh(hours * HALF_LIFE_SECONDS)
-    assert estimates.pair("head", "later", "chat", HEAD_COVERAGE, told).rates.accepted[0][0] == pytest.approx(
-        0.7
-    )
-    guess(pair, is_right=False)
-    assert 0 < estimates.drafters["head"].counts.asks < asks / 5
+    again.restore(estimates.as_json(20 * HALF_LIFE))
+    assert again.drafter("head", HEAD_COVERAGE).counts.asks < 0.2
+    for lives in range(20, 400):  # more than the unit of what is counted can grow
+        new.refresh(lives * HALF_LIFE)
+    later = estimates.pair("head", "later", "chat", HEAD_COVERAGE, published)
+    assert later.rates.accepted[0][0] == pytest.approx(0.7)
 
 
-def test_what_is_told_before_a_long_time_has_faded_after_it():
-    """Also where nobody has asked in between, and for longer than a float can tell from for ever."""
+def test_counts_decay_for_longer_than_a_float_can_tell_from_for_ever():
     estimates = Estimates()
     other, pair = (estimates.pair("head", name, "chat", HEAD_COVERAGE) for name in ("other", "tenant"))
     for _ in range(100):
         guess(pair, is_right=True)
-    other.refresh(10 * HALF_LIFE_SECONDS)
-    assert 0 < estimates.drafters["head"].counts.asks < 0.1
     other.refresh(1e9)
     pair.refresh(1e9)
     assert max(pair.counts.asks, estimates.drafters["head"].counts.asks) < 1e-9
     guess(pair, is_right=True)
+    pair.refresh(1e9)
     assert estimates.drafters["head"].counts.asks > 0.5
 
 
@@ -107,10 +110,10 @@ def test_what_was_counted_before_a_change_weighs_as_much_as_few_drafts():
     pair = Estimates().pair("lookup", "", "chat")
     for _ in range(1500):
         guess(pair, is_right=True)
-    assert pair.counts.asks > 10 * KEPT_DRAFTS
+    assert pair.counts.asks > 10 * SETTINGS.cohort_drafts
     while not pair.changes:
         guess(pair, is_right=False)
-    assert pair.counts.asks <= KEPT_DRAFTS + 1
+    assert pair.counts.asks <= SETTINGS.cohort_drafts + 1
 
 
 def test_a_restored_cohort_counts_once_and_as_what_its_drafter_is():
@@ -120,7 +123,7 @@ def test_a_restored_cohort_counts_once_and_as_what_its_drafter_is():
     for _ in range(100):
         guess(seen, is_right=True)
     again = Estimates()
-    restore_estimates(again, estimates_as_json(before))
+    again.restore(before.as_json())
     as_lookup = again.drafter("head").counts.asks
     asks = again.drafter("head", HEAD_COVERAGE).counts.asks
     assert asks > 2 * as_lookup
@@ -128,10 +131,11 @@ def test_a_restored_cohort_counts_once_and_as_what_its_drafter_is():
     assert again.drafter("head", HEAD_COVERAGE).counts.asks == pytest.approx(asks)
 
 
-def test_an_ask_without_an_answer_is_known_at_large():
+def test_a_draft_request_without_a_draft_counts_in_the_pooled_estimate():
     estimates = Estimates()
     pair = estimates.pair("lookup", "tenant", "chat")
     assert estimates.drafters["lookup"].counts.asks == 0
     for _ in range(30):
         pair.answered(4, 0)
+    pair.refresh(0.0)
     assert estimates.drafters["lookup"].counts.asks > 4

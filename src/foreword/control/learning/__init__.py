@@ -1,1 +1,0 @@
-"""What is believed of drafters, and how it is found out."""
