@@ -36,11 +36,9 @@ ALLOWED = re.compile(
 
 PACKAGES = (
     "backends",
-    "cluster",
     "control/policy_file/explaining.py",
     "control/reporting/advising.py",
     "kernels",
-    "server",
     "speculation/drafting.py",
     "speculation/measured",
 )

@@ -108,7 +108,7 @@ def test_plain_and_speculative_side_by_side(page, server):
     run(page)
     assert page.text(GUESSED) == page.text(PLAIN) == spelled(server)
     assert server.engine.requests[-1].speculation is False
-    assert page.text("#verdict").startswith("Identical, all 24 tokens. Guessing ")
+    assert page.text("#verdict").startswith("Identical, all 24 tokens. Speculation ")
     assert page.all(f"{PLAIN} .accepted") == []
 
 

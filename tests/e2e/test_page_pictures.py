@@ -39,7 +39,7 @@ def test_a_pass_is_a_bracket_a_column_and_a_strip(page, server):
     half_right = next(i for i, part in enumerate(page.all(f"{GUESSED} .pass")) if len(part.text) == 2)
     page.script("document.querySelectorAll('.text .pass')[arguments[0]].focus()", half_right)
     assert page.text("#draft-title") == f"Pass {half_right + 1}"
-    assert page.text("#draft-about").startswith("2 guesses, 1 accepted, 2 tokens gained")
+    assert page.text("#draft-about").startswith("2 draft tokens, 1 accepted, 2 tokens gained")
     bracket = page.all(f"{GUESSED} .pass")[half_right].text
     assert texts(page, "#draft-picture .accepted") == [bracket[0]]
     assert texts(page, "#draft-picture s.rejected") == [token_text(FIRST_VISIBLE)]
@@ -117,7 +117,7 @@ def test_a_run_is_replayed_pass_by_pass(page, server):
         page.script("return getComputedStyle(arguments[0].querySelector('.own')).visibility", last)
         == "hidden"
     )
-    assert page.text("#draft-about") == "2 guesses, not checked yet"
+    assert page.text("#draft-about") == "2 draft tokens, not checked yet"
     assert texts(page, "#draft-picture .own, #draft-picture .rejected, #draft-picture .accepted") == []
     page.find("#replay-back").click()
     assert "future" in last.get_attribute("class")
@@ -258,7 +258,7 @@ def test_prompts_to_try(page, server):
         assert page.script("return document.getElementById('ask').checkValidity()")
         assert address(page)["prompt"] == page.find("#prompt").get_attribute("value")
     assert len(seen) == 3
-    assert texts(page, ".chips .chip") == ["pays", "breaks even", "costs"]
+    assert texts(page, ".chips .chip") == ["speeds up", "breaks even", "slows down"]
 
 
 def test_on_a_phone_figures_come_first_and_nothing_hovers(page, server):

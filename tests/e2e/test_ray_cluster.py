@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from foreword.cluster.pools.file import Cluster, RaySettings
+from foreword.cluster.pools.file import ClusterConfig, RaySettings
 from foreword.cluster.pools.members import NODE, TARGET, Member
 from foreword.cluster.pools.ray_fleet import RayFleet, import_ray
 from helpers.cluster_members import pids
@@ -39,7 +39,7 @@ def test_members_are_placed_started_again_added_and_ended(tmp_path: Path):
     targets.write_text("")
     mark = f"@{targets}"
     members = [light("d", NODE, targets), light("target", TARGET, targets, near=("d",), is_strict=True)]
-    fleet = RayFleet(Cluster(members, RaySettings()))
+    fleet = RayFleet(ClusterConfig(members, RaySettings()))
     try:
         fleet.up()
         wait_until(lambda: {one.name for one in fleet.members()} == {"d", "target"})

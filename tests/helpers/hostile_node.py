@@ -6,14 +6,23 @@ import threading
 
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.framing import FrameSplitter, framed
-from foreword.cluster.handshake import Identity, NodeFacts, greet_target
-from foreword.cluster.messages import Commits, Guess, Guesses, Open, ToNode, encode, from_node, to_node
+from foreword.cluster.handshake import NodeFacts, PeerIdentity, greet_target
+from foreword.cluster.messages import (
+    Commits,
+    Open,
+    SessionDraft,
+    SessionDrafts,
+    ToNode,
+    encode,
+    from_node,
+    to_node,
+)
 
 
 class HostileNode:
     """Answers every commit with guesses: wrong ones, for other texts, of other sessions, too long, too many."""
 
-    def __init__(self, identity: Identity, vocab_size: int, seed: int = 0) -> None:
+    def __init__(self, identity: PeerIdentity, vocab_size: int, seed: int = 0) -> None:
         self._identity = identity
         self._size = vocab_size
         self._rng = random.Random(seed)
@@ -52,21 +61,25 @@ class HostileNode:
                 self._lengths[commit.session] = commit.length
             guesses = [self._guess(session) for session in self._lengths for _ in range(2)]
             self.guesses += len(guesses)
-            connected.sendall(encode(Guesses(guesses)))
+            connected.sendall(encode(SessionDrafts(guesses)))
 
-    def _guess(self, session: int) -> Guess:
+    def _guess(self, session: int) -> SessionDraft:
         self._number += 1
         return hostile_guess(self._rng, self._size, session, self._number, self._lengths[session])
 
 
-def hostile_guess(rng: random.Random, vocab_size: int, session: int, number: int, length: int) -> Guess:
+def hostile_guess(
+    rng: random.Random, vocab_size: int, session: int, number: int, length: int
+) -> SessionDraft:
     """Wrong draft tokens, perhaps for another text, of another session, too many or outside the vocabulary."""
     nodes = rng.choice((0, 1, 4, 128))
     tokens = [rng.randrange(vocab_size + rng.choice((0, 0, 50))) for _ in range(nodes)]
     parents = [rng.randrange(-1, node) for node in range(nodes)] if rng.random() < 0.5 else []
     length = max(length + rng.choice((0, 0, 0, -1, -3, 5)), 0)
     number = number if rng.random() < 0.9 else 1 << 60  # nothing newer is ever heard then
-    return Guess(session + rng.choice((0, 0, 0, 1)), number, length, rng.random() < 0.5, tokens, parents)
+    return SessionDraft(
+        session + rng.choice((0, 0, 0, 1)), number, length, rng.random() < 0.5, tokens, parents
+    )
 
 
 class Turncoat:
@@ -80,16 +93,16 @@ class Turncoat:
     def __call__(self, frame: bytes) -> bytes:
         """The bytes that the target gets in place of a frame."""
         message = from_node(frame)
-        if not isinstance(message, Guesses):
+        if not isinstance(message, SessionDrafts):
             return framed(frame)
-        self.spoiled += len(message.guesses)
+        self.spoiled += len(message.drafts)
         if self._rng.random() < 0.05:
             return framed(self._rng.randbytes(len(frame)))
         return encode(
-            Guesses(
+            SessionDrafts(
                 [
                     hostile_guess(self._rng, self._size, one.session, one.number, one.length)
-                    for one in message.guesses
+                    for one in message.drafts
                 ]
             )
         )

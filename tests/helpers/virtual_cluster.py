@@ -9,9 +9,9 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
-from foreword.cluster.handshake import Identity, TokenIds
-from foreword.cluster.messages import Close, Commits, Guesses, Open, ToNode, Welcome
-from foreword.cluster.node_service import DraftDesk, NodeLimits
+from foreword.cluster.handshake import PeerIdentity, TokenIds
+from foreword.cluster.messages import Close, Commits, Open, SessionDrafts, ToNode, Welcome
+from foreword.cluster.node_service import DraftService, NodeLimits
 from foreword.cluster.node_session import Pace
 from foreword.cluster.remote_drafter import RemoteDrafter
 from foreword.cluster.security import Security
@@ -74,13 +74,13 @@ class VirtualCluster:
         self._numbers = count()
         self._heard = False
         config = RemoteConfig("127.0.0.1:1", shadow=0)
-        self.remote = RemoteDrafter(config, Identity(Security(), IDS), self.clock)
+        self.remote = RemoteDrafter(config, PeerIdentity(Security(), IDS), self.clock)
         self.remote._arrived.wait = self._wait  # type: ignore[method-assign]
         (self._peer,) = self.remote._peers
-        self.remote.came_up(self._peer, self, Welcome(b"", 1, IDS.told(), "draft_model", 256))  # type: ignore[arg-type]
+        self.remote.came_up(self._peer, self, Welcome(b"", 1, IDS.digest(), "draft_model", 256))  # type: ignore[arg-type]
         self._guesser = _Guesser(pacing.alpha)
         limits = NodeLimits(VOCAB, 1 << 20, runs_ahead=runs_ahead)
-        self._desk = DraftDesk(self._guesser, Pace.LEVELS, limits, self.clock)
+        self._desk = DraftService(self._guesser, Pace.LEVELS, limits, self.clock)
         self._mail: list[ToNode] = []
         self._is_drafting = False
         self._texts = [[number + 1] for number in range(batch)]
@@ -157,13 +157,13 @@ class VirtualCluster:
         if told:
             asked = self._guesser.asked
             level = self._pacing.level + self._pacing.level_per_request * (asked - 1) if asked else 0.0
-            self._at(level, lambda: self._say(Guesses(told[TARGET])))
+            self._at(level, lambda: self._say(SessionDrafts(told[TARGET])))
 
-    def _say(self, guesses: Guesses) -> None:
-        if guesses.guesses:
+    def _say(self, guesses: SessionDrafts) -> None:
+        if guesses.drafts:
             self._at(self._pacing.round_trip / 2, lambda: self._hear(guesses))
         self._draft()
 
-    def _hear(self, guesses: Guesses) -> None:
+    def _hear(self, guesses: SessionDrafts) -> None:
         self._heard = True
         self.remote.heard(self._peer, guesses)

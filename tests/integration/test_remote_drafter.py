@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from foreword import LLM, SamplingParams
-from foreword.cluster.handshake import Identity, TokenIds
+from foreword.cluster.handshake import PeerIdentity, TokenIds
 from foreword.cluster.messages import Open
-from foreword.cluster.node_service import DraftDesk
+from foreword.cluster.node_service import DraftService
 from foreword.cluster.remote_drafter import RemoteDrafter
 from foreword.cluster.security import Security, TlsFiles
 from foreword.drafters.registry import drafter_kinds
@@ -254,9 +254,9 @@ def test_texts_of_classes_without_nodes_do_not_leave_the_target(
     tiny_model: Path, llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     opened: list[Open] = []
-    opens = DraftDesk.open
+    opens = DraftService.open
     monkeypatch.setattr(
-        DraftDesk, "open", lambda desk, link, told: opened.append(told) or opens(desk, link, told)
+        DraftService, "open", lambda desk, link, told: opened.append(told) or opens(desk, link, told)
     )
     rules = {
         "version": 1,
@@ -289,7 +289,7 @@ def test_addresses_beyond_this_machine_need_a_token_and_tls(llm: LLM):
 def test_a_hostile_node_cannot_change_a_text(llm: LLM, plain: list[list[int]], seed: int):
     size = llm.loaded.vocab_size
     ids = TokenIds(size, lambda token: llm.tokenizer.token_bytes(token, skip_special_tokens=False))
-    node = HostileNode(Identity(Security(), ids), size, seed)
+    node = HostileNode(PeerIdentity(Security(), ids), size, seed)
     llm.speculate(asking(node.address))
     until_connected(remote_of(llm))
     outputs = llm.generate(PROMPTS, PARAMS)

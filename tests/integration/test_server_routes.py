@@ -104,7 +104,13 @@ def test_a_key_may_come_as_x_api_key(tiny_model):
         ):
             assert http.post("/v1/completions", json=body, headers=headers).status_code == 200
             assert server.engine.requests[-1].tenant == tenant_of(key)
-        for headers in ({"X-API-Key": "third"}, {"X-API-Key": ""}, {"X-API-Key": "Bearer first"}):
+        for headers in (
+            {"X-API-Key": "third"},
+            {"X-API-Key": ""},
+            {"X-API-Key": "Bearer first"},
+            {"Authorization": "Basic first"},
+            {"Authorization": "first"},
+        ):
             answer = http.get("/v1/models", headers=headers)
             assert answer.status_code == 401
             assert "X-API-Key" in answer.json()["error"]["message"]

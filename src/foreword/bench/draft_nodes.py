@@ -18,7 +18,7 @@ from foreword.bench.batch import batch_arm, medians, speedup
 from foreword.bench.skeleton import PLAIN, stage_of, take_turns
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.framing import FrameSplitter
-from foreword.cluster.handshake import PATIENCE, Identity, greet_node
+from foreword.cluster.handshake import PATIENCE, PeerIdentity, greet_node
 from foreword.cluster.messages import MAX_FRAME_BYTES, Ping, Pong, encode, from_node
 from foreword.cluster.pools.scaling import gained_tokens
 from foreword.cluster.remote_drafter import RemoteDrafter
@@ -90,7 +90,7 @@ def local_node(
 
 def measure_link(
     address: NodeAddress,
-    identity: Identity,
+    identity: PeerIdentity,
     config: RemoteConfig,
     batches: Sequence[int],
     passes: int,
@@ -107,7 +107,7 @@ def measure_link(
     return LinkReport(str(address), median(times) * 1e3, times[int(0.99 * (len(times) - 1))] * 1e3, costs)
 
 
-def _pings(address: NodeAddress, identity: Identity) -> list[float]:
+def _pings(address: NodeAddress, identity: PeerIdentity) -> list[float]:
     tls = identity.security.tls
     connected = address.connect(PATIENCE)
     try:
@@ -153,7 +153,7 @@ def _token(place: int, number: int, size: int) -> int:
 
 
 def _cost(
-    drafter: RemoteDrafter, identity: Identity, batch: int, passes: int, pass_seconds: float
+    drafter: RemoteDrafter, identity: PeerIdentity, batch: int, passes: int, pass_seconds: float
 ) -> PassCost:
     size = identity.vocabulary.size
     texts = [[_token(place, number, size) for place in range(PROMPT)] for number in range(batch)]

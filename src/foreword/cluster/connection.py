@@ -27,9 +27,9 @@ _Heard = TypeVar("_Heard")
 
 
 class Connection(Generic[_Heard]):
-    """Sends whole messages without ever waiting, and tells of those that come.
+    """Sends whole messages without waiting, and passes on those that arrive.
 
-    A side that does not read, says nothing or sends what is no message is hung up on, with one line that says why.
+    It ends if the other side does not read, is silent, or sends what is no message; one line says why.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Connection(Generic[_Heard]):
         return self.is_open
 
     def close(self, reason: str = "closed") -> None:
-        """End it; whoever runs it hears the reason."""
+        """End the connection; `run` returns the reason."""
         with self._lock:
             self._end = self._end or reason
         self._wake()
 
     def run(self, on_message: Callable[[_Heard], None], on_tick: Callable[[], None]) -> str:
-        """Pass on what comes until it is over; why it is."""
+        """Pass on messages until the connection ends; return why it did."""
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._socket, selectors.EVENT_READ)

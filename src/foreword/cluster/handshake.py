@@ -14,10 +14,10 @@ from foreword.cluster.messages import (
     VERSION,
     Challenge,
     FromNode,
+    HandshakeRefusal,
     Hello,
-    Refused,
     ToNode,
-    Vocabulary,
+    VocabularyDigest,
     Welcome,
     encode,
     from_node,
@@ -34,11 +34,11 @@ class TokenIds:
     bytes_of: Callable[[int], bytes]  # a token's
     _digests: dict[int, bytes] = field(default_factory=dict)  # of the first so many
 
-    def told(self) -> Vocabulary:
-        """As the other side hears it."""
-        return Vocabulary(self.size, self._digest(self.size))
+    def digest(self) -> VocabularyDigest:
+        """Return what the other side compares."""
+        return VocabularyDigest(self.size, self._digest(self.size))
 
-    def agrees(self, theirs: Vocabulary) -> bool:
+    def agrees(self, theirs: VocabularyDigest) -> bool:
         """One side may have some more at the end; the one that has more is the one that can tell."""
         return theirs.size > self.size or self._digest(theirs.size) == theirs.digest
 
@@ -62,7 +62,7 @@ _Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True)
-class Identity:
+class PeerIdentity:
     """What one side tells of itself."""
 
     security: Security
@@ -91,12 +91,12 @@ class _Talk:
         self._socket.sendall(encode(message))
 
     def hear(self, decode: Callable[[bytes], object], wanted: type[_Kind]) -> _Kind:
-        """The next message, which must be of this type. Not a byte behind it is read: that is for others."""
+        """Return the next message, which must be of this type. No byte after it is read."""
         (length,) = HEADER.unpack(self._exactly(HEADER.size))
         if length > FIRST_FRAMES:
             raise ChannelError(f"a frame claims {length} bytes, over the limit of {FIRST_FRAMES}")
         message = decode(self._exactly(length))
-        if isinstance(message, Refused):
+        if isinstance(message, HandshakeRefusal):
             raise ChannelError(f"refused: {message.reason}")
         if not isinstance(message, wanted):
             raise ChannelError("the handshake is out of order")
@@ -121,14 +121,14 @@ class _Talk:
     def refuse(self, reason: str) -> ChannelError:
         """Tell the other side why, and return what is to be raised."""
         with suppress(OSError):  # it may have gone already
-            self.say(Refused(reason))
+            self.say(HandshakeRefusal(reason))
         return ChannelError(reason)
 
 
 def greet_target(
-    connected: socket.socket, identity: Identity, facts: NodeFacts, patience: float = PATIENCE
+    connected: socket.socket, identity: PeerIdentity, facts: NodeFacts, patience: float = PATIENCE
 ) -> Hello:
-    """A node's part. Raises `ChannelError` or `OSError` if the target is not let in."""
+    """Do a node's part of the handshake. Raises `ChannelError` or `OSError` if the target is not let in."""
     talk, nonce = _Talk(connected, patience), secrets.token_bytes(32)
     talk.say(Challenge(VERSION, nonce))
     hello = talk.hear(to_node, Hello)
@@ -140,20 +140,20 @@ def greet_target(
     if not identity.vocabulary.agrees(hello.vocabulary):
         raise talk.refuse("another vocabulary: the token ids of target and draft model do not mean the same")
     proof = security.proof(NODE, hello.nonce, nonce)
-    told = identity.vocabulary.told()
-    talk.say(Welcome(proof, identity.incarnation, told, facts.method, facts.capacity, facts.labels))
+    digest = identity.vocabulary.digest()
+    talk.say(Welcome(proof, identity.incarnation, digest, facts.method, facts.capacity, facts.labels))
     return hello
 
 
-def greet_node(connected: socket.socket, identity: Identity, patience: float = PATIENCE) -> Welcome:
-    """A target's part. Raises `ChannelError` or `OSError` if the node is not to be used."""
+def greet_node(connected: socket.socket, identity: PeerIdentity, patience: float = PATIENCE) -> Welcome:
+    """Do a target's part of the handshake. Raises `ChannelError` or `OSError` if the node is not to be used."""
     talk, nonce = _Talk(connected, patience), secrets.token_bytes(32)
     challenge = talk.hear(from_node, Challenge)
     if challenge.version != VERSION:
         raise talk.refuse(f"protocol version {challenge.version}, and this target speaks {VERSION}")
     security = identity.security
     proof = security.proof(TARGET, challenge.nonce, nonce)
-    talk.say(Hello(VERSION, nonce, proof, identity.incarnation, identity.vocabulary.told()))
+    talk.say(Hello(VERSION, nonce, proof, identity.incarnation, identity.vocabulary.digest()))
     welcome = talk.hear(from_node, Welcome)
     if not security.is_proof(welcome.proof, NODE, challenge.nonce, nonce):
         raise talk.refuse("another cluster token")

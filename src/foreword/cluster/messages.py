@@ -1,7 +1,7 @@
 """What targets and draft nodes say to each other.
 
 Frames hold a checksum and msgpack that decodes into the types below, or the connection ends. Whatever is lost, doubled
-or late does no harm: lengths are absolute, a session's number is never used again, and drafts are only guesses.
+or late does no harm: lengths are absolute, a session's number is never used again, and drafts are only proposals.
 """
 
 from typing import Annotated, TypeVar
@@ -29,46 +29,46 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class Message(msgspec.Struct, tag=True, array_like=True, frozen=True, forbid_unknown_fields=True):
+class NodeMessage(msgspec.Struct, tag=True, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Base of all messages: an array that begins with the class's name."""
 
 
-class Vocabulary(msgspec.Struct, array_like=True, frozen=True):
+class VocabularyDigest(msgspec.Struct, array_like=True, frozen=True):
     """What token ids mean: their number, and a digest of all of them in order."""
 
     size: Count
     digest: Annotated[bytes, msgspec.Meta(max_length=32)]
 
 
-class Challenge(Message, frozen=True):
+class Challenge(NodeMessage, frozen=True):
     """From a node, first of all."""
 
     version: int
     nonce: Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
 
 
-class Hello(Message, frozen=True):
+class Hello(NodeMessage, frozen=True):
     """From a target: who it is, and that it knows the cluster's token."""
 
     version: int
     nonce: Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
     proof: Annotated[bytes, msgspec.Meta(max_length=64)]
     incarnation: Count  # another number after every start
-    vocabulary: Vocabulary
+    vocabulary: VocabularyDigest
 
 
-class Welcome(Message, frozen=True):
+class Welcome(NodeMessage, frozen=True):
     """From a node: the same of itself, and what it can do."""
 
     proof: Annotated[bytes, msgspec.Meta(max_length=64)]
     incarnation: Count
-    vocabulary: Vocabulary
+    vocabulary: VocabularyDigest
     method: Line
     capacity: Count  # sessions at once
     labels: Annotated[dict[Line, Line], msgspec.Meta(max_length=16)] = {}  # host, rack, zone
 
 
-class Refused(Message, frozen=True):
+class HandshakeRefusal(NodeMessage, frozen=True, tag="Refused"):
     """From either side, last of all: why."""
 
     reason: Line
@@ -88,8 +88,8 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True):
     allowed_ids: list[Token] | None = None
 
 
-class Open(Message, frozen=True):
-    """From a target: a request that it may ask for. The same one again changes nothing."""
+class Open(NodeMessage, frozen=True):
+    """From a target: a request that needs drafts. The same one again changes nothing."""
 
     session: Count  # no other session of this connection ever has the same
     tokens: list[Token]  # committed
@@ -100,8 +100,8 @@ class Open(Message, frozen=True):
     prediction: list[Token] = []
 
 
-class Commit(msgspec.Struct, array_like=True, frozen=True):
-    """What a session's text is now, and how much to guess."""
+class SessionCommit(msgspec.Struct, array_like=True, frozen=True):
+    """A session's text as it is now, and how much to draft."""
 
     session: Count
     length: Count  # of the whole text
@@ -111,52 +111,52 @@ class Commit(msgspec.Struct, array_like=True, frozen=True):
     value: float = 0.0  # of one token, in seconds of this target
 
 
-class Commits(Message, frozen=True):
+class Commits(NodeMessage, frozen=True):
     """From a target, once for every pass: all of its sessions on this node."""
 
-    commits: list[Commit]
+    commits: list[SessionCommit]
 
 
-class Guess(msgspec.Struct, array_like=True, frozen=True):
-    """All that is guessed behind the text of this length; it replaces what was said before."""
+class SessionDraft(msgspec.Struct, array_like=True, frozen=True):
+    """The whole draft after the text of this length; it replaces earlier drafts."""
 
     session: Count
-    number: Count  # grows with every guess of the session
+    number: Count  # grows with every draft of the session
     length: Count
     is_all: bool  # nothing is added until the text grows
     tokens: Annotated[list[Token], msgspec.Meta(max_length=MAX_NODES)]
     parents: Annotated[list[int], msgspec.Meta(max_length=MAX_NODES)] = []  # empty: a chain
 
 
-class Guesses(Message, frozen=True):
+class SessionDrafts(NodeMessage, frozen=True, tag="Guesses"):
     """From a node, as levels come."""
 
-    guesses: list[Guess]
+    drafts: list[SessionDraft]
 
 
-class Behind(Message, frozen=True):
-    """From a node: it has missed something of a session; 0: all of it."""
+class Lagging(NodeMessage, frozen=True, tag="Behind"):
+    """From a node: it lacks a part of the session's text; length 0: all of it."""
 
     session: Count
     length: Count  # of the text that it has
 
 
-class Close(Message, frozen=True):
-    """From a target: the request has ended, or has another home."""
+class Close(NodeMessage, frozen=True):
+    """From a target: the request has ended, or is assigned to another node."""
 
     session: Count
     length: Count = 0  # of the whole text, with `tokens` its newest; drafters learn from ended answers
     tokens: list[Token] = []
 
 
-class Busy(Message, frozen=True):
+class Busy(NodeMessage, frozen=True):
     """From a node: it takes the session no more, for others are worth more."""
 
     session: Count
     retry_seconds: Seconds
 
 
-class Load(Message, frozen=True):
+class NodeLoad(NodeMessage, frozen=True, tag="Load"):
     """From a node, now and then."""
 
     sessions: Count
@@ -165,24 +165,26 @@ class Load(Message, frozen=True):
     busy_share: float
 
 
-class Drain(Message, frozen=True):
-    """From a node: it leaves; nothing new, please."""
+class NodeDrain(NodeMessage, frozen=True, tag="Drain"):
+    """From a node: it is leaving and takes no new sessions."""
 
 
-class Ping(Message, frozen=True):
+class Ping(NodeMessage, frozen=True):
     """From a target: answer with `Pong` of the same number."""
 
     number: Count
 
 
-class Pong(Message, frozen=True):
+class Pong(NodeMessage, frozen=True):
     """From a node."""
 
     number: Count
 
 
-ToNode = Hello | Refused | Open | Commits | Close | Ping
-FromNode = Challenge | Welcome | Refused | Guesses | Behind | Busy | Load | Drain | Pong
+ToNode = Hello | HandshakeRefusal | Open | Commits | Close | Ping
+FromNode = (
+    Challenge | Welcome | HandshakeRefusal | SessionDrafts | Lagging | Busy | NodeLoad | NodeDrain | Pong
+)
 _Kind = TypeVar("_Kind")
 
 _encoder = msgspec.msgpack.Encoder()
@@ -220,7 +222,7 @@ def _decoded(decoder: "msgspec.msgpack.Decoder[_Kind]", frame: bytes) -> _Kind:
 
 
 def encode_sampling(sampling: DraftSampling) -> Sampling:
-    """What a node hears.
+    """Return the sampling parameters as a node gets them.
 
     Under *coupled* it draws with the request's own noise, so that ids are all that has to come back. The other rules
     would be biased by a node that knows their noise: it hears nothing of it and chooses the likeliest tokens.
@@ -241,7 +243,7 @@ def encode_sampling(sampling: DraftSampling) -> Sampling:
 
 
 def decode_sampling(sampling: Sampling, vocab_size: int) -> DraftSampling:
-    """What a node's drafter draws with; raises `ValueError` for what cannot be."""
+    """Return the parameters of a node's drafter; raises `ValueError` for invalid ones."""
     size = min(sampling.vocab_size, vocab_size)
     ids = (*sampling.bias_ids, *(sampling.allowed_ids or ()))
     if size < 1 or len(sampling.bias_ids) != len(sampling.bias_values) or max(ids, default=0) >= size:

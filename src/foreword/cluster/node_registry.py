@@ -9,13 +9,13 @@ from time import monotonic
 from typing import Protocol
 
 from foreword.cluster.address import NodeAddress
-from foreword.cluster.assignment import Place, distance
+from foreword.cluster.assignment import NodeCandidate, distance
 from foreword.cluster.connection import Connection
 from foreword.cluster.framing import ChannelError
-from foreword.cluster.handshake import PATIENCE, Identity, greet_node
-from foreword.cluster.messages import FromNode, Load, Ping, ToNode, Welcome, from_node
+from foreword.cluster.handshake import PATIENCE, PeerIdentity, greet_node
+from foreword.cluster.messages import FromNode, NodeLoad, Ping, ToNode, Welcome, from_node
 from foreword.cluster.settings import RemoteConfig
-from foreword.cluster.waiting import Breaker, NodeEstimates
+from foreword.cluster.waiting import CircuitBreaker, NodeEstimates
 from foreword.errors import RequestError
 from foreword.speculation.drafting import NodeReport
 
@@ -28,23 +28,23 @@ PING_SECONDS = 5.0
 """Between two signs of life that are asked for."""
 
 
-class Hub(Protocol):
+class NodeListener(Protocol):
     """Hears what happens to nodes, in their threads."""
 
-    def came_up(self, peer: "Peer", link: Connection[FromNode], welcome: Welcome) -> None:
+    def came_up(self, peer: "NodePeer", link: Connection[FromNode], welcome: Welcome) -> None:
         """It can be used."""
         ...
 
-    def went_down(self, peer: "Peer", reason: str) -> None:
+    def went_down(self, peer: "NodePeer", reason: str) -> None:
         """It cannot any more, or still not."""
         ...
 
-    def heard(self, peer: "Peer", message: FromNode) -> None:
+    def heard(self, peer: "NodePeer", message: FromNode) -> None:
         """It has said something."""
         ...
 
 
-class Peer:
+class NodePeer:
     """What is known of a node. Its fields belong to the hub, which guards them."""
 
     def __init__(self, address: NodeAddress) -> None:
@@ -52,13 +52,13 @@ class Peer:
         self.name = str(address)
         self.link: Connection[FromNode] | None = None
         self.welcome: Welcome | None = None
-        self.load: Load | None = None
-        self.breaker = Breaker()
+        self.load: NodeLoad | None = None
+        self.breaker = CircuitBreaker()
         self.estimates = NodeEstimates()
         self.is_draining = False
         self.busy_until = float("-inf")
-        self.waited_in_vain = False  # once, and nothing was heard of it since
-        self.homes = 0
+        self.has_timed_out = False  # once, and nothing was heard of it since
+        self.assigned = 0
         self.waits = 0  # passes that waited for it
         self.wait_seconds = 0.0
 
@@ -71,13 +71,13 @@ class Peer:
         if self.welcome is None or self.welcome.incarnation != welcome.incarnation:
             self.estimates = NodeEstimates()
         self.link, self.welcome, self.load = link, welcome, None
-        self.is_draining = self.waited_in_vain = False
+        self.is_draining = self.has_timed_out = False
         self.busy_until = float("-inf")
         self.breaker.reason = "nothing heard of it yet"
 
     def end(self, reason: str) -> None:
         self.link = None
-        self.homes = 0
+        self.assigned = 0
         self.breaker.lost(reason)
 
     def send(self, message: ToNode) -> None:
@@ -85,19 +85,21 @@ class Peer:
             self.link.send(message)
 
     def is_used(self, shadow: int) -> bool:
-        """Whether what it guesses is verified."""
+        """Whether its drafts are verified."""
         return self.is_up and self.estimates.judged >= shadow
 
     def takes(self, now: float) -> bool:
-        """Whether it can be a home."""
+        """Whether requests may be assigned to it."""
         return self.is_up and not self.is_draining and now >= self.busy_until
 
-    def place(self, labels: Mapping[str, str]) -> Place:
-        """What it is as a home, for a target with these labels."""
+    def place(self, labels: Mapping[str, str]) -> NodeCandidate:
+        """Return its capacity and distance for a target with these labels."""
         assert self.welcome is not None
         capacity = self.welcome.capacity if self.load is None else self.load.capacity
-        taken = 0 if self.load is None else max(self.load.sessions - self.homes, 0)  # by other targets
-        return Place(self.name, max(capacity - taken, 0), self.homes, distance(labels, self.welcome.labels))
+        taken = 0 if self.load is None else max(self.load.sessions - self.assigned, 0)  # by other targets
+        return NodeCandidate(
+            self.name, max(capacity - taken, 0), self.assigned, distance(labels, self.welcome.labels)
+        )
 
     def report(self, shadow: int) -> NodeReport:
         estimates = self.estimates if self.is_up else NodeEstimates()  # what it was is no news of what it is
@@ -106,7 +108,7 @@ class Peer:
             self._state(shadow),
             self._reason(shadow),
             "" if self.welcome is None else self.welcome.method,
-            self.homes,
+            self.assigned,
             self.breaker.trips,
             self.waits,
             self.wait_seconds,
@@ -131,10 +133,10 @@ class Peer:
         return "shadow" if self.estimates.judged < shadow else "up"
 
 
-class PeerThread:
+class NodeThread:
     """Connects, listens, and connects again."""
 
-    def __init__(self, peer: Peer, hub: Hub, identity: Identity) -> None:
+    def __init__(self, peer: NodePeer, hub: NodeListener, identity: PeerIdentity) -> None:
         self._peer = peer
         self._hub = hub
         self._identity = identity
@@ -169,7 +171,7 @@ class PeerThread:
                 return
             pause = FIRST_PAUSE if was_up else pause
             if reason != last:
-                _log.warning("draft node %s: %s; guesses are made without it", self._peer.name, reason)
+                _log.warning("draft node %s: %s; drafting continues without it", self._peer.name, reason)
             last = "" if was_up else reason
             self._is_closed.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -220,26 +222,26 @@ LOOK_SECONDS = 1.0
 """Between two looks at the file."""
 
 
-class _Hub(Hub, Protocol):
-    def joined(self, peer: Peer) -> None:
+class _Hub(NodeListener, Protocol):
+    def joined(self, peer: NodePeer) -> None:
         """There is one more node; nothing was heard of it yet."""
         ...
 
-    def left(self, peer: Peer) -> None:
+    def left(self, peer: NodePeer) -> None:
         """It is not to be used any more."""
         ...
 
 
-class Roster:
-    """Connects to the nodes that there are, as long as they are listed."""
+class NodeRegistry:
+    """Keeps connections to all listed nodes; a list in a file is read again every second."""
 
     def __init__(
         self,
         config: RemoteConfig,
-        peers: Sequence[Peer],
+        peers: Sequence[NodePeer],
         hub: _Hub,
-        identity: Identity,
-        thread: Callable[[Peer, Hub, Identity], PeerThread] = PeerThread,
+        identity: PeerIdentity,
+        thread: Callable[[NodePeer, NodeListener, PeerIdentity], NodeThread] = NodeThread,
     ) -> None:
         self._config = config
         self._hub = hub
@@ -276,7 +278,7 @@ class Roster:
             self._hub.left(peer)
         for address in listed:
             if address not in self._known and self._may_join(address):
-                peer = Peer(address)
+                peer = NodePeer(address)
                 thread = self._thread(peer, self._hub, self._identity)
                 self._known[address] = peer, thread
                 self._hub.joined(peer)

@@ -13,19 +13,19 @@ from time import monotonic
 from foreword.cluster.address import NodeAddress, without_delay
 from foreword.cluster.connection import Connection
 from foreword.cluster.framing import ChannelError
-from foreword.cluster.handshake import PATIENCE, Identity, NodeFacts, greet_target
+from foreword.cluster.handshake import PATIENCE, NodeFacts, PeerIdentity, greet_target
 from foreword.cluster.messages import (
     Close,
     Commits,
-    Drain,
-    Guesses,
+    NodeDrain,
     Open,
     Ping,
     Pong,
+    SessionDrafts,
     ToNode,
     to_node,
 )
-from foreword.cluster.node_service import DraftDesk
+from foreword.cluster.node_service import DraftService
 
 _log = logging.getLogger(__name__)
 
@@ -55,9 +55,11 @@ _Mail = tuple[_TargetLink, ToNode | None]
 class DraftNode:
     """Serves one drafter to many targets until it is closed."""
 
-    def __init__(self, desk: DraftDesk, identity: Identity, facts: NodeFacts, address: NodeAddress) -> None:
+    def __init__(
+        self, service: DraftService, identity: PeerIdentity, facts: NodeFacts, address: NodeAddress
+    ) -> None:
         """Listen at once; `start` lets targets in."""
-        self._desk = desk
+        self._service = service
         self._identity = identity
         self._facts = facts
         tls = identity.security.tls
@@ -76,14 +78,14 @@ class DraftNode:
         ]
 
     def start(self) -> None:
-        self._identity.vocabulary.told()  # takes a moment, which no handshake has
+        self._identity.vocabulary.digest()  # takes a moment, which no handshake has
         for thread in self._threads:
             thread.start()
 
     @property
     def sessions(self) -> int:
         """Of all targets."""
-        return len(self._desk)
+        return len(self._service)
 
     @property
     def targets(self) -> int:
@@ -95,7 +97,7 @@ class DraftNode:
         with self._lock:
             links = list(self._links)
         for link in links:
-            link.connection.send(Drain())
+            link.connection.send(NodeDrain())
         until = clock() + seconds
         while self.sessions and clock() < until and not self._is_closed.wait(0.05):
             pass
@@ -103,7 +105,7 @@ class DraftNode:
     def close(self) -> None:
         """Hang up on everybody and stop."""
         self._is_closed.set()
-        with suppress(OSError):  # nobody may have connected yet
+        with suppress(OSError):  # no target may have connected yet
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         with self._lock:
@@ -180,17 +182,17 @@ class DraftNode:
         now = monotonic()
         if now - link.reported_at >= LOAD_SECONDS:
             link.reported_at = now
-            link.connection.send(self._desk.load())
+            link.connection.send(self._service.load())
 
     def _draft(self) -> None:
         is_busy = False
         while not self._is_closed.is_set():
             self._read_mail(may_wait=not is_busy)
-            told = self._desk.round()
-            is_busy = bool(told)
-            for link, guesses in told.items():
-                if guesses and isinstance(link, _TargetLink):
-                    link.connection.send(Guesses(guesses))
+            by_target = self._service.round()
+            is_busy = bool(by_target)
+            for link, drafts in by_target.items():
+                if drafts and isinstance(link, _TargetLink):
+                    link.connection.send(SessionDrafts(drafts))
 
     def _read_mail(self, may_wait: bool) -> None:
         while not self._is_closed.is_set():
@@ -207,22 +209,22 @@ class DraftNode:
                 link.connection.close(str(error))
 
     def _apply(self, link: _TargetLink, message: ToNode | None) -> None:
-        desk = self._desk
+        service = self._service
         if message is None:
-            desk.leave(link)
+            service.leave(link)
         elif not link.connection.is_open:
             return  # its sessions go when it is gone
         elif isinstance(message, Open):
-            for target, busy in desk.open(link, message):
+            for target, busy in service.open(link, message):
                 assert isinstance(target, _TargetLink)
                 target.connection.send(busy)
         elif isinstance(message, Commits):
             for commit in message.commits:
-                behind = desk.commit(link, commit)
-                if behind is not None:
-                    link.connection.send(behind)
+                lagging = service.commit(link, commit)
+                if lagging is not None:
+                    link.connection.send(lagging)
         elif isinstance(message, Close):
-            desk.close(link, message)
+            service.close(link, message)
 
 
 def _names(connected: socket.socket) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Whom a node drafts for next: all sessions of all targets, and one drafter."""
+"""Chooses the sessions that a node drafts for next, and calls its drafter."""
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
@@ -7,7 +7,16 @@ from itertools import count
 from time import perf_counter
 
 from foreword.cluster.framing import ChannelError
-from foreword.cluster.messages import Behind, Busy, Close, Commit, Guess, Load, Open, decode_sampling
+from foreword.cluster.messages import (
+    Busy,
+    Close,
+    Lagging,
+    NodeLoad,
+    Open,
+    SessionCommit,
+    SessionDraft,
+    decode_sampling,
+)
 from foreword.cluster.node_session import Pace, Session
 from foreword.speculation.drafting import Ask, Drafter
 
@@ -20,7 +29,7 @@ FORGOTTEN_SECONDS = 300.0
 """A session that was not heard of for so long is dropped: its end may have been lost."""
 
 _MEMORY = 0.1
-"""Of averages of late, the part that the newest number has."""
+"""Weight of the newest value in moving averages."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class NodeLimits:
     """What a node takes on."""
 
     vocab_size: int
-    max_len: int  # tokens of a text with its guesses
+    max_len: int  # tokens of a text with its draft
     capacity: int = 256  # sessions of all targets
     batch: int = 64  # sessions of one round
     runs_ahead: bool = True
@@ -40,8 +49,8 @@ Target = Hashable
 _Asked = tuple[Target, Session, Ask]
 
 
-class DraftDesk:
-    """Keeps the sessions, and asks the drafter round by round. It belongs to one thread."""
+class DraftService:
+    """Owns the sessions of all targets and calls the drafter round by round. It belongs to one thread."""
 
     def __init__(
         self,
@@ -83,14 +92,14 @@ class DraftDesk:
         self._remove(least)
         return [(least[0], Busy(least[1], RETRY_SECONDS))]
 
-    def commit(self, target: Target, commit: Commit) -> Behind | None:
+    def commit(self, target: Target, commit: SessionCommit) -> Lagging | None:
         """A session's text has grown; what to answer if something was missed."""
         session = self._sessions.get((target, commit.session))
         if session is None:
-            return Behind(commit.session, 0)
+            return Lagging(commit.session, 0)
         self._check(commit.tokens)
         if not session.follow(commit.length, commit.tokens):
-            return Behind(commit.session, session.committed)
+            return Lagging(commit.session, session.committed)
         session.want(commit.nodes, commit.depth, commit.value)
         session.heard_at = self._clock()
         return None
@@ -108,11 +117,11 @@ class DraftDesk:
         for key in [key for key in self._sessions if key[0] == target]:
             self._remove(key)
 
-    def round(self) -> dict[Target, list[Guess]]:
-        """One call of the drafter for the sessions that wait most; what each target hears. Empty: nothing to do."""
+    def round(self) -> dict[Target, list[SessionDraft]]:
+        """Call the drafter once for the most urgent sessions; return the drafts by target. Empty: nothing to do."""
         began = self._clock()
-        told: dict[Target, list[Guess]] = {}
-        wanted = [(target, session, session.ask()) for (target, _), session in self._sessions.items()]
+        drafts: dict[Target, list[SessionDraft]] = {}
+        wanted = [(target, session, session.next_call()) for (target, _), session in self._sessions.items()]
         chosen = self._chosen(wanted)
         if chosen:
             answers = self._drafter.propose([ask for _, _, ask in chosen])
@@ -121,16 +130,16 @@ class DraftDesk:
             self._measure(began, chosen)
         silent = [(target, session) for target, session, ask in wanted if ask is None]
         for target, session in (*((target, session) for target, session, _ in chosen), *silent):
-            if not session.is_told:
-                told.setdefault(target, []).append(session.guess(session.ask() is None))
+            if not session.is_sent:
+                drafts.setdefault(target, []).append(session.to_message(session.next_call() is None))
         for target, _, _ in chosen:
-            told.setdefault(target, [])  # there may be more to do
-        return told
+            drafts.setdefault(target, [])  # there may be more to do
+        return drafts
 
-    def load(self) -> Load:
+    def load(self) -> NodeLoad:
         """How much there is to do."""
         sessions = len(self._sessions)
-        return Load(sessions, self._limits.capacity, self._level_seconds, self._busy_share)
+        return NodeLoad(sessions, self._limits.capacity, self._level_seconds, self._busy_share)
 
     def _chosen(self, wanted: Sequence[tuple[Target, Session, Ask | None]]) -> list[_Asked]:
         """Those whose target would wait first, then what is drafted ahead; of equals the most valuable."""

@@ -1,10 +1,10 @@
-"""One request as a node knows it: its text, and what is guessed behind it."""
+"""One request on a node: its text, and the draft after it."""
 
 from collections.abc import Sequence
 from enum import Enum, auto
 
 from foreword.acceptance.request import DraftSampling
-from foreword.cluster.messages import MAX_NODES, Guess, Open
+from foreword.cluster.messages import MAX_NODES, Open, SessionDraft
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Ask, DraftRequest, Text
 
@@ -13,39 +13,39 @@ _TOKENS_PER_TRY = 64
 
 
 class Pace(Enum):
-    """How a drafter is asked."""
+    """How a drafter is called."""
 
     AT_ONCE = auto()  # a lookup: all of it costs as much as one level
-    LEVELS = auto()  # a model that makes chains: level by level, told as they come
-    TREES = auto()  # a model that makes trees: a whole one, then behind its best leaf
+    LEVELS = auto()  # a model that makes chains: level by level, sent as they come
+    TREES = auto()  # a model that makes trees: a whole one, then after its best leaf
 
 
 class Session:
-    """The committed text with the best guess behind it, as one list that the drafter reads on.
+    """The committed text followed by the best draft, as one list that the drafter reads.
 
-    If the text takes another way, the drafter hears of another epoch: what it keeps of the guesses is void.
+    If the text diverges from the draft, the epoch changes: what the drafter keeps of the draft is void.
     """
 
     def __init__(
         self, number: int, opened: Open, sampling: DraftSampling, pace: Pace, max_len: int = 1 << 30
     ) -> None:
-        """`number` is what the drafter knows the request by; no text gets longer than `max_len`, guesses included."""
+        """`number` is what the drafter knows the request by; no text gets longer than `max_len`, draft included."""
         self.number = number
         self.name = opened.session
         self.value = opened.value
         self.nodes = self.depth = 1  # wanted; before anything is, the text is read, which takes longest
         self.runs_ahead = True
-        self.is_told = True  # whether all that is guessed was sent
+        self.is_sent = True  # whether the whole draft was sent
         self.heard_at = 0.0
         self._opened = opened
         self._sampling = sampling
         self._pace = pace
         self._max_len = max_len
-        self._written = list(opened.tokens)  # committed, then the best guess
+        self._written = list(opened.tokens)  # committed, then the best draft
         self._committed = len(opened.tokens)
         self._epoch = 0
         self._tree = Draft(committed_len=self._committed)
-        self._guesses = 0
+        self._drafts_sent = 0
         self._tries = 0  # asks without an answer since the text has grown
 
     @property
@@ -55,7 +55,7 @@ class Session:
 
     @property
     def ahead(self) -> int:
-        """Levels that are guessed."""
+        """Draft levels so far."""
         return len(self._written) - self._committed if self._pace is not Pace.AT_ONCE else self._tree.depth
 
     @property
@@ -71,26 +71,26 @@ class Session:
         fresh = list(tokens[self._committed - first :]) if first >= 0 else []
         if not fresh:
             return True  # it is known
-        guessed = self._written[self._committed : length]
-        if guessed == fresh[: len(guessed)]:
-            self._written += fresh[len(guessed) :]
+        drafted = self._written[self._committed : length]
+        if drafted == fresh[: len(drafted)]:
+            self._written += fresh[len(drafted) :]
             self._tree = self._tree.rebase(Text(self._written, length))
         else:
             self._written = self._written[: self._committed] + fresh
             self._tree = Draft(committed_len=length)
             self._epoch += 1
         self._committed, self._tries = length, 0
-        self.is_told = False  # every text is answered, if only with nothing
+        self.is_sent = False  # every text is answered, if only with nothing
         return True
 
     def want(self, nodes: int, depth: int, value: float) -> None:
-        """How much to guess, and what a token is worth."""
+        """Set the size of the draft and the value of a token."""
         if nodes > self.nodes or depth > self.depth:
-            self._tries, self.is_told = 0, False
+            self._tries, self.is_sent = 0, False
         self.nodes, self.depth, self.value = nodes, depth, value
 
-    def ask(self) -> Ask | None:
-        """What to ask the drafter next; None: nothing."""
+    def next_call(self) -> Ask | None:
+        """Return the next call of the drafter; None: none is needed."""
         if not self.depth or not self.nodes or self._tries > self._most_tries:
             return None
         most = 2 * self.depth + 1 if self.runs_ahead else self.depth
@@ -113,32 +113,32 @@ class Session:
         return 0 if self._pace is Pace.AT_ONCE else len(self._written) // _TOKENS_PER_TRY + 2
 
     def grow(self, answer: Draft) -> None:
-        """What the drafter has said to the last ask."""
+        """Add the drafter's answer to the draft."""
         if self._pace is Pace.AT_ONCE:
             self._tries += 1
-            self._tree, self.is_told = Draft(answer.tokens, answer.parents, self._committed), False
+            self._tree, self.is_sent = Draft(answer.tokens, answer.parents, self._committed), False
             return
         if not len(answer) or answer.committed_len != len(self._written):
             self._tries += 1
-            self.is_told = self.is_told and self._tries <= self._most_tries  # then that is all
+            self.is_sent = self.is_sent and self._tries <= self._most_tries  # then that is all
             return
         leaf, offset = self._leaf(), len(self._tree)
         parents = [leaf if parent == ROOT else parent + offset for parent in answer.parents]
         tokens = (*self._tree.tokens, *answer.tokens)
         self._tree = Draft(tokens, (*self._tree.parents, *parents), self._committed)
         self._written += _best_path(answer)
-        self._tries, self.is_told = 0, False
+        self._tries, self.is_sent = 0, False
 
-    def guess(self, is_all: bool) -> Guess:
-        """All that is guessed, as the target hears it, and whether that is all."""
-        self._guesses += 1
-        self.is_told = True
+    def to_message(self, is_all: bool) -> SessionDraft:
+        """Return the whole draft as a message; `is_all`: nothing is added until the text grows."""
+        self._drafts_sent += 1
+        self.is_sent = True
         tree = self._tree
         parents = [] if tree.is_chain else list(tree.parents)
-        return Guess(self.name, self._guesses, self._committed, is_all, list(tree.tokens), parents)
+        return SessionDraft(self.name, self._drafts_sent, self._committed, is_all, list(tree.tokens), parents)
 
     def ended(self) -> DraftRequest:
-        """The request as it was last, without guesses."""
+        """Return the request with its committed text."""
         return self._request(self._committed)
 
     def _request(self, length: int) -> DraftRequest:

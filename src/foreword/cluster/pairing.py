@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from foreword.cluster.framing import ChannelError
-from foreword.cluster.messages import Close, Commit, Guess, Open, encode_sampling
-from foreword.cluster.node_registry import Peer
-from foreword.cluster.waiting import UNKNOWN_SECONDS, Prospect
+from foreword.cluster.messages import Close, Open, SessionCommit, SessionDraft, encode_sampling
+from foreword.cluster.node_registry import NodePeer
+from foreword.cluster.waiting import UNKNOWN_SECONDS, ExpectedArrival
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, DraftRequest
 
@@ -15,28 +15,28 @@ NOTHING = Draft()
 
 @dataclass(slots=True)
 class Pairing:
-    """One session; after another epoch, or with another home, a request has another one."""
+    """One session; a new epoch or another assigned node starts another one."""
 
     session: int
-    peer: Peer
+    peer: NodePeer
     epoch: int
     vocab_size: int
     takes_trees: bool
-    told: int  # tokens of the text that the node was told of
+    sent: int  # tokens of the text that the node was sent
     seen: int  # tokens that it had when it was last asked for
     wants: tuple[int, int] = (0, 0)  # nodes and levels
     tree: Draft = field(default_factory=Draft)  # the newest that it has said
     number: int = 0  # of that
     is_all: bool = False  # nothing is added to it until the text grows
     is_warm: bool = False  # it has said something: its text is read
-    asked_at: float | None = None  # when it was told of the first text that it has not answered yet
-    asked_len: int = 0  # of that text
+    requested_at: float | None = None  # when it was sent the first text that it has not answered yet
+    requested_len: int = 0  # of that text
     level_at: float = 0.0  # when the newest level came
     given: Draft = field(default_factory=Draft)  # what was last passed on: to be compared with the text
 
     def opening(self, request: DraftRequest, tenant: bytes, value: float) -> Open:
         """What the node has to know first."""
-        self.told = len(request.tokens)
+        self.sent = len(request.tokens)
         return Open(
             self.session,
             request.tokens[:],  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ class Pairing:
         )
 
     def read(self, tokens: Sequence[int]) -> int:
-        """Compare what was last guessed with the text as it is now; how much it has grown.
+        """Compare the last draft with the text as it is now; return how many tokens were added.
 
         That is what was passed on, or what has come since if nothing was there by then.
         """
@@ -56,60 +56,60 @@ class Pairing:
         if length <= before:
             return 0
         self.seen = length
-        guessed, self.given = self.given, NOTHING
-        if not guessed.tokens and self.tree.tokens:
-            guessed = self.tree
-            if guessed.committed_len != before:  # without what the node was told itself
-                guessed = guessed.rebase(tokens[:before])
-        self.peer.estimates.judge(guessed, tokens[before:])
+        last, self.given = self.given, NOTHING
+        if not last.tokens and self.tree.tokens:
+            last = self.tree
+            if last.committed_len != before:  # without what the node was sent itself
+                last = last.rebase(tokens[:before])
+        self.peer.estimates.judge(last, tokens[before:])
         return length - before
 
-    def commit(self, ask: Ask, now: float, value: float) -> Commit | None:
-        """What the node is to hear before it guesses for this ask; None: it knows."""
-        length, before, wants = len(ask.request.tokens), self.told, (ask.max_nodes, ask.max_depth)
+    def commit(self, ask: Ask, now: float, value: float) -> SessionCommit | None:
+        """Return the message that precedes a draft; None: the node knows the text already."""
+        length, before, wants = len(ask.request.tokens), self.sent, (ask.max_nodes, ask.max_depth)
         if length == before and wants == self.wants:
             return None
         if length > before:
             self.is_all = False
-            if self.asked_at is None and self.is_warm:
-                self.asked_at, self.asked_len = now, length
-        self.told, self.wants = length, wants
-        return Commit(self.session, length, list(ask.request.tokens[before:length]), *wants, value)
+            if self.requested_at is None and self.is_warm:
+                self.requested_at, self.requested_len = now, length
+        self.sent, self.wants = length, wants
+        return SessionCommit(self.session, length, list(ask.request.tokens[before:length]), *wants, value)
 
     def closing(self, tokens: Sequence[int]) -> Close:
         """The request has ended with this text."""
-        if len(tokens) <= self.told:
+        if len(tokens) <= self.sent:
             return Close(self.session)
-        return Close(self.session, len(tokens), list(tokens[self.told :]))
+        return Close(self.session, len(tokens), list(tokens[self.sent :]))
 
-    def hear(self, guess: Guess, now: float) -> bool:
-        """What the node says, unless it has said something newer; whether the target knows all of its tokens.
+    def receive(self, draft: SessionDraft, now: float) -> bool:
+        """Take a node's draft unless a newer one came; return whether the target knows all of its tokens.
 
         Raises `ChannelError` for what is no draft.
         """
-        if guess.number <= self.number:
+        if draft.number <= self.number:
             return True
         try:
-            if guess.parents:
-                tree = Draft(tuple(guess.tokens), tuple(guess.parents), guess.length, self.epoch)
+            if draft.parents:
+                tree = Draft(tuple(draft.tokens), tuple(draft.parents), draft.length, self.epoch)
             else:
-                tree = Draft.chain(guess.tokens, guess.length, self.epoch)
+                tree = Draft.chain(draft.tokens, draft.length, self.epoch)
         except ValueError as error:
-            raise ChannelError(f"a guess that is no draft: {error}") from None
+            raise ChannelError(f"a draft that is invalid: {error}") from None
         levels = tree.depth - self.tree.depth
         estimates, breaker = self.peer.estimates, self.peer.breaker
-        if self.asked_at is not None and guess.length >= self.asked_len:
-            seconds, late_after = now - self.asked_at, estimates.late_after
-            self.asked_at = None
-            if guess.length < self.told:  # it has not seen the newest text yet
-                self.asked_at, self.asked_len = now, self.told
+        if self.requested_at is not None and draft.length >= self.requested_len:
+            seconds, late_after = now - self.requested_at, estimates.late_after
+            self.requested_at = None
+            if draft.length < self.sent:  # it has not seen the newest text yet
+                self.requested_at, self.requested_len = now, self.sent
             estimates.first_came(seconds)
             if tree.depth > 1 and not self.tree.depth:
                 estimates.level_came(0.0)  # they come at once
             in_time = late_after is None or seconds <= late_after
             if in_time and breaker.believes(seconds, estimates.first_seconds or seconds):
                 breaker.in_time()
-        elif levels > 0 and self.number and guess.length == self.tree.committed_len:
+        elif levels > 0 and self.number and draft.length == self.tree.committed_len:
             estimates.level_came((now - self.level_at) / levels)
         if not self.is_warm:
             self.is_warm = True
@@ -117,8 +117,8 @@ class Pairing:
                 breaker.in_time()
         is_known = not tree.tokens or max(tree.tokens) < self.vocab_size
         self.tree = tree if is_known and (self.takes_trees or tree.is_chain) else self._usable(tree)
-        self.number, self.level_at = guess.number, now
-        is_all = guess.is_all and guess.length >= self.told
+        self.number, self.level_at = draft.number, now
+        is_all = draft.is_all and draft.length >= self.sent
         if is_all and not self.is_all:
             estimates.filled(tree.depth, min(self.wants))
         self.is_all = is_all
@@ -130,15 +130,15 @@ class Pairing:
             lambda node: tokens[node] < self.vocab_size and (self.takes_trees or parents[node] == node - 1)
         )
 
-    def behind(self, request: DraftRequest) -> Draft:
-        """What is guessed behind the request's text now."""
+    def draft_after(self, request: DraftRequest) -> Draft:
+        """Return the draft after the request's current text."""
         if self.tree.tokens and self.tree.committed_len != len(request.tokens):
             self.tree = self.tree.rebase(request.tokens)
         return self.tree
 
 
 FIRST_ANSWER = 0.05
-"""Seconds after which a node is late of which nobody knows what it usually takes."""
+"""Seconds after which an unmeasured node is late."""
 
 _OVERDUE = 0.25
 """Of the usual time, what is expected to be left for what should be there already."""
@@ -148,60 +148,65 @@ Group = tuple[str, int, int, bool]
 """Node, levels at hand, levels wanted, and whether a chain goes on that has begun."""
 
 
-def prospects_of(
+def expected_arrivals(
     pairs: Sequence[tuple[Ask, Pairing | None]], now: float, shadow: int
-) -> dict[Group, Prospect]:
-    """What is on its way, for requests that are alike together; `shadow` as in `may_come`."""
+) -> dict[Group, ExpectedArrival]:
+    """Return the levels in flight, grouped by equal requests; `shadow` as in `may_come`."""
     counts: dict[Group, int] = {}
     first: dict[Group, Pairing] = {}
-    for ask, pairing in pairs:  # at every level that comes, so whoever waits for nothing is left out first
+    for (
+        ask,
+        pairing,
+    ) in pairs:  # at every level that arrives, so requests that wait for nothing are skipped first
         if pairing is None or not may_come(pairing, shadow) or _late_in(pairing, now) <= 0:
             continue
-        at_hand, wanted = pairing.behind(ask.request).depth, min(ask.max_depth, ask.max_nodes)
+        at_hand, wanted = pairing.draft_after(ask.request).depth, min(ask.max_depth, ask.max_nodes)
         if at_hand < wanted:
-            key = (pairing.peer.name, at_hand, wanted, pairing.asked_at is None)
+            key = (pairing.peer.name, at_hand, wanted, pairing.requested_at is None)
             counts[key] = counts.get(key, 0) + 1
             first.setdefault(key, pairing)
-    return {key: _prospect(first[key], key[1], key[2], count, now) for key, count in counts.items()}
+    return {key: _expected_arrival(first[key], key[1], key[2], count, now) for key, count in counts.items()}
 
 
 def may_come(pairing: Pairing, shadow: int) -> bool:
-    """Whether more is on its way that would be verified: from a node that speaks, for a text that it has read.
+    """Whether levels in flight would be verified: the node responds and has read the text.
 
     A node in the shadow, whose first so many drafts are only compared, is never waited for.
     """
     if pairing.is_all or not pairing.is_warm:
         return False
     peer = pairing.peer
-    return not peer.breaker.is_open and not peer.waited_in_vain and peer.estimates.judged >= shadow
+    return not peer.breaker.is_open and not peer.has_timed_out and peer.estimates.judged >= shadow
 
 
 def is_overdue(pairing: Pairing, now: float) -> bool:
-    """Whether it owes an answer that nobody waits for any longer: it would be late."""
-    return pairing.asked_at is not None and _late_in(pairing, now) < _left(pairing, now)
+    """Whether it owes an answer that is no longer waited for because it would be late."""
+    return pairing.requested_at is not None and _late_in(pairing, now) < _left(pairing, now)
 
 
 def _left(pairing: Pairing, now: float) -> float:
     """Seconds until the next level is expected."""
     estimates = pairing.peer.estimates
-    if pairing.asked_at is None:  # the chain goes on
+    if pairing.requested_at is None:  # the chain goes on
         usual, since = _known(estimates.level_seconds), now - pairing.level_at
     else:
-        usual, since = _known(estimates.first_seconds), now - pairing.asked_at
+        usual, since = _known(estimates.first_seconds), now - pairing.requested_at
     return max(usual - since, _OVERDUE * usual)
 
 
 def _late_in(pairing: Pairing, now: float) -> float:
     """Seconds until the next level is late: from the ask on for a first one, from now on where a chain goes on."""
     late_after = pairing.peer.estimates.late_after or FIRST_ANSWER
-    return late_after if pairing.asked_at is None else late_after - (now - pairing.asked_at)
+    return late_after if pairing.requested_at is None else late_after - (now - pairing.requested_at)
 
 
-def _prospect(pairing: Pairing, at_hand: int, wanted: int, requests: int, now: float) -> Prospect:
+def _expected_arrival(
+    pairing: Pairing, at_hand: int, wanted: int, requests: int, now: float
+) -> ExpectedArrival:
     estimates = pairing.peer.estimates
     level, survival = _known(estimates.level_seconds), estimates.survival(wanted)
     left, late_in = _left(pairing, now), _late_in(pairing, now)
-    return Prospect(requests, at_hand, wanted, survival, left, level, late_in)
+    return ExpectedArrival(requests, at_hand, wanted, survival, left, level, late_in)
 
 
 def _known(seconds: float | None) -> float:

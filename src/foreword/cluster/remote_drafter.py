@@ -1,4 +1,4 @@
-"""Draft nodes as one more drafter: it says what is there, and waits only while that is worth more than it costs."""
+"""Draft nodes as one more drafter: it returns what has arrived, and waits only while that has a net benefit."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -7,24 +7,24 @@ from itertools import count
 from threading import Condition
 from time import monotonic
 
-from foreword.cluster.assignment import MoveBudget, choose_home
+from foreword.cluster.assignment import MoveBudget, assign_node
 from foreword.cluster.connection import Connection
 from foreword.cluster.framing import ChannelError
-from foreword.cluster.handshake import Identity
+from foreword.cluster.handshake import PeerIdentity
 from foreword.cluster.messages import (
-    Behind,
     Busy,
-    Commit,
     Commits,
-    Drain,
     FromNode,
-    Guesses,
-    Load,
+    Lagging,
+    NodeDrain,
+    NodeLoad,
     Pong,
+    SessionCommit,
+    SessionDrafts,
     Welcome,
 )
-from foreword.cluster.node_registry import Peer, Roster
-from foreword.cluster.pairing import NOTHING, Pairing, is_overdue, may_come, prospects_of
+from foreword.cluster.node_registry import NodePeer, NodeRegistry
+from foreword.cluster.pairing import NOTHING, Pairing, expected_arrivals, is_overdue, may_come
 from foreword.cluster.security import tenant_hash
 from foreword.cluster.settings import RemoteConfig, entries, parse_labels
 from foreword.cluster.shared_nodes import REMOTE
@@ -36,16 +36,16 @@ _Pairs = Sequence[tuple[Ask, Pairing | None]]
 
 
 class RemoteDrafter(Drafter):
-    """Pairs requests with nodes, tells these what was committed, and passes on what they guess.
+    """Assigns requests to nodes, sends these the committed tokens, and returns their drafts.
 
-    The engine's thread asks; each node has a thread that listens. Whatever a node does or does not do costs guesses
-    and, once, a wait that was worth it by all that was known.
+    The engine's thread calls it; each node has a thread that reads. A faulty node costs its drafts and at most one
+    wait that had a positive expected gain.
     """
 
     traits = REMOTE
 
     def __init__(
-        self, config: RemoteConfig, identity: Identity, clock: Callable[[], float] = monotonic
+        self, config: RemoteConfig, identity: PeerIdentity, clock: Callable[[], float] = monotonic
     ) -> None:
         self._config = config
         self._identity = identity
@@ -53,7 +53,7 @@ class RemoteDrafter(Drafter):
         self._labels = parse_labels(config.labels)
         self._local_tenants = entries(config.local_tenants)
         self._arrived = Condition()  # guards everything below and in the peers
-        self._peers = [Peer(address) for address in config.addresses()]
+        self._peers = [NodePeer(address) for address in config.addresses()]
         self._pairings: dict[int, Pairing] = {}  # by request
         self._sessions: dict[int, Pairing] = {}
         self._moving: set[int] = set()  # requests that had a home and lost it
@@ -61,17 +61,17 @@ class RemoteDrafter(Drafter):
         self._rate = TokenRate()
         self._moves = MoveBudget(clock())
         self.faults: Counter[str] = Counter()
-        self._roster = Roster(config, self._peers, self, identity)
+        self._registry = NodeRegistry(config, self._peers, self, identity)
 
     def start(self) -> "RemoteDrafter":
         """Connect, from now on and again whenever that is needed."""
-        self._identity.vocabulary.told()  # takes a moment, which no handshake has
-        self._roster.start()
+        self._identity.vocabulary.digest()  # takes a moment, which no handshake has
+        self._registry.start()
         return self
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Its name while no node is there whose guesses are used: what others say then is not counted as its own."""
+        """Its name while no node has drafts in use: drafts of others are then not counted as its own."""
         is_heard = any(peer.is_used(self._config.shadow) for peer in self._peers)
         return () if is_heard else ("remote",)
 
@@ -85,7 +85,7 @@ class RemoteDrafter(Drafter):
         with self._arrived:
             now = self._clock()
             pairs = [(ask, self._paired(ask.request, now)) for ask in asks]
-            self._tell(pairs, now)
+            self._send_commits(pairs, now)
             self._wait(pairs)
             return [NOTHING if pairing is None else self._draft(ask, pairing) for ask, pairing in pairs]
 
@@ -100,7 +100,7 @@ class RemoteDrafter(Drafter):
 
     def close(self) -> None:
         """Hang up."""
-        self._roster.close()
+        self._registry.close()
 
     def nodes(self) -> list[NodeReport]:
         """How the nodes stand."""
@@ -112,20 +112,20 @@ class RemoteDrafter(Drafter):
         with self._arrived:
             return Counter({f"remote/{kind}": times for kind, times in self.faults.items()})
 
-    def joined(self, peer: Peer) -> None:
+    def joined(self, peer: NodePeer) -> None:
         with self._arrived:
             self._peers = [*self._peers, peer]
 
-    def left(self, peer: Peer) -> None:
+    def left(self, peer: NodePeer) -> None:
         self.went_down(peer, "taken off the list")
         with self._arrived:
             self._peers = [one for one in self._peers if one is not peer]
 
-    def came_up(self, peer: Peer, link: Connection[FromNode], welcome: Welcome) -> None:
+    def came_up(self, peer: NodePeer, link: Connection[FromNode], welcome: Welcome) -> None:
         with self._arrived:
             peer.begin(link, welcome)
 
-    def went_down(self, peer: Peer, reason: str) -> None:
+    def went_down(self, peer: NodePeer, reason: str) -> None:
         with self._arrived:
             self.faults["lost"] += peer.is_up
             peer.end(reason)
@@ -134,38 +134,38 @@ class RemoteDrafter(Drafter):
                 self._moving.add(request)
             self._arrived.notify_all()
 
-    def heard(self, peer: Peer, message: FromNode) -> None:
+    def heard(self, peer: NodePeer, message: FromNode) -> None:
         """Raises `ChannelError` for what no node says, which ends the connection."""
         with self._arrived:
-            if isinstance(message, Guesses):
-                self._guessed(peer, message)
-            elif isinstance(message, Behind):
-                self._behind(peer, message)
+            if isinstance(message, SessionDrafts):
+                self._take_drafts(peer, message)
+            elif isinstance(message, Lagging):
+                self._note_lagging(peer, message)
             elif isinstance(message, Busy):
                 self._busy(peer, message)
-            elif isinstance(message, Load):
+            elif isinstance(message, NodeLoad):
                 peer.load = message
-            elif isinstance(message, Drain):
+            elif isinstance(message, NodeDrain):
                 peer.is_draining = True
             elif not isinstance(message, Pong):
                 raise ChannelError(f"a {type(message).__name__} after the handshake")
 
-    def _guessed(self, peer: Peer, message: Guesses) -> None:
+    def _take_drafts(self, peer: NodePeer, message: SessionDrafts) -> None:
         now = self._clock()
-        for guess in message.guesses:
-            pairing = self._sessions.get(guess.session)
-            if pairing is not None and pairing.peer is peer and not pairing.hear(guess, now):
+        for draft in message.drafts:
+            pairing = self._sessions.get(draft.session)
+            if pairing is not None and pairing.peer is peer and not pairing.receive(draft, now):
                 self.faults["unknown token"] += 1
-        peer.waited_in_vain = False
+        peer.has_timed_out = False
         self._arrived.notify_all()
 
-    def _behind(self, peer: Peer, message: Behind) -> None:
-        """What it has missed is told with the next ask."""
+    def _note_lagging(self, peer: NodePeer, message: Lagging) -> None:
+        """Note the missing tokens; the next draft request sends them."""
         pairing = self._sessions.get(message.session)
         if pairing is not None and pairing.peer is peer:
-            pairing.told, pairing.wants = min(pairing.told, message.length), (0, 0)
+            pairing.sent, pairing.wants = min(pairing.sent, message.length), (0, 0)
 
-    def _busy(self, peer: Peer, message: Busy) -> None:
+    def _busy(self, peer: NodePeer, message: Busy) -> None:
         peer.busy_until = self._clock() + message.retry_seconds
         self.faults["busy"] += 1
         for request, pairing in self._pairings.items():
@@ -192,7 +192,7 @@ class RemoteDrafter(Drafter):
 
     def _pair(self, request: DraftRequest, now: float) -> Pairing | None:
         places = [peer.place(self._labels) for peer in self._peers if peer.takes(now)]
-        name = choose_home(request.request_id, places)
+        name = assign_node(request.request_id, places)
         if name is None:
             return None
         peer = next(peer for peer in self._peers if peer.name == name)
@@ -203,16 +203,16 @@ class RemoteDrafter(Drafter):
         )
         tenant = tenant_hash(request.tenant, self._identity.security.token)
         peer.send(pairing.opening(request, tenant, self._value))
-        peer.homes += 1
+        peer.assigned += 1
         self._pairings[request.request_id] = self._sessions[pairing.session] = pairing
         self._moving.discard(request.request_id)
         return pairing
 
     def _part(self, request: int) -> None:
         pairing = self._pairings.pop(request)
-        pairing.is_all = True  # whoever waits for it waits in vain
+        pairing.is_all = True  # no pass waits for it
         del self._sessions[pairing.session]
-        pairing.peer.homes -= pairing.peer.homes > 0
+        pairing.peer.assigned -= pairing.peer.assigned > 0
 
     @property
     def _value(self) -> float:
@@ -220,17 +220,17 @@ class RemoteDrafter(Drafter):
         rate = self._rate.per_second
         return 0.0 if not rate else 1 / rate
 
-    def _tell(self, pairs: _Pairs, now: float) -> None:
+    def _send_commits(self, pairs: _Pairs, now: float) -> None:
         """One frame for every node: what was committed for its sessions, and how much is wanted."""
         came, value = 0, self._value
-        by_peer: dict[str, tuple[Peer, list[Commit]]] = {}
+        by_peer: dict[str, tuple[NodePeer, list[SessionCommit]]] = {}
         for ask, pairing in pairs:
             if pairing is None:
                 continue
             came += pairing.read(ask.request.tokens)
-            if pairing.asked_at is not None:
+            if pairing.requested_at is not None:
                 self._note_late(pairing, now)
-            if not pairing.told:  # it has missed everything
+            if not pairing.sent:  # it has missed everything
                 tenant = tenant_hash(ask.request.tenant, self._identity.security.token)
                 pairing.peer.send(pairing.opening(ask.request, tenant, value))
             commit = pairing.commit(ask, now, value)
@@ -241,7 +241,7 @@ class RemoteDrafter(Drafter):
             peer.send(Commits(commits))
 
     def _wait(self, pairs: _Pairs) -> None:
-        """Until nothing that is on its way is worth a wait, and never longer than all of it was worth at first."""
+        """Wait while levels in flight have a positive net benefit, never longer than their first expected gain."""
         rate = self._rate.per_second
         if rate is None:
             return
@@ -249,16 +249,16 @@ class RemoteDrafter(Drafter):
         until: float | None = None
         awaited: set[str] = set()
         while True:
-            prospects = prospects_of(pairs, now, self._config.shadow)
-            seconds = worth_waiting(list(prospects.values()), rate)
+            arrivals = expected_arrivals(pairs, now, self._config.shadow)
+            seconds = worth_waiting(list(arrivals.values()), rate)
             if seconds <= 0:
                 break
             if until is None:
-                until = began + most_worth(list(prospects.values()), rate)
+                until = began + most_worth(list(arrivals.values()), rate)
             if now >= until:
-                self._waited_in_vain(pairs, now)
+                self._note_timeouts(pairs, now)
                 break
-            awaited |= {group[0] for group in prospects}
+            awaited |= {group[0] for group in arrivals}
             self._arrived.wait(min(seconds, until - now))
             now = self._clock()
         for _, pairing in pairs if awaited else ():
@@ -269,24 +269,24 @@ class RemoteDrafter(Drafter):
                 peer.waits += 1
                 peer.wait_seconds += now - began
 
-    def _waited_in_vain(self, pairs: _Pairs, now: float) -> None:
-        """What was waited for has not come: its node is not waited for again before something does."""
+    def _note_timeouts(self, pairs: _Pairs, now: float) -> None:
+        """Note that the wait was without effect: the node is not waited for again until it answers."""
         for _, pairing in pairs:
             if pairing is not None and may_come(pairing, self._config.shadow):
                 self._note_late(pairing, now, after=0.0)
-                pairing.peer.waited_in_vain = True
+                pairing.peer.has_timed_out = True
 
     def _note_late(self, pairing: Pairing, now: float, after: float | None = None) -> None:
         """It owes an answer; `after`: seconds that it had for it, unless by its own measure."""
-        if pairing.asked_at is None or pairing.peer.breaker.is_open:
+        if pairing.requested_at is None or pairing.peer.breaker.is_open:
             return
         after = pairing.peer.estimates.late_after if after is None else after
-        if after is not None and now - pairing.asked_at >= after:
-            pairing.peer.breaker.late(now - pairing.asked_at)
+        if after is not None and now - pairing.requested_at >= after:
+            pairing.peer.breaker.late(now - pairing.requested_at)
             self.faults["late"] += 1
 
     def _draft(self, ask: Ask, pairing: Pairing) -> Draft:
-        draft = pairing.behind(ask.request)
+        draft = pairing.draft_after(ask.request)
         if not draft.tokens:
             return NOTHING
         draft = pairing.given = draft.within(ask.max_nodes, ask.max_depth)

@@ -13,7 +13,7 @@ from foreword.errors import RequestError
 
 TOKEN_VARIABLE = "FOREWORD_CLUSTER_TOKEN"
 LEAST_TOKEN = 16
-"""Characters of a token: a shorter one could be guessed."""
+"""Characters of a token: a shorter one could be found by trial."""
 
 TARGET, NODE = b"foreword target", b"foreword node"
 """Who proves something: one side's proof is not the other's."""

@@ -20,7 +20,7 @@ LEAST_BELIEVED = 1e-3
 
 PRIOR_RATE = 0.7
 PRIOR_WEIGHT = 4.0
-"""What is believed of a level before guesses were judged, and how many of them that counts for."""
+"""Prior acceptance of a level, and the number of drafts that it counts for."""
 
 IDLE = 0.5
 """Seconds without a token from which on nothing was to be done."""
@@ -38,22 +38,18 @@ class NodeEstimates:
 
     def __init__(self) -> None:
         self.judged = 0  # drafts that were compared with the text
-        self.first_seconds: float | None = None  # from a text to the first level behind it
+        self.first_seconds: float | None = None  # from a text to its first draft level
         self.level_seconds: float | None = None  # from one level to the next
-        self.late_after: float | None = (
-            None  # seconds after which a first level is late; None: nobody knows yet
-        )
-        self._firsts: deque[float] = deque()  # of late
+        self.late_after: float | None = None  # seconds after which a first level is late; None: unknown
+        self._firsts: deque[float] = deque()  # recent ones
         self._sorted: list[float] = []  # the same
         self._tried = [0.0] * MOST_LEVELS
         self._right = [0.0] * MOST_LEVELS
-        self._coverage = [1.0] * MOST_LEVELS  # how often a level comes at all, of late
-        self._survival: list[
-            float
-        ] = []  # see `survival`; as far as somebody has asked since something changed
+        self._coverage = [1.0] * MOST_LEVELS  # how often a level arrives at all, recently
+        self._survival: list[float] = []  # cache of `survival`, emptied by every change
 
     def first_came(self, seconds: float) -> None:
-        """The first level behind a text, after it was told."""
+        """Note the time from a text to its first draft level."""
         self._firsts.append(seconds)
         insort(self._sorted, seconds)
         if len(self._firsts) > _SAMPLES:
@@ -66,13 +62,13 @@ class NodeEstimates:
         self.level_seconds = _mixed(self.level_seconds, _believed(seconds, self.level_seconds))
 
     def filled(self, levels: int, wanted: int) -> None:
-        """All that came behind a text, and how much was wanted."""
+        """Note how many levels of a whole draft arrived, and how many were wanted."""
         self._survival = []
         for level in range(min(wanted, MOST_LEVELS)):
             self._coverage[level] += _MEMORY * ((level < levels) - self._coverage[level])
 
     def judge(self, draft: Draft, came: Sequence[int]) -> None:
-        """Compare a draft with what came behind its text, as far as it goes."""
+        """Compare a draft with the tokens that followed its text."""
         if not draft.tokens or not came:
             return
         self._survival = []
@@ -84,11 +80,11 @@ class NodeEstimates:
 
     @property
     def acceptance(self) -> float | None:
-        """Part of its first levels that were right, of late; None: none was judged."""
+        """Accepted part of its first levels, recently; None: none was compared."""
         return self._right[0] / self._tried[0] if self._tried[0] else None
 
     def survival(self, levels: int) -> list[float]:
-        """By level, the chance that a guess comes and is right, and all above it are."""
+        """Return, by level, the probability that its draft token arrives and is accepted with all above it."""
         levels = min(levels, MOST_LEVELS)
         if len(self._survival) < levels:
             chance, self._survival = 1.0, []
@@ -130,11 +126,11 @@ class TokenRate:
 
     def __init__(self) -> None:
         self._at: float | None = None
-        self._tokens = self._seconds = 0.0  # of late
+        self._tokens = self._seconds = 0.0  # recently
 
     @property
     def per_second(self) -> float | None:
-        """None: nobody knows yet."""
+        """Tokens per second; None: unknown."""
         return self._tokens / self._seconds if self._seconds else None
 
     def came(self, tokens: int, now: float) -> None:
@@ -159,19 +155,19 @@ AS_USUAL = 1.5
 
 
 @dataclass
-class Breaker:
-    """Closed: the node may be waited for. Open: what it says is used if it is there, and nobody waits."""
+class CircuitBreaker:
+    """Closed: passes may wait for the node. Open: its drafts are used if they are there, and no pass waits."""
 
     is_open: bool = True  # nothing was heard of it yet
     is_late: bool = False  # and that is why it is open
     reason: str = "not connected yet"
     trips: int = 0
-    _limit: float = field(default=inf, repr=False)  # seconds that it was waited for in vain
+    _limit: float = field(default=inf, repr=False)  # seconds of the wait that it missed
     _row: int = field(default=0, repr=False)  # trips without a calm time between them
     _needed: int = field(default=1, repr=False)  # answers in time until it closes
 
     def late(self, waited: float) -> None:
-        """It was waited for in vain."""
+        """Open: a wait for the node ended without its answer."""
         self._trip(f"no answer after {waited * 1e3:.1f} ms")
         self.is_late, self._limit = True, waited
 
@@ -208,8 +204,8 @@ UNKNOWN_SECONDS = 1e-3
 """What a level is expected to take before one was measured."""
 
 
-class Prospect(NamedTuple):
-    """Levels that are on their way for some requests of one node which all have as many."""
+class ExpectedArrival(NamedTuple):
+    """Levels in flight for requests of one node that have equally many."""
 
     requests: int
     at_hand: int  # levels
@@ -217,7 +213,7 @@ class Prospect(NamedTuple):
     survival: Sequence[float]  # by level, the chance that it is accepted
     first_seconds: float  # until the next level comes
     level_seconds: float  # from one to the next
-    late_after: float  # seconds from now after which the next level is late: nobody waits longer for it
+    late_after: float  # seconds from now after which the next level is late: no pass waits longer for it
 
     @property
     def gain(self) -> float:
@@ -230,16 +226,16 @@ class Prospect(NamedTuple):
         return self.late_after + max(self.wanted - self.at_hand - 1, 0) * self.level_seconds
 
 
-def worth_waiting(prospects: Sequence[Prospect], tokens_per_second: float) -> float:
+def worth_waiting(arrivals: Sequence[ExpectedArrival], tokens_per_second: float) -> float:
     """Seconds until the moment that is worth most: tokens that come by then, less those that the wait costs."""
     coming: list[tuple[float, float]] = []
-    for one in prospects:
+    for one in arrivals:
         when = max(one.first_seconds, 0.0)
         if when > one.late_after:
             continue
         for chance in one.survival[one.at_hand : one.wanted]:
             coming.append((when, one.requests * chance))
-            when += one.level_seconds  # levels behind the next one take their time
+            when += one.level_seconds  # later levels follow one after the other
     coming.sort()
     best, best_when, gained = 0.0, 0.0, 0.0
     for when, tokens in coming:
@@ -249,8 +245,8 @@ def worth_waiting(prospects: Sequence[Prospect], tokens_per_second: float) -> fl
     return best_when
 
 
-def most_worth(prospects: Sequence[Prospect], tokens_per_second: float) -> float:
+def most_worth(arrivals: Sequence[ExpectedArrival], tokens_per_second: float) -> float:
     """Seconds beyond which a wait has cost more than all that could come would bring."""
-    gain = sum(one.gain for one in prospects)
-    late = max((one.latest for one in prospects), default=0.0)
+    gain = sum(one.gain for one in arrivals)
+    late = max((one.latest for one in arrivals), default=0.0)
     return min(gain / tokens_per_second, late) if tokens_per_second > 0 else late

@@ -9,7 +9,7 @@ from foreword.speculation.drafting import Drafter
 def build_remote(config: RemoteConfig, resources: DrafterResources) -> Drafter:
     """Connect to the nodes; those that are not there yet join when they come."""
     need_frames()
-    from foreword.cluster.handshake import Identity, TokenIds
+    from foreword.cluster.handshake import PeerIdentity, TokenIds
     from foreword.cluster.remote_drafter import RemoteDrafter
 
     security = config.security()
@@ -18,7 +18,7 @@ def build_remote(config: RemoteConfig, resources: DrafterResources) -> Drafter:
     def bytes_of(token: int) -> bytes:
         return tokenizer.token_bytes(token, skip_special_tokens=False)
 
-    identity = Identity(security, TokenIds(resources.vocab_size, bytes_of))
+    identity = PeerIdentity(security, TokenIds(resources.vocab_size, bytes_of))
     return resources.nodes.use(config, lambda: RemoteDrafter(config, identity).start())
 
 

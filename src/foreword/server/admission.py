@@ -1,4 +1,4 @@
-"""Who may come in: a bounded number of answers at a time, the rest are told when to come back."""
+"""Admits a bounded number of answers at a time; other requests get the time after which to retry."""
 
 import asyncio
 import math
@@ -10,7 +10,7 @@ from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
 
 _MEMORY = 0.9  # weight of the past in the running mean of service times
-_LONGEST_WAIT = 60  # seconds; nobody is sent away for longer
+_LONGEST_WAIT = 60  # seconds; the longest Retry-After
 
 
 class Admission:
@@ -27,14 +27,14 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        """Answers that were accepted and have not ended."""
+        """Number of answers that were accepted and have not ended."""
         return self._in_flight
 
     def close(self) -> None:
         self._closed = True
 
     def check(self, answers: int) -> None:
-        """429 if there are not enough places, 503 if the server is stopping."""
+        """Raise 429 if there are not enough places, 503 if the server is stopping."""
         if self._closed:
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
         if answers > self._capacity:
@@ -63,7 +63,7 @@ class Admission:
                 self._idle.set()
 
     def retry_after(self) -> int:
-        """Seconds until a place should be free: a queue's length at the usual pace."""
+        """Return the seconds until a place should be free, by the mean service time."""
         share = self._mean_seconds / max(self._running, 1)
         return max(1, min(_LONGEST_WAIT, math.ceil(share)))
 

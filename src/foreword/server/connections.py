@@ -26,7 +26,7 @@ log = logging.getLogger("foreword.server.connections")
 
 
 class OncePerMinute(logging.Filter):
-    """Lets a message through once a minute, with the number of those that it held back."""
+    """Lets a message through once a minute, with the number of suppressed ones."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class OncePerMinute(logging.Filter):
 
 
 def quieten() -> None:
-    """Bound what clients can make the server write."""
+    """Limit the log lines that clients can cause."""
     for name in _NOISY:
         logger = logging.getLogger(name)
         if not any(isinstance(known, OncePerMinute) for known in logger.filters):
@@ -83,7 +83,7 @@ class ConnectionLimiter:
     """Keeps the number of connections bounded.
 
     Who comes when all places are taken displaces the connection that has been waiting for a request the longest: half
-    a header, or none, keeps no place from others. Connections with a request under way are never displaced.
+    a header, or none, keeps no place from others. Connections with a request in flight are never displaced.
     """
 
     def __init__(self, most: int) -> None:
@@ -222,7 +222,7 @@ class BoundedProtocol(H11Protocol):
         self.transport.close()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request; one that was sent ahead is already under way."""
+        """Wait for the next request; a pipelined one is already in flight."""
         super().on_response_complete()
         if not self._is_busy:
             self.limiter.idle(self)

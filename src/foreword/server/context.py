@@ -1,4 +1,4 @@
-"""What a request may change about guessing, on this server."""
+"""The parts that the routes of one server share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from foreword.wire.supervisor import Supervisor
 
 
 def check_speculation(override: SpeculationSetting, settings: ServerSettings) -> SpeculationSetting:
-    """The override as the engine takes it, or 400."""
+    """Return the override as the engine takes it, or raise 400."""
     try:
         check_request_setting(override, settings.speculation, settings.methods)
     except RequestError as error:
@@ -45,7 +45,7 @@ class ServerContext:
         self.adapters = set(self.settings.adapters)
 
     def speculation(self, override: bool | Mapping[str, Any] | None) -> SpeculationSetting:
-        """How a request is guessed ahead for; what begins while guessing is switched off is plain to its end."""
+        """Return a request's speculation setting; a request that starts while speculation is off stays plain."""
         checked = check_speculation(override, self.settings)
         return checked if self.engine.speculating else False
 
@@ -58,11 +58,11 @@ class ServerContext:
             return None
 
     def adapter(self, name: str | None) -> str:
-        """The adapter that a request means by its model; empty: the model itself."""
+        """Return the adapter that a request names as its model; empty: the model itself."""
         return name if name is not None and name in self.adapters else ""
 
     def check_model(self, name: str | None) -> None:
-        """404 for a model that is not here."""
+        """Raise 404 for a model that this server does not have."""
         if name is not None and name != self.settings.model_name and name not in self.adapters:
             known = ", ".join(map(repr, (self.settings.model_name, *sorted(self.adapters))))
             raise ApiError(

@@ -68,7 +68,7 @@ class ApiError(ForewordError):
 
 
 def as_api_error(error: Exception, request_id: str = "") -> ApiError:
-    """The answer to an exception; what nobody foresaw is logged and told to the client without details."""
+    """Return the answer to an exception; an unexpected one is logged, and the client gets no details."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineUnavailable):
@@ -91,7 +91,7 @@ def _routing_error(request: Request, error: HTTPException) -> ApiError:
 
 
 def install_error_handlers(app: FastAPI, on_error: Callable[[int], None]) -> None:
-    """Make every error of the app OpenAI-shaped; `on_error` is told the statuses."""
+    """Make every error of the app OpenAI-shaped; `on_error` is called with each status."""
 
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):

@@ -104,7 +104,7 @@ class HeadMiddleware:
 
 
 ANY = "*"
-_PREFLIGHT_SECONDS = 600  # how long a browser may remember what it was told
+_PREFLIGHT_SECONDS = 600  # how long a browser may cache the answer
 
 
 class OriginMiddleware:

@@ -98,7 +98,7 @@ def _engine_figures(stats: EngineStats) -> dict[str, Any]:
 
 
 def _usage_figures(report: ControlReport) -> dict[str, Any]:
-    """How busy the devices were, what that costs, and the pages held for guesses."""
+    """Return the utilisation and cost of the devices, and the pages held for draft tokens."""
     return {**as_json(report)["usage"], "provisional_pages": report.provisional_pages}
 
 
@@ -160,14 +160,14 @@ def _add_report(router: APIRouter, context: ServerContext) -> None:
 async def _report(context: ServerContext) -> ControlReport:
     stats = await context.engine.stats()
     if stats is None or stats.control is None:
-        raise EngineUnavailable("the engine does not say how guessing stands; try again")
+        raise EngineUnavailable("the engine does not report its speculation figures; try again")
     return stats.control
 
 
 def _add_switch(router: APIRouter, context: ServerContext) -> None:
     @router.post("/speculation", openapi_extra=takes(SwitchRequest))
     async def switch(request: Request) -> Response:
-        """Turn guessing on or off for everybody, or move one drafter in one cohort; no text changes."""
+        """Turn speculation on or off for all requests, or move one drafter in one cohort; no text changes."""
         _check_admin(context, request)
         body = await body_of(context, request, SwitchRequest, is_strict=True)
         if body.enabled is not None and body.state is None:

@@ -10,7 +10,7 @@ from foreword.server.metrics import Metrics
 
 @dataclass
 class _Seen:
-    """What an answer's deltas have told so far."""
+    """What the deltas of an answer have shown so far."""
 
     last: float | None = None  # when its last tokens came
     tokens: int = 0
@@ -83,12 +83,12 @@ class RequestMeter:
             self._note_costs(index, None)
 
     def left(self) -> None:
-        """Nobody waits any more: the answers that had not ended are aborted; what they cost comes late."""
+        """The client has left: unfinished answers count as aborted; their costs arrive later."""
         for index in range(len(self._seen)):
             self._note_outcome(index, "abort")
 
     def note_late(self, item: AnswerDelta | Exception) -> None:
-        """An answer that nobody waited for has ended, or the engine has died before it could."""
+        """Count an answer that ended after its client had left, or that the engine's death ended."""
         if isinstance(item, Exception):
             self.lost()
         else:
@@ -100,7 +100,7 @@ class RequestMeter:
             self._metrics.note_outcome(reason)
 
     def _note_costs(self, index: int, stats: RequestStats | None) -> None:
-        """Count an answer's costs, once; without statistics, as far as its deltas have told them."""
+        """Count an answer's costs once; without statistics, as far as its deltas show them."""
         seen = self._seen[index]
         if seen.is_counted:
             return
@@ -125,7 +125,7 @@ class RequestMeter:
 
 
 def _method(request: NewRequest, default: str) -> str:
-    """Who drafts for a request; empty: nobody."""
+    """Return the drafter of a request; empty: none."""
     setting = request.speculation
     if isinstance(setting, Mapping):
         return str(setting.get("method", default))

@@ -104,9 +104,7 @@ class ServerSettings:
 
     model_name: str  # what clients call the model; also the default where a request names none
     api_keys: tuple[str, ...] = ()  # any of these opens the door; none: no door
-    admin_keys: tuple[
-        str, ...
-    ] = ()  # open every route, and alone those that change the server for all tenants
+    admin_keys: tuple[str, ...] = ()  # open every route; only they change the server for all tenants
     # Names in `Host` headers, this machine's own aside; None: any.
     allowed_hosts: tuple[str, ...] | None = None
     cors_origins: tuple[str, ...] = ()  # web pages that may ask, besides the server's own; "*": all
@@ -117,7 +115,7 @@ class ServerSettings:
     show_speculation: bool = True  # acceptance in answers and /health; it tells watchers about the text
     stream_pacing: str = STREAM_PACINGS[0]
     access_log: bool = False  # a line for every request
-    allow_switch: bool = False  # POST /speculation turns guessing off and on, and moves roll-outs
+    allow_switch: bool = False  # POST /speculation turns speculation off and on, and moves roll-outs
     adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA adapters to begin with: name -> folder
     allow_adapter_loading: bool = False  # clients may load and unload adapters by their paths here
     policy_file: str | None = None  # the operator's rules, which the engine follows

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.cluster.assignment import MoveBudget
-from foreword.cluster.waiting import LATE_FACTOR, Prospect, TokenRate, most_worth, worth_waiting
+from foreword.cluster.waiting import LATE_FACTOR, ExpectedArrival, TokenRate, most_worth, worth_waiting
 from foreword.simulate.costs import Counts, Dice, LevelTimes
 from foreword.simulate.scenario import Scenario, WaitRule
 
@@ -287,7 +287,7 @@ class Chains:
             return now + most_worth([*prospects, *hung.values()], rate)
         return now + worth_waiting(prospects, rate)
 
-    def _prospects(self, now: float, hears: Flags, trips: Floats) -> list[Prospect]:
+    def _prospects(self, now: float, hears: Flags, trips: Floats) -> list[ExpectedArrival]:
         """Requests for which equally much comes at equal times are one."""
         k, costs, survival = self._scenario.k, self._scenario.costs.node, self._dice.chances
         there = np.minimum(self._arrived(now), k)
@@ -308,13 +308,13 @@ class Chains:
                 key = (at_hand, most, first, pace, LATE_FACTOR * (trip + costs.first + 2 * pace))
                 groups[key] = groups.get(key, 0) + 1
         return [
-            Prospect(requests, at_hand, most, survival, first, pace, late)
+            ExpectedArrival(requests, at_hand, most, survival, first, pace, late)
             for (at_hand, most, first, pace, late), requests in groups.items()
         ]
 
-    def _hung(self, silent: Flags) -> dict[int, Prospect]:
+    def _hung(self, silent: Flags) -> dict[int, ExpectedArrival]:
         """By node, what a target expects of it that has not noticed yet that it is silent."""
-        found: dict[int, Prospect] = {}
+        found: dict[int, ExpectedArrival] = {}
         if not silent.any():
             return found
         k, costs, survival = self._scenario.k, self._scenario.costs.node, self._dice.chances
@@ -325,5 +325,5 @@ class Chains:
             home = self._home[slot]
             if home not in self._in_vain:
                 requests = found[home].requests + 1 if home in found else 1
-                found[home] = Prospect(requests, 0, k, survival, usual, level, late)
+                found[home] = ExpectedArrival(requests, 0, k, survival, usual, level, late)
         return found

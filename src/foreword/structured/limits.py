@@ -24,14 +24,10 @@ class CountLimits:
     items_in_all: int = 20_000  # of all arrays of a schema together
     length: int = 1_000_000  # minLength and maxLength
     property_count: int = 10_000  # minProperties and maxProperties
-    properties: int = (
-        2_000  # keys of all objects of a schema; compiling takes time in proportion to their square
-    )
+    properties: int = 2_000  # keys of all objects of a schema; compiling time grows with their square
     enum_values: int = 10_000  # of all enums of a schema
     branches: int = 2_000  # of anyOf, oneOf and allOf together
-    multiple: int = (
-        10_000  # digits of multipleOf as a whole number: the parser builds a state for every remainder
-    )
+    multiple: int = 10_000  # multipleOf without its decimal point: the parser has a state for every remainder
     expanded: int = 300_000  # size of an expression or a rule once counted repetitions are written out
 
 
@@ -40,9 +36,7 @@ class CompileLimits:
     """What compiling a grammar may cost. Enforced on a process of its own, which the system ends."""
 
     cpu_seconds: float = 2.0
-    patience: int = (
-        12  # times the processor seconds: the wall-clock limit on a machine that is busy otherwise
-    )
+    patience: int = 12  # wall-clock limit, in multiples of cpu_seconds: the machine may be busy
     memory_bytes: int = 96 << 20  # beyond what the process has before it compiles
     at_once: int = 4  # grammars that are compiled at the same time
     at_once_per_tenant: int = 2  # of these, those of one tenant
@@ -54,9 +48,7 @@ class MaskLimits:
 
     one_mask: float = 0.1  # a request whose mask at some token takes longer is ended
     slow_mask: float = 0.005  # from here on masks are computed between the passes, in a thread of their own
-    calm_masks: int = (
-        8  # fast masks in a row after which they are computed in the pass again; doubles each time
-    )
+    calm_masks: int = 8  # fast masks in a row until they are computed in the pass again; doubles each time
     free_per_token: float = 0.01  # what every generated token may cost
     request_excess: float = 1.0  # what a request may use beyond that
     tenant_excess: float = 5.0  # what all requests of a tenant may use beyond that
@@ -167,9 +159,7 @@ class Counts:
 
     def _bound(self, keyword: str, number: float, most: int) -> None:
         if number > most:
-            shown = (
-                int(number) if number < _SHOWN else f"{Decimal(number).normalize():.3g}"
-            )  # also beyond floats
+            shown = int(number) if number < _SHOWN else f"{Decimal(number).normalize():.3g}"
             raise RequestError(
                 f"structured outputs: {self._form}: {keyword} is {shown}, the limit is {most}; lower it"
             )

@@ -190,9 +190,7 @@ class GrammarState:
 
     def _foresee(self, path: Path) -> Path:
         """Return the tokens that must follow what the parser has read: where there is no choice, masks need no work."""
-        forced = tuple(
-            map(int, self._matcher.compute_ff_tokens()[:FORESEEN])
-        )  # a grammar may force tokens for ever
+        forced = tuple(map(int, self._matcher.compute_ff_tokens()[:FORESEEN]))  # there may be no end of them
         for place, token in enumerate(forced):
             self._known.setdefault((*path, *forced[:place]), self._grammar.only(token))
         return forced

@@ -44,10 +44,8 @@ class CompileTrials:
 
     def run(self, wanted: StructuredOutputs) -> int:
         """Return the bytes that compiling a grammar takes; raises `RequestError` for what is wrong or too much."""
-        answer = self._answer(wanted) or self._answer(
-            wanted
-        )  # once more where the process was killed meanwhile
-        return self._result(answer, wanted)
+        # Once more where the process was killed meanwhile.
+        return self._result(self._answer(wanted) or self._answer(wanted), wanted)
 
     def close(self) -> None:
         """End the process for good; trials in it are refused."""

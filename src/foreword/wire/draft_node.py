@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from foreword.cluster.address import NodeAddress
-from foreword.cluster.handshake import Identity, NodeFacts, TokenIds
+from foreword.cluster.handshake import NodeFacts, PeerIdentity, TokenIds
 from foreword.cluster.node_server import DraftNode
-from foreword.cluster.node_service import DraftDesk, NodeLimits
+from foreword.cluster.node_service import DraftService, NodeLimits
 from foreword.cluster.node_session import Pace
 from foreword.cluster.security import Security
 from foreword.drafters.config import SpeculationConfig
@@ -44,8 +44,8 @@ def make_node(loaded: LoadedModel, config: SpeculationConfig, settings: NodeSett
     limits = NodeLimits(
         size, loaded.decoder.config.context_length, settings.capacity, runs_ahead=settings.runs_ahead
     )
-    desk = DraftDesk(drafter, _pace(config), limits)
-    identity = Identity(settings.security, TokenIds(size, bytes_of))
+    desk = DraftService(drafter, _pace(config), limits)
+    identity = PeerIdentity(settings.security, TokenIds(size, bytes_of))
     facts = NodeFacts("+".join(config.method), settings.capacity, settings.labels)
     return DraftNode(desk, identity, facts, settings.address)
 

@@ -1,17 +1,17 @@
 """When a node is waited for."""
 
-from foreword.cluster.waiting import MOST_NEEDED, Breaker
+from foreword.cluster.waiting import MOST_NEEDED, CircuitBreaker
 
 
-def closed() -> Breaker:
-    breaker = Breaker()
+def closed() -> CircuitBreaker:
+    breaker = CircuitBreaker()
     breaker.in_time()
     assert not breaker.is_open
     return breaker
 
 
 def test_a_node_is_not_waited_for_before_it_has_said_something():
-    assert Breaker().is_open
+    assert CircuitBreaker().is_open
     assert closed().trips == 0
 
 

@@ -8,7 +8,16 @@ import pytest
 
 from foreword.cluster.connection import SILENCE, Connection
 from foreword.cluster.framing import HEADER, FrameSplitter
-from foreword.cluster.messages import MAX_FRAME_BYTES, Close, Guess, Guesses, Ping, Pong, encode, to_node
+from foreword.cluster.messages import (
+    MAX_FRAME_BYTES,
+    Close,
+    Ping,
+    Pong,
+    SessionDraft,
+    SessionDrafts,
+    encode,
+    to_node,
+)
 from helpers.clocks import ScriptedClock
 
 
@@ -57,7 +66,7 @@ def test_messages_go_both_ways(world: World):
 
 
 def test_what_is_too_much_for_the_socket_goes_out_when_the_other_side_reads(world: World):
-    messages = [Guesses([Guess(number, 1, 1, True, [7] * 100)] * 200) for number in range(40)]
+    messages = [SessionDrafts([SessionDraft(number, 1, 1, True, [7] * 100)] * 200) for number in range(40)]
     for message in messages:
         assert world.connection.send(message)
     expected, got = b"".join(map(encode, messages)), b""
@@ -68,7 +77,7 @@ def test_what_is_too_much_for_the_socket_goes_out_when_the_other_side_reads(worl
 
 def test_a_side_that_does_not_read_is_hung_up_on():
     world = World(max_unsent=100_000).start()
-    message = Guesses([Guess(1, 1, 1, True, [7] * 100)] * 200)
+    message = SessionDrafts([SessionDraft(1, 1, 1, True, [7] * 100)] * 200)
     sent = len(encode(message))
     while world.connection.send(message):
         sent += len(encode(message))

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from foreword.cluster.pools.autoscaling import LOOK_SECONDS, Autoscaler
-from foreword.cluster.pools.file import Cluster
-from foreword.cluster.pools.fleet import ClusterState, LocalFleet, MemberTold, resize
+from foreword.cluster.pools.file import ClusterConfig
+from foreword.cluster.pools.fleet import ClusterState, LocalFleet, MemberStatus, resize
 from foreword.cluster.pools.members import NODE, NODES_LIST, TARGET, Member
 from foreword.cluster.pools.scaling import ScaleRule
 from helpers.clocks import ScriptedClock
@@ -23,13 +23,13 @@ class Child:
 
     def __init__(self) -> None:
         self.code: int | None = None
-        self.is_told = False
+        self.is_sent = False
 
     def poll(self) -> int | None:
         return self.code
 
     def terminate(self) -> None:
-        self.is_told = True
+        self.is_sent = True
 
     def kill(self) -> None:
         self.code = 9
@@ -45,7 +45,7 @@ class World:
     def __init__(self, lists: Path, scale: ScaleRule | None = None) -> None:
         self.children: dict[str, Child] = {}
         self.lists = lists
-        self.fleet = LocalFleet(Cluster([DRAFT, SERVE], None, scale), lists, self._start)
+        self.fleet = LocalFleet(ClusterConfig([DRAFT, SERVE], None, scale), lists, self._start)
         self.fleet._pools.look()
 
     def _start(self, member: Member, lists: Path) -> Child:
@@ -69,13 +69,13 @@ def test_nodes_come_and_go_with_the_list(tmp_path: Path):
     assert set(world.children) == {"d", "t", "d-2", "d-3"}
     resize(world.fleet, DRAFT, 2)
     world.fleet._pools.look()
-    assert world.children["d-3"].is_told
+    assert world.children["d-3"].is_sent
     assert world.listed == ["h:8400", "h:8401"]
     world.children["d-3"].code = 0
     world.fleet._pools.look()  # it has ended as it was told, and is not started again
     assert [one.name for one in world.fleet.members()] == ["d", "t", "d-2"]
     world.fleet._pools.close()
-    assert all(child.is_told for child in world.children.values())
+    assert all(child.is_sent for child in world.children.values())
 
 
 def test_a_target_that_names_nodes_has_a_list_of_its_own(tmp_path: Path):
@@ -87,7 +87,7 @@ def test_a_target_that_names_nodes_has_a_list_of_its_own(tmp_path: Path):
         started[member.name] = lists
         return Child()
 
-    fleet = LocalFleet(Cluster([DRAFT, other, SERVE, picky]), tmp_path, start)
+    fleet = LocalFleet(ClusterConfig([DRAFT, other, SERVE, picky]), tmp_path, start)
     fleet._pools.look()
     assert started["t"] == tmp_path
     _, _, listed = picky.command(started["t/2"])
@@ -130,7 +130,7 @@ def test_nodes_are_added_and_drained_as_targets_need_them(tmp_path: Path):
 
 
 def test_what_is_up_is_known_to_others_on_this_machine(tmp_path: Path):
-    file, told = tmp_path / "cluster.yaml", [MemberTold("t", TARGET, "h:8000", 3, "h")]
+    file, told = tmp_path / "cluster.yaml", [MemberStatus("t", TARGET, "h:8000", 3, "h")]
     state, other = ClusterState(file, tmp_path), ClusterState(file, tmp_path)
     assert (other.members(), other.watcher(), other.stop()) == ([], None, False)
     state.write(told)

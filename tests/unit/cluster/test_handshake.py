@@ -10,13 +10,13 @@ import pytest
 from foreword.cluster import handshake
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.framing import ChannelError, FrameSplitter
-from foreword.cluster.handshake import Identity, NodeFacts, TokenIds, greet_node, greet_target
+from foreword.cluster.handshake import NodeFacts, PeerIdentity, TokenIds, greet_node, greet_target
 from foreword.cluster.messages import (
     Challenge,
     Hello,
     Ping,
     Pong,
-    Vocabulary,
+    VocabularyDigest,
     Welcome,
     encode,
     from_node,
@@ -29,11 +29,11 @@ from foreword.errors import RequestError
 TOKEN = b"a token of the cluster"
 
 
-def identity(token: bytes = TOKEN, size: int = 50, prefix: str = "t") -> Identity:
-    return Identity(Security(token), TokenIds(size, lambda token: f"{prefix}{token}".encode()), 7)
+def identity(token: bytes = TOKEN, size: int = 50, prefix: str = "t") -> PeerIdentity:
+    return PeerIdentity(Security(token), TokenIds(size, lambda token: f"{prefix}{token}".encode()), 7)
 
 
-def meet(target: Identity, node: Identity) -> tuple[object, object]:
+def meet(target: PeerIdentity, node: PeerIdentity) -> tuple[object, object]:
     """What each side gets of a handshake: its message, or the error."""
     ours, theirs = socket.socketpair()
     got: list[object] = []
@@ -78,7 +78,7 @@ def test_a_node_that_does_not_know_the_token_is_not_used():
     def pretend() -> None:
         theirs.sendall(encode(Challenge(1, b"n" * 32)))
         theirs.recv(4096)
-        theirs.sendall(encode(Welcome(b"p" * 32, 1, identity().vocabulary.told(), "ngram", 9)))
+        theirs.sendall(encode(Welcome(b"p" * 32, 1, identity().vocabulary.digest(), "ngram", 9)))
 
     pretending = threading.Thread(target=pretend)
     pretending.start()
@@ -105,8 +105,8 @@ def test_one_side_may_have_some_more_tokens_at_the_end():
 def test_order_counts_and_lengths_do_not_run_together():
     first = TokenIds(2, lambda token: [b"ab", b"c"][token])
     second = TokenIds(2, lambda token: [b"a", b"bc"][token])
-    assert not first.agrees(second.told())
-    assert not first.agrees(Vocabulary(2, b""))
+    assert not first.agrees(second.digest())
+    assert not first.agrees(VocabularyDigest(2, b""))
 
 
 def test_an_old_version_is_refused_by_either_side(monkeypatch: pytest.MonkeyPatch):
@@ -117,7 +117,7 @@ def test_an_old_version_is_refused_by_either_side(monkeypatch: pytest.MonkeyPatc
     ours.close()
     theirs.close()
     ours, theirs = socket.socketpair()
-    ours.sendall(encode(Hello(0, b"n" * 32, b"", 1, identity().vocabulary.told())))
+    ours.sendall(encode(Hello(0, b"n" * 32, b"", 1, identity().vocabulary.digest())))
     with pytest.raises(ChannelError, match="protocol version 0, and this node speaks 1"):
         greet_target(theirs, identity(), NodeFacts("ngram", 1), 5.0)
     refused = FrameSplitter().feed(ours.recv(4096))[1]
@@ -166,7 +166,7 @@ def test_what_comes_right_behind_the_handshake_is_left_for_the_connection():
         theirs.sendall(encode(Challenge(1, b"n" * 32)))
         hello = to_node(FrameSplitter().feed(theirs.recv(4096))[0])
         proof = security.proof(NODE, hello.nonce, b"n" * 32)
-        welcome = Welcome(proof, 1, identity().vocabulary.told(), "ngram", 9)
+        welcome = Welcome(proof, 1, identity().vocabulary.digest(), "ngram", 9)
         theirs.sendall(encode(welcome) + encode(Pong(1)))
 
     serving = threading.Thread(target=serve)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from foreword.cluster.assignment import LOAD_BOUND, MoveBudget, Place, choose_home, distance
+from foreword.cluster.assignment import LOAD_BOUND, MoveBudget, NodeCandidate, assign_node, distance
 
 
 def spread(requests: int, names: list[str], capacity: int = 1000) -> dict[int, str]:
@@ -10,15 +10,15 @@ def spread(requests: int, names: list[str], capacity: int = 1000) -> dict[int, s
     homes: dict[int, str] = {}
     for request in range(requests):
         counts = Counter(homes.values())
-        found = choose_home(request, [Place(name, capacity, counts[name]) for name in names])
+        found = assign_node(request, [NodeCandidate(name, capacity, counts[name]) for name in names])
         assert found is not None
         homes[request] = found
     return homes
 
 
 def test_the_same_request_has_the_same_home_whoever_asks():
-    places = [Place("a", 10, 3), Place("b", 10, 3), Place("c", 10, 3)]
-    assert all(choose_home(n, places) == choose_home(n, places[::-1]) for n in range(50))
+    places = [NodeCandidate("a", 10, 3), NodeCandidate("b", 10, 3), NodeCandidate("c", 10, 3)]
+    assert all(assign_node(n, places) == assign_node(n, places[::-1]) for n in range(50))
 
 
 def test_no_node_has_much_more_than_its_share():
@@ -28,26 +28,26 @@ def test_no_node_has_much_more_than_its_share():
 
 def test_when_a_node_leaves_only_its_requests_get_another_home():
     """But for those that the bound on load moves, which a node that has room does not."""
-    all_three = [Place(name, 10**6, 100) for name in "abc"]
-    before = {n: choose_home(n, all_three) for n in range(300)}
-    after = {n: choose_home(n, all_three[:2]) for n in range(300)}
+    all_three = [NodeCandidate(name, 10**6, 100) for name in "abc"]
+    before = {n: assign_node(n, all_three) for n in range(300)}
+    after = {n: assign_node(n, all_three[:2]) for n in range(300)}
     assert all(after[n] == before[n] for n in before if before[n] != "c")
     assert {after[n] for n in before if before[n] == "c"} == {"a", "b"}
 
 
 def test_a_larger_node_has_more_homes():
-    places = [Place("small", 100, 0), Place("large", 300, 0)]
-    counts = Counter(choose_home(n, places) for n in range(2000))
+    places = [NodeCandidate("small", 100, 0), NodeCandidate("large", 300, 0)]
+    counts = Counter(assign_node(n, places) for n in range(2000))
     assert 0.65 < counts["large"] / 2000 < 0.85
 
 
 def test_near_nodes_come_first_and_far_ones_take_what_they_cannot():
-    near, far = Place("near", 2, 1, distance=0), Place("far", 100, 0, distance=3)
-    assert choose_home(1, [near, far]) == "near"
-    assert choose_home(1, [Place("near", 2, 2), far]) == "far"
-    assert choose_home(1, [Place("near", 2, 2), Place("far", 1, 1, 3)]) is None
-    assert choose_home(1, []) is None
-    assert choose_home(1, [Place("none", 0, 0)]) is None
+    near, far = NodeCandidate("near", 2, 1, distance=0), NodeCandidate("far", 100, 0, distance=3)
+    assert assign_node(1, [near, far]) == "near"
+    assert assign_node(1, [NodeCandidate("near", 2, 2), far]) == "far"
+    assert assign_node(1, [NodeCandidate("near", 2, 2), NodeCandidate("far", 1, 1, 3)]) is None
+    assert assign_node(1, []) is None
+    assert assign_node(1, [NodeCandidate("none", 0, 0)]) is None
 
 
 def test_distance_is_by_what_both_have_in_common():

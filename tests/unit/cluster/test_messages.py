@@ -8,25 +8,27 @@ from hypothesis import strategies as st
 from foreword.cluster import messages as m
 from foreword.cluster.framing import ChannelError, FrameSplitter, framed
 
-VOCABULARY = m.Vocabulary(300, b"d" * 32)
+VOCABULARY = m.VocabularyDigest(300, b"d" * 32)
 TO_NODE = [
     m.Hello(1, b"n" * 32, b"p" * 32, 7, VOCABULARY),
     m.Open(3, [1, 2, 3], 2, m.Sampling(300, 0.7, 0.9, 0.1, 20, 1 << 63, [4], [-1.5], [5, 6]), b"t", 0.5, [9]),
-    m.Commits([m.Commit(3, 5, [4, 5], 5, 5, 0.1), m.Commit(4, 9, [], 0, 0)]),
+    m.Commits([m.SessionCommit(3, 5, [4, 5], 5, 5, 0.1), m.SessionCommit(4, 9, [], 0, 0)]),
     m.Close(3, 6, [7]),
     m.Ping(1),
-    m.Refused("no"),
+    m.HandshakeRefusal("no"),
 ]
 FROM_NODE = [
     m.Challenge(1, b"n" * 32),
     m.Welcome(b"p" * 32, 9, VOCABULARY, "ngram", 256, {"host": "a"}),
-    m.Guesses([m.Guess(3, 1, 5, True, [7, 8]), m.Guess(4, 2, 9, False, [7, 8, 9], [-1, -1, 0])]),
-    m.Behind(3, 2),
+    m.SessionDrafts(
+        [m.SessionDraft(3, 1, 5, True, [7, 8]), m.SessionDraft(4, 2, 9, False, [7, 8, 9], [-1, -1, 0])]
+    ),
+    m.Lagging(3, 2),
     m.Busy(3, 1.0),
-    m.Load(3, 256, 0.001, 0.5),
-    m.Drain(),
+    m.NodeLoad(3, 256, 0.001, 0.5),
+    m.NodeDrain(),
     m.Pong(1),
-    m.Refused("no"),
+    m.HandshakeRefusal("no"),
 ]
 
 
@@ -46,10 +48,10 @@ def test_what_a_node_says_arrives_as_it_was_sent(message):
 
 
 def test_a_pass_of_64_requests_takes_few_bytes():
-    commits = [m.Commit(number, 1000 + number, [5, 6, 7, 8], 5, 5, 0.01) for number in range(64)]
+    commits = [m.SessionCommit(number, 1000 + number, [5, 6, 7, 8], 5, 5, 0.01) for number in range(64)]
     assert len(m.encode(m.Commits(commits))) < 64 * 40
-    guesses = [m.Guess(number, 9, 1000, False, [5, 6, 7, 8, 9]) for number in range(64)]
-    assert len(m.encode(m.Guesses(guesses))) < 64 * 25
+    guesses = [m.SessionDraft(number, 9, 1000, False, [5, 6, 7, 8, 9]) for number in range(64)]
+    assert len(m.encode(m.SessionDrafts(guesses))) < 64 * 25
 
 
 @given(st.binary(max_size=300))
@@ -107,11 +109,11 @@ def test_messages_are_found_however_the_stream_is_cut(messages, cuts):
 @pytest.mark.parametrize(
     "message",
     [
-        m.Guesses([m.Guess(1, 1, 1, True, [5] * (m.MAX_NODES + 1))]),
-        m.Guesses([m.Guess(1, 1, 1, True, [-1])]),
-        m.Guesses([m.Guess(-1, 1, 1, True, [1])]),
-        m.Commits([m.Commit(1, 1, [], 1000, 5)]),
-        m.Refused("x" * 501),
+        m.SessionDrafts([m.SessionDraft(1, 1, 1, True, [5] * (m.MAX_NODES + 1))]),
+        m.SessionDrafts([m.SessionDraft(1, 1, 1, True, [-1])]),
+        m.SessionDrafts([m.SessionDraft(-1, 1, 1, True, [1])]),
+        m.Commits([m.SessionCommit(1, 1, [], 1000, 5)]),
+        m.HandshakeRefusal("x" * 501),
         m.Busy(1, -1.0),
     ],
     ids=[

@@ -7,16 +7,16 @@ import pytest
 from foreword.acceptance.request import DraftSampling
 from foreword.cluster.framing import ChannelError
 from foreword.cluster.messages import (
-    Behind,
     Busy,
     Close,
-    Commit,
+    Lagging,
     Open,
     Sampling,
+    SessionCommit,
     decode_sampling,
     encode_sampling,
 )
-from foreword.cluster.node_service import FORGOTTEN_SECONDS, DraftDesk, NodeLimits
+from foreword.cluster.node_service import FORGOTTEN_SECONDS, DraftService, NodeLimits
 from foreword.cluster.node_session import Pace, Session
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter
@@ -53,72 +53,72 @@ def opened(number: int = 0, tokens=(1, 2, 3), value: float = 0.0) -> Open:
     return Open(number, list(tokens), 2, Sampling(VOCAB), value=value)
 
 
-def desk_of(drafter, pace: Pace = Pace.LEVELS, **limits) -> DraftDesk:
-    return DraftDesk(drafter, pace, NodeLimits(VOCAB, 10_000, **limits), ScriptedClock(tick=1e-3))
+def desk_of(drafter, pace: Pace = Pace.LEVELS, **limits) -> DraftService:
+    return DraftService(drafter, pace, NodeLimits(VOCAB, 10_000, **limits), ScriptedClock(tick=1e-3))
 
 
-def drafted(desk: DraftDesk) -> dict[int, list[int]]:
+def drafted(service: DraftService) -> dict[int, list[int]]:
     """Rounds until nothing is left to do; the newest guess of every session."""
     newest: dict[int, list[int]] = {}
-    while told_now := desk.round():
+    while told_now := service.round():
         newest |= {guess.session: guess.tokens for guesses in told_now.values() for guess in guesses}
     return newest
 
 
 def test_levels_are_told_as_they_come_and_the_node_runs_ahead():
-    desk = desk_of(Counting())
-    desk.open("t", opened())
-    desk.commit("t", Commit(0, 3, [], 2, 2))
+    service = desk_of(Counting())
+    service.open("t", opened())
+    service.commit("t", SessionCommit(0, 3, [], 2, 2))
     seen = []
-    while told_now := desk.round():
+    while told_now := service.round():
         seen += [(guess.tokens, guess.is_all) for guess in told_now["t"]]
     assert seen == [([4, 5, 6, 7, 8][:n], n == 5) for n in range(1, 6)]
 
 
 def test_a_node_may_be_told_not_to_run_ahead():
-    desk = desk_of(Counting(), runs_ahead=False)
-    desk.open("t", opened())
-    desk.commit("t", Commit(0, 3, [], 2, 2))
-    assert drafted(desk) == {0: [4, 5]}
+    service = desk_of(Counting(), runs_ahead=False)
+    service.open("t", opened())
+    service.commit("t", SessionCommit(0, 3, [], 2, 2))
+    assert drafted(service) == {0: [4, 5]}
 
 
 def test_the_chain_goes_on_while_it_is_right():
     drafter = Counting()
-    desk = desk_of(drafter)
-    desk.open("t", opened())
-    desk.commit("t", Commit(0, 3, [], 2, 2))
-    drafted(desk)
+    service = desk_of(drafter)
+    service.open("t", opened())
+    service.commit("t", SessionCommit(0, 3, [], 2, 2))
+    drafted(service)
     before = len(drafter.asks)
-    desk.commit("t", Commit(0, 6, [4, 5, 6], 2, 2))
-    assert drafted(desk) == {0: [7, 8, 9, 10, 11]}
+    service.commit("t", SessionCommit(0, 6, [4, 5, 6], 2, 2))
+    assert drafted(service) == {0: [7, 8, 9, 10, 11]}
     assert len(drafter.asks) == before + 3  # 7 and 8 were there
     assert {epoch for _, _, epoch, _ in drafter.asks} == {0}
 
 
 def test_if_the_text_takes_another_way_the_drafter_hears_of_another_epoch():
     drafter = Counting()
-    desk = desk_of(drafter)
-    desk.open("t", opened())
-    desk.commit("t", Commit(0, 3, [], 2, 2))
-    drafted(desk)
-    desk.commit("t", Commit(0, 5, [4, 50], 2, 2))
-    assert drafted(desk) == {0: [51, 52, 53, 54, 55]}
+    service = desk_of(drafter)
+    service.open("t", opened())
+    service.commit("t", SessionCommit(0, 3, [], 2, 2))
+    drafted(service)
+    service.commit("t", SessionCommit(0, 5, [4, 50], 2, 2))
+    assert drafted(service) == {0: [51, 52, 53, 54, 55]}
     assert drafter.asks[-1][2] == 1
     assert drafter.asks[-1][1] == [1, 2, 3, 4, 50, 51, 52, 53, 54]
 
 
 def test_commits_may_come_twice_late_and_not_at_all():
-    desk = desk_of(Counting())
-    desk.open("t", opened())
-    desk.open("t", opened(tokens=[9]))  # the same session again changes nothing
-    assert desk.commit("t", Commit(0, 5, [4, 5], 1, 1)) is None
-    assert desk.commit("t", Commit(0, 5, [4, 5], 1, 1)) is None
-    assert desk.commit("t", Commit(0, 4, [4], 1, 1)) is None
-    assert desk.commit("t", Commit(0, 6, [3, 4, 5, 6], 1, 1)) is None  # with some that are known
-    assert drafted(desk) == {0: [7, 8, 9]}
-    assert desk.commit("t", Commit(0, 9, [9], 1, 1)) == Behind(0, 6)
-    assert desk.commit("t", Commit(7, 9, [9], 1, 1)) == Behind(7, 0)
-    assert desk.commit("u", Commit(0, 9, [9], 1, 1)) == Behind(0, 0)  # another target's session
+    service = desk_of(Counting())
+    service.open("t", opened())
+    service.open("t", opened(tokens=[9]))  # the same session again changes nothing
+    assert service.commit("t", SessionCommit(0, 5, [4, 5], 1, 1)) is None
+    assert service.commit("t", SessionCommit(0, 5, [4, 5], 1, 1)) is None
+    assert service.commit("t", SessionCommit(0, 4, [4], 1, 1)) is None
+    assert service.commit("t", SessionCommit(0, 6, [3, 4, 5, 6], 1, 1)) is None  # with some that are known
+    assert drafted(service) == {0: [7, 8, 9]}
+    assert service.commit("t", SessionCommit(0, 9, [9], 1, 1)) == Lagging(0, 6)
+    assert service.commit("t", SessionCommit(7, 9, [9], 1, 1)) == Lagging(7, 0)
+    assert service.commit("u", SessionCommit(0, 9, [9], 1, 1)) == Lagging(0, 0)  # another target's session
 
 
 def test_every_text_is_answered_if_only_with_nothing():
@@ -127,11 +127,11 @@ def test_every_text_is_answered_if_only_with_nothing():
             return Draft()
 
     for pace in Pace:
-        desk = desk_of(Silent(), pace)
-        desk.open("t", opened())
-        desk.commit("t", Commit(0, 4, [4], 2, 2))
+        service = desk_of(Silent(), pace)
+        service.open("t", opened())
+        service.commit("t", SessionCommit(0, 4, [4], 2, 2))
         told_now = []
-        while some := desk.round():
+        while some := service.round():
             told_now += some["t"]
         assert told_now
         assert told_now[-1].is_all
@@ -140,12 +140,12 @@ def test_every_text_is_answered_if_only_with_nothing():
 
 def test_lookups_are_asked_once_for_everything():
     drafter = Counting()
-    desk = desk_of(drafter, Pace.AT_ONCE)
-    desk.open("t", opened())
-    desk.commit("t", Commit(0, 4, [4], 2, 2))
-    assert drafted(desk) == {0: [5, 6, 7, 8, 9]}
-    desk.commit("t", Commit(0, 6, [5, 6], 2, 2))
-    assert drafted(desk) == {0: [7, 8, 9, 10, 11]}
+    service = desk_of(drafter, Pace.AT_ONCE)
+    service.open("t", opened())
+    service.commit("t", SessionCommit(0, 4, [4], 2, 2))
+    assert drafted(service) == {0: [5, 6, 7, 8, 9]}
+    service.commit("t", SessionCommit(0, 6, [5, 6], 2, 2))
+    assert drafted(service) == {0: [7, 8, 9, 10, 11]}
     assert [text for _, text, _, _ in drafter.asks] == [
         [1, 2, 3, 4],
         [1, 2, 3, 4, 5, 6],
@@ -153,84 +153,84 @@ def test_lookups_are_asked_once_for_everything():
 
 
 def test_trees_grow_behind_their_best_leaf():
-    desk = desk_of(Counting(wide=True), Pace.TREES)
-    desk.open("t", opened())
-    desk.commit("t", Commit(0, 3, [], 2, 1))
-    (guesses,) = desk.round().values()
+    service = desk_of(Counting(wide=True), Pace.TREES)
+    service.open("t", opened())
+    service.commit("t", SessionCommit(0, 3, [], 2, 1))
+    (guesses,) = service.round().values()
     assert (guesses[0].tokens, guesses[0].parents) == ([4, 999], [-1, -1])
-    (guesses,) = desk.round().values()
+    (guesses,) = service.round().values()
     assert (guesses[0].tokens, guesses[0].parents) == ([4, 999, 5, 999], [-1, -1, 0, 0])
 
 
 def test_guesses_end_where_the_model_does():
-    desk = DraftDesk(Counting(), Pace.LEVELS, NodeLimits(VOCAB, 6), ScriptedClock(tick=1e-3))
-    desk.open("t", opened())
-    desk.commit("t", Commit(0, 3, [], 5, 5))
-    assert drafted(desk) == {0: [4, 5]}
-    desk.commit("t", Commit(0, 6, [4, 5, 6], 5, 5))
-    assert drafted(desk) == {0: []}
+    service = DraftService(Counting(), Pace.LEVELS, NodeLimits(VOCAB, 6), ScriptedClock(tick=1e-3))
+    service.open("t", opened())
+    service.commit("t", SessionCommit(0, 3, [], 5, 5))
+    assert drafted(service) == {0: [4, 5]}
+    service.commit("t", SessionCommit(0, 6, [4, 5, 6], 5, 5))
+    assert drafted(service) == {0: []}
 
 
 def test_whoever_waits_comes_before_what_is_drafted_ahead_and_value_decides():
     drafter = Counting()
-    desk = desk_of(drafter, batch=1)
+    service = desk_of(drafter, batch=1)
     for number, value in enumerate((1.0, 3.0, 2.0)):
-        desk.open("t", opened(number, [10 * number + 10]))
-        desk.commit("t", Commit(number, 1, [], 1, 1, value))
+        service.open("t", opened(number, [10 * number + 10]))
+        service.commit("t", SessionCommit(number, 1, [], 1, 1, value))
     for _ in range(4):
-        desk.round()
+        service.round()
     assert [text[0] for _, text, _, _ in drafter.asks] == [20, 30, 10, 20]
 
 
 def test_without_room_the_least_valuable_session_goes():
     drafter = Counting()
-    desk = desk_of(drafter, capacity=2)
-    assert desk.open("t", opened(0, value=2.0)) == []
-    assert desk.open("t", opened(1, value=1.0)) == []
-    ((target, busy),) = desk.open("u", opened(0, value=3.0))
-    assert (target, busy.session, len(desk)) == ("t", 1, 2)
-    ((target, busy),) = desk.open("u", opened(1, value=0.5))
+    service = desk_of(drafter, capacity=2)
+    assert service.open("t", opened(0, value=2.0)) == []
+    assert service.open("t", opened(1, value=1.0)) == []
+    ((target, busy),) = service.open("u", opened(0, value=3.0))
+    assert (target, busy.session, len(service)) == ("t", 1, 2)
+    ((target, busy),) = service.open("u", opened(1, value=0.5))
     assert isinstance(busy, Busy)
     assert (target, busy.session) == ("u", 1)
 
 
 def test_what_ends_is_forgotten_with_its_whole_text_and_without_guesses():
     drafter = Counting()
-    desk = desk_of(drafter)
-    desk.open("t", opened())
-    desk.commit("t", Commit(0, 3, [], 2, 2))
-    drafted(desk)
-    desk.close("t", Close(0, 5, [4, 60]))
+    service = desk_of(drafter)
+    service.open("t", opened())
+    service.commit("t", SessionCommit(0, 3, [], 2, 2))
+    drafted(service)
+    service.close("t", Close(0, 5, [4, 60]))
     assert drafter.forgotten == [(0, [1, 2, 3, 4, 60])]
-    desk.close("t", Close(0))
-    assert len(desk) == 0
+    service.close("t", Close(0))
+    assert len(service) == 0
 
 
 def test_what_goes_is_learned_without_guesses():
     drafter = Counting()
-    desk = desk_of(drafter)
-    desk.open("t", opened())
-    drafted(desk)
-    desk.close("t", Close(0))
+    service = desk_of(drafter)
+    service.open("t", opened())
+    drafted(service)
+    service.close("t", Close(0))
     assert drafter.forgotten == [(0, [1, 2, 3])]
 
 
 def test_a_target_that_leaves_takes_its_sessions_along():
-    desk = desk_of(Counting())
-    desk.open("t", opened(0))
-    desk.open("u", opened(0))
-    desk.leave("t")
-    assert len(desk) == 1
-    assert drafted(desk) == {0: [4, 5, 6]}
+    service = desk_of(Counting())
+    service.open("t", opened(0))
+    service.open("u", opened(0))
+    service.leave("t")
+    assert len(service) == 1
+    assert drafted(service) == {0: [4, 5, 6]}
 
 
 def test_sessions_whose_end_was_lost_are_dropped():
     clock = ScriptedClock()
-    desk = DraftDesk(Counting(), Pace.LEVELS, NodeLimits(VOCAB, 100), clock)
-    desk.open("t", opened(0))
+    service = DraftService(Counting(), Pace.LEVELS, NodeLimits(VOCAB, 100), clock)
+    service.open("t", opened(0))
     clock.pass_by(FORGOTTEN_SECONDS + 1)
-    desk.open("t", opened(1))
-    assert len(desk) == 1
+    service.open("t", opened(1))
+    assert len(service) == 1
 
 
 @pytest.mark.parametrize(
@@ -247,10 +247,10 @@ def test_sessions_whose_end_was_lost_are_dropped():
     ],
 )
 def test_what_would_break_the_drafter_for_all_targets_ends_the_connection(message: Open):
-    desk = desk_of(Counting())
+    service = desk_of(Counting())
     with pytest.raises(ChannelError):
-        desk.open("t", message)
-    assert len(desk) == 0
+        service.open("t", message)
+    assert len(service) == 0
 
 
 def test_a_node_draws_with_the_noise_of_the_request():
@@ -267,4 +267,4 @@ def test_a_node_draws_with_the_noise_of_the_request():
 def test_a_session_without_a_wish_is_left_alone():
     session = Session(0, opened(), text_request([1]).sampling, Pace.LEVELS)
     session.want(0, 0, 0.0)
-    assert session.ask() is None
+    assert session.next_call() is None

@@ -7,7 +7,7 @@ import pytest
 
 from foreword.cluster.pools.autoscaling import cluster_status
 from foreword.cluster.pools.file import RaySettings, read_cluster
-from foreword.cluster.pools.fleet import MemberTold, News
+from foreword.cluster.pools.fleet import MemberLog, MemberStatus
 from foreword.cluster.pools.members import NODE, TARGET, Member, lists_of, replica_number
 from foreword.cluster.pools.running import CALM_SECONDS, LONGEST_PAUSE, REFUSED, Pools
 from foreword.errors import RequestError
@@ -243,7 +243,7 @@ def test_one_that_has_run_before_is_started_again_whatever_it_says(is_watched: b
 
 
 def test_of_members_elsewhere_everything_is_told_once(caplog: pytest.LogCaptureFixture):
-    news, here = News(), MemberTold("d", NODE, "m:1", machine="m")
+    news, here = MemberLog(), MemberStatus("d", NODE, "m:1", machine="m")
     with caplog.at_level("INFO"):
         for told in ([], [here], [here], [replace(here, restarts=1)], [replace(here, is_refused=True)]):
             news.tell(told)

@@ -9,14 +9,14 @@ import pytest
 
 from foreword.cluster.pools.members import NODE, NODES_LIST, TARGET, Member
 from foreword.cluster.pools.ray_fleet import check_guarded, check_mode, import_ray
-from foreword.cluster.pools.ray_member import SILENT_SECONDS, MemberActor, Registry
+from foreword.cluster.pools.ray_member import SILENT_SECONDS, MemberActor, MemberRegistry
 from foreword.errors import RequestError
 from helpers.clocks import ScriptedClock
 
 
 def test_the_registry_knows_who_is_there():
     clock = ScriptedClock()
-    registry = Registry(clock)
+    registry = MemberRegistry(clock)
     assert registry.tell({"name": "a", "kind": "node"}) == [{"name": "a", "kind": "node"}]
     clock.pass_by(SILENT_SECONDS)
     registry.tell({"name": "b"})
@@ -49,7 +49,7 @@ def test_a_member_tells_where_it_is_and_lists_who_is_there():
         started.append(member.command(lists))
         return Child()
 
-    registry = Registry()
+    registry = MemberRegistry()
     node = MemberActor(Member("d", NODE, ("draft-node",), "0.0.0.0:8400"), "10.0.0.1", registry.tell, start)
     node.look()
     target = Member("t", TARGET, ("serve", "--drafters", NODES_LIST), "0.0.0.0:8000")

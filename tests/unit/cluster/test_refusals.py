@@ -6,9 +6,9 @@ import pytest
 
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.framing import ChannelError
-from foreword.cluster.handshake import Identity, NodeFacts, TokenIds, greet_node
+from foreword.cluster.handshake import NodeFacts, PeerIdentity, TokenIds, greet_node
 from foreword.cluster.node_server import MOST_KNOWN, REPEAT_SECONDS, DraftNode, RefusalLog
-from foreword.cluster.node_service import DraftDesk, NodeLimits
+from foreword.cluster.node_service import DraftService, NodeLimits
 from foreword.cluster.node_session import Pace
 from foreword.cluster.security import Security
 from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
@@ -48,9 +48,11 @@ def test_reasons_that_a_peer_makes_up_do_not_fill_the_log_or_the_memory(lines):
 
 
 def test_a_wrong_token_is_logged_once_for_all_connections_of_a_host(lines):
-    desk = DraftDesk(NgramDrafter(NgramConfig(prompt_lookup_min=1)), Pace.AT_ONCE, NodeLimits(100, 1000))
-    identity = Identity(Security(b"the cluster's own token"), IDS)
-    node = DraftNode(desk, identity, NodeFacts("ngram", 10), NodeAddress("127.0.0.1", 0))
+    service = DraftService(
+        NgramDrafter(NgramConfig(prompt_lookup_min=1)), Pace.AT_ONCE, NodeLimits(100, 1000)
+    )
+    identity = PeerIdentity(Security(b"the cluster's own token"), IDS)
+    node = DraftNode(service, identity, NodeFacts("ngram", 10), NodeAddress("127.0.0.1", 0))
     node.start()
     try:
         for _ in range(3):
@@ -58,7 +60,7 @@ def test_a_wrong_token_is_logged_once_for_all_connections_of_a_host(lines):
                 node.address.connect(5.0) as link,
                 pytest.raises(ChannelError, match="another cluster token"),
             ):
-                greet_node(link, Identity(Security(b"not the cluster's token"), IDS))
+                greet_node(link, PeerIdentity(Security(b"not the cluster's token"), IDS))
         wait_until(lambda: node._refusals._known and _held(node) == 2)
         assert lines() == ["target 127.0.0.1 is not let in: another cluster token"]
     finally:

@@ -7,19 +7,19 @@ import pytest
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.cluster.framing import ChannelError
-from foreword.cluster.handshake import Identity, TokenIds
+from foreword.cluster.handshake import PeerIdentity, TokenIds
 from foreword.cluster.messages import (
-    Behind,
     Busy,
     Challenge,
     Close,
     Commits,
-    Drain,
-    Guess,
-    Guesses,
-    Load,
+    Lagging,
+    NodeDrain,
+    NodeLoad,
     Open,
     Pong,
+    SessionDraft,
+    SessionDrafts,
     ToNode,
     Welcome,
     encode_sampling,
@@ -57,7 +57,7 @@ class World:
         self.clock = ScriptedClock()
         names = ",".join(f"127.0.0.1:{port}" for port in range(1, nodes + 1))
         config = RemoteConfig(names, **{"shadow": 0, **settings})
-        self.drafter = RemoteDrafter(config, Identity(Security(), IDS), self.clock)
+        self.drafter = RemoteDrafter(config, PeerIdentity(Security(), IDS), self.clock)
         self.peers = self.drafter._peers
         self.links = [self.connect(place) for place in range(nodes)]
         self.planned: list[tuple[float, Callable[[], None]]] = []
@@ -69,7 +69,7 @@ class World:
     def connect(self, place: int, incarnation: int = 1, **facts: object) -> Link:
         link = Link()
         self.drafter.came_up(
-            self.peers[place], link, Welcome(b"", incarnation, IDS.told(), "ngram", 100, **facts)
+            self.peers[place], link, Welcome(b"", incarnation, IDS.digest(), "ngram", 100, **facts)
         )
         return link
 
@@ -100,9 +100,9 @@ class World:
     ) -> None:
         """A node's guess behind the text that it was told of."""
         self._guesses += 1
-        length = self.drafter._pairings[number].told if length is None else length
-        guess = Guess(self.session(number), self._guesses, length, is_all, tokens)
-        self.drafter.heard(self.peers[place], Guesses([guess]))
+        length = self.drafter._pairings[number].sent if length is None else length
+        guess = SessionDraft(self.session(number), self._guesses, length, is_all, tokens)
+        self.drafter.heard(self.peers[place], SessionDrafts([guess]))
 
     def settle(self, number: int = 0, rounds: int = 40) -> None:
         """A node that answers after a millisecond, always rightly, and another token comes behind."""
@@ -163,7 +163,9 @@ def test_old_doubled_and_unknown_guesses_are_dropped():
     world = World()
     world.ask(0)
     world.say(0, [4, 5])
-    heard = Guesses([Guess(world.session(0), 1, 3, False, [9]), Guess(77, 1, 3, False, [9])])
+    heard = SessionDrafts(
+        [SessionDraft(world.session(0), 1, 3, False, [9]), SessionDraft(77, 1, 3, False, [9])]
+    )
     world.drafter.heard(world.peers[0], heard)
     assert world.ask(0) == [(4, 5)]
 
@@ -180,7 +182,7 @@ def test_what_is_no_token_of_the_target_is_cut_off_and_what_is_too_much_too():
 def test_what_is_no_draft_or_no_message_of_a_node_ends_its_connection():
     world = World()
     world.ask(0)
-    bad = Guesses([Guess(world.session(0), 5, 3, False, [4, 5], [1, 0])])
+    bad = SessionDrafts([SessionDraft(world.session(0), 5, 3, False, [4, 5], [1, 0])])
     for message in (bad, Challenge(1, b"n" * 32)):
         with pytest.raises(ChannelError):
             world.drafter.heard(world.peers[0], message)
@@ -223,7 +225,7 @@ def test_a_chain_that_stops_growing_is_waited_for_once_until_something_is_heard(
     newest = world.texts[0][-1]
     world.planned = [(0.001, lambda: world.say(0, [newest + 1]))]
     assert world.ask(0) == [(newest + 1,)]
-    assert world.peers[0].waited_in_vain
+    assert world.peers[0].has_timed_out
     world.waited.clear()
     assert world.ask(0) == [(newest + 1,)]
     assert world.waited == []
@@ -239,7 +241,7 @@ def test_a_pass_that_had_no_time_to_wait_has_not_waited_in_vain():
     world.waited.clear()
     world.ask(0)
     assert world.waited == []
-    assert not world.peers[0].waited_in_vain
+    assert not world.peers[0].has_timed_out
 
 
 def test_it_is_waited_for_again_when_it_answers_in_time():
@@ -408,7 +410,7 @@ def test_requests_of_a_node_that_leaves_get_other_homes_little_by_little():
 def test_a_node_that_drains_gets_no_new_requests_and_loses_the_others():
     world = World(nodes=2)
     world.ask(*range(10))
-    world.drafter.heard(world.peers[0], Drain())
+    world.drafter.heard(world.peers[0], NodeDrain())
     assert world.drafter.nodes()[0].state == "draining"
     for _ in range(20):
         world.clock.pass_by(1.0)
@@ -434,10 +436,10 @@ def test_what_a_node_has_missed_is_told_again():
     world.ask(0)
     world.texts[0] += [4, 5, 6]
     world.ask(0)
-    world.drafter.heard(world.peers[0], Behind(world.session(0), 4))
+    world.drafter.heard(world.peers[0], Lagging(world.session(0), 4))
     world.ask(0)
     assert world.links[0].of(Commits)[-1].commits[0].tokens == [5, 6]
-    world.drafter.heard(world.peers[0], Behind(world.session(0), 0))
+    world.drafter.heard(world.peers[0], Lagging(world.session(0), 0))
     world.ask(0)
     first, second = world.links[0].of(Open)
     assert second.session == first.session
@@ -446,7 +448,7 @@ def test_what_a_node_has_missed_is_told_again():
 
 def test_a_full_node_is_no_home():
     world = World(nodes=2)
-    world.drafter.heard(world.peers[0], Load(100, 100, 0.001, 1.0))
+    world.drafter.heard(world.peers[0], NodeLoad(100, 100, 0.001, 1.0))
     world.drafter.heard(world.peers[0], Pong(1))
     world.ask(*range(10))
     assert [node.homes for node in world.drafter.nodes()] == [0, 10]
@@ -488,7 +490,7 @@ def test_another_epoch_is_another_session():
     request = text_request([1, 2, 3], request_id=0, vocab_size=VOCAB, epoch=1)
     world.drafter.propose([Ask(request, 4, 4)])
     assert world.session(0) != old
-    world.drafter.heard(world.peers[0], Guesses([Guess(old, 9, 3, False, [9])]))
+    world.drafter.heard(world.peers[0], SessionDrafts([SessionDraft(old, 9, 3, False, [9])]))
     assert world.drafter.propose([Ask(request, 4, 4)])[0].tokens == ()
 
 
@@ -532,7 +534,7 @@ def test_a_node_that_is_taken_off_the_list_loses_its_requests_and_is_told_of_no_
     world = World(2)
     for number in range(4):
         world.ask(number)
-    gone = next(peer for peer in world.peers if peer.homes)
+    gone = next(peer for peer in world.peers if peer.assigned)
     world.drafter.left(gone)
     assert [report.address for report in world.drafter.nodes()] == [
         peer.name for peer in world.peers if peer is not gone

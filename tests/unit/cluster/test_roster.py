@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from foreword.cluster.handshake import Identity, TokenIds
-from foreword.cluster.node_registry import Peer, Roster
+from foreword.cluster.handshake import PeerIdentity, TokenIds
+from foreword.cluster.node_registry import NodePeer, NodeRegistry
 from foreword.cluster.security import Security
 from foreword.cluster.settings import RemoteConfig
 from foreword.errors import RequestError
@@ -14,7 +14,7 @@ from foreword.errors import RequestError
 class Thread:
     """A connection that is never made."""
 
-    def __init__(self, peer: Peer, hub: "Hub", identity: Identity) -> None:
+    def __init__(self, peer: NodePeer, hub: "Hub", identity: PeerIdentity) -> None:
         self._peer = peer
         self._hub = hub
 
@@ -30,10 +30,10 @@ class Hub:
         self.threads: list[str] = []
         self.peers: list[str] = []
 
-    def joined(self, peer: Peer) -> None:
+    def joined(self, peer: NodePeer) -> None:
         self.peers.append(peer.name)
 
-    def left(self, peer: Peer) -> None:
+    def left(self, peer: NodePeer) -> None:
         self.peers.remove(peer.name)
 
 
@@ -41,7 +41,7 @@ def test_nodes_join_and_leave_as_the_file_says(tmp_path: Path, caplog: pytest.Lo
     path, hub = tmp_path / "nodes", Hub()
     path.write_text("")
     config = RemoteConfig(f"@{path}")
-    roster = Roster(config, [], hub, Identity(Security(), TokenIds(3, lambda token: b"")), Thread)
+    roster = NodeRegistry(config, [], hub, PeerIdentity(Security(), TokenIds(3, lambda token: b"")), Thread)
     path.write_text("127.0.0.1:1\nunix:/run/d2\n")
     roster.look()
     assert hub.peers == ["127.0.0.1:1", "unix:/run/d2"]

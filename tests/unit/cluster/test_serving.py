@@ -12,21 +12,21 @@ from foreword.cluster import connection, handshake, node_server
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.connection import Connection
 from foreword.cluster.framing import HEADER, FrameSplitter
-from foreword.cluster.handshake import Identity, NodeFacts, TokenIds, greet_node
+from foreword.cluster.handshake import NodeFacts, PeerIdentity, TokenIds, greet_node
 from foreword.cluster.messages import (
     MAX_FRAME_BYTES,
-    Commit,
     Commits,
     Hello,
     Open,
     Ping,
     Pong,
     Sampling,
+    SessionCommit,
     encode,
     from_node,
 )
 from foreword.cluster.node_server import DraftNode
-from foreword.cluster.node_service import DraftDesk, NodeLimits
+from foreword.cluster.node_service import DraftService, NodeLimits
 from foreword.cluster.node_session import Pace
 from foreword.cluster.security import Security
 from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
@@ -36,8 +36,10 @@ IDS = TokenIds(100, lambda token: str(token).encode())
 
 
 def node_at(address: NodeAddress) -> DraftNode:
-    desk = DraftDesk(NgramDrafter(NgramConfig(prompt_lookup_min=1)), Pace.AT_ONCE, NodeLimits(100, 1000))
-    one = DraftNode(desk, Identity(Security(), IDS), NodeFacts("ngram", 10), address)
+    service = DraftService(
+        NgramDrafter(NgramConfig(prompt_lookup_min=1)), Pace.AT_ONCE, NodeLimits(100, 1000)
+    )
+    one = DraftNode(service, PeerIdentity(Security(), IDS), NodeFacts("ngram", 10), address)
     one.start()
     return one
 
@@ -51,7 +53,7 @@ def node():
 
 def connected(node: DraftNode) -> socket.socket:
     link = node.address.connect(5.0)
-    greet_node(link, Identity(Security(), IDS))
+    greet_node(link, PeerIdentity(Security(), IDS))
     link.settimeout(20)
     return link
 
@@ -69,7 +71,7 @@ def heard(link: socket.socket, kind: type) -> object:
 def test_a_target_is_served_and_its_sessions_go_with_it(node: DraftNode):
     with connected(node) as link:
         link.sendall(encode(Open(0, [5, 6, 5, 6, 5], 5, Sampling(100))))
-        link.sendall(encode(Commits([Commit(0, 5, [], 2, 2)])) + encode(Ping(7)))
+        link.sendall(encode(Commits([SessionCommit(0, 5, [], 2, 2)])) + encode(Ping(7)))
         assert heard(link, Pong) == Pong(7)
         until(lambda: node.sessions == 1)
     until(lambda: node.sessions == 0 and node.targets == 0)
@@ -86,8 +88,11 @@ def ends(caplog: pytest.LogCaptureFixture) -> list[str]:
     ("said", "why"),
     [
         (encode(Open(0, [100], 1, Sampling(100))), "token"),
-        (encode(Open(0, [1], 1, Sampling(100))) + encode(Commits([Commit(0, 2, [100], 1, 1)])), "token"),
-        (encode(Hello(1, b"n" * 32, b"", 1, IDS.told())), "a Hello after the handshake"),
+        (
+            encode(Open(0, [1], 1, Sampling(100))) + encode(Commits([SessionCommit(0, 2, [100], 1, 1)])),
+            "token",
+        ),
+        (encode(Hello(1, b"n" * 32, b"", 1, IDS.digest())), "a Hello after the handshake"),
         (encode(Ping(1))[:-1] + b"?", "damaged"),
         (HEADER.pack(MAX_FRAME_BYTES + 1), f"a frame claims {MAX_FRAME_BYTES + 1} bytes, over the limit"),
     ],

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from foreword.cluster.pairing import FIRST_ANSWER, may_come, prospects_of
+from foreword.cluster.pairing import FIRST_ANSWER, expected_arrivals, may_come
 from foreword.cluster.waiting import (
     UNKNOWN_SECONDS,
+    ExpectedArrival,
     NodeEstimates,
-    Prospect,
     TokenRate,
     most_worth,
     worth_waiting,
@@ -18,9 +18,11 @@ from foreword.cluster.waiting import (
 from foreword.speculation.draft import Draft
 
 
-def coming(requests=1, at_hand=0, wanted=4, rate=0.8, first=0.002, level=0.001, late_after=inf) -> Prospect:
+def coming(
+    requests=1, at_hand=0, wanted=4, rate=0.8, first=0.002, level=0.001, late_after=inf
+) -> ExpectedArrival:
     survival = tuple(rate ** (depth + 1) for depth in range(8))
-    return Prospect(requests, at_hand, wanted, survival, first, level, late_after)
+    return ExpectedArrival(requests, at_hand, wanted, survival, first, level, late_after)
 
 
 def test_nothing_on_its_way_is_not_waited_for():
@@ -131,31 +133,36 @@ def node_of(**changes: Any) -> Any:
     for _ in range(20):
         estimates.first_came(0.002)
         estimates.level_came(0.0005)
-    facts = {"estimates": estimates, "breaker": SimpleNamespace(is_open=False), "waited_in_vain": False}
+    facts = {"estimates": estimates, "breaker": SimpleNamespace(is_open=False), "has_timed_out": False}
     return SimpleNamespace(**{"name": "node", **facts, **changes})
 
 
-def pairing_of(peer: Any, asked_at: float | None, level_at: float = 5.0) -> Any:
+def pairing_of(peer: Any, requested_at: float | None, level_at: float = 5.0) -> Any:
     return SimpleNamespace(
-        peer=peer, is_warm=True, is_all=False, asked_at=asked_at, level_at=level_at, behind=lambda _: Draft()
+        peer=peer,
+        is_warm=True,
+        is_all=False,
+        requested_at=requested_at,
+        level_at=level_at,
+        draft_after=lambda _: Draft(),
     )
 
 
-def only_prospect(pairings: list[Any], now: float, depth: int = 4, nodes: int = 4) -> Prospect:
+def only_prospect(pairings: list[Any], now: float, depth: int = 4, nodes: int = 4) -> ExpectedArrival:
     asked: Any = SimpleNamespace(request=None, max_depth=depth, max_nodes=nodes)
-    (found,) = prospects_of([(asked, one) for one in pairings], now, shadow=0).values()
+    (found,) = expected_arrivals([(asked, one) for one in pairings], now, shadow=0).values()
     return found
 
 
 def test_a_node_that_never_answered_is_late_soon():
     """However dear a token seems to be: after an idle hour the first one does."""
-    found = only_prospect([pairing_of(node_of(estimates=NodeEstimates()), asked_at=5.0)], now=5.0)
+    found = only_prospect([pairing_of(node_of(estimates=NodeEstimates()), requested_at=5.0)], now=5.0)
     assert found.late_after == FIRST_ANSWER
     assert most_worth([found], tokens_per_second=1 / 3600) <= FIRST_ANSWER + 3 * UNKNOWN_SECONDS
 
 
 def test_a_first_level_is_late_by_the_time_since_it_was_asked_for():
-    asked = [pairing_of(node_of(), asked_at=5.0)]
+    asked = [pairing_of(node_of(), requested_at=5.0)]
     assert only_prospect(asked, now=5.0).late_after == pytest.approx(0.006)
     later = only_prospect(asked, now=5.0015)
     assert later.late_after == pytest.approx(0.0045)
@@ -163,31 +170,33 @@ def test_a_first_level_is_late_by_the_time_since_it_was_asked_for():
 
 
 def test_the_next_level_of_a_chain_is_expected_after_the_one_before():
-    found = only_prospect([pairing_of(node_of(), asked_at=None, level_at=5.0)], now=5.0002)
+    found = only_prospect([pairing_of(node_of(), requested_at=None, level_at=5.0)], now=5.0002)
     assert found.first_seconds == pytest.approx(0.0003)
     assert found.late_after == pytest.approx(0.006)  # of a chain that goes on nobody was asked anything
 
 
-@pytest.mark.parametrize(("asked_at", "left"), [(5.0, 0.25 * 0.002), (None, 0.25 * 0.0005)])
-def test_what_should_be_there_already_is_expected_soon_but_not_at_once(asked_at: float | None, left: float):
-    found = only_prospect([pairing_of(node_of(), asked_at)], now=5.004)
+@pytest.mark.parametrize(("requested_at", "left"), [(5.0, 0.25 * 0.002), (None, 0.25 * 0.0005)])
+def test_what_should_be_there_already_is_expected_soon_but_not_at_once(
+    requested_at: float | None, left: float
+):
+    found = only_prospect([pairing_of(node_of(), requested_at)], now=5.004)
     assert found.first_seconds == pytest.approx(left)
 
 
 def test_levels_are_wanted_as_far_as_depth_and_nodes_both_reach():
-    asked = [pairing_of(node_of(), asked_at=5.0)]
+    asked = [pairing_of(node_of(), requested_at=5.0)]
     assert only_prospect(asked, now=5.0, depth=2, nodes=6).wanted == 2
     assert only_prospect(asked, now=5.0, depth=6, nodes=3).wanted == 3
 
 
 def test_who_is_not_waited_for():
     def comes(**changes: Any) -> bool:
-        return may_come(pairing_of(node_of(**changes), asked_at=5.0), shadow=0)
+        return may_come(pairing_of(node_of(**changes), requested_at=5.0), shadow=0)
 
     assert comes()
-    assert not comes(waited_in_vain=True)
+    assert not comes(has_timed_out=True)
     assert not comes(breaker=SimpleNamespace(is_open=True))
-    assert not may_come(pairing_of(node_of(), asked_at=5.0), shadow=1)
+    assert not may_come(pairing_of(node_of(), requested_at=5.0), shadow=1)
 
 
 @pytest.mark.parametrize("late_first", [True, False])

@@ -1,5 +1,7 @@
 """Tokens that mark a gap in a text: known by name or stated by the file, and never spelled by a text."""
 
+import json
+
 import gguf
 import pytest
 
@@ -47,6 +49,20 @@ def test_a_text_that_spells_such_a_token_stays_text(tmp_path):
     assert tokenizer.decode(filled) == forged * 2
     assert PAD not in tokenizer.encode("<|fim_pad|>")
     assert tokenizer.encode("<|fim_pad|>", parse_special=True) == [PAD]
+
+
+def test_a_token_that_is_special_already_keeps_its_own_rules(tmp_path):
+    write_tiny_tokenizer(tmp_path)
+    written = json.loads(with_tokens(QWEN, special=True).to_str())
+    for token in written["added_tokens"]:
+        token["rstrip"] = token["content"] == "<|fim_suffix|>"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(written), encoding="utf-8")
+    tokenizer = hf_tokenizer(tmp_path, {})
+    assert tokenizer.encode("a<|fim_suffix|> b", parse_special=True) == [
+        *tokenizer.encode("a"),
+        SUFFIX,
+        *tokenizer.encode("b"),
+    ]
 
 
 def test_a_gap_ends_with_what_would_begin_another_file(tmp_path):

@@ -110,6 +110,38 @@ def test_a_trial_in_a_process_that_is_closed_is_refused():
     assert refused == ["structured outputs: the process that compiles grammars has ended; try again"]
 
 
+@LINUX
+def test_trials_that_still_run_end_with_the_process():
+    trials = CompileTrials(token_table(), CompileLimits(cpu_seconds=60, memory_bytes=4 << 30))
+    trials.run(SMALL)
+    children = Path(f"/proc/{trials.pid}/task/{trials.pid}/children")
+    thread = Thread(target=refused, args=(trials,))
+    thread.start()
+    wait_until(lambda: bool(children.read_text().split()))
+    running = int(children.read_text().split()[0])
+    os.kill(running, signal.SIGSTOP)  # it does not end by itself
+    try:
+        trials.close()
+        thread.join()
+        wait_until(lambda: has_ended(running))
+    finally:
+        if not has_ended(running):
+            os.kill(running, signal.SIGKILL)
+
+
+def refused(trials: CompileTrials) -> None:
+    with pytest.raises(RequestError):
+        trials.run(LONG)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or waits for its parent to take notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
 def test_the_process_ends_with_its_owner():
     trials = CompileTrials(token_table(), CompileLimits())
     trials.run(SMALL)

@@ -50,7 +50,7 @@ def link(
     from foreword.bench.draft_nodes import local_node, measure_link
     from foreword.cluster.address import NodeAddress
     from foreword.cluster.framing import ChannelError
-    from foreword.cluster.handshake import Identity, TokenIds
+    from foreword.cluster.handshake import PeerIdentity, TokenIds
     from foreword.cluster.security import Security, TlsFiles
     from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
@@ -68,7 +68,7 @@ def link(
     ids = TokenIds(
         tokenizer.vocab_size, lambda token: tokenizer.token_bytes(token, skip_special_tokens=False)
     )
-    identity = Identity(security, ids)
+    identity = PeerIdentity(security, ids)
     protection = [
         *(["--token-file", str(token_file)] if token_file else []),
         *(["--tls", tls] if tls else []),

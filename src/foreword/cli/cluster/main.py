@@ -17,7 +17,7 @@ from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from foreword.cluster.pools.autoscaling import NodeStatus, TargetStatus
-    from foreword.cluster.pools.fleet import MemberTold
+    from foreword.cluster.pools.fleet import MemberStatus
 
 _MEMBER = {
     "member": "name",
@@ -47,7 +47,7 @@ _NODE = {
 
 
 def show_status(
-    members: Sequence["MemberTold"], targets: Sequence["TargetStatus"], nodes: Sequence["NodeStatus"]
+    members: Sequence["MemberStatus"], targets: Sequence["TargetStatus"], nodes: Sequence["NodeStatus"]
 ) -> None:
     """Tables, and below them why something is not as it should be."""
     if members:
@@ -81,8 +81,8 @@ def _cell(value: object) -> str:
 
 
 if TYPE_CHECKING:
-    from foreword.cluster.pools.file import Cluster
-    from foreword.cluster.pools.fleet import ClusterState, LocalFleet, MemberTold
+    from foreword.cluster.pools.file import ClusterConfig
+    from foreword.cluster.pools.fleet import ClusterState, LocalFleet, MemberStatus
     from foreword.cluster.pools.ray_fleet import RayFleet
 
 app = typer.Typer(no_args_is_help=True, help="Run targets and draft nodes from one file (docs/cluster.md).")
@@ -117,7 +117,7 @@ def up(file: FileArgument, api_key: KeyOption = None) -> None:
         node = cluster.member(cluster.scale.node)
         scaler = Autoscaler(cluster.scale, node, fleet, fetch_json(_key(api_key)))
 
-    members: Sequence[MemberTold] = ()
+    members: Sequence[MemberStatus] = ()
 
     def look() -> None:
         nonlocal members
@@ -185,7 +185,7 @@ def status(file: FileArgument, api_key: KeyOption = None, as_json: JsonOption = 
         raise typer.Exit(1)
 
 
-def _fleet(cluster: "Cluster", state: "ClusterState") -> "LocalFleet | RayFleet":
+def _fleet(cluster: "ClusterConfig", state: "ClusterState") -> "LocalFleet | RayFleet":
     if cluster.ray is None:
         from foreword.cluster.pools.fleet import LocalFleet
 

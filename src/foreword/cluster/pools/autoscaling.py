@@ -10,7 +10,7 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-from foreword.cluster.pools.fleet import Fleet, numbers, resize
+from foreword.cluster.pools.fleet import MemberFleet, numbers, resize
 from foreword.cluster.pools.members import TARGET, Member
 from foreword.cluster.pools.scaling import Demand, NodeSpeed, Scaler, ScaleRule
 
@@ -26,7 +26,7 @@ class TargetStatus:
     state: str  # "ok", "starting", ...; "down": it does not answer
     running: int = 0
     waiting: int = 0
-    tokens_per_pass: float | None = None  # what guessing brings; 1 is plain decoding
+    tokens_per_pass: float | None = None  # 1 is plain decoding
     cost_per_million: float | None = None  # tokens, of the time that is paid for; None without prices
     reason: str = ""
 
@@ -147,7 +147,7 @@ class Autoscaler:
         self,
         rule: ScaleRule,
         node: Member,
-        fleet: Fleet,
+        fleet: MemberFleet,
         fetch: Fetch,
         clock: Callable[[], float] = monotonic,
     ) -> None:

@@ -36,7 +36,7 @@ class RaySettings:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterConfig:
     """All that the file says."""
 
     members: list[Member]  # draft nodes first
@@ -53,7 +53,7 @@ class Cluster:
         return sum(one.cpus for one in self.members) + added
 
 
-class AskedNodes:
+class NodeChoice:
     """The nodes of the file: a target asks all of them, or those that it names."""
 
     def __init__(self, nodes: Sequence[Member], scale: ScaleRule | None, *, is_listed: bool) -> None:
@@ -104,15 +104,15 @@ class AskedNodes:
             ) from None
 
 
-def read_cluster(path: Path) -> Cluster:
-    """Everything is checked and refused by name before anything starts."""
+def read_cluster(path: Path) -> ClusterConfig:
+    """Return the checked cluster file; what is wrong is refused by name before anything starts."""
     given = mapping_of(_read(path), "the file", ("nodes", "targets", "router", "ray", "autoscale"))
     nodes = [_node(one, f"nodes[{place}]") for place, one in enumerate(list_of(given, "nodes"))]
     scale = _scale(given["autoscale"], nodes) if "autoscale" in given else None
     ray = _ray(given["ray"]) if "ray" in given else None
     comes_and_goes = ray is not None or scale is not None
     listed = list_of(given, "targets")
-    asked = AskedNodes(nodes, scale, is_listed=comes_and_goes)
+    asked = NodeChoice(nodes, scale, is_listed=comes_and_goes)
     targets = [_target(one, f"targets[{place}]", asked) for place, one in enumerate(listed)]
     members = [*nodes, *targets]
     if "router" in given:
@@ -121,7 +121,7 @@ def read_cluster(path: Path) -> Cluster:
     _check(members)
     if ray is None:
         _check_addresses(members)
-    return Cluster(members, ray, scale)
+    return ClusterConfig(members, ray, scale)
 
 
 def _check(members: Sequence[Member]) -> None:
@@ -143,7 +143,7 @@ def _check(members: Sequence[Member]) -> None:
 
 
 def _check_addresses(members: Sequence[Member]) -> None:
-    """On one machine nobody can listen where another does."""
+    """Refuse two members with one address on one machine."""
     owners: dict[str, str] = {}
     for member in members:
         other = owners.setdefault(member.address, member.name)
@@ -188,7 +188,7 @@ def _node(value: object, place: str) -> Member:
     return _placed(Member(name, NODE, command, listen), given, place)
 
 
-def _target(value: object, place: str, nodes: AskedNodes) -> Member:
+def _target(value: object, place: str, nodes: NodeChoice) -> Member:
     given = mapping_of(value, place, _TARGET_KEYS)
     listening, address = _listening(given, place)
     drafters, asks = nodes.by(given, place)

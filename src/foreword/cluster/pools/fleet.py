@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 from platformdirs import user_state_path
 
-from foreword.cluster.pools.file import Cluster
+from foreword.cluster.pools.file import ClusterConfig
 from foreword.cluster.pools.members import Member, lists_of, replica_number, write_lists
 from foreword.cluster.pools.running import Pools, Process, Stopping, launch
 
 
 @dataclass(frozen=True)
-class MemberTold:
-    """A member as whoever watches it knows it."""
+class MemberStatus:
+    """The state of a member as its watcher knows it."""
 
     name: str
     kind: str
@@ -30,10 +30,10 @@ class MemberTold:
     is_refused: bool = False  # it cannot use what it was given, and was not started again
 
 
-class Fleet(Protocol):
+class MemberFleet(Protocol):
     """Members that run, and nodes of which there can be more or fewer."""
 
-    def members(self) -> list[MemberTold]:
+    def members(self) -> list[MemberStatus]:
         """Those that run."""
         ...
 
@@ -48,7 +48,7 @@ class Fleet(Protocol):
         ...
 
 
-def resize(fleet: Fleet, node: Member, size: int) -> None:
+def resize(fleet: MemberFleet, node: Member, size: int) -> None:
     """Have so many replicas of a node: those with the lowest numbers."""
     have = numbers(fleet, node.name)
     for number in [number for number in range(1, size + 1) if number not in have][: max(size - len(have), 0)]:
@@ -57,7 +57,7 @@ def resize(fleet: Fleet, node: Member, size: int) -> None:
         fleet.drop(node.replica(number).name)
 
 
-def numbers(fleet: Fleet, node: str) -> set[int]:
+def numbers(fleet: MemberFleet, node: str) -> set[int]:
     """Which replicas of a node there are."""
     return {number for name in fleet.names() if (number := replica_number(name, node))}
 
@@ -66,7 +66,7 @@ class LocalFleet:
     """All members as processes of this machine."""
 
     def __init__(
-        self, cluster: Cluster, lists: Path, start: Callable[[Member, Path], Process] = launch
+        self, cluster: ClusterConfig, lists: Path, start: Callable[[Member, Path], Process] = launch
     ) -> None:
         self._lists = lists
         self._pools = Pools(cluster.members, lambda member: start(member, lists_of(member, lists)))
@@ -82,10 +82,10 @@ class LocalFleet:
         """Keep them running until `stopped` is set."""
         self._pools.run(and_then)
 
-    def members(self) -> list[MemberTold]:
+    def members(self) -> list[MemberStatus]:
         restarts, refused = self._pools.restarts(), self._pools.refused()
         return [
-            MemberTold(one.name, one.kind, one.address, restarts[one.name], "", one.name in refused)
+            MemberStatus(one.name, one.kind, one.address, restarts[one.name], "", one.name in refused)
             for one in self._pools.present()
         ]
 
@@ -112,13 +112,13 @@ class LocalFleet:
 _log = logging.getLogger(__name__)
 
 
-class News:
+class MemberLog:
     """Tells each thing once: who is there, who was started again, who cannot be."""
 
     def __init__(self) -> None:
-        self._known: dict[str, MemberTold] = {}
+        self._known: dict[str, MemberStatus] = {}
 
-    def tell(self, members: Sequence[MemberTold]) -> None:
+    def tell(self, members: Sequence[MemberStatus]) -> None:
         for one in members:
             before = self._known.get(one.name)
             self._known[one.name] = one
@@ -141,7 +141,7 @@ class ClusterState:
         self._path = self.folder / "state.json"
         self._written: object = None
 
-    def write(self, members: Sequence[MemberTold]) -> None:
+    def write(self, members: Sequence[MemberStatus]) -> None:
         """Whenever something is new."""
         told = {"pid": os.getpid(), "members": [asdict(one) for one in members]}
         if told != self._written:
@@ -155,9 +155,9 @@ class ClusterState:
         with suppress(FileNotFoundError):
             self._path.unlink()
 
-    def members(self) -> list[MemberTold]:
-        """Empty: nobody watches over the cluster here."""
-        return [MemberTold(**one) for one in self._told().get("members", ())]
+    def members(self) -> list[MemberStatus]:
+        """Return the members; empty: no process watches this cluster."""
+        return [MemberStatus(**one) for one in self._told().get("members", ())]
 
     def watcher(self) -> int | None:
         """The process that watches over it; None: there is none."""

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from foreword.cluster.pools.file import Cluster, RaySettings
-from foreword.cluster.pools.fleet import MemberTold, News, resize
+from foreword.cluster.pools.file import ClusterConfig, RaySettings
+from foreword.cluster.pools.fleet import MemberLog, MemberStatus, resize
 from foreword.cluster.pools.members import NODE, ROUTER, TARGET, Member
-from foreword.cluster.pools.ray_member import AUTH_VARIABLE, LONGEST_LOOK, MemberActor, Registry
+from foreword.cluster.pools.ray_member import AUTH_VARIABLE, LONGEST_LOOK, MemberActor, MemberRegistry
 from foreword.cluster.pools.running import LOOK_SECONDS, Stopping
 from foreword.errors import RequestError
 
@@ -55,11 +55,11 @@ def check_mode(address: str, mode: str) -> None:
     """Refuse a Ray that asks for no token: one that is started here can be reached from other machines, too."""
     if not address and mode.lower() not in ("", "token"):
         raise RequestError(
-            f"{AUTH_VARIABLE}={mode}: whoever reaches a Ray without token runs code on this machine; leave it out"
+            f"{AUTH_VARIABLE}={mode}: anyone who reaches a Ray without token runs code on this machine; leave it out"
         )
     if address and not _is_here(address) and mode.lower() != "token":
         raise RequestError(
-            f"ray.address {address} is not this machine, and whoever reaches a Ray without token runs code on it: "
+            f"ray.address {address} is not this machine, and anyone who reaches a Ray without token runs code on it: "
             f"start Ray with {AUTH_VARIABLE}=token, and set {AUTH_VARIABLE}=token here"
         )
 
@@ -68,7 +68,7 @@ def check_guarded(machines: int, guarded: Sequence[bool]) -> None:
     """What was said of this Ray by those who run on its machines."""
     if machines > 1 and not (guarded and all(guarded)):
         raise RequestError(
-            f"this Ray has {machines} machines and asks for no token: whoever reaches it runs code on them; "
+            f"this Ray has {machines} machines and asks for no token: anyone who reaches it runs code on them; "
             f"start it with {AUTH_VARIABLE}=token"
         )
 
@@ -85,13 +85,13 @@ _log = logging.getLogger(__name__)
 
 REGISTRY = "registry"
 PLACED_SECONDS = 60.0
-"""For which members may wait for a place before somebody is told."""
+"""Seconds that members may wait for a place before a warning is logged."""
 
 
 class RayFleet:
     """What `foreword cluster up` does where the file has `ray`. Actors outlive it on a Ray that was there before."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterConfig) -> None:
         assert cluster.ray is not None
         self._cluster = cluster
         self._ray = import_ray()
@@ -103,9 +103,9 @@ class RayFleet:
         self._lifetime = "detached" if is_shared else None
         self._namespace = cluster.ray.namespace
         self._actors: dict[str, Any] = {}
-        self._news = News()
+        self._news = MemberLog()
         self.stopped = Stopping()
-        self._registry = self._started(Registry, REGISTRY, num_cpus=0)
+        self._registry = self._started(MemberRegistry, REGISTRY, num_cpus=0)
 
     def up(self) -> None:
         """Start what is not there yet; raises `RequestError` if Ray asks for no token beyond one machine."""
@@ -135,10 +135,10 @@ class RayFleet:
         finally:
             self.down()
 
-    def members(self) -> list[MemberTold]:
+    def members(self) -> list[MemberStatus]:
         """Those that have said that they are there."""
         told = self._ray.get(self._registry.members.remote(), timeout=LONGEST_LOOK)
-        members = [MemberTold(**one) for one in told]
+        members = [MemberStatus(**one) for one in told]
         self._news.tell(members)
         return members
 
@@ -149,14 +149,14 @@ class RayFleet:
         self._add(member, None)
 
     def drop(self, name: str) -> None:
-        """Nobody is sent there any more; it ends when it has told its targets."""
+        """Remove a node: targets get no requests to it; it ends after it has notified them."""
         self._registry.leave.remote(name)
         actor = self._actors.pop(name, None)
         if actor is not None:
             self._end([actor])
 
     def down(self) -> None:
-        """End routers, then targets, then nodes, so that nobody drains for nobody."""
+        """End routers, then targets, then nodes, so that no node drains for a target that is gone."""
         by_name = {one.name: one for one in self._cluster.members}
         for kind in (ROUTER, TARGET, NODE):
             self._end([actor for name, actor in self._actors.items() if _kind(by_name, name) == kind])
@@ -212,7 +212,7 @@ class RayFleet:
         return f"{self._namespace}/{target.name}"
 
     def _check_token(self) -> None:
-        """Beyond one machine, whoever reaches a Ray without token runs code on it."""
+        """Refuse a Ray without token beyond one machine: anyone who reaches it runs code on it."""
         hosts = {one["NodeManagerAddress"] for one in self._ray.nodes() if one["Alive"]}
         asked = [] if len(hosts) == 1 else [actor.is_guarded.remote() for actor in self._actors.values()]
         ready, _ = (

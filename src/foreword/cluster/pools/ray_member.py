@@ -11,7 +11,7 @@ from tempfile import mkdtemp
 from time import monotonic
 from typing import Any
 
-from foreword.cluster.pools.fleet import MemberTold
+from foreword.cluster.pools.fleet import MemberStatus
 from foreword.cluster.pools.members import Member, write_lists
 from foreword.cluster.pools.running import LOOK_SECONDS, Pools, Process, launch
 
@@ -25,7 +25,7 @@ class _Heard:
     at: float
 
 
-class Registry:
+class MemberRegistry:
     """Members say again and again that they are there, so that a registry that was started again knows all soon."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -33,12 +33,12 @@ class Registry:
         self._heard: dict[str, _Heard] = {}
 
     def tell(self, told: dict[str, Any]) -> list[dict[str, Any]]:
-        """A member is there; whoever says so hears who else is."""
+        """Register a member; return all members."""
         self._heard[told["name"]] = _Heard(told, self._clock())
         return self.members()
 
     def leave(self, name: str) -> None:
-        """It is going: nobody is sent there any more."""
+        """Remove a member that is leaving."""
         self._heard.pop(name, None)
 
     def members(self) -> list[dict[str, Any]]:
@@ -91,7 +91,7 @@ class MemberActor:
     def told(self) -> dict[str, Any]:
         member = self._member
         restarts, is_refused = self._pools.restarts().get(member.name, 0), bool(self._pools.refused())
-        told = MemberTold(member.name, member.kind, member.address, restarts, self._machine, is_refused)
+        told = MemberStatus(member.name, member.kind, member.address, restarts, self._machine, is_refused)
         return asdict(told)
 
     def is_guarded(self) -> bool:

@@ -161,7 +161,7 @@ class Pools:
         one.restarts += 1
 
     def run(self, and_then: Callable[[], None] = lambda: None) -> None:
-        """Until `stopped` is set; then targets end first, so that nobody drains for nobody."""
+        """Until `stopped` is set; then targets end first, so that no node drains for a target that is gone."""
         try:
             while not self.stopped.is_set():
                 self.look()

@@ -23,7 +23,7 @@ class DraftWork:
 
 
 def gained_tokens(acceptance: float, levels: int) -> float:
-    """Tokens that guesses add to a pass, each right with this chance if those before it are."""
+    """Return the accepted draft tokens of a pass, each accepted with this probability if those before it are."""
     return sum(acceptance**level for level in range(1, levels + 1))
 
 
@@ -58,7 +58,7 @@ def wanted_draft_nodes(requests: int, work: DraftWork, level_seconds: LevelSecon
 
 
 UNBOUNDED = 1 << 20
-"""Requests that a node's memory holds where nobody says how many."""
+"""Requests that a node's memory holds where no bound is given."""
 
 KEPT_FOR = 0.8
 """Part of its price that a node has to earn to stay: a little less than what one is added for."""
@@ -99,7 +99,7 @@ class NodeSpeed:
 
     level_seconds: float
     requests: float  # of one node, when that was measured
-    acceptance: float | None = None  # of its first level; None: nobody knows
+    acceptance: float | None = None  # of its first level; None: unknown
 
 
 def requests_served(speed: NodeSpeed, step_seconds: float, rule: ScaleRule, use: float) -> int:
@@ -158,7 +158,7 @@ class Scaler:
         self._many_since: float | None = None
 
     def size(self, have: int, demands: Sequence[Demand], speed: NodeSpeed | None) -> int:
-        """How many nodes there should be now; nothing changes while nobody knows how fast they are."""
+        """Return the number of nodes that there should be now; unchanged while their speed is unknown."""
         rule, now = self.rule, self._clock()
         bounded = min(max(have, rule.least), rule.most)
         is_idle = not any(one.requests for one in demands)

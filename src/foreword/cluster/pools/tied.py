@@ -1,6 +1,6 @@
 """`python -m foreword.cluster.pools.tied PID ...`: the command `foreword ...` that ends when its parent does.
 
-A member must not go on without whoever watches it: another one is started in its place.
+A member must not outlive its watcher: another one is started in its place.
 """
 
 import ctypes

@@ -29,7 +29,7 @@ class PredictedTokens(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):
-    """How many tokens were read and written."""
+    """Token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -39,17 +39,17 @@ class Usage(Struct, frozen=True, omit_defaults=True):
 
 
 class Speculation(Struct, frozen=True):
-    """How guessing went."""
+    """Speculation figures of a request."""
 
-    method: str  # who drafted; empty: nobody
+    method: str  # the drafter; empty: none
     passes: int  # target passes, those over the prompt included
-    drafts: int  # passes that judged guesses
-    drafted: int  # guesses that were judged
-    accepted: int  # guesses that were committed
+    drafts: int  # passes that verified draft tokens
+    drafted: int  # draft tokens that were verified
+    accepted: int  # draft tokens that were accepted
     acceptance_rate: float  # accepted / drafted
     acceptance_per_position: list[float]  # the same by distance from the text, nearest first
     tau: float  # tokens per target pass
-    accepted_run_p50: float  # guesses that a pass which judged some has committed
+    accepted_run_p50: float  # draft tokens accepted by a pass that verified some
     accepted_run_p90: float
 
 
@@ -199,7 +199,7 @@ class ChatCompletion(Struct):
 
 
 def usage_of(stats: RequestStats) -> Usage:
-    """Token counts of a request."""
+    """Return the token counts of a request."""
     total = stats.prompt_tokens + stats.output_tokens
     cached = CachedTokens(stats.cached_tokens)
     predicted = PredictedTokens(stats.accepted_prediction_tokens, stats.rejected_prediction_tokens)
@@ -228,7 +228,7 @@ def speculation_of(stats: RequestStats) -> Speculation:
 
 
 def extras_of(costs: Costs, show_speculation: bool) -> Extras:
-    """Timings, and how guessing went; where that is hidden, the counts among the timings that tell it are too."""
+    """Return timings and speculation figures; where these are hidden, the timings lose their draft counts too."""
     timings = asdict(costs.timings())
     if show_speculation:
         return Extras(timings, speculation_of(costs.total()))
@@ -245,7 +245,7 @@ _NEVER = -9999.0
 
 
 class LogprobWriter:
-    """Writes token ids as text beside their numbers."""
+    """Writes log probabilities with the text of each token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -135,9 +135,7 @@ Body = TypeVar("Body", bound=StrictBody)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONG_NUMBER = re.compile(r"[0-9]{19}")
 _INLINE_BYTES = 64 * 1024  # larger bodies are parsed in a thread, so that others get their turns
-_DISCARDED_BODIES = (
-    16  # a refused body is read this many times the limit, so that the client sees the refusal
-)
+_DISCARDED_BODIES = 16  # a refused body is read up to this many limits, so that the client sees the refusal
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:

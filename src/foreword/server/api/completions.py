@@ -53,7 +53,7 @@ class Echo:
         return given if isinstance(given, str) else self._tokenizer.decode(given, skip_special_tokens=False)
 
     def without_answer(self, delta: AnswerDelta, answer: Answer | None = None) -> AnswerDelta:
-        """The delta, or the whole answer as one, without tokens that nobody wanted."""
+        """Return the delta, or the whole answer as one, without the token that max_tokens = 0 excludes."""
         if answer is not None:
             delta = replace(
                 delta, text=answer.text, token_ids=tuple(answer.token_ids), logprobs=tuple(answer.logprobs)
@@ -118,7 +118,7 @@ def _check_best_of(best_of: int | None, n: int) -> None:
         raise ApiError(400, f"best_of is {best_of}, and n is {n}; it must be at least n", param="best_of")
     raise ApiError(
         400,
-        "best_of above n is not supported by this server: answers that nobody reads are not drawn; "
+        "best_of above n is not supported by this server: answers that are not returned are not generated; "
         "ask for n of them with logprobs and choose",
         param="best_of",
     )

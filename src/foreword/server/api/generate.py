@@ -29,16 +29,16 @@ from foreword.server.settings import ServerSettings
 
 
 class PassShown(Struct, frozen=True):
-    """One target pass: the guesses that it judged, as a tree, and what came of them."""
+    """One target pass: the draft tokens that it verified, as a tree, and which were accepted."""
 
-    gained: int  # tokens, from the event's first on: accepted guesses, then one of the target's own
+    gained: int  # tokens, from the event's first on: accepted draft tokens, then one of the target
     guesses: list[str]  # [nodes], each token's text by itself
     parents: tuple[int, ...]  # [nodes], index of an earlier node, or -1 after the text
     accepted: tuple[int, ...]  # nodes whose tokens are part of the answer, first to last
 
 
 def passes_of(tokenizer: Tokenizer, delta: AnswerDelta) -> list[PassShown]:
-    """One per pass; where a stream is split into single tokens, the first of a pass has it."""
+    """Return one entry per pass; where a stream is split into single tokens, the first of a pass has it."""
     return [
         PassShown(
             draft.gained,
@@ -69,10 +69,10 @@ class Generated(Struct):
 
 
 class Origin(Struct, frozen=True, omit_defaults=True):
-    """Where a stream's new tokens came from, and how guessing goes so far."""
+    """Where a stream's new tokens came from, and the speculation figures so far."""
 
     pieces: list[str]  # the text of each token; together they are the event's text
-    from_draft: int | UnsetType = UNSET  # how many of them, from the first on, were guesses
+    from_draft: int | UnsetType = UNSET  # how many of them, from the first on, were draft tokens
     passes: list[PassShown] | UnsetType = UNSET  # the passes that the tokens are from
     progress: "AnswerProgress | UnsetType" = UNSET
 

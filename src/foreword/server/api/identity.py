@@ -16,11 +16,11 @@ class Caller:
 
 
 def caller_of(request: Request) -> Caller:
-    """What `AuthMiddleware` noted about a request."""
+    """Return the caller that `AuthMiddleware` found for a request."""
     caller: Caller = request.state.caller
     return caller
 
 
 def new_id(prefix: str) -> str:
-    """An id that no other request has, and nobody can guess."""
+    """Return an id that is unique and unpredictable."""
     return f"{prefix}-{secrets.token_hex(16)}"

@@ -173,7 +173,7 @@ def written_choice(choice: str | None) -> str | dict[str, str]:
 
 
 def _checked_choice(value: object) -> str | None:
-    """`none`, `auto`, `required`, or the name of a function behind a slash, which no other choice has."""
+    """`none`, `auto`, `required`, or the name of a function after a slash, which no other choice has."""
     if value is None or value in ("none", "auto", "required"):
         return value
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None

@@ -137,8 +137,8 @@ SpeculationOverride = Annotated[
     bool | dict[str, Any] | None,
     BeforeValidator(_checked_override, json_schema_input_type=bool | str | dict[str, Any] | None),
 ]
-"""`false`: no guessing for this request; a method or an object: who guesses and how far; `true` or null: as the
-server does."""
+"""`false`: no speculation for this request; a method or an object: the drafter and its depth; `true` or null: the
+server's default."""
 
 
 def _checked_priority(value: object) -> object:

@@ -17,7 +17,7 @@ class ToolFormat:
 
     name: str
     begin: str = ""  # before the calls; empty: an answer with calls is nothing but calls
-    end: str = ""  # behind them
+    end: str = ""  # after the calls
     inner: str = ""  # between a mark and what stands inside
     arguments: str = "arguments"  # what the arguments are called
     is_list: bool = False  # all calls in one list; else each between marks of its own
@@ -58,7 +58,7 @@ class ToolFormat:
 
     def _call_schema(self, name: str, schema: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON schema
         return {
-            "title": f"tool {name}",  # told if its schema cannot be used
+            "title": f"tool {name}",  # named in errors about its schema
             "type": "object",
             "properties": {"name": {"const": name}, self.arguments: schema},
             "required": ["name", self.arguments],
@@ -249,9 +249,7 @@ class ToolReader:
             self._held, self._inside = "", False
         elif not self._form.end and character not in _BETWEEN:
             self._inside = False
-            self._say(
-                character if self.count else self._held, events
-            )  # without any, it was no call after all
+            self._say(character if self.count else self._held, events)  # without calls, all of it is text
             self._held = ""
 
     def _begin_call(self) -> None:

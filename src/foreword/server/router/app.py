@@ -110,7 +110,7 @@ _ALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
-"""A host that is gone without a word is known after some 25 seconds; how long an answer takes is nobody's guess."""
+"""Socket options: a vanished host is detected after about 25 seconds; answers have no time limit."""
 
 
 def open_targets_client() -> httpx2.AsyncClient:
@@ -165,7 +165,7 @@ class RouterRun:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _drain(self, admission: Admission) -> None:
-        """Take nothing new, and let what is under way end."""
+        """Refuse new requests, and let those in flight end."""
         admission.close()
         log.info("stopping: %d answers to finish", admission.in_flight)
         if not await admission.wait_idle(self._settings.drain_seconds + LAST_BYTES_SECONDS):

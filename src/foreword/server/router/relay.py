@@ -51,7 +51,7 @@ class RouterMetrics:
 
     def page(self, targets: Targets) -> bytes:
         for gauge in (self._ready, self._load, self._in_flight):
-            gauge.clear()  # of those that are gone nothing is told
+            gauge.clear()  # targets that are gone are not exported
         for target in targets:
             self._ready.labels(target.url).set(target.is_ready)
             self._load.labels(target.url).set(target.load)

@@ -65,13 +65,13 @@ class Target:
 
 
 class Targets:
-    """All of them; whoever is added is used once it says that it is ready."""
+    """All targets; a new one is used once it reports that it is ready."""
 
     def __init__(self, given: str) -> None:
         """Addresses with commas, or @FILE with one in a line, which is read again and again."""
         self._file = Path(given.removeprefix("@")) if given.startswith("@") else None
         self._known: dict[str, Target] = {}
-        self._complaint = ""  # of the file, told once
+        self._complaint = ""  # of the file, logged once
         self.set(_lines(self._file) if self._file is not None else given.split(","))
         if not self._known and self._file is None:
             raise RequestError("--targets must name at least one target: host:port,host:port")
@@ -80,7 +80,7 @@ class Targets:
         return iter(list(self._known.values()))
 
     def set(self, addresses: Collection[str]) -> None:
-        """These, and no others: requests that others have under way go on."""
+        """Use these targets and no others; requests in flight on others continue."""
         urls = [target_url(one.strip()) for one in addresses if one.strip()]
         self._known = {url: self._known.get(url) or Target(url) for url in urls}
 
@@ -180,11 +180,11 @@ BLOCK = 512
 """Characters of a prompt that are one key: a beginning is known in whole blocks, as targets keep it in whole pages."""
 
 MOST_BLOCKS = 64
-"""Of one prompt; what comes behind them is on the same target anyway."""
+"""Blocks of one prompt; later ones are on the same target anyway."""
 
 MOST_TENANTS = 256
 MOST_PREFIXES = 2048
-"""That are remembered of each tenant: whoever asks much forgets their own, not others'."""
+"""Prefixes per tenant: a busy tenant evicts its own, not those of others."""
 
 
 class PrefixMemory:

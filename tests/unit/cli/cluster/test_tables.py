@@ -7,7 +7,7 @@ from rich.console import Console
 
 from foreword.cli.cluster import main as cluster_tables
 from foreword.cluster.pools.autoscaling import NodeStatus, TargetStatus
-from foreword.cluster.pools.fleet import MemberTold
+from foreword.cluster.pools.fleet import MemberStatus
 
 
 def test_a_status_fits_80_columns_and_says_why(monkeypatch: pytest.MonkeyPatch):
@@ -15,7 +15,7 @@ def test_a_status_fits_80_columns_and_says_why(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cluster_tables, "stdout", page)
     reason = "the connection was lost: nothing was heard of it for 30 seconds, and nobody answers there"
     cluster_tables.show_status(
-        [MemberTold("answers-1", "target", "192.168.100.101:8000", 2, "192.168.100.101")],
+        [MemberStatus("answers-1", "target", "192.168.100.101:8000", 2, "192.168.100.101")],
         [
             TargetStatus("answers-1", "ok", 12, 3, 2.5, 0.4),
             TargetStatus("answers-2", "down", reason="nobody"),

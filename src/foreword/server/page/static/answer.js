@@ -1,4 +1,4 @@
-// One answer on the page: its tokens, bracketed by pass and coloured by origin, with the rejected guesses between them.
+// One answer on the page: its tokens, bracketed by pass and coloured by origin, with the rejected draft tokens between them.
 
 import { FenceReader, element, inline, tokenSpan, visible } from "./text.js";
 
@@ -8,7 +8,7 @@ const TIP_GUESSES = 16;
 const MOST_GHOSTS = 6; // more would drown the text; the picture of the pass has them all
 
 export class AnswerView {
-  // `choose` is told the number of a pass that the reader points at.
+  // `choose` gets the number of a pass that the reader points at.
   constructor(article, choose) {
     this.article = article;
     this.title = article.querySelector("h2");
@@ -79,7 +79,7 @@ export class AnswerView {
     this.spans[index]?.classList.add("selected");
   }
 
-  // As it was at a time: passes that were not judged yet show only their guesses, later ones nothing. null: all.
+  // As it was at a time: passes that are not verified yet show only their draft tokens, later ones nothing. null: all.
   showTime(time) {
     this.text.classList.toggle("replaying", time !== null);
     this.passes.forEach((pass, index) => {
@@ -128,11 +128,11 @@ export function hideTip() {
 }
 
 export function summary(pass) {
-  if (!pass.guesses.length) return `pass ${pass.index + 1}: no guesses`;
-  return `pass ${pass.index + 1}: ${pass.accepted.length} of ${pass.guesses.length} guesses accepted`;
+  if (!pass.guesses.length) return `pass ${pass.index + 1}: no draft tokens`;
+  return `pass ${pass.index + 1}: ${pass.accepted.length} of ${pass.guesses.length} draft tokens accepted`;
 }
 
-// Guesses are drawn by the style sheet, so that whoever copies the answer does not get them too.
+// Draft tokens are drawn by the style sheet, so that a copied answer does not contain them.
 function ghosts(pass) {
   const missed = pass.missed.slice(0, MOST_GHOSTS);
   const shown = missed.map((node) => ghost(inline(pass.guesses[node]), "ghost"));

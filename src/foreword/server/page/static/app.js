@@ -24,12 +24,12 @@ const replay = new Replay(showTime);
 let running = null; // the AbortController of what runs now
 let runs = []; // what is on the page: the first, and plain decoding where it was compared
 let depth = 1; // that the first was asked for with
-let tellsPasses = true; // some servers hide how guessing goes
+let tellsPasses = true; // some servers hide their speculation figures
 
 async function start() {
   try {
     const settings = await get("page/settings");
-    at("about").textContent = `${settings.model} · guesses ahead, checks every guess, says the same.`;
+    at("about").textContent = `${settings.model} · speculative decoding with identical output.`;
     offerMethods(settings);
     if (settings.max_model_len) at("max-tokens").max = settings.max_model_len;
     tellsPasses = settings.shows_speculation;
@@ -96,7 +96,7 @@ async function ask() {
     at("status").textContent = `Finished. ${withSeed(first.line)}.`;
     if (compares) {
       // After the other and not beside it, since two answers at once would slow each other down.
-      at("status").textContent = `The same prompt and seed ${body.seed} without guessing …`;
+      at("status").textContent = `The same prompt and seed ${body.seed} without speculation …`;
       judge(first, await decode(plain, { ...body, speculation: false }, "plain"));
     }
   } catch (error) {
@@ -158,7 +158,7 @@ function judge(first, second) {
   }
   const saved = second.seconds - first.seconds;
   const part = second.seconds > 0 ? Math.abs(Math.round((100 * saved) / second.seconds)) : 0;
-  const outcome = saved >= 0 ? "Guessing saved" : "Guessing cost";
+  const outcome = saved >= 0 ? "Speculation saved" : "Speculation cost";
   at("verdict").textContent =
     `Identical, all ${second.tokens} tokens. ${outcome} ${Math.abs(saved).toFixed(2)} s of decoding (${part} %).`;
 }

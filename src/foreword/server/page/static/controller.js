@@ -1,4 +1,4 @@
-// What the server does about guessing by itself, for everybody: its present choice and what that gains.
+// The controller's present choice for all requests, and its gain.
 
 import { get } from "./events.js";
 

@@ -1,4 +1,4 @@
-// One pass at a time: its guesses as a strip, or as a tree where they branch, and what the target added.
+// One pass at a time: its draft tokens as a strip, or as a tree where they branch, and what the target added.
 
 import { element, visible } from "./text.js";
 
@@ -21,10 +21,10 @@ export function showDraft(pass, { pending = false } = {}) {
 }
 
 function about(pass, pending) {
-  const guesses = `${pass.guesses.length} ${pass.guesses.length === 1 ? "guess" : "guesses"}`;
-  if (pending) return pass.guesses.length ? `${guesses}, not checked yet` : "no guesses, one token to come";
+  const guesses = `${pass.guesses.length} ${pass.guesses.length === 1 ? "draft token" : "draft tokens"}`;
+  if (pending) return pass.guesses.length ? `${guesses}, not checked yet` : "no draft tokens, one token to come";
   const time = pass.end > pass.begin ? `, ${(pass.end - pass.begin).toFixed(1)} ms` : "";
-  const outcome = pass.guesses.length ? `${guesses}, ${pass.accepted.length} accepted` : "no guesses";
+  const outcome = pass.guesses.length ? `${guesses}, ${pass.accepted.length} accepted` : "no draft tokens";
   return `${outcome}, ${pass.gained} ${pass.gained === 1 ? "token" : "tokens"} gained${time}`;
 }
 

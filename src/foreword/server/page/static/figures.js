@@ -32,7 +32,7 @@ function showPositions({ drafted_per_position: drafted, accepted_per_position: a
     const part = count ? (accepted[place] ?? 0) / count : 0;
     item.querySelector(".value").textContent = count ? `${Math.round(100 * part)}%` : "–";
     item.querySelector(".fill").style.height = `${100 * part}%`;
-    item.title = `${accepted[place] ?? 0} of ${count} guesses at position ${place + 1}`;
+    item.title = `${accepted[place] ?? 0} of ${count} draft tokens at position ${place + 1}`;
   });
 }
 

@@ -13,7 +13,7 @@ export function clearOutlook() {
   at("outlook-note").hidden = false;
 }
 
-// `plain` is null unless the same answer was decoded without guessing too.
+// `plain` is null unless the same answer was decoded without speculation too.
 export function showOutlook(guessed, plain, depth) {
   const speedup = plain && guessed.seconds > 0 ? plain.seconds / guessed.seconds : null;
   if (speedup !== null) at("measured").textContent = times(speedup);

@@ -1,4 +1,4 @@
-// All passes at a glance: a column each, from below the accepted guesses, the target's own token, the rejected guesses.
+// All passes at a glance: a column each, from below the accepted draft tokens, the target's own token, the rejected draft tokens.
 
 import { shape } from "./svg.js";
 

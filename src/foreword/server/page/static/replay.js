@@ -3,7 +3,7 @@
 const at = (id) => document.getElementById(id);
 
 export class Replay {
-  // `show` is told the time, in milliseconds since the first token; null: the end.
+  // `show` gets the time, in milliseconds since the first token; null: the end.
   constructor(show) {
     this.show = show;
     at("replay-back").addEventListener("click", () => this.step(-1));

@@ -1,10 +1,10 @@
-// A run as it grows: its passes, with their guesses, tokens and times. Knows nothing of the page.
+// A run as it grows: its passes, with their draft tokens, tokens and times. Knows nothing of the page.
 
 export class Pass {
   constructor(index, shown) {
     this.index = index;
     this.guesses = shown.guesses; // [nodes], the text of each
-    this.parents = shown.parents; // [nodes], an earlier node, or -1 behind the text
+    this.parents = shown.parents; // [nodes], an earlier node, or -1 after the text
     this.accepted = shown.accepted; // nodes, first to last
     this.gained = shown.gained; // tokens: the accepted ones, then one of the target's own
     this.pieces = []; // the texts of those, as they come
@@ -35,7 +35,7 @@ export class Pass {
     return this.parents.flatMap((parent, child) => (parent === node ? [child] : []));
   }
 
-  // The guesses that would have come next: behind the last accepted one, the first branch.
+  // The draft tokens that would have come next: after the last accepted one, the first branch.
   get missed() {
     const taken = new Set(this.accepted);
     const branch = [];

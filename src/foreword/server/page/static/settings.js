@@ -57,7 +57,7 @@ export function methodName() {
   return at("method").selectedOptions[0]?.textContent ?? "";
 }
 
-// The part behind # is not sent to the server: prompts stay out of its log.
+// The part after # is not sent to the server: prompts stay out of its log.
 export function writeAddress(seed) {
   const told = new URLSearchParams();
   for (const id of VALUES) if (at(id).value !== "") told.set(id, at(id).value);

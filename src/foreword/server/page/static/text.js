@@ -7,12 +7,12 @@ export function element(name, className = "", text = "") {
   return made;
 }
 
-// A guess by itself: spaces at its ends and line breaks can be seen.
+// A draft token by itself: spaces at its ends and line breaks can be seen.
 export function visible(guess) {
   return guess.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/^ +| +$/g, (found) => "␣".repeat(found.length)) || "∅";
 }
 
-// A guess among the text: in one line, and not much wider than its words.
+// A draft token among the text: in one line, and not much wider than its words.
 export function inline(guess) {
   return guess.replaceAll("\n", "⏎").replaceAll("\t", " ").replace(/ {2,}/g, " ") || "∅";
 }

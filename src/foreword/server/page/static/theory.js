@@ -1,10 +1,10 @@
-// What guessing should bring: the formulas of docs/theory.md, fed with what a run has measured.
+// The expected gain of speculation: the formulas of docs/theory.md, fed with what a run has measured.
 
 export const MOST_GUESSES = 64;
 const HALVINGS = 60;
 const FEWEST_DRAFTS = 3; // below that an acceptance is an accident
 
-// Tokens of a pass with so many levels of guesses, each accepted with probability alpha if those before it were.
+// Tokens of a pass with so many draft levels, each accepted with probability alpha if those before it were.
 export function expectedTokens(alpha, levels) {
   if (alpha >= 1) return levels + 1;
   const log = Math.log(alpha); // (1 - alpha ** (levels + 1)) / (1 - alpha), also where alpha is nearly 1
@@ -24,7 +24,7 @@ export function breakEven(levels, cost) {
   return enough;
 }
 
-// The probability that a guess is accepted, given that those before it were; null from too few drafts.
+// The probability that a draft token is accepted, given that those before it were; null from too few drafts.
 export function acceptance(passes) {
   const drafts = passes.filter((pass) => pass.guesses.length);
   if (drafts.length < FEWEST_DRAFTS) return null;
@@ -47,7 +47,7 @@ export function stepLine(passes) {
   return one > 0 ? { one, ratio: (rows) => (one + slope * (rows - 1)) / one } : null;
 }
 
-// What the passes of a run say about every depth; null if they say too little. `plain` are passes without guesses.
+// What the passes of a run say about every depth; null if they say too little. `plain` are passes without draft tokens.
 export function outlook(guessed, plain) {
   const timed = guessed.slice(1).filter((pass) => pass.end !== null); // the first is the prompt's
   const drafts = timed.filter((pass) => pass.guesses.length);
@@ -56,8 +56,8 @@ export function outlook(guessed, plain) {
   if (alpha === null || line === null) return null;
   const guesses = sum(drafts.map((pass) => pass.guesses.length));
   const draftCost = sum(timed.map((pass) => pass.draftMs)) / guesses / line.one;
-  const share = drafts.length / timed.length; // of the passes, those that had guesses: lookups often find none
-  const width = guesses / sum(drafts.map((pass) => pass.levels)); // guesses per level: 1 for chains
+  const share = drafts.length / timed.length; // of the passes, those that had draft tokens: lookups often find none
+  const width = guesses / sum(drafts.map((pass) => pass.levels)); // draft tokens per level: 1 for chains
   const cost = (count) => count * draftCost + line.ratio(1 + count);
   const at = (count) => {
     const tokens = share * expectedTokens(alpha, count / width) + 1 - share;
