@@ -30,9 +30,9 @@ REPLACEMENTS = {
 WORDS = re.compile("|".join(rf"\b(?:{word})\b" for word in REPLACEMENTS), re.IGNORECASE)
 
 ALLOWED = re.compile(
-    r"behind (a|the) (reverse )?proxy|Dear Sir or Madam|all but (its|the) last|/guesses\b|^\"guesses\"$",
+    r"behind (a|the) (reverse )?proxy|Dear Sir or Madam|all but (its|the) last|/guesses\b|^\"(guesses|Behind)\"$",
     re.IGNORECASE,
-)  # /guesses: a command of the chat; "guesses" alone: a key of saved files
+)  # /guesses: a command of the chat; alone: a key of saved files, a tag on the wire
 
 PACKAGES = (
     "backends",
