@@ -10,7 +10,7 @@ import httpx2
 from foreword.server.admission import Admission
 from foreword.server.router.app import create_router_app
 from foreword.server.router.relay import Relay, RouterMetrics
-from foreword.server.router.targets import Target, Targets
+from foreword.server.router.targets import RoutedTarget, Targets
 from foreword.server.settings import Limits, ServerSettings
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
@@ -65,7 +65,7 @@ class Fleet:
         how = self.answers.get(name)
         return stream(b"data: 1\n\n", b"data: [DONE]\n\n") if how is None else how(request)
 
-    def target(self, name: str) -> Target:
+    def target(self, name: str) -> RoutedTarget:
         return next(one for one in self.targets if one.url == f"http://{name}:1")
 
     def counted(self) -> dict[str, float]:

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from foreword.server.api.identity import Caller
+from foreword.server.api.identity import ApiCaller
 from foreword.server.errors import ApiError
 from foreword.server.page import PAGE_PATHS
 from foreword.server.settings import ServerSettings, host_name, is_loopback, tenant_of
@@ -25,16 +25,16 @@ OPEN_PATHS = frozenset({"/health", "/ready"}) | PAGE_PATHS
 class AuthMiddleware:
     """ASGI middleware: refuses long headers and unknown keys, and notes who sent a request.
 
-    Puts the `Caller` into the request's state, for `caller_of`.
+    Puts the `ApiCaller` into the request's state, for `caller_of`.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, on_refusal: Callable[[int], None]) -> None:
         self._app = app
         self._on_refusal = on_refusal
         self._header_bytes = settings.limits.header_bytes
-        self._anyone = None if settings.api_keys else Caller("", trusted=True)
+        self._anyone = None if settings.api_keys else ApiCaller("", trusted=True)
         self._callers = {
-            _digest(key): Caller(tenant_of(key), trusted=True, is_admin=key in settings.admin_keys)
+            _digest(key): ApiCaller(tenant_of(key), trusted=True, is_admin=key in settings.admin_keys)
             for key in (*settings.api_keys, *settings.admin_keys)
         }
 
@@ -54,7 +54,7 @@ class AuthMiddleware:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._header_bytes:
             return ApiError(431, f"the request's headers are longer than {self._header_bytes} bytes")
         caller = self._caller(Headers(scope=scope))
-        scope.setdefault("state", {})["caller"] = caller or Caller("", trusted=False)
+        scope.setdefault("state", {})["caller"] = caller or ApiCaller("", trusted=False)
         if caller is None and scope["path"] not in OPEN_PATHS:
             return ApiError(
                 401,
@@ -63,7 +63,7 @@ class AuthMiddleware:
             )
         return None
 
-    def _caller(self, headers: Headers) -> Caller | None:
+    def _caller(self, headers: Headers) -> ApiCaller | None:
         """The owner of the key; None if it is unknown. Every key is compared with all that are known."""
         found = self._anyone
         for key in given_keys(headers):

@@ -230,7 +230,7 @@ class Kind(Enum):
     OTHER = "other"  # the JSON after another directive
 
 
-class Part(NamedTuple):
+class GrammarPart(NamedTuple):
     """A part of a grammar, as it is written."""
 
     kind: Kind
@@ -249,25 +249,27 @@ _GBNF = re.compile(
 )
 
 
-def parts(grammar: str) -> Iterator[Part]:
+def parts(grammar: str) -> Iterator[GrammarPart]:
     """Yield the parts of a Lark or GBNF grammar in order; together they are its text."""
     from llguidance.gbnf_to_lark import is_lark_syntax
 
     scanner, place = _LARK if is_lark_syntax(grammar) else _GBNF, 0
     while found := scanner.search(grammar, place):
         if found.start() > place:
-            yield Part(Kind.RULES, grammar[place : found.start()])
+            yield GrammarPart(Kind.RULES, grammar[place : found.start()])
         place = found.end()
         if found.lastgroup != "JSON":
-            yield Part(Kind[str(found.lastgroup)], found[0])
+            yield GrammarPart(Kind[str(found.lastgroup)], found[0])
             continue
-        yield Part(Kind.RULES, found[0])
+        yield GrammarPart(Kind.RULES, found[0])
         try:
             value, end = json.JSONDecoder().raw_decode(grammar, place)
         except (ValueError, RecursionError):  # the parser says what is wrong with it
-            yield Part(Kind.RULES, grammar[place:])
+            yield GrammarPart(Kind.RULES, grammar[place:])
             return
-        yield Part(Kind.SCHEMA if found[0].startswith(SCHEMA) else Kind.OTHER, grammar[place:end], value)
+        yield GrammarPart(
+            Kind.SCHEMA if found[0].startswith(SCHEMA) else Kind.OTHER, grammar[place:end], value
+        )
         place = end
     if place < len(grammar):
-        yield Part(Kind.RULES, grammar[place:])
+        yield GrammarPart(Kind.RULES, grammar[place:])

@@ -6,7 +6,15 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from foreword.errors import RequestError
-from foreword.structured.dialects import DATA, NAMED, EcmaPattern, Kind, Part, parts, with_ascii_classes
+from foreword.structured.dialects import (
+    DATA,
+    NAMED,
+    EcmaPattern,
+    GrammarPart,
+    Kind,
+    parts,
+    with_ascii_classes,
+)
 from foreword.structured.params import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -119,7 +127,7 @@ def _from_ebnf(text: str) -> str:
     return str(LLMatcher.grammar_from_lark("".join(map(_rewritten, parts(lark)))))
 
 
-def _rewritten(part: Part) -> str:
+def _rewritten(part: GrammarPart) -> str:
     """Return a part of a Lark grammar with expressions and patterns as the parser reads them."""
     if part.kind is Kind.REGEX:
         return f"/{with_ascii_classes(part.text[1:-1])}/"

@@ -12,7 +12,7 @@ import pytest
 from foreword import __version__
 from foreword.errors import RequestError
 from foreword.server.router import targets as targets_module
-from foreword.server.router.targets import BLOCK, LOAD_SLACK, PrefixMemory, Targets, Watch, prompt_of
+from foreword.server.router.targets import BLOCK, LOAD_SLACK, PrefixMemory, Targets, TargetWatch, prompt_of
 from helpers.router_world import Answer, Fleet, Parts, broken, call, refusing, run, said, stream
 
 LONG = "the beginning that all of these have in common. " * 40
@@ -260,7 +260,7 @@ def test_targets_are_used_when_they_say_that_they_are_ready():
         return said(200, {"status": "ok", "engine": {"running": 3, "waiting": 4}})
 
     fleet.answers["a"] = ready
-    run(Watch(fleet.targets, fleet.client, "key").look())
+    run(TargetWatch(fleet.targets, fleet.client, "key").look())
     assert [target.state for target in fleet.targets] == ["ready", "draining", "down"]
     assert fleet.target("a").load == 7
     told = run(call(fleet.app, "/health", {}, method="GET"))

@@ -17,7 +17,7 @@ from foreword.errors import EngineUnavailable, ForewordError, RequestError
 from foreword.server.api.streaming import (
     DONE,
     EventStream,
-    Part,
+    StreamPart,
     at_once,
     evenly,
     event,
@@ -57,7 +57,7 @@ class Dialect(Protocol):
 
 
 @dataclass(frozen=True)
-class Job:
+class AnswerJob:
     """A request that was checked and encoded."""
 
     requests: Sequence[NewRequest]  # one per prompt
@@ -65,7 +65,7 @@ class Job:
     stream: bool
 
 
-async def respond(context: ServerContext, request: Request, job: Job, places: ExitStack) -> Response:
+async def respond(context: ServerContext, request: Request, job: AnswerJob, places: ExitStack) -> Response:
     """Answer a job; `places` is given back when the last byte is sent."""
     if not job.stream:
         whole = await unless_client_leaves(request, _gather(context, job))
@@ -79,7 +79,7 @@ async def respond(context: ServerContext, request: Request, job: Job, places: Ex
     return EventStream(first, events, places.pop_all())
 
 
-async def _gather(context: ServerContext, job: Job) -> bytes:
+async def _gather(context: ServerContext, job: AnswerJob) -> bytes:
     n = job.requests[0].params.n
     costs = Costs(n * len(job.requests))
     answers = [Answer(index) for _ in job.requests for index in range(n)]
@@ -93,7 +93,9 @@ async def _gather(context: ServerContext, job: Job) -> bytes:
     return await asyncio.to_thread(lambda: msgspec.json.encode(job.dialect.whole(answers, costs)))
 
 
-async def _parts(context: ServerContext, job: Job, split: bool = False) -> AsyncGenerator[Part, None]:
+async def _parts(
+    context: ServerContext, job: AnswerJob, split: bool = False
+) -> AsyncGenerator[StreamPart, None]:
     """The events of a stream; a failure after the first is an event too, since the status is already sent.
 
     With `split`, every token has an event of its own.
@@ -112,15 +114,15 @@ async def _parts(context: ServerContext, job: Job, split: bool = False) -> Async
                         parts.append(_chunk(job, prompt * n, unit))
                 if told := [part for part in parts if part]:
                     opened = True
-                    yield Part(told)
-        yield Part([b"".join([*(event(value) for value in job.dialect.closing()), DONE])], is_end=True)
+                    yield StreamPart(told)
+        yield StreamPart([b"".join([*(event(value) for value in job.dialect.closing()), DONE])], is_end=True)
     except Exception as error:
         if not opened:
             raise
-        yield Part([event(as_api_error(error).body()) + DONE], is_end=True)
+        yield StreamPart([event(as_api_error(error).body()) + DONE], is_end=True)
 
 
-def _chunk(job: Job, first_choice: int, delta: AnswerDelta) -> bytes:
+def _chunk(job: AnswerJob, first_choice: int, delta: AnswerDelta) -> bytes:
     chunk = job.dialect.chunk(first_choice + delta.index, delta)
     if isinstance(chunk, list):
         return b"".join(map(event, chunk))

@@ -17,12 +17,12 @@ from foreword.server.api.answer_types import (
     ChatLogprobs,
     ChatMessage,
     LogprobWriter,
-    Usage,
+    TokenUsage,
     extras_of,
     usage_of,
 )
-from foreword.server.api.answering import Job
-from foreword.server.api.identity import Caller, new_id
+from foreword.server.api.answering import AnswerJob
+from foreword.server.api.identity import ApiCaller, new_id
 from foreword.server.api.message_types import joined
 from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.request_types import ChatRequest
@@ -33,7 +33,7 @@ from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
 
 
-async def chat_job(context: ServerContext, body: ChatRequest, caller: Caller) -> Job:
+async def chat_job(context: ServerContext, body: ChatRequest, caller: ApiCaller) -> AnswerJob:
     """Put the conversation into the model's template and word the answer."""
     answer_id = new_id("chatcmpl")
     speculation = context.speculation(body.speculation)
@@ -60,7 +60,7 @@ async def chat_job(context: ServerContext, body: ChatRequest, caller: Caller) ->
     request = NewRequest(
         answer_id, tuple(ids), params, caller.tenant, speculation, prediction=prediction, labels=labels
     )
-    return Job([request], ChatDialect(context, body, request, use), bool(body.stream))
+    return AnswerJob([request], ChatDialect(context, body, request, use), bool(body.stream))
 
 
 def check_chat(body: ChatRequest, settings: ServerSettings) -> int:
@@ -88,7 +88,7 @@ class ChatDialect:
         self._writers = [] if use is None else [ToolWriter(use) for _ in range(self._n)]
         self._created = int(time())
 
-    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> ChatCompletion:
+    def _chunk(self, choices: list[ChatChunkChoice], usage: TokenUsage | UnsetType | None) -> ChatCompletion:
         return ChatCompletion(
             self._id,
             self._created,

@@ -17,12 +17,12 @@ from foreword.server.api.answer_types import (
     CompletionChoice,
     CompletionLogprobs,
     LogprobWriter,
-    Usage,
+    TokenUsage,
     extras_of,
     usage_of,
 )
-from foreword.server.api.answering import Job
-from foreword.server.api.identity import Caller, new_id
+from foreword.server.api.answering import AnswerJob
+from foreword.server.api.identity import ApiCaller, new_id
 from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.request_types import CompletionRequest
 from foreword.server.api.sampling_types import check_logprobs
@@ -60,7 +60,7 @@ class Echo:
             )
         return replace(delta, text="", token_ids=(), logprobs=()) if self._is_alone else delta
 
-    def usage(self, counted: Usage) -> Usage:
+    def usage(self, counted: TokenUsage) -> TokenUsage:
         if not self._is_alone:
             return counted
         return with_fields(counted, completion_tokens=0, total_tokens=counted.prompt_tokens)
@@ -70,7 +70,7 @@ COMPLETION_TOKENS = 16
 """Longest answer of a request without max_tokens: OpenAI's default."""
 
 
-async def completion_job(context: ServerContext, body: CompletionRequest, caller: Caller) -> Job:
+async def completion_job(context: ServerContext, body: CompletionRequest, caller: ApiCaller) -> AnswerJob:
     """Encode the prompts and word the answer."""
     limits, engine = context.settings.limits, context.engine.limits()
     answer_id = new_id("cmpl")
@@ -88,7 +88,7 @@ async def completion_job(context: ServerContext, body: CompletionRequest, caller
         name = f"{answer_id}-{number}"
         labels = body.labels(context.settings.model_name, bool(body.stream))
         requests.append(NewRequest(name, tuple(ids), params, caller.tenant, speculation, labels=labels))
-    return Job(requests, CompletionDialect(context, body, answer_id, requests), bool(body.stream))
+    return AnswerJob(requests, CompletionDialect(context, body, answer_id, requests), bool(body.stream))
 
 
 def check_completion(body: CompletionRequest, settings: ServerSettings) -> int:

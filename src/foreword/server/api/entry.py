@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from foreword.engine.messages import NewRequest
 from foreword.errors import EngineUnavailable, RequestError
-from foreword.server.api.answering import Job, respond
+from foreword.server.api.answering import AnswerJob, respond
 from foreword.server.api.bodies import UnknownFields, parse_body, read_body
-from foreword.server.api.identity import Caller, caller_of
+from foreword.server.api.identity import ApiCaller, caller_of
 from foreword.server.api.sampling_types import SamplingFields, StrictBody
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
@@ -55,7 +55,7 @@ async def answer_request(
     request: Request,
     model: type[Asked],
     check: Callable[[Asked, ServerSettings], int],
-    prepare: Callable[[ServerContext, Asked, Caller], Awaitable[Job]],
+    prepare: Callable[[ServerContext, Asked, ApiCaller], Awaitable[AnswerJob]],
 ) -> Response:
     """What is refused is refused at the first step that finds a fault."""
     data = await read_body(request, context.settings.limits)

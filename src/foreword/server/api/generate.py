@@ -14,12 +14,12 @@ from foreword.server.api.answer_types import (
     LogprobWriter,
     PromptLogprobs,
     Speculation,
-    Usage,
+    TokenUsage,
     extras_of,
     usage_of,
 )
-from foreword.server.api.answering import Job
-from foreword.server.api.identity import Caller, new_id
+from foreword.server.api.answering import AnswerJob
+from foreword.server.api.identity import ApiCaller, new_id
 from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.request_types import GenerateRequest
 from foreword.server.api.sampling_types import check_logprobs
@@ -116,7 +116,7 @@ class GenerateAnswer(Struct):
     finish_reason: str | None
     seed: int | UnsetType
     outputs: list[Generated]
-    usage: Usage
+    usage: TokenUsage
     timings: dict[str, Any] | UnsetType = UNSET
     speculation: Speculation | UnsetType = UNSET
 
@@ -124,12 +124,12 @@ class GenerateAnswer(Struct):
 class GenerateEnd(Struct):
     """The last event of a stream."""
 
-    usage: Usage
+    usage: TokenUsage
     timings: dict[str, Any] | UnsetType = UNSET
     speculation: Speculation | UnsetType = UNSET
 
 
-async def generate_job(context: ServerContext, body: GenerateRequest, caller: Caller) -> Job:
+async def generate_job(context: ServerContext, body: GenerateRequest, caller: ApiCaller) -> AnswerJob:
     """Encode the prompt as the library does and word the answer."""
     speculation = context.speculation(body.speculation if body.speculative is None else body.speculative)
     if isinstance(body.prompt, str):
@@ -151,7 +151,7 @@ async def generate_job(context: ServerContext, body: GenerateRequest, caller: Ca
         prediction,
         body.labels(context.settings.model_name, body.stream),
     )
-    return Job([request], GenerateDialect(context, body), body.stream)
+    return AnswerJob([request], GenerateDialect(context, body), body.stream)
 
 
 def check_generate(body: GenerateRequest, settings: ServerSettings) -> int:

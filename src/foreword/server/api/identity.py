@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 
 @dataclass(frozen=True)
-class Caller:
+class ApiCaller:
     """Who sent a request."""
 
     tenant: str  # hash of the API key; empty if the server has none
@@ -15,9 +15,9 @@ class Caller:
     is_admin: bool = False  # gave an admin key
 
 
-def caller_of(request: Request) -> Caller:
+def caller_of(request: Request) -> ApiCaller:
     """Return the caller that `AuthMiddleware` found for a request."""
-    caller: Caller = request.state.caller
+    caller: ApiCaller = request.state.caller
     return caller
 
 

@@ -12,8 +12,8 @@ from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
 from foreword.engine.outputs import Answer, Costs
 from foreword.errors import RequestError
 from foreword.server.api.answer_types import ToolCall
-from foreword.server.api.answering import Job
-from foreword.server.api.identity import Caller, new_id
+from foreword.server.api.answering import AnswerJob
+from foreword.server.api.identity import ApiCaller, new_id
 from foreword.server.api.message_types import written_choice
 from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.request_types import ResponsesRequest
@@ -25,7 +25,7 @@ from foreword.structured.params import StructuredOutputs
 Item = dict[str, Any]
 
 
-async def responses_job(context: ServerContext, body: ResponsesRequest, caller: Caller) -> Job:
+async def responses_job(context: ServerContext, body: ResponsesRequest, caller: ApiCaller) -> AnswerJob:
     """Put the items into the model's template and word the answer."""
     tokenizer, settings = context.prompts.tokenizer, context.settings
     form = chosen_format(settings.tool_call_parser, tokenizer)
@@ -47,7 +47,7 @@ async def responses_job(context: ServerContext, body: ResponsesRequest, caller: 
         context.speculation(body.speculation),
         labels=body.labels(settings.model_name, bool(body.stream)),
     )
-    return Job([request], ResponsesDialect(context, body, request, use), bool(body.stream))
+    return AnswerJob([request], ResponsesDialect(context, body, request, use), bool(body.stream))
 
 
 def check_responses(body: ResponsesRequest, settings: ServerSettings) -> int:

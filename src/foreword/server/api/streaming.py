@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from foreword.server.api.answer_types import Usage
+from foreword.server.api.answer_types import TokenUsage
 from foreword.server.api.pacing import EvenCadence, PaceMemory, Padder
 from foreword.server.api.request_types import StreamOptions
 from foreword.server.errors import ApiError
@@ -29,20 +29,20 @@ def event(value: object) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-class Part(NamedTuple):
+class StreamPart(NamedTuple):
     """What a stream has to send because of one delivery of the engine."""
 
     units: list[bytes]  # whole events; where pacing is even, those of one token each
     is_end: bool = False  # nothing comes after it
 
 
-async def at_once(parts: AsyncGenerator[Part, None]) -> AsyncGenerator[bytes, None]:
+async def at_once(parts: AsyncGenerator[StreamPart, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(parts):
         async for part in parts:
             yield b"".join(part.units)
 
 
-async def evenly(parts: AsyncGenerator[Part, None], memory: PaceMemory) -> AsyncGenerator[bytes, None]:
+async def evenly(parts: AsyncGenerator[StreamPart, None], memory: PaceMemory) -> AsyncGenerator[bytes, None]:
     """The first part at once, then a block of always the same size with every tick of an even cadence."""
     clock, cadence, padder = asyncio.get_running_loop().time, EvenCadence(memory), Padder()
     async with aclosing(parts):
@@ -67,7 +67,10 @@ async def evenly(parts: AsyncGenerator[Part, None], memory: PaceMemory) -> Async
 
 
 async def _collect(
-    parts: AsyncGenerator[Part, None], waiting: "deque[bytes]", cadence: EvenCadence, news: asyncio.Event
+    parts: AsyncGenerator[StreamPart, None],
+    waiting: "deque[bytes]",
+    cadence: EvenCadence,
+    news: asyncio.Event,
 ) -> None:
     clock = asyncio.get_running_loop().time
     try:
@@ -150,7 +153,7 @@ class StreamUsage:
         self._prompts = [tokens for tokens in prompts for _ in range(n)]
         self._tokens = [0] * len(self._prompts)
 
-    def grow(self, choice: int, tokens: int = 0) -> Usage | UnsetType | None:
+    def grow(self, choice: int, tokens: int = 0) -> TokenUsage | UnsetType | None:
         """A choice has gained tokens; the `usage` of the chunk that tells of it, if there is one.
 
         As in vLLM: of this choice up to here if every chunk is to say it, else null in all chunks but the last.
@@ -161,4 +164,4 @@ class StreamUsage:
         if not self._is_continuous:
             return None
         prompt, written = self._prompts[choice], self._tokens[choice]
-        return Usage(prompt, written, prompt + written)
+        return TokenUsage(prompt, written, prompt + written)

@@ -20,7 +20,7 @@ from foreword.server.errors import ApiError, install_error_handlers
 from foreword.server.middleware import AuthMiddleware, OriginMiddleware, RequestLogMiddleware
 from foreword.server.page import PAGE_PATHS
 from foreword.server.router.relay import Relay, Relayed, RouterMetrics
-from foreword.server.router.targets import Targets, Watch
+from foreword.server.router.targets import Targets, TargetWatch
 from foreword.server.settings import ServerSettings
 
 _OPENAI = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -142,7 +142,7 @@ class RouterRun:
         admission, metrics = Admission(self._settings.limits), RouterMetrics()
         async with open_targets_client() as client:
             key = next(iter(self._settings.api_keys), "")
-            watch = Watch(self._targets, client, key)
+            watch = TargetWatch(self._targets, client, key)
             relay = Relay(self._targets, client, admission, metrics)
             app = create_router_app(self._settings, self._targets, relay, metrics)
             web = WebServer(app, self._settings.limits)

@@ -15,7 +15,7 @@ from foreword.server.admission import Admission
 from foreword.server.api.streaming import DONE, event, unless_client_leaves
 from foreword.server.errors import ApiError
 from foreword.server.middleware import ABORTED, BROKEN, given_keys, mark_broken
-from foreword.server.router.targets import PrefixMemory, Target, Targets, prompt_of
+from foreword.server.router.targets import PrefixMemory, RoutedTarget, Targets, prompt_of
 from foreword.wire.openai_http import error_words
 
 
@@ -158,7 +158,7 @@ class _Passage:
         self._body = body
         self._send = send
 
-    async def through(self, target: Target, client: httpx2.AsyncClient, metrics: RouterMetrics) -> int:
+    async def through(self, target: RoutedTarget, client: httpx2.AsyncClient, metrics: RouterMetrics) -> int:
         """The status that was passed on; raises `NotTakenError` if nothing was."""
         asked = client.build_request(
             self._request.method,
@@ -179,7 +179,7 @@ class _Passage:
         finally:
             await answer.aclose()
 
-    async def _pass_back(self, answer: httpx2.Response, target: Target, metrics: RouterMetrics) -> None:
+    async def _pass_back(self, answer: httpx2.Response, target: RoutedTarget, metrics: RouterMetrics) -> None:
         headers = [
             (name.lower(), value) for name, value in answer.headers.raw if name.lower() not in _NOT_TO_CLIENTS
         ]
@@ -202,7 +202,11 @@ class _Passage:
                 metrics.answers.labels(target.url, code).inc()
 
     async def _rest(
-        self, parts: AsyncIterator[bytes], answer: httpx2.Response, target: Target, metrics: RouterMetrics
+        self,
+        parts: AsyncIterator[bytes],
+        answer: httpx2.Response,
+        target: RoutedTarget,
+        metrics: RouterMetrics,
     ) -> bool:
         """Pass on what follows the first bytes; False if the target broke off. No other target can continue it."""
         last, is_whole = b"", True

@@ -26,7 +26,7 @@ LOAD_SLACK = 2
 
 
 @dataclass
-class Target:
+class RoutedTarget:
     """One server, as far as this router knows."""
 
     url: str
@@ -70,19 +70,19 @@ class Targets:
     def __init__(self, given: str) -> None:
         """Addresses with commas, or @FILE with one in a line, which is read again and again."""
         self._file = Path(given.removeprefix("@")) if given.startswith("@") else None
-        self._known: dict[str, Target] = {}
+        self._known: dict[str, RoutedTarget] = {}
         self._complaint = ""  # of the file, logged once
         self.set(_lines(self._file) if self._file is not None else given.split(","))
         if not self._known and self._file is None:
             raise RequestError("--targets must name at least one target: host:port,host:port")
 
-    def __iter__(self) -> Iterator[Target]:
+    def __iter__(self) -> Iterator[RoutedTarget]:
         return iter(list(self._known.values()))
 
     def set(self, addresses: Collection[str]) -> None:
         """Use these targets and no others; requests in flight on others continue."""
         urls = [target_url(one.strip()) for one in addresses if one.strip()]
-        self._known = {url: self._known.get(url) or Target(url) for url in urls}
+        self._known = {url: self._known.get(url) or RoutedTarget(url) for url in urls}
 
     def read_again(self) -> None:
         """As the file says now; a file that cannot be read changes nothing."""
@@ -95,7 +95,7 @@ class Targets:
                     _log.warning("%s; the targets stay as they were", error)
                 self._complaint = str(error)
 
-    def choose(self, preferred: str | None, tried: Collection[str] = ()) -> Target | None:
+    def choose(self, preferred: str | None, tried: Collection[str] = ()) -> RoutedTarget | None:
         """The one that knows the prompt's beginning, unless it has too much to do; else the one with the least."""
         ready = [target for target in self if target.is_ready and target.url not in tried]
         if not ready:
@@ -119,7 +119,7 @@ def target_url(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _most(ready: Sequence[Target]) -> float:
+def _most(ready: Sequence[RoutedTarget]) -> float:
     return LOAD_BOUND * sum(target.load for target in ready) / len(ready) + LOAD_SLACK
 
 
@@ -137,7 +137,7 @@ PATIENCE = 5.0
 """Seconds that a target has to say how it is."""
 
 
-class Watch:
+class TargetWatch:
     """One look after the other, at all targets at once."""
 
     def __init__(self, targets: Targets, client: httpx2.AsyncClient, api_key: str = "") -> None:
@@ -155,7 +155,7 @@ class Watch:
         self._targets.read_again()
         await asyncio.gather(*(self._look_at(target) for target in self._targets))
 
-    async def _look_at(self, target: Target) -> None:
+    async def _look_at(self, target: RoutedTarget) -> None:
         try:
             ready = await self._client.get(f"{target.url}/ready", timeout=PATIENCE)
             if ready.status_code == 200:
