@@ -28,7 +28,7 @@ class PredictedTokens(Struct, frozen=True):
     rejected_prediction_tokens: int
 
 
-class TokenUsage(Struct, frozen=True, omit_defaults=True):
+class AnswerUsage(Struct, frozen=True, omit_defaults=True):
     """Token counts of a request."""
 
     prompt_tokens: int
@@ -120,7 +120,7 @@ class Completion(Struct):
     choices: list[CompletionChoice]
     object: str = "text_completion"
     system_fingerprint: str | None = None
-    usage: TokenUsage | UnsetType | None = UNSET
+    usage: AnswerUsage | UnsetType | None = UNSET
     timings: dict[str, Any] | UnsetType = UNSET
     speculation: Speculation | UnsetType = UNSET
 
@@ -191,20 +191,20 @@ class ChatCompletion(Struct):
     choices: list[ChatChoice] | list[ChatChunkChoice]
     object: str = "chat.completion"
     system_fingerprint: str | None = None
-    usage: TokenUsage | UnsetType | None = UNSET
+    usage: AnswerUsage | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     timings: dict[str, Any] | UnsetType = UNSET
     speculation: Speculation | UnsetType = UNSET
 
 
-def usage_of(stats: RequestStats) -> TokenUsage:
+def usage_of(stats: RequestStats) -> AnswerUsage:
     """Return the token counts of a request."""
     total = stats.prompt_tokens + stats.output_tokens
     cached = CachedTokens(stats.cached_tokens)
     predicted = PredictedTokens(stats.accepted_prediction_tokens, stats.rejected_prediction_tokens)
     given = predicted.accepted_prediction_tokens + predicted.rejected_prediction_tokens
-    return TokenUsage(stats.prompt_tokens, stats.output_tokens, total, cached, predicted if given else UNSET)
+    return AnswerUsage(stats.prompt_tokens, stats.output_tokens, total, cached, predicted if given else UNSET)
 
 
 def speculation_of(stats: RequestStats) -> Speculation:

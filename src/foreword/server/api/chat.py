@@ -10,6 +10,7 @@ from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.outputs import Answer, Costs
 from foreword.server.api.answer_types import (
+    AnswerUsage,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -17,7 +18,6 @@ from foreword.server.api.answer_types import (
     ChatLogprobs,
     ChatMessage,
     LogprobWriter,
-    TokenUsage,
     extras_of,
     usage_of,
 )
@@ -88,7 +88,7 @@ class ChatDialect:
         self._writers = [] if use is None else [ToolWriter(use) for _ in range(self._n)]
         self._created = int(time())
 
-    def _chunk(self, choices: list[ChatChunkChoice], usage: TokenUsage | UnsetType | None) -> ChatCompletion:
+    def _chunk(self, choices: list[ChatChunkChoice], usage: AnswerUsage | UnsetType | None) -> ChatCompletion:
         return ChatCompletion(
             self._id,
             self._created,

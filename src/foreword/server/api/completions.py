@@ -13,11 +13,11 @@ from foreword.engine.outputs import Answer, Costs
 from foreword.engine.prompts import filling
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.answer_types import (
+    AnswerUsage,
     Completion,
     CompletionChoice,
     CompletionLogprobs,
     LogprobWriter,
-    TokenUsage,
     extras_of,
     usage_of,
 )
@@ -60,7 +60,7 @@ class Echo:
             )
         return replace(delta, text="", token_ids=(), logprobs=()) if self._is_alone else delta
 
-    def usage(self, counted: TokenUsage) -> TokenUsage:
+    def usage(self, counted: AnswerUsage) -> AnswerUsage:
         if not self._is_alone:
             return counted
         return with_fields(counted, completion_tokens=0, total_tokens=counted.prompt_tokens)

@@ -10,11 +10,11 @@ from foreword.engine.outputs import Answer, Costs
 from foreword.engine.text import TokenTexts, token_text
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.answer_types import (
+    AnswerUsage,
     Extras,
     LogprobWriter,
     PromptLogprobs,
     Speculation,
-    TokenUsage,
     extras_of,
     usage_of,
 )
@@ -116,7 +116,7 @@ class GenerateAnswer(Struct):
     finish_reason: str | None
     seed: int | UnsetType
     outputs: list[Generated]
-    usage: TokenUsage
+    usage: AnswerUsage
     timings: dict[str, Any] | UnsetType = UNSET
     speculation: Speculation | UnsetType = UNSET
 
@@ -124,7 +124,7 @@ class GenerateAnswer(Struct):
 class GenerateEnd(Struct):
     """The last event of a stream."""
 
-    usage: TokenUsage
+    usage: AnswerUsage
     timings: dict[str, Any] | UnsetType = UNSET
     speculation: Speculation | UnsetType = UNSET
 

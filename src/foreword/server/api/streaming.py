@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from foreword.server.api.answer_types import TokenUsage
+from foreword.server.api.answer_types import AnswerUsage
 from foreword.server.api.pacing import EvenCadence, PaceMemory, Padder
 from foreword.server.api.request_types import StreamOptions
 from foreword.server.errors import ApiError
@@ -153,7 +153,7 @@ class StreamUsage:
         self._prompts = [tokens for tokens in prompts for _ in range(n)]
         self._tokens = [0] * len(self._prompts)
 
-    def grow(self, choice: int, tokens: int = 0) -> TokenUsage | UnsetType | None:
+    def grow(self, choice: int, tokens: int = 0) -> AnswerUsage | UnsetType | None:
         """A choice has gained tokens; the `usage` of the chunk that tells of it, if there is one.
 
         As in vLLM: of this choice up to here if every chunk is to say it, else null in all chunks but the last.
@@ -164,4 +164,4 @@ class StreamUsage:
         if not self._is_continuous:
             return None
         prompt, written = self._prompts[choice], self._tokens[choice]
-        return TokenUsage(prompt, written, prompt + written)
+        return AnswerUsage(prompt, written, prompt + written)
