@@ -44,7 +44,7 @@ def test_measured_steps_stand_beside_the_closed_form(tiny_model: Path, tmp_path:
     ratio = last_object(steps)["rows"][1]["ratio"]
     assert found["measured_steps"]["rows"][2]["cost"] == pytest.approx(3 * 0.05 + ratio)
     assert found["closed_form"]["rows"][2]["cost"] == pytest.approx(1.15)
-    assert_one_line_error(foreword(*options, "--k", "1..4"), "4 guesses need 5", "bench step")
+    assert_one_line_error(foreword(*options, "--k", "1..4"), "4 draft tokens need 5", "bench step")
 
 
 def test_a_drafter_elsewhere_and_trees():

@@ -37,7 +37,7 @@ def random_chain(
     q: list[list[float]] = []
     p = [row_after(case, done)]
     for _ in range(int(rng.integers(1, 5))):
-        guesses = list(model.guesses((*case.prompt, *done, *tokens)))
+        guesses = list(model.next_tokens((*case.prompt, *done, *tokens)))
         token, law, _ = guesses[rng.choice(len(guesses), p=[chance for *_, chance in guesses])]
         row = np.zeros(case.limits.vocab_size)
         row[[token] if law is None else law.ids] = 1.0 if law is None else law.probs

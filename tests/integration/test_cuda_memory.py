@@ -62,7 +62,7 @@ def test_a_prompt_that_does_not_fit_costs_its_request_and_nobody_elses(tmp_path:
         long = add(core, 2000)
         run(core)
     assert long.finish_reason == "error"
-    assert "no memory left" in (long.error or "")
+    assert "no memory left" in (long.answer.error or "")
     assert short.output_ids == expected.output_ids
     again = add(core, 2000)
     run(core)

@@ -49,7 +49,11 @@ def test_states_are_those_of_the_text(tiny_model: Path, tmp_path: Path, choices:
         core.step()
         for request in core.scheduler.running:
             known = drafter._known.get(request.request_id)
-            if known is None or known.epoch != request.epoch or known.end != len(request.tokens) - 1:
+            if (
+                known is None
+                or known.epoch != request.drafter_view.epoch
+                or known.end != len(request.tokens) - 1
+            ):
                 continue
             if rng.random() < 0.3:
                 expected = target_states(target, request.tokens[:-1], (), normed=True)[-1:]

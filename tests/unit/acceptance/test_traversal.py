@@ -25,7 +25,7 @@ def random_tree(
         parent = int(rng.integers(-1, len(tree.tokens)))
         siblings = [t for t, p in zip(tree.tokens, tree.parents, strict=True) if p == parent]
         history = (*case.prompt, *done, *tree.path(parent))
-        guesses = list(model.guesses(history, () if replaced else tuple(siblings)))
+        guesses = list(model.next_tokens(history, () if replaced else tuple(siblings)))
         if guesses:
             token, q, chance = guesses[rng.choice(len(guesses), p=[chance for *_, chance in guesses])]
             tree = tree.grown(token, parent, q, chance)
