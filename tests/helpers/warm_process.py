@@ -76,7 +76,7 @@ class WarmProcess:
         """Whether a command with these variables besides ours can be forked."""
         if self._owner != os.getpid():
             return not env or env.keys() <= READ_LATE
-        wanted = _environment() | dict(env or {})
+        wanted = own_environment() | dict(env or {})
         names = self._environment.keys() | wanted.keys()
         return all(name in READ_LATE or self._environment.get(name) == wanted.get(name) for name in names)
 
@@ -112,7 +112,7 @@ class WarmProcess:
         """Run `foreword` or a Python program with these standard streams."""
         connection = self._connection()
         ours, theirs = socket.socketpair()
-        environment = _environment() | dict(env or {})
+        environment = own_environment() | dict(env or {})
         message = json.dumps([str(Path.cwd()), environment, program, list(arguments)]).encode()
         with theirs:
             socket.send_fds(connection, [len(message).to_bytes(4, "big")], [*files, theirs.fileno()])
@@ -122,7 +122,7 @@ class WarmProcess:
     def _connection(self) -> socket.socket:
         if self._socket is None or self._owner != os.getpid():
             self._socket, theirs = socket.socketpair()
-            self._owner, self._environment = os.getpid(), _environment()
+            self._owner, self._environment = os.getpid(), own_environment()
             command = [sys.executable, __file__, str(theirs.fileno())]
             subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
             theirs.close()
@@ -143,7 +143,7 @@ def _given(stdin: str | None) -> IO[bytes]:
     return file
 
 
-def _environment() -> dict[str, str]:
+def own_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != _IGNORED}
 
 
