@@ -166,7 +166,7 @@ class RowsRunner(Protocol):
     def draft(self, call: HeadCall) -> "HeadOutput | Chains":
         """Run the rows and return the planned chains, or logits without a plan, or where the runner draws no chains.
 
-        A chain ends where there is no number; on a device nobody waits to see it. An exit (`HeadFactory.exit`) keeps
+        A chain ends where there is no number; on a device the host waits for none. An exit (`HeadFactory.exit`) keeps
         what features say of committed tokens, as DFlash does. Its other rows read their token alone, go through the
         decoder's layers, on the decoder's KV rows, and return no states.
         """

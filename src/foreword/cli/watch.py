@@ -149,12 +149,12 @@ def _reasons(report: "ControlReport") -> str:
 
 def _reason(pair: "PairReport") -> str:
     known = {"expected": pair.predicted, "measured": pair.measured}
-    told = [f"{name} {b.low:.2f} to {b.high:.2f}" for name, b in known.items() if b is not None]
-    return "; ".join([*([pair.reason] if pair.reason else []), *told]) or "no measurement yet"
+    reported = [f"{name} {b.low:.2f} to {b.high:.2f}" for name, b in known.items() if b is not None]
+    return "; ".join([*([pair.reason] if pair.reason else []), *reported]) or "no measurement yet"
 
 
 def _decisions(report: "ControlReport") -> str:
-    told = sorted(
+    reported = sorted(
         (
             one.ago_seconds,
             f"{one.ago_seconds:.0f} s ago {pair.drafter} for {pair.cohort}: {one.what} ({one.reason})",
@@ -162,7 +162,7 @@ def _decisions(report: "ControlReport") -> str:
         for pair in report.pairs
         for one in pair.decisions
     )
-    return "\n".join(text for _, text in told[:SHOWN_DECISIONS])
+    return "\n".join(text for _, text in reported[:SHOWN_DECISIONS])
 
 
 def top(

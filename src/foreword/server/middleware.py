@@ -175,7 +175,7 @@ def _is_same(origin: str, host: str) -> bool:
 
 
 def _preflight(granted: str, headers: Headers) -> Response:
-    told = {
+    reported = {
         "Access-Control-Allow-Origin": granted,
         "Access-Control-Allow-Methods": "GET, HEAD, POST, OPTIONS",
         "Access-Control-Allow-Headers": headers.get(
@@ -185,8 +185,8 @@ def _preflight(granted: str, headers: Headers) -> Response:
         "Vary": "Origin, Access-Control-Request-Headers",
     }
     if headers.get("access-control-request-private-network") == "true":
-        told["Access-Control-Allow-Private-Network"] = "true"
-    return Response(status_code=204, headers=told)
+        reported["Access-Control-Allow-Private-Network"] = "true"
+    return Response(status_code=204, headers=reported)
 
 
 def _with_cors(send: Send, granted: str) -> Send:

@@ -61,10 +61,10 @@ def ops_routes(context: ServerContext) -> APIRouter:
 async def _health(context: ServerContext, trusted: bool) -> dict[str, Any]:
     """The state for everybody; figures only for those who may use the server, since they tell of others' texts."""
     state = context.engine.state
-    told: dict[str, Any] = {"status": "ok" if state is EngineState.READY else state.value}
+    reported: dict[str, Any] = {"status": "ok" if state is EngineState.READY else state.value}
     if not trusted:
-        return told
-    told |= {
+        return reported
+    reported |= {
         "model": context.settings.model_name,
         "uptime_seconds": round(monotonic() - context.started, 3),
         "engine_restarts": context.engine.restarts,
@@ -72,14 +72,14 @@ async def _health(context: ServerContext, trusted: bool) -> dict[str, Any]:
     }
     stats = await context.engine.stats()
     if stats is not None:
-        told["engine"] = _engine_figures(stats)
+        reported["engine"] = _engine_figures(stats)
         if stats.control is not None and context.settings.show_speculation:
-            told["usage"] = _usage_figures(stats.control)
+            reported["usage"] = _usage_figures(stats.control)
         if stats.draft_nodes and context.settings.show_speculation:
-            told["draft_nodes"] = [asdict(node) for node in stats.draft_nodes]
+            reported["draft_nodes"] = [asdict(node) for node in stats.draft_nodes]
     if context.settings.show_speculation:
-        told["speculation"] = _speculation_figures(context)
-    return told
+        reported["speculation"] = _speculation_figures(context)
+    return reported
 
 
 def _engine_figures(stats: EngineStats) -> dict[str, Any]:

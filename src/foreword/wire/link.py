@@ -172,8 +172,8 @@ class EngineLink:
                 if (reply := self._stats.get(number)) is not None and not reply.done():
                     reply.set_result(engine)
             case wire.AdapterSet(number, error):
-                if (told := self._adapters.get(number)) is not None and not told.done():
-                    told.set_result(error)
+                if (reported := self._adapters.get(number)) is not None and not reported.done():
+                    reported.set_result(error)
             case wire.Starting(stage, done, total):
                 self._on_stage(stage, done, total)
             case wire.Ready():

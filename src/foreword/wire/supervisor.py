@@ -233,8 +233,8 @@ class Supervisor:
     def _became_ready(self, done: "asyncio.Future[wire.Ready]", first_ready: asyncio.Future[None]) -> None:
         if done.cancelled():
             return
-        told = done.result()
-        self._limits = EngineLimits(told.max_model_len)
+        reported = done.result()
+        self._limits = EngineLimits(reported.max_model_len)
         if self._state in (EngineState.STARTING, EngineState.RESTARTING):
             self._state = EngineState.READY
         if not self._speculate:

@@ -95,7 +95,7 @@ class TensorParallelDecoder:
         raise _refusal("a drafter that computes in fewer bits")
 
     def followed_by(self, more: Checkpoint) -> "TensorParallelDecoder":
-        raise _refusal("a drafter with layers of its own behind the target's")
+        raise _refusal("a drafter with layers of its own after the target's")
 
     @cached_property
     def heads(self) -> "ParallelHeads":
@@ -159,7 +159,7 @@ class ParallelHeads(TorchHeads):
     """Loads heads beside a decoder on several ranks."""
 
     def exit(self, more: Checkpoint, layer: int, rows: str) -> None:
-        raise _refusal("a drafter with layers of its own behind the target's")
+        raise _refusal("a drafter with layers of its own after the target's")
 
 
 def _refusal(what: str) -> RequestError:

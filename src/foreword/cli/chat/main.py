@@ -194,8 +194,8 @@ def _say_end(outcome: "Outcome") -> None:
         "error": f"failed ({outcome.error}): ",
     }
     forgotten = "" if outcome.text else "; nothing was said, so the question is not kept"
-    told = summary_line(outcome.tally, outcome.tally.tokens_per_second)
-    say(f"{ends.get(outcome.finish_reason, '')}{told}{forgotten}")
+    reported = summary_line(outcome.tally, outcome.tally.tokens_per_second)
+    say(f"{ends.get(outcome.finish_reason, '')}{reported}{forgotten}")
 
 
 def say(line: str) -> None:

@@ -59,8 +59,8 @@ def _divergence_table(rows: "list[KindDivergence]", title: str) -> Table:
         found = row.found
         shares = (found.same_top, found.token, found.coupled, found.chosen)
         kl = "" if found.kl is None else f"{found.kl:.3f}"
-        told = [f"{share:.0%}" for share in shares]
-        table.add_row(row.kind, f"{row.temperature:g}", str(found.places), f"{found.tv:.3f}", kl, *told)
+        reported = [f"{share:.0%}" for share in shares]
+        table.add_row(row.kind, f"{row.temperature:g}", str(found.places), f"{found.tv:.3f}", kl, *reported)
     return table
 
 
@@ -82,6 +82,6 @@ def _expectation_table(rows: "list[Expectation]") -> Table:
     )
     for (temperature, rule), found in groupby(rows, key=lambda row: (row.temperature, row.rule)):
         best = max(found, key=lambda row: row.speedup)
-        told = f"{best.tokens_per_pass:.2f}", f"{best.cost:.2f}", f"{best.speedup:.2f}"
-        table.add_row(f"{temperature:g}", rule, str(best.k), *told)
+        reported = f"{best.tokens_per_pass:.2f}", f"{best.cost:.2f}", f"{best.speedup:.2f}"
+        table.add_row(f"{temperature:g}", rule, str(best.k), *reported)
     return table

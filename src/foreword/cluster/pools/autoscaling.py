@@ -94,9 +94,9 @@ def _why(error: Exception) -> str:
     return " ".join(str(reason).split()) or type(error).__name__
 
 
-def _node(target: str, told: dict[str, Any]) -> NodeStatus:
+def _node(target: str, reported: dict[str, Any]) -> NodeStatus:
     own = ("state", "reason", "homes", "waits", "trips", "first_ms", "level_ms", "acceptance")
-    return NodeStatus(target, told["address"], *(told[key] for key in own))
+    return NodeStatus(target, reported["address"], *(reported[key] for key in own))
 
 
 class DemandWatch:

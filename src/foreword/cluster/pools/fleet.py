@@ -143,13 +143,13 @@ class ClusterState:
 
     def write(self, members: Sequence[MemberStatus]) -> None:
         """Whenever something is new."""
-        told = {"pid": os.getpid(), "members": [asdict(one) for one in members]}
-        if told != self._written:
+        reported = {"pid": os.getpid(), "members": [asdict(one) for one in members]}
+        if reported != self._written:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             new = self._path.with_suffix(".new")
-            new.write_text(json.dumps(told), encoding="utf-8")
+            new.write_text(json.dumps(reported), encoding="utf-8")
             new.replace(self._path)
-            self._written = told
+            self._written = reported
 
     def forget(self) -> None:
         with suppress(FileNotFoundError):
@@ -175,10 +175,10 @@ class ClusterState:
 
     def _told(self) -> dict[str, Any]:
         try:
-            told: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
+            reported: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return told
+        return reported
 
 
 def _is_up(pid: int) -> bool:

@@ -137,8 +137,8 @@ class RayFleet:
 
     def members(self) -> list[MemberStatus]:
         """Those that have said that they are there."""
-        told = self._ray.get(self._registry.members.remote(), timeout=LONGEST_LOOK)
-        members = [MemberStatus(**one) for one in told]
+        reported = self._ray.get(self._registry.members.remote(), timeout=LONGEST_LOOK)
+        members = [MemberStatus(**one) for one in reported]
         self._news.tell(members)
         return members
 
@@ -231,9 +231,9 @@ class RayMember(MemberActor):
     def __init__(self, member: Member, namespace: str) -> None:
         ray = import_ray()
 
-        def tell(told: dict[str, Any]) -> list[dict[str, Any]]:
+        def tell(reported: dict[str, Any]) -> list[dict[str, Any]]:
             registry = ray.get_actor(REGISTRY, namespace)
-            members: list[dict[str, Any]] = ray.get(registry.tell.remote(told), timeout=LONGEST_LOOK)
+            members: list[dict[str, Any]] = ray.get(registry.tell.remote(reported), timeout=LONGEST_LOOK)
             return members
 
         context = ray.get_runtime_context()

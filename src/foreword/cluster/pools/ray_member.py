@@ -21,7 +21,7 @@ SILENT_SECONDS = 10.0
 
 @dataclass
 class _Heard:
-    told: dict[str, Any]
+    reported: dict[str, Any]
     at: float
 
 
@@ -32,9 +32,9 @@ class MemberRegistry:
         self._clock = clock
         self._heard: dict[str, _Heard] = {}
 
-    def tell(self, told: dict[str, Any]) -> list[dict[str, Any]]:
+    def tell(self, reported: dict[str, Any]) -> list[dict[str, Any]]:
         """Register a member; return all members."""
-        self._heard[told["name"]] = _Heard(told, self._clock())
+        self._heard[reported["name"]] = _Heard(reported, self._clock())
         return self.members()
 
     def leave(self, name: str) -> None:
@@ -43,7 +43,7 @@ class MemberRegistry:
 
     def members(self) -> list[dict[str, Any]]:
         now = self._clock()
-        return [one.told for one in self._heard.values() if now - one.at <= SILENT_SECONDS]
+        return [one.reported for one in self._heard.values() if now - one.at <= SILENT_SECONDS]
 
 
 _log = logging.getLogger(__name__)
@@ -85,14 +85,14 @@ class MemberActor:
     def look(self) -> None:
         """Tell the registry, and list who is there."""
         with suppress(Exception):  # Ray's: the registry is being started again
-            listed = [(one["name"], one["kind"], one["address"]) for one in self._tell(self.told())]
+            listed = [(one["name"], one["kind"], one["address"]) for one in self._tell(self.reported())]
             write_lists(self._lists, listed, self._member.asks)
 
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         member = self._member
         restarts, is_refused = self._pools.restarts().get(member.name, 0), bool(self._pools.refused())
-        told = MemberStatus(member.name, member.kind, member.address, restarts, self._machine, is_refused)
-        return asdict(told)
+        reported = MemberStatus(member.name, member.kind, member.address, restarts, self._machine, is_refused)
+        return asdict(reported)
 
     def is_guarded(self) -> bool:
         """Whether Ray asks for a token here."""

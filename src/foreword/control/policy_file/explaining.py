@@ -70,15 +70,15 @@ def _drafters(policy: PolicyFile, rule: CohortRule, wish: object) -> dict[str, s
         return _wished(policy, rule, _name(wish))
     named = rule.drafters or ()
     rolled = [one.drafter for one in policy.rollouts if one.cohort == rule.name]
-    told = {name: "used where it is measured to pay" for name in named if name not in rolled}
+    reported = {name: "used where it is measured to pay" for name in named if name not in rolled}
     for name in rolled:
         found = policy.rollout(name, rule.name)
         assert found is not None
         steps = ", ".join(f"{step:g}" for step in found.steps)
-        told[name] = f"rolled out from {found.start} on, then {steps}% of the requests"
+        reported[name] = f"rolled out from {found.start} on, then {steps}% of the requests"
     if rule.drafters is None and not rolled:
         return {ENGINES_OWN: "the rule names no drafters"}
-    return told or {"nobody": "the rule's list of drafters is empty"}
+    return reported or {"nobody": "the rule's list of drafters is empty"}
 
 
 def _wished(policy: PolicyFile, rule: CohortRule, name: str) -> dict[str, str]:

@@ -32,8 +32,8 @@ def describe_pairs(
     for estimate, control in policy.controls.items():
         groups.setdefault((estimate.method, estimate.cohort), []).append(control)
     for key, controls in groups.items():
-        told = found.get(key) or _from_books(key, PairBooks(), cohorts)
-        found[key] = _described(policy, told, controls, costs)
+        reported = found.get(key) or _from_books(key, PairBooks(), cohorts)
+        found[key] = _described(policy, reported, controls, costs)
     return found
 
 
@@ -55,14 +55,14 @@ def _from_books(key: tuple[str, str], books: PairBooks, cohorts: Mapping[str, Ac
 
 
 def _described(
-    policy: MeasuredPolicy, told: PairReport, controls: Sequence[PairControl], costs: StepCosts
+    policy: MeasuredPolicy, reported: PairReport, controls: Sequence[PairControl], costs: StepCosts
 ) -> PairReport:
     lead = max(controls, key=lambda control: control.estimate.counts.asks)
     rates, worth = lead.estimate.rates, lead.worth
     levels = max(worth.kept, len(lead.estimate.counts.reached))
-    method, here = told.drafter, policy.here
+    method, here = reported.drafter, policy.here
     return replace(
-        told,
+        reported,
         in_use=any(control.is_on for control in controls),
         reason=lead.reason,
         predicted=predicted_gain(lead),
@@ -158,9 +158,9 @@ def _costs_levels(method: str, costs: StepCosts, here: Pass | None) -> bool:
 
 
 def _decisions(controls: Iterable[PairControl], now: float) -> tuple[DecisionTold, ...]:
-    told = [
+    reported = [
         DecisionTold(now - one.seconds, "on" if one.is_on else "off", one.reason, 1 + one.gain)
         for control in controls
         for one in control.decisions
     ]
-    return tuple(sorted(told, key=lambda one: one.ago_seconds)[:MOST_DECISIONS])
+    return tuple(sorted(reported, key=lambda one: one.ago_seconds)[:MOST_DECISIONS])

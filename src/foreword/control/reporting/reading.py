@@ -23,11 +23,11 @@ def as_json(report: ControlReport) -> dict[str, Any]:
         "cost_per_million_busy": usage.cost_per_million(),
         "cost_per_million_reserved": usage.cost_per_million(reserved=True),
     }
-    told = asdict(report)
-    told["usage"] |= derived
-    for pair, written in zip(report.pairs, told["pairs"], strict=True):
+    reported = asdict(report)
+    reported["usage"] |= derived
+    for pair, written in zip(report.pairs, reported["pairs"], strict=True):
         written["tokens_per_draft"] = pair.tokens_per_draft
-    return told
+    return reported
 
 
 def from_json(value: object) -> ControlReport:

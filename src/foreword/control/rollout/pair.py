@@ -147,16 +147,16 @@ class PairRollout:
         return (self.stage, self.step) != before
 
     def _look_at_shadow(self, forecast: Forecast) -> None:
-        told = f"{forecast.gain:.3f} of plain decoding expected after {forecast.levels:.0f} judged levels"
+        reported = f"{forecast.gain:.3f} of plain decoding expected after {forecast.levels:.0f} judged levels"
         enough = self.rule.min_levels
         # An expensive drafter is seldom called: a hopeless one is given up early.
         if (
             forecast.levels >= max(enough // 20, LEAST_LEVELS)
             and forecast.chance_above(NOT_WORTH_IT) < UNLIKELY
         ):
-            self.move(Stage.OFF, f"low gain: {told}")
+            self.move(Stage.OFF, f"low gain: {reported}")
         elif forecast.levels >= enough and forecast.chance_above(WORTH_IT) > LIKELY_GAIN:
-            self._promote(Stage.VERIFY, told)
+            self._promote(Stage.VERIFY, reported)
 
     def _look_at_canary(self) -> None:
         broken = broken_guard(self.arms, self.rule.guards)
@@ -165,9 +165,9 @@ class PairRollout:
             return
         arms = [self.arms.canary, self.arms.control]
         if all(a.requests >= self.rule.min_requests and a.passes >= self.rule.min_passes for a in arms):
-            told = f"all guards clear after {self.arms.canary.requests} requests at {self.percent:g}%"
+            reported = f"all guards clear after {self.arms.canary.requests} requests at {self.percent:g}%"
             is_last = self.step + 1 == len(self.rule.steps)
-            self._promote(Stage.ON if is_last else Stage.CANARY, told, 0 if is_last else self.step + 1)
+            self._promote(Stage.ON if is_last else Stage.CANARY, reported, 0 if is_last else self.step + 1)
 
     def ended(self, outcome: Outcome, is_canary: bool) -> None:
         """A request of one of the arms has ended."""
@@ -183,8 +183,8 @@ class PairRollout:
         self.plain_mismatches += is_plain_different
         if difference is not None and is_improbable(self.mismatches, self.plain_mismatches):
             also = f"; {self.plain_mismatches} without the drafter" if self.plain_mismatches else ""
-            told = f"{self.mismatches} of {self.verified} requests decoded again{also}"
-            self.move(Stage.HELD, f"mismatch: {difference} ({told})")
+            reported = f"{self.mismatches} of {self.verified} requests decoded again{also}"
+            self.move(Stage.HELD, f"mismatch: {difference} ({reported})")
         elif self.verified >= self.rule.verify_samples:
             self._promote(
                 Stage.CANARY, f"{self.verified} requests decoded again, {self.mismatches} differently"

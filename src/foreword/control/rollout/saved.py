@@ -38,8 +38,8 @@ def read(path: Path, made_for: Mapping[str, str]) -> dict[tuple[str, str], dict[
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        told = "it has no" if isinstance(error, KeyError) else ""
-        why = " ".join(f"{told} {error}".split()) or "damaged"
+        reported = "it has no" if isinstance(error, KeyError) else ""
+        why = " ".join(f"{reported} {error}".split()) or "damaged"
         _log.warning("%s is ignored%s, roll-outs begin anew: %s", path, _put_aside(path), why)
         return {}
 
@@ -86,10 +86,10 @@ def _checked(one: Mapping[str, Any]) -> dict[str, Any]:
         Move(float(move["at"]), Stage(move["stage"]), float(move["percent"]), str(move["reason"]))
         for move in one["moves"]
     ]
-    told = {"salt": str(one["salt"]), "since": float(one["since"]), "reason": str(one["reason"])}
+    reported = {"salt": str(one["salt"]), "since": float(one["since"]), "reason": str(one["reason"])}
     laws = LawComparison.from_json(one["laws"]) if "laws" in one else LawComparison()
     stage = {"stage": Stage(one["stage"]), "by_hand": bool(one["by_hand"]), "moves": moves, "laws": laws}
-    return stage | counts | told
+    return stage | counts | reported
 
 
 def restore(pair: PairRollout, known: Mapping[str, Any]) -> None:

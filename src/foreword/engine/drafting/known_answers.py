@@ -55,8 +55,8 @@ class HintedDrafter(FirstOf):
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters)
         # Of its parts, taken together: each speaks where it has something to say.
-        told = [rates for part in drafters if (rates := part.traits.acceptance_by_level)]
-        rates = tuple(map(fmean, zip(*told, strict=False)))
+        reported = [rates for part in drafters if (rates := part.traits.acceptance_by_level)]
+        rates = tuple(map(fmean, zip(*reported, strict=False)))
         self.traits = replace(self.traits, acceptance_by_level=rates)
 
 

@@ -98,22 +98,22 @@ def _pairs(
     found = describe_pairs(policy, books.pairs, situation)
     if steering is not None:
         found = _with_rollouts(found, steering)
-    told = [_with_faults(pair, steering, load) for pair in found.values()]
-    told.sort(key=lambda pair: (-pair.asks, pair.drafter, pair.cohort))
-    return tuple(told[:MOST_PAIRS])
+    reported = [_with_faults(pair, steering, load) for pair in found.values()]
+    reported.sort(key=lambda pair: (-pair.asks, pair.drafter, pair.cohort))
+    return tuple(reported[:MOST_PAIRS])
 
 
 def _with_rollouts(
     found: dict[tuple[str, str], PairReport], steering: Steering
 ) -> dict[tuple[str, str], PairReport]:
     """Return the reports with all pairs of roll-outs, also those without calls."""
-    told = dict(found)
+    reported = dict(found)
     now = steering.rollouts.clock()
     for (drafter, cohort), pair in list(steering.rollouts.pairs.items()):
         parts = [key for key in found if key[0] == drafter and is_of(key[1], cohort)] or [(drafter, cohort)]
         for key in parts:
-            told[key] = _rolled(found.get(key, PairReport(*key)), pair, now)
-    return told
+            reported[key] = _rolled(found.get(key, PairReport(*key)), pair, now)
+    return reported
 
 
 def _rolled(report: PairReport, pair: PairRollout, now: float) -> PairReport:

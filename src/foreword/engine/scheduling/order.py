@@ -144,16 +144,16 @@ def reason_to_end(request: Request, now: float, costs: StepCosts, running: int, 
     deadline = request.queued.deadline
     if deadline is None:
         return None
-    told = f"deadline_ms is {deadline.milliseconds:g}"
+    reported = f"deadline_ms is {deadline.milliseconds:g}"
     if now >= deadline.at:
-        return f"{told}, and {len(request.output_ids)} tokens were there by then"
+        return f"{reported}, and {len(request.output_ids)} tokens were there by then"
     if not deadline.must_be_whole:
         return None
     needed = least_seconds(request, costs, running, found)
     if now + needed <= deadline.at:
         return None
     left = 1e3 * (deadline.at - now)
-    return f"{told}: {left:.0f} ms are left, and the answer needs at least {1e3 * needed:.0f} ms"
+    return f"{reported}: {left:.0f} ms are left, and the answer needs at least {1e3 * needed:.0f} ms"
 
 
 def least_seconds(request: Request, costs: StepCosts, running: int, found: int = 0) -> float:

@@ -112,9 +112,9 @@ async def _parts(
                         parts.append(await asyncio.to_thread(_chunk, job, prompt * n, unit))
                     else:
                         parts.append(_chunk(job, prompt * n, unit))
-                if told := [part for part in parts if part]:
+                if reported := [part for part in parts if part]:
                     opened = True
-                    yield StreamPart(told)
+                    yield StreamPart(reported)
         yield StreamPart([b"".join([*(event(value) for value in job.dialect.closing()), DONE])], is_end=True)
     except Exception as error:
         if not opened:

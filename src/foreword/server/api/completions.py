@@ -163,8 +163,8 @@ class CompletionDialect:
         is_last = self._costs.note(delta)
         delta = self._echo.without_answer(delta)
         usage = self._usage.grow(choice, len(delta.token_ids))
-        told = delta.text or delta.finish_reason or delta.prompt_logprobs
-        if not told and not ((self._wants_logprobs or self._lists_tokens) and delta.token_ids):
+        reported = delta.text or delta.finish_reason or delta.prompt_logprobs
+        if not reported and not ((self._wants_logprobs or self._lists_tokens) and delta.token_ids):
             return None
         if delta.prompt_logprobs:
             self._known[choice // self._n] = delta.prompt_logprobs

@@ -83,9 +83,9 @@ def create_router_app(
 
 def _health(targets: Targets, trusted: bool) -> dict[str, object]:
     """The state for everybody; where targets are and what they do for those who may use them."""
-    told: dict[str, object] = {"status": "ok" if any(one.is_ready for one in targets) else "no target"}
+    reported: dict[str, object] = {"status": "ok" if any(one.is_ready for one in targets) else "no target"}
     if trusted:
-        told["targets"] = [
+        reported["targets"] = [
             {
                 "url": one.url,
                 "state": one.state,
@@ -96,7 +96,7 @@ def _health(targets: Targets, trusted: bool) -> dict[str, object]:
             }
             for one in targets
         ]
-    return told
+    return reported
 
 
 log = logging.getLogger("foreword.router")

@@ -85,7 +85,7 @@ class CostCurve:
             return 1.0
         self._in_a_row, self._last = self._in_a_row + 1 if size is self._last else 0, size
         size.returning = RECENT if self._seen - size.at > RECENT else max(size.returning - 1, 0)
-        # Others have just told the pace: what is new about a size that returns is its own.
+        # Other sizes have just set the pace: what is new about a size that returns is its own.
         pace, own = (
             (COSTS.shape_memory, COSTS.return_memory)
             if size.returning
