@@ -225,6 +225,17 @@ class Answer:
     def text(self) -> str:
         return "".join(self._texts)
 
+    @property
+    def whole(self) -> AnswerDelta:
+        """All of it as one delta, with the end of the last."""
+        return replace(
+            self.last,
+            text=self.text,
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
 
 class OutputCollector:
     """Collects the deltas of one request."""

@@ -5,7 +5,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
@@ -17,7 +16,6 @@ from foreword.control.policy_file.parsing import read_policy
 from foreword.control.reporting.advising import advise
 from foreword.control.reporting.figures import ControlReport
 from foreword.control.reporting.reading import as_json
-from foreword.engine.messages import EngineStats
 from foreword.engine.outputs import sum_stats
 from foreword.errors import EngineUnavailable, RequestError
 from foreword.server.api.answer_types import speculation_of
@@ -27,6 +25,12 @@ from foreword.server.api.sampling_types import StrictBody
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 from foreword.wire.supervisor import EngineState
+
+_ENGINE_FIGURES = (
+    *("running", "waiting", "kv_usage", "kv_pages", "kv_pages_used", "prefix_queries", "prefix_hits"),
+    *("preemptions", "steps", "drafter_memory_bytes"),
+)
+"""Fields of `EngineStats` that `/health` shows."""
 
 
 def ops_routes(context: ServerContext) -> APIRouter:
@@ -72,7 +76,7 @@ async def _health(context: ServerContext, trusted: bool) -> dict[str, Any]:
     }
     stats = await context.engine.stats()
     if stats is not None:
-        reported["engine"] = _engine_figures(stats)
+        reported["engine"] = {name: getattr(stats, name) for name in _ENGINE_FIGURES}
         if stats.control is not None and context.settings.show_speculation:
             reported["usage"] = _usage_figures(stats.control)
         if stats.draft_nodes and context.settings.show_speculation:
@@ -80,21 +84,6 @@ async def _health(context: ServerContext, trusted: bool) -> dict[str, Any]:
     if context.settings.show_speculation:
         reported["speculation"] = _speculation_figures(context)
     return reported
-
-
-def _engine_figures(stats: EngineStats) -> dict[str, Any]:
-    return {
-        "running": stats.running,
-        "waiting": stats.waiting,
-        "kv_usage": stats.kv_usage,
-        "kv_pages": stats.kv_pages,
-        "kv_pages_used": stats.kv_pages_used,
-        "prefix_queries": stats.prefix_queries,
-        "prefix_hits": stats.prefix_hits,
-        "preemptions": stats.preemptions,
-        "steps": stats.steps,
-        "drafter_memory_bytes": stats.drafter_memory_bytes,
-    }
 
 
 def _usage_figures(report: ControlReport) -> dict[str, Any]:
@@ -109,8 +98,8 @@ def _speculation_figures(context: ServerContext) -> dict[str, Any]:
     """
     cohorts = context.metrics.totals
     total = sum_stats((0, stats) for stats in cohorts.values())
-    figures = {name: msgspec.structs.asdict(speculation_of(stats)) for name, stats in cohorts.items()}
-    return msgspec.structs.asdict(speculation_of(total)) | {
+    figures = {name: speculation_of(stats) for name, stats in cohorts.items()}
+    return speculation_of(total) | {
         "method": context.settings.default_method or "",
         "enabled": context.engine.speculating,
         "cohorts": figures,

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import astuple
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.control.reporting.figures import run_percentile
@@ -15,49 +16,14 @@ from foreword.engine.text import token_text
 from foreword.models.tokenization.tokenizer import Tokenizer
 
 
-class CachedTokens(Struct, frozen=True):
-    """Detail of the prompt's count."""
-
-    cached_tokens: int  # found in the prefix cache
-
-
-class PredictedTokens(Struct, frozen=True):
-    """Detail of the answer's count: of the prediction's tokens, those that are in it and those that aren't."""
-
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
-
-
 class AnswerUsage(Struct, frozen=True, omit_defaults=True):
     """Token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens | UnsetType = UNSET
-    completion_tokens_details: PredictedTokens | UnsetType = UNSET  # if there was a prediction
-
-
-class Speculation(Struct, frozen=True):
-    """Speculation figures of a request."""
-
-    method: str  # the drafter; empty: none
-    passes: int  # target passes, those over the prompt included
-    drafts: int  # passes that verified draft tokens
-    drafted: int  # draft tokens that were verified
-    accepted: int  # draft tokens that were accepted
-    acceptance_rate: float  # accepted / drafted
-    acceptance_per_position: list[float]  # the same by distance from the text, nearest first
-    tau: float  # tokens per target pass
-    accepted_run_p50: float  # draft tokens accepted by a pass that verified some
-    accepted_run_p90: float
-
-
-class Extras(Struct, frozen=True, omit_defaults=True):
-    """What our answers carry beyond OpenAI's."""
-
-    timings: dict[str, Any] | UnsetType = UNSET  # llama.cpp's names
-    speculation: Speculation | UnsetType = UNSET
+    prompt_tokens_details: dict[str, int] | UnsetType = UNSET
+    completion_tokens_details: dict[str, int] | UnsetType = UNSET  # if there was a prediction
 
 
 class CompletionLogprobs(Struct):
@@ -77,12 +43,9 @@ class TopLogprob(Struct, frozen=True):
     bytes: list[int]
 
 
-class ChatTokenLogprob(Struct, frozen=True):
+class ChatTokenLogprob(TopLogprob, frozen=True):
     """One token of a chat answer."""
 
-    token: str
-    logprob: float
-    bytes: list[int]
     top_logprobs: list[TopLogprob]
 
 
@@ -95,34 +58,6 @@ class ChatLogprobs(Struct):
 
 PromptLogprobs = list[dict[str, dict[str, Any]] | None]
 """As vLLM has it: per prompt token (None for the first) token id -> logprob, rank and text."""
-
-
-class CompletionChoice(Struct):
-    """An answer, or what it has gained."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    seed: int | UnsetType = UNSET  # the one in use, given or fresh
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET  # if asked for
-    prompt_token_ids: list[int] | UnsetType = UNSET
-
-
-class Completion(Struct):
-    """A whole answer or one chunk of a stream."""
-
-    id: str
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    object: str = "text_completion"
-    system_fingerprint: str | None = None
-    usage: AnswerUsage | UnsetType | None = UNSET
-    timings: dict[str, Any] | UnsetType = UNSET
-    speculation: Speculation | UnsetType = UNSET
 
 
 class CalledTool(Struct, omit_defaults=True):
@@ -158,82 +93,76 @@ class ChatDelta(Struct, omit_defaults=True):
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
-class ChatChoice(Struct):
-    """A whole answer."""
+class Choice(Struct):
+    """An answer, or what it has gained."""
 
     index: int
-    message: ChatMessage
-    logprobs: ChatLogprobs | None = None
+    text: str | UnsetType = UNSET  # of /v1/completions
+    message: ChatMessage | UnsetType = UNSET  # of /v1/chat/completions, whole
+    delta: ChatDelta | UnsetType = UNSET  # the same in a stream
+    logprobs: CompletionLogprobs | ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    seed: int | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET  # if asked for
+    seed: int | UnsetType = UNSET  # the one in use, given or fresh
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET  # if requested
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatChunkChoice(Struct):
-    """What an answer has gained."""
-
-    index: int
-    delta: ChatDelta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    seed: int | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET  # if asked for
-
-
-class ChatCompletion(Struct):
-    """A whole answer, or one chunk of a stream under another `object`."""
+class Completion(Struct):
+    """A whole answer or one chunk of a stream."""
 
     id: str
     created: int
     model: str
-    choices: list[ChatChoice] | list[ChatChunkChoice]
-    object: str = "chat.completion"
-    system_fingerprint: str | None = None
+    choices: list[Choice]
+    object: str
+    system_fingerprint: str
     usage: AnswerUsage | UnsetType | None = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET  # of /v1/chat/completions
     prompt_token_ids: list[int] | UnsetType = UNSET
-    timings: dict[str, Any] | UnsetType = UNSET
-    speculation: Speculation | UnsetType = UNSET
+    timings: dict[str, Any] | UnsetType = UNSET  # llama.cpp's names
+    speculation: dict[str, Any] | UnsetType = UNSET
 
 
 def usage_of(stats: RequestStats) -> AnswerUsage:
     """Return the token counts of a request."""
-    total = stats.prompt_tokens + stats.output_tokens
-    cached = CachedTokens(stats.cached_tokens)
-    predicted = PredictedTokens(stats.accepted_prediction_tokens, stats.rejected_prediction_tokens)
-    given = predicted.accepted_prediction_tokens + predicted.rejected_prediction_tokens
-    return AnswerUsage(stats.prompt_tokens, stats.output_tokens, total, cached, predicted if given else UNSET)
-
-
-def speculation_of(stats: RequestStats) -> Speculation:
-    runs = accepted_runs(stats)
-    per_position = [
-        _ratio(accepted, drafted)
-        for accepted, drafted in zip(stats.accepted_per_position, stats.drafted_per_position, strict=False)
-    ]
-    return Speculation(
-        method=stats.method,
-        passes=stats.passes,
-        drafts=stats.drafts,
-        drafted=stats.drafted,
-        accepted=stats.accepted,
-        acceptance_rate=_ratio(stats.accepted, stats.drafted),
-        acceptance_per_position=per_position,
-        tau=_ratio(stats.output_tokens, stats.passes),
-        accepted_run_p50=run_percentile(runs, 0.5),
-        accepted_run_p90=run_percentile(runs, 0.9),
+    names = ("accepted_prediction_tokens", "rejected_prediction_tokens")
+    predicted = {name: getattr(stats, name) for name in names}
+    return AnswerUsage(
+        stats.prompt_tokens,
+        stats.output_tokens,
+        stats.prompt_tokens + stats.output_tokens,
+        {"cached_tokens": stats.cached_tokens},
+        predicted if any(predicted.values()) else UNSET,
     )
 
 
-def extras_of(costs: Costs, show_speculation: bool) -> Extras:
+def speculation_of(stats: RequestStats) -> dict[str, Any]:
+    """Return the speculation figures of a request."""
+    runs = accepted_runs(stats)
+    by_position = zip(stats.accepted_per_position, stats.drafted_per_position, strict=False)
+    return {
+        "method": stats.method,  # the drafter; empty: none
+        "passes": stats.passes,  # target passes, those over the prompt included
+        "drafts": stats.drafts,  # passes that verified draft tokens
+        "drafted": stats.drafted,  # draft tokens that were verified
+        "accepted": stats.accepted,  # draft tokens that were accepted
+        "acceptance_rate": _ratio(stats.accepted, stats.drafted),
+        "acceptance_per_position": [_ratio(accepted, drafted) for accepted, drafted in by_position],
+        "tau": _ratio(stats.output_tokens, stats.passes),  # tokens per target pass
+        "accepted_run_p50": run_percentile(runs, 0.5),  # draft tokens accepted by a pass that verified some
+        "accepted_run_p90": run_percentile(runs, 0.9),
+    }
+
+
+def extras_of(costs: Costs, show_speculation: bool) -> dict[str, Any]:
     """Return timings and speculation figures; where these are hidden, the timings lose their draft counts too."""
     timings = asdict(costs.timings())
     if show_speculation:
-        return Extras(timings, speculation_of(costs.total()))
+        return {"timings": timings, "speculation": speculation_of(costs.total())}
     hidden = {"passes", "draft_n", "draft_n_accepted"}
-    return Extras({name: value for name, value in timings.items() if name not in hidden})
+    return {"timings": {name: value for name, value in timings.items() if name not in hidden}}
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -253,9 +182,6 @@ class LogprobWriter:
     def _text(self, token: int) -> str:
         return token_text(self._tokenizer, token)
 
-    def _bytes(self, token: int) -> list[int]:
-        return list(self._tokenizer.token_bytes(token, skip_special_tokens=False))
-
     def completion(self, entries: Sequence[TokenLogprobs], offset: int) -> tuple[CompletionLogprobs, int]:
         """For the older route; `offset` is where the first token's text starts, the next offset is returned too."""
         written = CompletionLogprobs([], [], [], [])
@@ -273,27 +199,26 @@ class LogprobWriter:
     ) -> tuple[CompletionLogprobs, int]:
         """Of a prompt that stands before its answer: nothing is known of its first token."""
         first = self._text(prompt[0])
-        rest, offset = self.completion(entries, len(first))
-        written = CompletionLogprobs(
-            [first, *rest.tokens],
-            [None, *rest.token_logprobs],
-            [None, *rest.top_logprobs],
-            [0, *rest.text_offset],
-        )
+        written, offset = self.completion(entries, len(first))
+        for known, value in zip(astuple(written), (first, None, None, 0), strict=True):
+            known.insert(0, value)
         return written, offset
 
     def chat(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
         return ChatLogprobs(
             [
                 ChatTokenLogprob(
-                    self._text(entry.token),
-                    _finite(entry.logprob),
-                    self._bytes(entry.token),
-                    [TopLogprob(self._text(t), value, self._bytes(t)) for t, value in _top(entry)],
+                    *self._scored(entry.token, entry.logprob),
+                    [TopLogprob(*self._scored(*one)) for one in _top(entry)],
                 )
                 for entry in entries
             ]
         )
+
+    def _scored(self, token: int, logprob: float) -> tuple[str, float, list[int]]:
+        """Return a token's text, log probability and bytes."""
+        shown = list(self._tokenizer.token_bytes(token, skip_special_tokens=False))
+        return self._text(token), _finite(logprob), shown
 
     def prompt(self, entries: Sequence[TokenLogprobs]) -> PromptLogprobs:
         """Of a prompt, as vLLM has them: nothing for its first token, which nothing precedes."""

@@ -1,10 +1,10 @@
 """From checked requests to answers, streamed or whole. How they are worded is a dialect's business."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -14,6 +14,7 @@ from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.outputs import Answer, Costs
 from foreword.engine.text import TokenTexts
 from foreword.errors import EngineUnavailable, ForewordError, RequestError
+from foreword.server.api.dialects import Dialect
 from foreword.server.api.streaming import (
     DONE,
     EventStream,
@@ -34,26 +35,6 @@ class AskedTooMuch(RequestError):  # noqa: N818 - reads as what happened
 
 _INLINE_LOGPROBS = 64
 """Longer lists of log probabilities are worded in a thread, so that no other request waits for them."""
-
-
-class Dialect(Protocol):
-    """How a route words its answers."""
-
-    def opening(self) -> Iterable[object]:
-        """Events before the first text."""
-        ...
-
-    def chunk(self, choice: int, delta: AnswerDelta) -> object | None:
-        """The event for a delta, or a list of them; None if there is nothing to tell."""
-        ...
-
-    def closing(self) -> Iterable[object]:
-        """Events after the last text."""
-        ...
-
-    def whole(self, answers: Sequence[Answer], costs: Costs) -> object:
-        """The answer of a request that is not streamed."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -88,9 +69,11 @@ async def _gather(context: ServerContext, job: AnswerJob) -> bytes:
             answers[prompt * n + delta.index].take(delta)
             costs.note(delta)
     listed = sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in answers)
-    if listed <= _INLINE_LOGPROBS:
-        return msgspec.json.encode(job.dialect.whole(answers, costs))
-    return await asyncio.to_thread(lambda: msgspec.json.encode(job.dialect.whole(answers, costs)))
+    return await _worded(listed, lambda: msgspec.json.encode(job.dialect.whole(answers, costs)))
+
+
+async def _worded(logprobs: int, word: Callable[[], bytes]) -> bytes:
+    return word() if logprobs <= _INLINE_LOGPROBS else await asyncio.to_thread(word)
 
 
 async def _parts(
@@ -108,10 +91,8 @@ async def _parts(
             async for prompt, delta in deltas:
                 parts = [] if opened else [event(value) for value in job.dialect.opening()]
                 for unit in texts[prompt * n + delta.index].split(delta) if split else [delta]:
-                    if len(unit.prompt_logprobs) > _INLINE_LOGPROBS:
-                        parts.append(await asyncio.to_thread(_chunk, job, prompt * n, unit))
-                    else:
-                        parts.append(_chunk(job, prompt * n, unit))
+                    words = partial(_chunk, job, prompt * n, unit)
+                    parts.append(await _worded(len(unit.prompt_logprobs), words))
                 if reported := [part for part in parts if part]:
                     opened = True
                     yield StreamPart(reported)
@@ -200,8 +181,6 @@ async def _measured(context: ServerContext, request: NewRequest) -> AsyncGenerat
 
 def _failure(delta: AnswerDelta) -> ForewordError:
     why = delta.error or "the engine could not finish this answer"
-    return (
-        AskedTooMuch(why, delta.error_param)
-        if delta.asks_too_much
-        else ApiError(500, why, code="engine_error")
-    )
+    if delta.asks_too_much:
+        return AskedTooMuch(why, delta.error_param)
+    return ApiError(500, why, code="engine_error")

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from time import time
 
 from msgspec import UNSET
+from msgspec.structs import astuple
 from msgspec.structs import replace as with_fields
 
 from foreword.acceptance.logprobs import TokenLogprobs
@@ -12,21 +12,13 @@ from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.outputs import Answer, Costs
 from foreword.engine.prompts import filling
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.server.api.answer_types import (
-    AnswerUsage,
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    LogprobWriter,
-    extras_of,
-    usage_of,
-)
+from foreword.server.api.answer_types import AnswerUsage, Choice, Completion, CompletionLogprobs
 from foreword.server.api.answering import AnswerJob
+from foreword.server.api.dialects import OpenAIDialect
 from foreword.server.api.identity import ApiCaller, new_id
 from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.request_types import CompletionRequest
 from foreword.server.api.sampling_types import check_logprobs
-from foreword.server.api.streaming import StreamUsage
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
@@ -35,15 +27,11 @@ from foreword.server.settings import ServerSettings
 class Echo:
     """The prompts of a request. With `max_tokens` 0 nothing else is wanted: an engine draws a token all the same."""
 
-    def __init__(self, tokenizer: Tokenizer, body: CompletionRequest, requests: Sequence[NewRequest]) -> None:
+    def __init__(self, tokenizer: Tokenizer, body: CompletionRequest) -> None:
         self.is_wanted = bool(body.echo)
         self._is_alone = body.max_tokens == 0
         self._prompts = body.prompts()
-        self._requests = requests
         self._tokenizer = tokenizer
-
-    def prompt_ids(self, prompt: int) -> list[int]:
-        return list(self._requests[prompt].prompt_token_ids)
 
     def text(self, prompt: int) -> str:
         """The prompt as it was given, or as its tokens read; nothing if it is not wanted."""
@@ -52,12 +40,8 @@ class Echo:
         given = self._prompts[prompt]
         return given if isinstance(given, str) else self._tokenizer.decode(given, skip_special_tokens=False)
 
-    def without_answer(self, delta: AnswerDelta, answer: Answer | None = None) -> AnswerDelta:
-        """Return the delta, or the whole answer as one, without the token that max_tokens = 0 excludes."""
-        if answer is not None:
-            delta = replace(
-                delta, text=answer.text, token_ids=tuple(answer.token_ids), logprobs=tuple(answer.logprobs)
-            )
+    def without_answer(self, delta: AnswerDelta) -> AnswerDelta:
+        """Return the delta without the token that max_tokens = 0 excludes."""
         return replace(delta, text="", token_ids=(), logprobs=()) if self._is_alone else delta
 
     def usage(self, counted: AnswerUsage) -> AnswerUsage:
@@ -124,94 +108,61 @@ def _check_best_of(best_of: int | None, n: int) -> None:
     )
 
 
-class CompletionDialect:
+class CompletionDialect(OpenAIDialect):
     """The older of OpenAI's two forms."""
+
+    kind = chunk_kind = "text_completion"
 
     def __init__(
         self, context: ServerContext, body: CompletionRequest, answer_id: str, requests: Sequence[NewRequest]
     ) -> None:
-        self._settings = context.settings
-        self._model = body.model or context.settings.model_name
-        self._logprobs = LogprobWriter(context.prompts.tokenizer)
+        super().__init__(context, body, answer_id, requests)
         self._wants_logprobs = body.logprobs is not None
-        lengths = [len(request.prompt_token_ids) for request in requests]
-        self._n = body.n or 1
-        self._usage = StreamUsage(body.stream_options, lengths, self._n)
-        self._answers = len(requests) * self._n
-        self._costs = Costs(self._answers)
-        self._echo = Echo(context.prompts.tokenizer, body, requests)
-        self._lists_tokens = bool(body.return_token_ids)
         self._wants_prompt_logprobs = body.prompt_logprobs is not None
-        self._id = answer_id
-        self._created = int(time())
+        self._echo = Echo(context.prompts.tokenizer, body)
         self._offsets: dict[int, int] = {}  # choice -> where its next token's text starts
-        self._known: dict[int, Sequence[TokenLogprobs]] = {}  # of prompts, which the first of n answers tells
-
-    def _frame(self, choices: list[CompletionChoice]) -> Completion:
-        settings = self._settings
-        return Completion(
-            self._id, self._created, self._model, choices, system_fingerprint=settings.fingerprint
-        )
+        self._known: dict[int, Sequence[TokenLogprobs]] = {}  # of prompts; the first of n answers has them
 
     def opening(self) -> Iterable[Completion]:
         """The prompts, if they are wanted."""
-        for choice in range(self._answers) if self._echo.is_wanted else ():
-            yield self._frame([CompletionChoice(choice, self._echo.text(choice // self._n))])
+        for choice in range(len(self._tokens)) if self._echo.is_wanted else ():
+            yield self._frame([Choice(choice, self._echo.text(choice // self._n))], self.chunk_kind)
 
     def chunk(self, choice: int, delta: AnswerDelta) -> Completion | None:
         """New text, or an end."""
         is_last = self._costs.note(delta)
         delta = self._echo.without_answer(delta)
-        usage = self._usage.grow(choice, len(delta.token_ids))
+        usage = self._usage(choice, len(delta.token_ids))
         reported = delta.text or delta.finish_reason or delta.prompt_logprobs
         if not reported and not ((self._wants_logprobs or self._lists_tokens) and delta.token_ids):
             return None
-        if delta.prompt_logprobs:
-            self._known[choice // self._n] = delta.prompt_logprobs
-        gained = CompletionChoice(choice, delta.text, self._written(choice, delta.logprobs))
-        _note_end(gained, delta)
-        self._add_tokens(gained, delta.token_ids)
-        if delta.prompt_logprobs and self._wants_prompt_logprobs:
-            gained.prompt_logprobs = self._logprobs.prompt(delta.prompt_logprobs)
-        frame = self._frame([gained])
-        frame.usage = usage
-        if is_last:
-            self._add_extras(frame, self._costs)
-        return frame
-
-    def closing(self) -> Iterable[Completion]:
-        """The number of tokens, in a chunk without choices, if that is wanted."""
-        if not self._usage.is_wanted:
-            return ()
-        frame = self._frame([])
-        frame.usage = self._echo.usage(usage_of(self._costs.total()))
-        return (frame,)
+        gained = self._choice(choice, delta.text, delta)
+        return self._frame([gained], self.chunk_kind, self._costs if is_last else None, usage=usage)
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> Completion:
         choices = []
         for number, answer in enumerate(answers):
-            self._known[number // self._n] = answers[number - number % self._n].prompt_logprobs
-            own = self._echo.without_answer(answer.last, answer)
-            text = self._echo.text(number // self._n) + own.text
-            choice = CompletionChoice(number, text, self._written(number, own.logprobs))
-            _note_end(choice, answer.last)
-            self._add_tokens(choice, own.token_ids)
-            if answer.prompt_logprobs and self._wants_prompt_logprobs:
-                choice.prompt_logprobs = self._logprobs.prompt(answer.prompt_logprobs)
-            choices.append(choice)
-        frame = self._frame(choices)
-        frame.usage = self._echo.usage(usage_of(costs.total()))
-        self._add_extras(frame, costs)
-        return frame
+            own = self._echo.without_answer(answer.whole)
+            choices.append(self._choice(number, self._echo.text(number // self._n) + own.text, own))
+        return self._frame(choices, self.kind, costs, usage=self._counted(costs))
 
-    def _add_extras(self, frame: Completion, costs: Costs) -> None:
-        extras = extras_of(costs, self._settings.show_speculation)
-        frame.timings, frame.speculation = extras.timings, extras.speculation
+    def _counted(self, costs: Costs) -> AnswerUsage:
+        return self._echo.usage(super()._counted(costs))
 
-    def _add_tokens(self, choice: CompletionChoice, tokens: Sequence[int]) -> None:
-        if self._lists_tokens:
-            choice.token_ids = list(tokens)
-            choice.prompt_token_ids = self._echo.prompt_ids(choice.index // self._n)
+    def _choice(self, number: int, text: str, gained: AnswerDelta) -> Choice:
+        scores = gained.prompt_logprobs
+        if scores:
+            self._known[number // self._n] = scores
+        return Choice(
+            number,
+            text,
+            logprobs=self._written(number, gained.logprobs),
+            prompt_logprobs=self._logprobs.prompt(scores)
+            if scores and self._wants_prompt_logprobs
+            else UNSET,
+            prompt_token_ids=self._prompt_ids(number) if self._lists_tokens else UNSET,
+            **self._ending(gained),
+        )
 
     def _written(self, choice: int, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
         """Of what is new; with echo, of the prompt before it."""
@@ -220,16 +171,9 @@ class CompletionDialect:
         begin = self._offsets.get(choice)
         written = CompletionLogprobs([], [], [], [])
         if self._echo.is_wanted and begin is None:
-            prompt = choice // self._n
-            known = self._known.get(prompt, ())
-            written, begin = self._logprobs.echoed(self._echo.prompt_ids(prompt), known)
+            known = self._known.get(choice // self._n, ())
+            written, begin = self._logprobs.echoed(self._prompt_ids(choice), known)
         more, self._offsets[choice] = self._logprobs.completion(entries, begin or 0)
-        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-            getattr(written, name).extend(getattr(more, name))
+        for one, other in zip(astuple(written), astuple(more), strict=True):
+            one.extend(other)
         return written
-
-
-def _note_end(choice: CompletionChoice, delta: AnswerDelta) -> None:
-    choice.finish_reason = delta.finish_reason
-    choice.stop_reason = delta.stop_reason
-    choice.seed = UNSET if delta.finish_reason is None else delta.seed

@@ -9,15 +9,7 @@ from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
 from foreword.engine.outputs import Answer, Costs
 from foreword.engine.text import TokenTexts, token_text
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.server.api.answer_types import (
-    AnswerUsage,
-    Extras,
-    LogprobWriter,
-    PromptLogprobs,
-    Speculation,
-    extras_of,
-    usage_of,
-)
+from foreword.server.api.answer_types import LogprobWriter, PromptLogprobs, extras_of, usage_of
 from foreword.server.api.answering import AnswerJob
 from foreword.server.api.identity import ApiCaller, new_id
 from foreword.server.api.prompts import room_for_answer
@@ -26,29 +18,6 @@ from foreword.server.api.sampling_types import check_logprobs
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
-
-
-class PassShown(Struct, frozen=True):
-    """One target pass: the draft tokens that it verified, as a tree, and which were accepted."""
-
-    gained: int  # tokens, from the event's first on: accepted draft tokens, then one of the target
-    guesses: list[str]  # [nodes], each token's text by itself
-    parents: tuple[int, ...]  # [nodes], index of an earlier node, or -1 after the text
-    accepted: tuple[int, ...]  # nodes whose tokens are part of the answer, first to last
-
-
-def passes_of(tokenizer: Tokenizer, delta: AnswerDelta) -> list[PassShown]:
-    """Return one entry per pass; where a stream is split into single tokens, the first of a pass has it."""
-    return [
-        PassShown(
-            draft.gained,
-            [token_text(tokenizer, token) for token in draft.tokens],
-            draft.parents,
-            draft.accepted,
-        )
-        for draft in delta.drafts
-    ]
-
 
 GENERATE_TOKENS = 256
 """Longest answer of a request without max_tokens: the library's default."""
@@ -73,60 +42,41 @@ class Origin(Struct, frozen=True, omit_defaults=True):
 
     pieces: list[str]  # the text of each token; together they are the event's text
     from_draft: int | UnsetType = UNSET  # how many of them, from the first on, were draft tokens
-    passes: list[PassShown] | UnsetType = UNSET  # the passes that the tokens are from
-    progress: "AnswerProgress | UnsetType" = UNSET
+    passes: list[dict[str, Any]] | UnsetType = UNSET  # the passes that the tokens are from
+    progress: dict[str, Any] | UnsetType = UNSET
 
 
-class AnswerProgress(Struct, frozen=True):
-    """What an answer has cost so far."""
-
-    output_tokens: int
-    passes: int
-    drafted: int
-    accepted: int
-    drafted_per_position: tuple[int, ...]  # drafts that reached the position
-    accepted_per_position: tuple[int, ...]
-    decode_ms: float  # since the first token
-    draft_ms: float
-    verify_ms: float
-    accept_ms: float
-
-    @staticmethod
-    def of(stats: RequestStats) -> "AnswerProgress":
-        """The part of the statistics that a watcher wants to see."""
-        return AnswerProgress(
-            stats.output_tokens,
-            stats.passes,
-            stats.drafted,
-            stats.accepted,
-            stats.drafted_per_position,
-            stats.accepted_per_position,
-            1e3 * stats.decode_seconds,
-            1e3 * stats.draft_seconds,
-            1e3 * stats.verify_seconds,
-            1e3 * stats.accept_seconds,
-        )
+_COUNTED = (
+    "output_tokens",
+    "passes",
+    "drafted",
+    "accepted",
+    "drafted_per_position",  # drafts that reached the position
+    "accepted_per_position",
+)
+_TIMED = ("decode", "draft", "verify", "accept")  # in milliseconds; decoding since the first token
 
 
-class GenerateAnswer(Struct):
-    """All answers; the first one's fields are repeated on top, where the library's `--json` has them."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None
-    seed: int | UnsetType
-    outputs: list[Generated]
-    usage: AnswerUsage
-    timings: dict[str, Any] | UnsetType = UNSET
-    speculation: Speculation | UnsetType = UNSET
+def progress_of(stats: RequestStats) -> dict[str, Any]:
+    """Return what an answer has cost so far."""
+    counts = {name: getattr(stats, name) for name in _COUNTED}
+    return counts | {f"{name}_ms": 1e3 * getattr(stats, f"{name}_seconds") for name in _TIMED}
 
 
-class GenerateEnd(Struct):
-    """The last event of a stream."""
+def passes_of(tokenizer: Tokenizer, delta: AnswerDelta) -> list[dict[str, Any]]:
+    """Return one entry per target pass: the draft tokens that it verified, as a tree, and which were accepted.
 
-    usage: AnswerUsage
-    timings: dict[str, Any] | UnsetType = UNSET
-    speculation: Speculation | UnsetType = UNSET
+    Where a stream is split into single tokens, the first of a pass has it.
+    """
+    return [
+        {
+            "gained": draft.gained,  # tokens, from the event's first on: accepted ones, then one of the target
+            "guesses": [token_text(tokenizer, token) for token in draft.tokens],
+            "parents": draft.parents,  # by node: index of an earlier node, or -1 after the text
+            "accepted": draft.accepted,  # nodes whose tokens are part of the answer, first to last
+        }
+        for draft in delta.drafts
+    ]
 
 
 async def generate_job(context: ServerContext, body: GenerateRequest, caller: ApiCaller) -> AnswerJob:
@@ -186,32 +136,24 @@ class GenerateDialect:
         written.origin = self._origin(self._texts[choice].pieces(delta), delta)
         return written
 
-    def closing(self) -> Iterable[GenerateEnd]:
-        extras = self._extras(self._costs)
-        return (GenerateEnd(usage_of(self._costs.total()), extras.timings, extras.speculation),)
+    def closing(self) -> Iterable[dict[str, Any]]:
+        return (self._costs_json(self._costs),)
 
-    def whole(self, answers: Sequence[Answer], costs: Costs) -> GenerateAnswer:
+    def whole(self, answers: Sequence[Answer], costs: Costs) -> dict[str, Any]:
+        """All answers; the first one's fields are repeated on top, where the library's `--json` has them."""
         outputs = [self._written(answer) for answer in answers]
-        first, extras = outputs[0], self._extras(costs)
-        return GenerateAnswer(
-            first.text,
-            first.token_ids,
-            first.finish_reason,
-            first.seed,
-            outputs,
-            usage_of(costs.total()),
-            extras.timings,
-            extras.speculation,
-        )
+        on_top = ("text", "token_ids", "finish_reason", "seed")
+        first = {name: getattr(outputs[0], name) for name in on_top}
+        return first | {"outputs": outputs} | self._costs_json(costs)
 
     def _origin(self, pieces: list[str], delta: AnswerDelta) -> Origin:
         if not self._show_speculation:
             return Origin(pieces)
-        progress = UNSET if delta.progress is None else AnswerProgress.of(delta.progress)
+        progress = UNSET if delta.progress is None else progress_of(delta.progress)
         return Origin(pieces, delta.from_draft, passes_of(self._tokenizer, delta), progress)
 
-    def _extras(self, costs: Costs) -> Extras:
-        return extras_of(costs, self._show_speculation)
+    def _costs_json(self, costs: Costs) -> dict[str, Any]:
+        return {"usage": usage_of(costs.total()), **extras_of(costs, self._show_speculation)}
 
     def _written(self, answer: Answer) -> Generated:
         last = answer.last

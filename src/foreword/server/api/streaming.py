@@ -1,21 +1,18 @@
-"""Server-sent events, their token counts, and what happens when the client leaves."""
+"""Server-sent events, and what happens when the client leaves."""
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import ExitStack, aclosing
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from foreword.server.api.answer_types import AnswerUsage
 from foreword.server.api.pacing import EvenCadence, PaceMemory, Padder
-from foreword.server.api.request_types import StreamOptions
 from foreword.server.errors import ApiError
 
 log = logging.getLogger("foreword.server")
@@ -141,27 +138,3 @@ class EventStream(Response):
         async for part in self._rest:
             await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-class StreamUsage:
-    """Counts the tokens of every choice as its chunks go out."""
-
-    def __init__(self, options: StreamOptions | None, prompts: Sequence[int], n: int) -> None:
-        """`prompts` are the prompts' numbers of tokens, each with n answers."""
-        self.is_wanted = bool(options and options.include_usage)
-        self._is_continuous = bool(options and options.include_usage and options.continuous_usage_stats)
-        self._prompts = [tokens for tokens in prompts for _ in range(n)]
-        self._tokens = [0] * len(self._prompts)
-
-    def grow(self, choice: int, tokens: int = 0) -> AnswerUsage | UnsetType | None:
-        """A choice has gained tokens; the `usage` of the chunk that tells of it, if there is one.
-
-        As in vLLM: of this choice up to here if every chunk is to say it, else null in all chunks but the last.
-        """
-        self._tokens[choice] += tokens
-        if not self.is_wanted:
-            return UNSET
-        if not self._is_continuous:
-            return None
-        prompt, written = self._prompts[choice], self._tokens[choice]
-        return AnswerUsage(prompt, written, prompt + written)
