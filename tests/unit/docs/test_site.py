@@ -33,6 +33,28 @@ def test_links_between_pages_lead_somewhere():
             assert (DOCS / target).exists(), f"{page.name}: {target}"
 
 
+def files_named_in(markdown: str) -> set[str]:
+    """Return the paths of source files in code spans; files that a reader is asked to write are left out."""
+    named = set(re.findall(r"`((?:[\w.-]+/)+[\w-]+\.(?:py|cpp|h|sh))`", markdown))
+    return {path for path in named if not path.endswith("/echo.py")}
+
+
+def test_source_files_named_in_pages_exist():
+    missing = []
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")):
+        for path in files_named_in(page.read_text(encoding="utf-8")):
+            if not any((base / path).exists() for base in (ROOT, ROOT / "src" / "foreword")):
+                missing.append(f"{page.name}: {path}")
+    assert missing == []
+
+
+def test_files_in_code_spans_are_found():
+    text = (
+        "`kv/gone.py`, `tests/x-y/z.sh`, `drafters/lookup/echo.py`, `name.py`, kv/plain.py, `native/types.h`"
+    )
+    assert files_named_in(text) == {"kv/gone.py", "tests/x-y/z.sh", "native/types.h"}
+
+
 def anchors(markdown: str, spaces: str) -> set[str]:
     """Return the anchors of a page's headings; what matches `spaces` becomes one hyphen, equal anchors get a number."""
     found: set[str] = set()
