@@ -118,9 +118,9 @@ EARLY_MUTANTS = (
     Mutant(
         105,
         "an exit that joined late reads rows that were never filled",
-        "drafters/model/layer_skip.py",
-        "ExitHead._guess",
-        "self._rows_of(found).begin",
+        "drafters/heads/in_pages.py",
+        "HeadInPages._missing",
+        "rows.begin",
         "0",
         ("tests/integration/test_exit_rows.py::test_an_exit_that_joined_late_reads_none_of_the_rows_before",),
     ),

@@ -70,10 +70,10 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         73,
         "a block looks at rows before those that its late head has",
-        "drafters/heads/dflash.py",
-        "DFlashHead._fill_and_guess",
-        "self._rows_of(found).begin if run is None else run.start",
-        "self._rows_of(found).begin",
+        "drafters/heads/in_pages.py",
+        "HeadInPages._missing",
+        "run.start if run.first < end else rows.begin",
+        "rows.begin",
         (f"{AT_ONCE}::test_a_head_that_joins_late_reads_the_text_from_there_on[DFlash-cpu]",),
     ),
     Mutant(

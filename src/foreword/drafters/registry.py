@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum, auto
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
@@ -83,6 +83,13 @@ _NAMES: dict[Any, str] = {
 def is_wide(settings: Any) -> bool:  # noqa: ANN401 - settings with a `tree_width`
     """Return whether a drafter with these settings makes trees."""
     return bool(settings.tree_width > 1)
+
+
+chosen_kind = partial(DrafterKind, can_hang=False, guesses=Guesses.CHOSEN)
+"""A drafter of this package that chooses its tokens from texts."""
+
+drawn_kind = partial(DrafterKind, makes_trees=is_wide, can_hang=False, guesses=Guesses.DRAWN)
+"""A drafter of this package that draws its tokens, in trees where its `tree_width` is above 1."""
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from foreword.cluster.settings import RemoteConfig, need_frames
 from foreword.cluster.shared_nodes import NodesUse
-from foreword.drafters.registry import DrafterKind, DrafterResources, Guesses
+from foreword.drafters.registry import DrafterResources, chosen_kind
 from foreword.speculation.drafting import Drafter
 
 
@@ -23,11 +23,6 @@ def build_remote(config: RemoteConfig, resources: DrafterResources) -> Drafter:
 
 
 # Its draft tokens come without q, however a node drew them: chosen. It makes trees only for rules that take them.
-KIND = DrafterKind(
-    "draft nodes, on this machine or others",
-    RemoteConfig,
-    build_remote,
-    can_hang=False,
-    guesses=Guesses.CHOSEN,
-    traits=NodesUse.traits,
+KIND = chosen_kind(
+    "draft nodes, on this machine or others", RemoteConfig, build_remote, traits=NodesUse.traits
 )

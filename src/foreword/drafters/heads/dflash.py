@@ -11,9 +11,17 @@ from foreword.backends.batch import BatchArrays, Ints
 from foreword.backends.interface import HeadCall, HeadInput, HeadOutput
 from foreword.drafters.heads.chains import drafted, plan_chains
 from foreword.drafters.heads.growing import grow_levels, guess_at_once, new_trees
-from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
-from foreword.drafters.heads.loading import HEAD, HeadConfig, LoadedHead, check_width, load_head
-from foreword.drafters.registry import DrafterKind, DrafterResources, Guesses, is_wide
+from foreword.drafters.heads.in_pages import HeadInPages, fill
+from foreword.drafters.heads.loading import (
+    HEAD,
+    HeadConfig,
+    LoadedHead,
+    check_width,
+    drafts_where,
+    head_builder,
+    load_head,
+)
+from foreword.drafters.registry import DrafterResources, drawn_kind
 from foreword.drafters.trees import HeadTree
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PagedCache
@@ -42,28 +50,17 @@ class DFlashHead(HeadInPages):
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`; none where states of the newest committed tokens are not known."""
-        drafts = [Draft()] * len(asks)
-        ready = {index: found for index, ask in enumerate(asks) if (found := self._ready(ask)) is not None}
-        if ready:
-            guessed = self._fill_and_guess([asks[index] for index in ready], list(ready.values()))
-            for index, draft in zip(ready, guessed, strict=True):
-                drafts[index] = draft
-        return drafts
+        return drafts_where(asks, list(map(self._ready, asks)), self._fill_and_guess)
 
     def _fill_and_guess(self, asks: list[Ask], pages: list[RequestRows]) -> Sequence[Draft]:
-        missing = [self._missing(ask, found) for ask, found in zip(asks, pages, strict=True)]
-        runs = [run for run in missing if run is not None]
+        runs, starts = self._missing(asks, pages)
         context = self._true_rows(runs, wanted=0) if runs else None
-        starts = [
-            self._rows_of(found).begin if run is None else run.start
-            for run, found in zip(missing, pages, strict=True)
-        ]
         parts = [self._block(ask, found) for ask, found in zip(asks, pages, strict=True)]
         places = [
             min(len(part.draft) + self._spec.anchor_drafts, ask.max_depth, ask.max_nodes)
             for ask, part in zip(asks, parts, strict=True)
         ]
-        blocks = self._block_rows(pages[0].cache, parts, places, np.array(starts, np.int32))
+        blocks = self._block_rows(pages[0].cache, parts, places, starts)
         store = pages[0].store
         plan = plan_chains(asks, places, self._vocabulary) if self._in_one_call else None
         output = self._runner.draft(HeadCall(blocks, store, plan, context))
@@ -89,18 +86,8 @@ class DFlashHead(HeadInPages):
 
     def _ready(self, ask: Ask) -> RequestRows | None:
         """Return the pages of a request for which a draft is possible."""
-        if ask.pages is None or ask.max_nodes < 1 or ask.max_depth < 1:
-            return None
-        rows, end = self._rows_of(ask.pages), len(ask.request.tokens) - 1
-        is_known = rows.known >= end
-        has_room = ask.pages.kv.reserved >= end + 2
-        return ask.pages if is_known and has_room and end > 0 else None
-
-    def _missing(self, ask: Ask, pages: RequestRows) -> Run | None:
-        """The rows of committed tokens that are not there yet."""
-        rows, end = self._rows_of(pages), len(ask.request.tokens) - 1
-        first = rows.missing_from(LAG)
-        return Run(pages, rows, ask.request.tokens, first, end, LAG) if first < end else None
+        pages, end = self._known_pages(ask), len(ask.request.tokens) - 1
+        return pages if pages is not None and pages.kv.reserved >= end + 2 and end > 0 else None
 
     def _block(self, ask: Ask, pages: RequestRows) -> SequenceRows:
         """Return the newest token and the masks after it, fewer where there is no memory for all."""
@@ -124,18 +111,10 @@ def _see_all(arrays: BatchArrays, parts: Sequence[SequenceRows]) -> None:
         row += rows
 
 
-def build_dflash(config: HeadConfig, resources: DrafterResources) -> DFlashHead:
-    """Load the head beside the target."""
-    return DFlashHead(load_head(config.model, "dflash", resources), config.tree_width)
-
-
-DFLASH = DrafterKind(
+DFLASH = drawn_kind(
     "a head that fills a block of masks in one pass",
     HeadConfig,
-    build_dflash,
-    is_wide,
-    can_hang=False,
-    guesses=Guesses.DRAWN,
+    head_builder("dflash", DFlashHead),
     traits=HEAD,
 )
 
@@ -203,12 +182,6 @@ def build_dspark(config: DSparkConfig, resources: DrafterResources) -> DSparkHea
     return DSparkHead(head, config.tree_width, config.confidence)
 
 
-DSPARK = DrafterKind(
-    "a DFlash head with a Markov head over the tokens of a block",
-    DSparkConfig,
-    build_dspark,
-    is_wide,
-    can_hang=False,
-    guesses=Guesses.DRAWN,
-    traits=HEAD,
+DSPARK = drawn_kind(
+    "a DFlash head with a Markov head over the tokens of a block", DSparkConfig, build_dspark, traits=HEAD
 )

@@ -26,9 +26,11 @@ from foreword.drafters.heads.loading import (
     HeadConfig,
     LoadedHead,
     check_width,
+    drafts_where,
+    head_builder,
     load_head,
 )
-from foreword.drafters.registry import DrafterKind, DrafterResources, Guesses, is_wide
+from foreword.drafters.registry import DrafterResources, drawn_kind
 from foreword.drafters.trees import HeadTree
 from foreword.kv.states import States, stacked
 from foreword.models.heads.layouts.eagle import MASK_HIDDEN
@@ -59,13 +61,7 @@ class StepwiseHead(HeadInPages):
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`; none where the newest token's states are not known."""
-        runs = {index: run for index, ask in enumerate(asks) if (run := self._newest(ask)) is not None}
-        drafts = [NO_DRAFT] * len(asks)
-        if runs:
-            found = self._guess([asks[index] for index in runs], list(runs.values()))
-            for index, draft in zip(runs, found, strict=True):
-                drafts[index] = draft
-        return drafts
+        return drafts_where(asks, list(map(self._newest, asks)), self._guess)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Keep the newest states; chains started early learn which text they follow."""
@@ -126,30 +122,29 @@ class StepwiseHead(HeadInPages):
 
     def _guess(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
         if self.traits.stops_itself and len(asks) > 1:
-            alone = {place for place, ask in enumerate(asks) if is_drawn_alone(ask.request.sampling)}
-            if 0 < len(alone) < len(asks):
+            alone = [is_drawn_alone(ask.request.sampling) for ask in asks]
+            if any(alone) and not all(alone):
                 return self._guess_apart(asks, runs, alone)
-        drafts: list[Draft | None] = [self._begun.take(run, ask) for run, ask in zip(runs, asks, strict=True)]
-        others = [place for place, draft in enumerate(drafts) if draft is None]
-        fill([run for run, draft in zip(runs, drafts, strict=True) if draft is not None])
-        found = self._draft_now([asks[place] for place in others], [runs[place] for place in others])
-        for place, draft in zip(others, found, strict=True):
-            drafts[place] = draft
-        return joined([draft for draft in drafts if draft is not None])
+        begun = [self._begun.take(run, ask) for run, ask in zip(runs, asks, strict=True)]
+        fill([run for run, draft in zip(runs, begun, strict=True) if draft is not None])
+        others = [run if draft is None else None for run, draft in zip(runs, begun, strict=True)]
+        made = drafts_where(asks, others, self._draft_now)
+        return joined([new if old is None else old for old, new in zip(begun, made, strict=True)])
 
-    def _guess_apart(self, asks: list[Ask], runs: list[Run], alone: set[int]) -> list[Draft]:
+    def _guess_apart(self, asks: list[Ask], runs: list[Run], alone: list[bool]) -> list[Draft]:
         """Those that need more than the head's logits (a grammar, a bias) do not take the chains of the others."""
-        drafts = [NO_DRAFT] * len(asks)
-        for places in (sorted(alone), [place for place in range(len(asks)) if place not in alone]):
-            found = self._guess([asks[place] for place in places], [runs[place] for place in places])
-            for place, draft in zip(places, found, strict=True):
-                drafts[place] = draft
-        return drafts
+        halves = [
+            drafts_where(
+                asks,
+                [run if own is half else None for run, own in zip(runs, alone, strict=True)],
+                self._guess,
+            )
+            for half in (True, False)
+        ]
+        return [first if own else second for own, first, second in zip(alone, *halves, strict=True)]
 
     def _draft_now(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
         """Draft in one call of the runner, or level by level where it returns logits."""
-        if not asks:
-            return []
         # The last draft token needs no row.
         rooms = [run.pages.kv.reserved - run.end + 1 for run in runs]
         plan = (
@@ -182,34 +177,18 @@ def _taken(states: States, bounds: Sequence[tuple[int, int]]) -> States:
     return stacked([states[first:end] for first, end in bounds])
 
 
-def build_eagle(config: HeadConfig, resources: DrafterResources) -> StepwiseHead:
-    """Load the head beside the target."""
-    return StepwiseHead(load_head(config.model, "eagle", resources), config.tree_width)
-
-
-EAGLE = DrafterKind(
+EAGLE = drawn_kind(
     "an EAGLE-1 or EAGLE-2 head on the target's last hidden states",
     HeadConfig,
-    build_eagle,
-    is_wide,
-    can_hang=False,
-    guesses=Guesses.DRAWN,
+    head_builder("eagle", StepwiseHead),
     traits=HEAD_BY_LEVEL,
 )
 
 
-def build_eagle3(config: HeadConfig, resources: DrafterResources) -> StepwiseHead:
-    """Load the head beside the target."""
-    return StepwiseHead(load_head(config.model, "eagle3", resources), config.tree_width)
-
-
-EAGLE3 = DrafterKind(
+EAGLE3 = drawn_kind(
     "an EAGLE-3 head on the target's hidden states",
     HeadConfig,
-    build_eagle3,
-    is_wide,
-    can_hang=False,
-    guesses=Guesses.DRAWN,
+    head_builder("eagle3", StepwiseHead),
     traits=HEAD_BY_LEVEL,
 )
 
@@ -243,18 +222,10 @@ class PEagleHead(StepwiseHead):
         return list(marked_cold(drafts, output.is_cold))
 
 
-def build_p_eagle(config: HeadConfig, resources: DrafterResources) -> PEagleHead:
-    """Load the head beside the target."""
-    return PEagleHead(load_head(config.model, "p_eagle", resources), config.tree_width)
-
-
-P_EAGLE = DrafterKind(
+P_EAGLE = drawn_kind(
     "an EAGLE-3 head that drafts many tokens in one pass",
     HeadConfig,
-    build_p_eagle,
-    is_wide,
-    can_hang=False,
-    guesses=Guesses.DRAWN,
+    head_builder("p_eagle", PEagleHead),
     traits=HEAD,
 )
 
@@ -278,12 +249,4 @@ def build_mtp(config: MtpConfig, resources: DrafterResources) -> StepwiseHead:
     return StepwiseHead(replace(head, taps=taps), config.tree_width)
 
 
-MTP = DrafterKind(
-    "the MTP module in the target's own checkpoint",
-    MtpConfig,
-    build_mtp,
-    is_wide,
-    can_hang=False,
-    guesses=Guesses.DRAWN,
-    traits=HEAD_BY_LEVEL,
-)
+MTP = drawn_kind("the MTP module in the target's own checkpoint", MtpConfig, build_mtp, traits=HEAD_BY_LEVEL)

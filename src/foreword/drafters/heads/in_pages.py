@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import SideBySide, Tap, joined_states, num_states
+from foreword.backends.batch import Ints, SideBySide, Tap, joined_states, num_states
 from foreword.backends.interface import HeadInput, head_output
 from foreword.drafters.heads.loading import HEAD, LoadedRows
 from foreword.kv.extra_rows import ExtraRows
 from foreword.kv.states import States, stacked
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Commit, Drafter, DrafterNeeds, RequestRows
+from foreword.speculation.drafting import Ask, Commit, Drafter, DrafterNeeds, RequestRows
 from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.observing import KeptStates
 
@@ -85,6 +85,22 @@ class HeadInPages(Drafter):
 
     def _rows_of(self, pages: RequestRows) -> ExtraRows:
         return pages.kv.rows_of(self._kind, self._lag)
+
+    def _known_pages(self, ask: Ask) -> RequestRows | None:
+        """Return the pages of a request that wants a draft, if the states of all tokens but the newest are known."""
+        if ask.pages is None or ask.max_nodes < 1 or ask.max_depth < 1:
+            return None
+        return ask.pages if self._rows_of(ask.pages).known >= len(ask.request.tokens) - 1 else None
+
+    def _missing(self, asks: Sequence[Ask], pages: Sequence[RequestRows]) -> tuple[list[Run], Ints]:
+        """Return the rows of committed tokens that are not there yet, and the first row that each request sees."""
+        runs, starts = [], []
+        for ask, found in zip(asks, pages, strict=True):
+            rows, end = self._rows_of(found), len(ask.request.tokens) - 1
+            run = Run(found, rows, ask.request.tokens, rows.missing_from(self._lag), end, self._lag)
+            runs += [run] if run.first < end else []
+            starts.append(run.start if run.first < end else rows.begin)
+        return runs, np.array(starts, np.int32)
 
     def _features(self, commits: Sequence[Commit]) -> Sequence[tuple[States, int]]:
         """States and the row of them with which those of each begin.

@@ -1,9 +1,10 @@
 """Loads a head beside its target, and tells which method runs given files."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +22,10 @@ from foreword.models.heads.opening import Head, open_head, without_copies
 from foreword.models.heads.shipped import find_head
 from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, HeadSpec
 from foreword.models.sources.resolve import resolve_model
-from foreword.speculation.drafting import DraftSource, Traits
+from foreword.speculation.draft import NO_DRAFT, Draft
+from foreword.speculation.drafting import Ask, Drafter, DraftSource, Traits
+
+Found = TypeVar("Found")
 
 
 class DraftVocabulary:
@@ -131,6 +135,28 @@ def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
         own,
         head.acceptance_by_level,
     )
+
+
+def head_builder(
+    method: str, drafter: Callable[[LoadedHead, int], Drafter]
+) -> Callable[[HeadConfig, DrafterResources], Drafter]:
+    """Return what loads a head of this method beside the target and makes its drafter."""
+    return lambda config, resources: drafter(load_head(config.model, method, resources), config.tree_width)
+
+
+def drafts_where(
+    asks: Sequence[Ask],
+    found: Sequence[Found | None],
+    draft: Callable[[list[Ask], list[Found]], Sequence[Draft]],
+) -> list[Draft]:
+    """Draft together for all asks for which something was found; the others get an empty draft."""
+    drafts = [NO_DRAFT] * len(asks)
+    ready = {place: one for place, one in enumerate(found) if one is not None}
+    if ready:
+        made = draft([asks[place] for place in ready], list(ready.values()))
+        for place, one in zip(ready, made, strict=True):
+            drafts[place] = one
+    return drafts
 
 
 def head_path(model: str, kind: str, resources: DrafterResources) -> Path:

@@ -27,13 +27,14 @@ from foreword.drafters.heads.loading import (
     HEAD,
     DraftVocabulary,
     check_width,
+    drafts_where,
     head_path,
     open_fitting,
     taps_of,
     vocabulary_of,
 )
 from foreword.drafters.next_level import best_tokens, with_fixed_corrections
-from foreword.drafters.registry import DrafterKind, DrafterResources, Guesses
+from foreword.drafters.registry import DrafterResources, drawn_kind
 from foreword.drafters.trees import GrowingTree, HeadTree, Shape
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft, marked_cold
@@ -111,20 +112,13 @@ class MedusaDrafter(Drafter):
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A chain or a tree; none where the newest state is not known."""
-        drafts = [Draft()] * len(asks)
-        ready = [index for index, ask in enumerate(asks) if self._is_ready(ask)]
-        if not ready:
-            return drafts
-        for index, draft in zip(ready, self._guess([asks[index] for index in ready]), strict=True):
-            drafts[index] = draft
-        return drafts
+        return drafts_where(asks, list(map(self._newest_state, asks)), self._guess)
 
-    def _guess(self, asks: Sequence[Ask]) -> Sequence[Draft]:
-        states = torch.cat([self._known[ask.request.request_id].state for ask in asks])
+    def _guess(self, asks: Sequence[Ask], states: Sequence[Tensor]) -> Sequence[Draft]:
         places = [self._runner.spec.num_heads] * len(asks)
         is_chain = self._choices is None and self._width == 1
         plan = plan_chains(asks, places, self._vocabulary) if is_chain else None
-        output = self._runner.draft(MedusaCall(states, plan))
+        output = self._runner.draft(MedusaCall(torch.cat(list(states)), plan))
         if not isinstance(output, HeadOutput):
             return drafted(asks, output)
         logits = output.logits  # [asks, heads, draft vocabulary]
@@ -142,13 +136,12 @@ class MedusaDrafter(Drafter):
         """The weights of the heads, and a state for every request."""
         return self._runner.weight_bytes + sum(known.state.nbytes for known in self._known.values())
 
-    def _is_ready(self, ask: Ask) -> bool:
+    def _newest_state(self, ask: Ask) -> Tensor | None:
+        """Return the state that a request's next draft is made from; None: it is not known, or no draft is wanted."""
         request, known = ask.request, self._known.get(ask.request.request_id)
-        is_current = known is not None and (known.epoch, known.end) == (
-            request.epoch,
-            len(request.tokens) - 1,
-        )
-        return is_current and ask.max_nodes >= 1 and ask.max_depth >= 1
+        if known is None or (known.epoch, known.end) != (request.epoch, len(request.tokens) - 1):
+            return None
+        return known.state if ask.max_nodes >= 1 and ask.max_depth >= 1 else None
 
     def _by_choices(self, ask: Ask, logits: Tensor) -> Draft:
         """A tree of ranks; under *traversal* its shape, filled with what is drawn."""
@@ -236,12 +229,10 @@ def build_medusa(config: MedusaConfig, resources: DrafterResources) -> MedusaDra
     return MedusaDrafter(runner, tap, vocabulary, config.tree_width, choices)
 
 
-KIND = DrafterKind(
+KIND = drawn_kind(
     "heads that each draft one position from the last hidden state",
     MedusaConfig,
     build_medusa,
-    lambda settings: settings.makes_trees,
-    can_hang=False,
-    guesses=Guesses.DRAWN,
+    makes_trees=lambda settings: settings.makes_trees,
     traits=HEAD,
 )

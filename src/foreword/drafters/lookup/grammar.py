@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from foreword.drafters.registry import DrafterKind, Guesses, NoSettings
+from foreword.drafters.registry import NoSettings, chosen_kind
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Drafter, Traits
 
@@ -32,11 +32,9 @@ def _forced(ask: Ask) -> Draft:
     return Draft.chain(tokens, len(ask.request.tokens), ask.request.epoch)
 
 
-KIND = DrafterKind(
+KIND = chosen_kind(
     "follows the form that the answer must have, where it leaves no choice",
     NoSettings,
     lambda _, __: GrammarDrafter(),
-    can_hang=False,
-    guesses=Guesses.CHOSEN,
     traits=GrammarDrafter.traits,
 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from foreword.drafters.lookup.judged_draft import READS_DRAWS, JudgedDraft
-from foreword.drafters.registry import DrafterKind, Guesses, NoSettings
+from foreword.drafters.registry import NoSettings, chosen_kind
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Commit, Drafter, DraftRequest
 
@@ -78,11 +78,9 @@ def _next_guesses(guessed: Sequence[int], commit: Commit) -> list[int]:
     return drawn[len(commit.request.tokens) - commit.draft.committed_len :]
 
 
-KIND = DrafterKind(
+KIND = chosen_kind(
     "repeats what the target drew for the places ahead",
     NoSettings,
     lambda _, __: JacobiDrafter(),
-    can_hang=False,
-    guesses=Guesses.CHOSEN,
     traits=JacobiDrafter.traits,
 )

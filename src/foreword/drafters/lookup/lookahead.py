@@ -13,7 +13,7 @@ from random import Random
 from typing import NamedTuple
 
 from foreword.drafters.lookup.judged_draft import READS_DRAWS, JudgedDraft
-from foreword.drafters.registry import DrafterKind, Guesses
+from foreword.drafters.registry import chosen_kind
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Ask, Commit, Drafter, DraftRequest
@@ -245,12 +245,10 @@ class _GrowingTree:
             parent = node
 
 
-KIND = DrafterKind(
+KIND = chosen_kind(
     "n-grams that the target itself makes in a window beside the draft",
     LookaheadConfig,
     lambda settings, _: LookaheadDrafter(settings),
-    lambda _: True,
-    can_hang=False,
-    guesses=Guesses.CHOSEN,
+    makes_trees=lambda _: True,
     traits=LookaheadDrafter.traits,
 )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foreword.drafters.registry import DrafterKind, Guesses
+from foreword.drafters.registry import chosen_kind
 from foreword.errors import RequestError
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Drafter, DraftRequest, Traits
@@ -154,11 +154,9 @@ class NgramDrafter(Drafter):
         return index
 
 
-KIND = DrafterKind(
+KIND = chosen_kind(
     "looks the last tokens up earlier in the text",
     NgramConfig,
     lambda settings, _: NgramDrafter(settings),
-    can_hang=False,
-    guesses=Guesses.CHOSEN,
     traits=NgramDrafter.traits,
 )

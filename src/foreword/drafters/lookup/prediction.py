@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
-from foreword.drafters.registry import DrafterKind, Guesses, NoSettings
+from foreword.drafters.registry import NoSettings, chosen_kind
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Drafter, DraftRequest, Traits
 
@@ -147,11 +147,9 @@ def count_followed(expected: Sequence[int], answer: Sequence[int]) -> int:
     return min(follower.followed, len(expected))
 
 
-KIND = DrafterKind(
+KIND = chosen_kind(
     "follows the answer that the request's user expects",
     NoSettings,
     lambda _, __: PredictionDrafter(),
-    can_hang=False,
-    guesses=Guesses.CHOSEN,
     traits=PredictionDrafter.traits,
 )

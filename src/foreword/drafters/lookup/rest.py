@@ -8,7 +8,7 @@ import numpy as np
 
 from foreword.drafters.datastore.format import DEPTH, DatastoreError, fingerprint
 from foreword.drafters.datastore.search import Datastore, Ints
-from foreword.drafters.registry import DrafterKind, DrafterResources, Guesses
+from foreword.drafters.registry import DrafterResources, chosen_kind
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Ask, Drafter
@@ -110,11 +110,6 @@ def most_frequent(
     return tuple(token for _, _, token, _ in chosen), tuple(new_numbers[parent] for *_, parent in chosen)
 
 
-KIND = DrafterKind(
-    "continues as the texts of a datastore do",
-    RestConfig,
-    build_rest,
-    lambda _: True,
-    can_hang=False,
-    guesses=Guesses.CHOSEN,
+KIND = chosen_kind(
+    "continues as the texts of a datastore do", RestConfig, build_rest, makes_trees=lambda _: True
 )

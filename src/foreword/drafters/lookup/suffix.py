@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foreword.drafters.lookup.suffix_automaton import ROOT, SuffixAutomaton
-from foreword.drafters.registry import DrafterKind, DrafterResources, Guesses
+from foreword.drafters.registry import DrafterResources, chosen_kind
 from foreword.errors import RequestError
 from foreword.speculation import draft as drafts
 from foreword.speculation.draft import Draft
@@ -244,12 +244,10 @@ def _followers(automaton: SuffixAutomaton, state: int) -> list[tuple[int, int, f
     return [(token, following, counts[following] / total) for token, following in edges.items()]
 
 
-KIND = DrafterKind(
+KIND = chosen_kind(
     "continues suffixes seen in this text and in past answers",
     SuffixConfig,
     build_suffix_drafter,
-    lambda _: True,
-    can_hang=False,
-    guesses=Guesses.CHOSEN,
+    makes_trees=lambda _: True,
     traits=SuffixDrafter.traits,
 )

@@ -12,7 +12,7 @@ from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
 from foreword.drafters.next_level import draw_unread, grow_chains, grow_trees, is_drawn_unread
-from foreword.drafters.registry import DrafterKind, DrafterResources, Guesses, is_wide
+from foreword.drafters.registry import DrafterResources, drawn_kind
 from foreword.drafters.trees import GrowingTree
 from foreword.errors import RequestError
 from foreword.kv.block_pool import OutOfPages
@@ -237,13 +237,10 @@ def check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
             )
 
 
-DRAFT_MODEL = DrafterKind(
+DRAFT_MODEL = drawn_kind(
     "a smaller model with the same tokenizer",
     DraftModelConfig,
     build_draft_model,
-    is_wide,
-    can_hang=False,
-    guesses=Guesses.DRAWN,
     traits=AutoregressiveDrafter.traits,
     build_on_node=build_on_node,
 )

@@ -4,17 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES, Tap
 from foreword.backends.interface import HeadInput, head_output
 from foreword.drafters.heads.growing import Begun, grow_by_passes
-from foreword.drafters.heads.in_pages import HeadInPages, Run
-from foreword.drafters.heads.loading import HEAD_BY_LEVEL, DraftVocabulary, LoadedRows
+from foreword.drafters.heads.in_pages import HeadInPages
+from foreword.drafters.heads.loading import HEAD_BY_LEVEL, DraftVocabulary, LoadedRows, drafts_where
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
-from foreword.drafters.registry import DrafterKind, DrafterResources, Guesses, is_wide
+from foreword.drafters.registry import DrafterResources, drawn_kind
 from foreword.drafters.trees import HeadTree
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
@@ -104,29 +103,17 @@ class ExitHead(HeadInPages):
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`; none where the target has not read the text up to the newest token."""
-        ready = {index: found for index, ask in enumerate(asks) if (found := self._ready(ask)) is not None}
-        if not ready:
-            return [Draft()] * len(asks)
-        trees = self._guess([asks[index] for index in ready], list(ready.values()))
-        drafts = dict(zip(ready, (tree.draft() for tree in trees), strict=True))
-        return [drafts.get(index, Draft()) for index in range(len(asks))]
+        return drafts_where(asks, list(map(self._ready, asks)), self._guess)
 
     def _ready(self, ask: Ask) -> RequestRows | None:
         """Return the pages of a request for which a draft is possible."""
-        if ask.pages is None or ask.max_nodes < 1 or ask.max_depth < 1:
-            return None
-        rows, end = self._rows_of(ask.pages), len(ask.request.tokens) - 1
-        is_known = rows.known >= end
-        is_read = ask.pages.kv.computed >= end > 0 and ask.pages.kv.reserved > end
-        return ask.pages if is_known and is_read else None
+        pages, end = self._known_pages(ask), len(ask.request.tokens) - 1
+        return (
+            pages if pages is not None and pages.kv.computed >= end > 0 and pages.kv.reserved > end else None
+        )
 
-    def _guess(self, asks: list[Ask], pages: list[RequestRows]) -> list[HeadTree]:
-        missing = [self._missing(ask, found) for ask, found in zip(asks, pages, strict=True)]
-        runs = [run for run in missing if run is not None]
-        starts = [
-            self._rows_of(found).begin if run is None else run.start
-            for run, found in zip(missing, pages, strict=True)
-        ]
+    def _guess(self, asks: list[Ask], pages: list[RequestRows]) -> list[Draft]:
+        runs, starts = self._missing(asks, pages)
         store = pages[0].store
         if runs:
             self._fill_rows(runs)
@@ -135,20 +122,14 @@ class ExitHead(HeadInPages):
             for ask, found in zip(asks, pages, strict=True)
         ]
         arrays = self._buffers.lay_out(pages[0].cache, newest, ()).arrays
-        read = HeadInput(arrays, np.array(starts, np.int32), torch.empty(len(newest), 0), are_own=True)
+        read = HeadInput(arrays, starts, torch.empty(len(newest), 0), are_own=True)
         begun = Begun(head_output(self._filler, read, store), arrays.block_tables, read.starts)
         trees = [
             HeadTree(ask, self._width, found.kv.reserved - len(ask.request.tokens))
             for ask, found in zip(asks, pages, strict=True)
         ]
         grow_by_passes(trees, begun, self._filler, store, self._vocabulary)
-        return trees
-
-    def _missing(self, ask: Ask, pages: RequestRows) -> Run | None:
-        """The rows of committed tokens that are not there yet."""
-        rows, end = self._rows_of(pages), len(ask.request.tokens) - 1
-        first = rows.missing_from(LAG)
-        return Run(pages, rows, ask.request.tokens, first, end, LAG) if first < end else None
+        return [tree.draft() for tree in trees]
 
 
 @dataclass(frozen=True)
@@ -233,12 +214,9 @@ def _exit_head(
     return ExitHead(LoadedRows(runner, rows, (Tap(layer),), vocabulary), size.tree_width)
 
 
-KIND = DrafterKind(
+KIND = drawn_kind(
     "the target without some of its layers",
     LayerSkipConfig,
     build_layer_skip,
-    is_wide,
-    can_hang=False,
-    guesses=Guesses.DRAWN,
     traits=AutoregressiveDrafter.traits,
 )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
-from foreword.drafters.registry import DrafterKind, DrafterResources, Guesses, is_wide
+from foreword.drafters.registry import DrafterResources, drawn_kind
 from foreword.errors import RequestError
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
@@ -124,12 +124,9 @@ def build_self_quantized(config: SelfQuantizedConfig, resources: DrafterResource
     return AutoregressiveDrafter(decoder, resources.vocab_size, size, decoder.layer_bytes)
 
 
-KIND = DrafterKind(
+KIND = drawn_kind(
     "the target's own weights in fewer bits",
     SelfQuantizedConfig,
     build_self_quantized,
-    is_wide,
-    can_hang=False,
-    guesses=Guesses.DRAWN,
     traits=AutoregressiveDrafter.traits,
 )
