@@ -7,16 +7,23 @@ import typer
 from rich.table import Table
 
 from foreword.cli.console import DEFAULT_MODEL, JsonOption, print_json, stage_bar, stdout
+from foreword.cli.options.common import check_model
 
 
 def pull(
-    name: Annotated[str, typer.Argument(help="Name of a built-in model.")] = DEFAULT_MODEL,
+    name: Annotated[
+        str,
+        typer.Argument(
+            callback=check_model,
+            help="Built-in name, or hub id: org/name, or org/name:file.gguf for one file of it.",
+        ),
+    ] = DEFAULT_MODEL,
 ) -> None:
-    """Fetch a built-in model into the cache, or verify the cached copy."""
-    from foreword.models.sources import builtin
+    """Fetch a model into the cache and verify its checksums; a fetch that was cut off is resumed."""
+    from foreword.models.sources.resolve import pull_model
 
     with stage_bar() as on_stage:
-        path = builtin.pull(name, on_stage)
+        path = pull_model(name, on_stage)
     stdout.print(f"{name} is ready: {path}", soft_wrap=True)
 
 

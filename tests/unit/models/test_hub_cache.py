@@ -1,6 +1,11 @@
+import hashlib
 from pathlib import Path
 
-from foreword.models.sources.resolve import cached_models
+import huggingface_hub
+import pytest
+
+from foreword.errors import ModelSourceError
+from foreword.models.sources.resolve import cached_models, pull_model
 
 
 def cache(directory: Path, repository: str, *names: str) -> Path:
@@ -30,3 +35,58 @@ def test_cached_models_of_the_hub_are_listed(tmp_path: Path):
     ]
     assert [e.description for e in found] == ["from the hub, safetensors", "from the hub, GGUF"]
     assert cached_models(tmp_path / "nothing here") == []
+
+
+CONFIG, WEIGHTS = b"{}", bytes(range(256)) * 9000
+
+
+def store(directory: Path) -> Path:
+    """A snapshot as the hub's library keeps it: files named by the checksums that the hub gave."""
+    blobs, snapshot = directory / "blobs", directory / "snapshots" / "a"
+    blobs.mkdir(exist_ok=True)
+    snapshot.mkdir(parents=True, exist_ok=True)
+    checksums = {
+        "config.json": (hashlib.sha1(b"blob 2\0" + CONFIG).hexdigest(), CONFIG),
+        "model.safetensors": (hashlib.sha256(WEIGHTS).hexdigest(), WEIGHTS),
+    }
+    for name, (checksum, content) in checksums.items():
+        if not (blobs / checksum).exists():
+            (blobs / checksum).write_bytes(content)
+        if not (snapshot / name).is_symlink():
+            (snapshot / name).symlink_to(blobs / checksum)
+    return snapshot
+
+
+def test_a_pull_from_the_hub_verifies_every_file(tmp_path: Path, monkeypatch):
+    snapshot = store(tmp_path)
+    fetched, events = [], []
+
+    def download(repository: str, **filters) -> str:
+        fetched.append(repository)
+        return str(store(tmp_path))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert pull_model("org/name", lambda *event: events.append(event)) == snapshot
+    assert fetched == ["org/name"]
+    assert ("verifying model.safetensors", len(WEIGHTS), len(WEIGHTS)) in events
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_damaged_file_is_fetched_again(tmp_path: Path, monkeypatch, name):
+    snapshot = store(tmp_path)
+    (snapshot / name).write_bytes(b"\1" + (snapshot / name).read_bytes()[1:])
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda repository, **filters: str(store(tmp_path))
+    )
+    assert pull_model("org/name", lambda *event: None) == snapshot
+    assert (snapshot / "config.json").read_bytes() == CONFIG
+    assert (snapshot / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_damaged_file_that_cannot_be_fetched_again_is_an_error(tmp_path: Path, monkeypatch):
+    snapshot = store(tmp_path)
+    (snapshot / "model.safetensors").write_bytes(b"short")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repository, **filters: str(snapshot))
+    with pytest.raises(ModelSourceError, match=r"model.safetensors of org/name has a wrong checksum"):
+        pull_model("org/name", lambda *event: None)
+    assert not (snapshot / "model.safetensors").exists()

