@@ -2,17 +2,15 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import jsonschema_rs
 import openai
 import pytest
 
-from foreword.engine.config import EngineConfig
-from foreword.engine.engine import Engine
 from foreword.server.settings import ServerSettings
-from helpers.local_server import LocalServer, local_server
+from helpers.local_server import LocalServer
+from helpers.real_server import real_server, with_context
 
 SCHEMA = {
     "type": "object",
@@ -39,25 +37,13 @@ def function(name: str, parameters: object = None) -> dict:
 @pytest.fixture(scope="module")
 def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One whose context holds what is said about tools."""
-    copy = shutil.copytree(tiny_model, tmp_path_factory.mktemp("wide") / "model")
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2048}))
-    return copy
+    return with_context(tiny_model, tmp_path_factory.mktemp("wide"), 2048)
 
 
 @pytest.fixture(scope="module")
 def server(model: Path):
-    engine = Engine.load(
-        str(model),
-        dtype="float32",
-        device="cpu",
-        speculation={"method": "ngram", "num_speculative_tokens": 4, "fixed": True},
-        config=EngineConfig(kv_cache_memory_bytes=1 << 24),
-    )
-    engine.drafting = True  # type: ignore[attr-defined] - what the local server asks of a pretended one
-    with local_server(model, ServerSettings("tiny"), engine) as running:  # type: ignore[arg-type]
+    with real_server(model, ServerSettings("tiny")) as running:
         yield running
-    engine.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
-"""Errors as OpenAI's clients expect them."""
+"""Errors in the shape that the clients of a route's API expect."""
 
 import logging
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 from fastapi import FastAPI
@@ -21,6 +22,19 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+
+_ANTHROPIC_TYPES = {
+    **_TYPES,
+    403: "permission_error",
+    413: "request_too_large",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+
+ANTHROPIC = "/v1/messages"
+OLLAMA = "/api/"
+"""How the paths of these APIs begin."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -56,15 +70,37 @@ class ApiError(ForewordError):
         self.code = code
         self.retry_after = retry_after
 
-    def body(self) -> ErrorAnswer:
+    def body(self, path: str = "") -> ErrorAnswer | dict[str, object]:
+        """Return the error in the shape of the API that has the path; OpenAI's unless it is another's."""
+        if path.startswith(OLLAMA):
+            return {"error": self._named}
+        if path.startswith(ANTHROPIC):
+            kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
+            return {"type": "error", "error": {"type": kind, "message": self._named}}
         kind = _TYPES.get(self.status, "invalid_request_error")
         return ErrorAnswer(ErrorBody(str(self), kind, self.param, self.code))
 
-    def response(self) -> Response:
+    @property
+    def _named(self) -> str:
+        """The message with the field that it is about, for shapes that have no place of their own for it."""
+        message = str(self)
+        return message if self.param is None or self.param in message else f"{self.param}: {message}"
+
+    def renamed(self, places: Mapping[str, str]) -> "ApiError":
+        """Return the error with another API's names of fields: by the place of a field or of what it is part of."""
+        param = self.param or ""
+        known = max((one for one in places if f"{param}.".startswith(f"{one}.")), key=len, default=None)
+        if known is None:
+            return self
+        name = places[known] + param.removeprefix(known)
+        message = re.sub(rf"(?<![\w.]){re.escape(param)}(?!\w)", lambda _: name, str(self))
+        return ApiError(self.status, message, param=name, code=self.code, retry_after=self.retry_after)
+
+    def response(self, path: str = "") -> Response:
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return Response(msgspec.json.encode(self.body()), self.status, headers, "application/json")
+        return Response(msgspec.json.encode(self.body(path)), self.status, headers, "application/json")
 
 
 def as_api_error(error: Exception, request_id: str = "") -> ApiError:
@@ -91,7 +127,7 @@ def _routing_error(request: Request, error: HTTPException) -> ApiError:
 
 
 def install_error_handlers(app: FastAPI, on_error: Callable[[int], None]) -> None:
-    """Make every error of the app OpenAI-shaped; `on_error` is called with each status."""
+    """Answer every error in its API's shape; `on_error` is called with each status."""
 
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
@@ -99,7 +135,7 @@ def install_error_handlers(app: FastAPI, on_error: Callable[[int], None]) -> Non
         else:
             known = as_api_error(error, getattr(request.state, "request_id", ""))
         on_error(known.status)
-        return known.response()
+        return known.response(request.url.path)
 
     handler: Callable[[Request, Exception], Awaitable[Response]] = answer
     for kind in (ForewordError, HTTPException, Exception):

@@ -46,7 +46,7 @@ class AuthMiddleware:
         refusal = self._refusal(scope)
         if refusal is not None:
             self._on_refusal(refusal.status)
-            await refusal.response()(scope, receive, send)
+            await refusal.response(scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -125,7 +125,7 @@ class OriginMiddleware:
         refusal = self._refusal(headers)
         if refusal is not None:
             self._on_refusal(refusal.status)
-            await refusal.response()(scope, receive, send)
+            await refusal.response(scope["path"])(scope, receive, send)
             return
         granted = self._granted(headers.get("origin"))
         if granted is None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from foreword.server.api.bodies import UnknownFields, parse_json_body
+from foreword.server.api.bodies import UnknownFields, checked_body, load_object
 from foreword.server.api.request_types import (
     ChatRequest,
     CompletionRequest,
@@ -36,7 +36,7 @@ VALUES = (
 
 def complaint(model: type, body: dict, is_strict: bool = True) -> ApiError | None:
     try:
-        parse_json_body(json.dumps(body).encode(), model, Limits(), UnknownFields(is_strict))
+        checked_body(load_object(json.dumps(body).encode(), Limits()), model, UnknownFields(is_strict))
     except ApiError as error:
         return error
     return None

@@ -1,5 +1,6 @@
 """The server's answers: OpenAI's shapes with our additions. Fields that are UNSET are left out."""
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -66,6 +67,14 @@ class CalledTool(Struct, omit_defaults=True):
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET  # JSON text
 
+    def parsed(self) -> dict[str, Any]:
+        """The arguments as an object; none where the answer was cut before they were whole."""
+        try:
+            given = json.loads(self.arguments or "{}")
+        except ValueError:
+            return {}
+        return given if isinstance(given, dict) else {}
+
 
 class ToolCall(Struct, omit_defaults=True):
     """A call of a tool, or in a stream what it has gained."""
@@ -82,6 +91,7 @@ class ChatMessage(Struct):
     content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -89,6 +99,7 @@ class ChatDelta(Struct, omit_defaults=True):
     """What the assistant's message has gained."""
 
     role: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 

@@ -16,12 +16,12 @@ from foreword.engine.text import TokenTexts
 from foreword.errors import EngineUnavailable, ForewordError, RequestError
 from foreword.server.api.dialects import Dialect
 from foreword.server.api.streaming import (
-    DONE,
     EventStream,
+    Framing,
     StreamPart,
     at_once,
     evenly,
-    event,
+    framing_of,
     unless_client_leaves,
 )
 from foreword.server.context import ServerContext
@@ -51,13 +51,15 @@ async def respond(context: ServerContext, request: Request, job: AnswerJob, plac
     if not job.stream:
         whole = await unless_client_leaves(request, _gather(context, job))
         return Response(whole, media_type="application/json")
+    path = request.url.path
+    framing = framing_of(path)
     if context.settings.stream_pacing == "even":
-        events = evenly(_parts(context, job, split=True), context.pace)
+        events = evenly(_parts(context, job, path, split=True), context.pace, framing.blank)
     else:
-        events = at_once(_parts(context, job))
+        events = at_once(_parts(context, job, path))
     # Nothing is sent before the engine has accepted the request, so that a refusal has its proper status.
     first = await unless_client_leaves(request, anext(events))
-    return EventStream(first, events, places.pop_all())
+    return EventStream(first, events, places.pop_all(), framing.media_type)
 
 
 async def _gather(context: ServerContext, job: AnswerJob) -> bytes:
@@ -77,37 +79,38 @@ async def _worded(logprobs: int, word: Callable[[], bytes]) -> bytes:
 
 
 async def _parts(
-    context: ServerContext, job: AnswerJob, split: bool = False
+    context: ServerContext, job: AnswerJob, path: str, split: bool = False
 ) -> AsyncGenerator[StreamPart, None]:
-    """The events of a stream; a failure after the first is an event too, since the status is already sent.
+    """The events of a stream for a route; a failure after the first is an event too, since the status is already sent.
 
     With `split`, every token has an event of its own.
     """
     n = job.requests[0].params.n
     texts = [TokenTexts(context.prompts.tokenizer) for _ in range(n * len(job.requests))] if split else []
-    opened = False
+    framing, opened = framing_of(path), False
     try:
         async with aclosing(all_deltas(context, job.requests)) as deltas:
             async for prompt, delta in deltas:
-                parts = [] if opened else [event(value) for value in job.dialect.opening()]
+                parts = [] if opened else [framing.write(value) for value in job.dialect.opening()]
                 for unit in texts[prompt * n + delta.index].split(delta) if split else [delta]:
-                    words = partial(_chunk, job, prompt * n, unit)
+                    words = partial(_chunk, job, framing, prompt * n, unit)
                     parts.append(await _worded(len(unit.prompt_logprobs), words))
                 if reported := [part for part in parts if part]:
                     opened = True
                     yield StreamPart(reported)
-        yield StreamPart([b"".join([*(event(value) for value in job.dialect.closing()), DONE])], is_end=True)
+        last = b"".join(map(framing.write, job.dialect.closing())) + framing.end
+        yield StreamPart([last], is_end=True)
     except Exception as error:
         if not opened:
             raise
-        yield StreamPart([event(as_api_error(error).body()) + DONE], is_end=True)
+        yield StreamPart([framing.write(as_api_error(error).body(path)) + framing.end], is_end=True)
 
 
-def _chunk(job: AnswerJob, first_choice: int, delta: AnswerDelta) -> bytes:
+def _chunk(job: AnswerJob, framing: Framing, first_choice: int, delta: AnswerDelta) -> bytes:
     chunk = job.dialect.chunk(first_choice + delta.index, delta)
     if isinstance(chunk, list):
-        return b"".join(map(event, chunk))
-    return b"" if chunk is None else event(chunk)
+        return b"".join(map(framing.write, chunk))
+    return b"" if chunk is None else framing.write(chunk)
 
 
 async def all_deltas(

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from itertools import islice
 from typing import Any, NoReturn, TypeVar
@@ -131,6 +131,7 @@ def _short(text: str) -> str:
 
 
 Body = TypeVar("Body", bound=StrictBody)
+Result = TypeVar("Result")
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONG_NUMBER = re.compile(r"[0-9]{19}")
@@ -172,18 +173,23 @@ def _is_json(content_type: str) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
-async def parse_body(data: bytes, model: type[Body], limits: Limits, unknown: UnknownFields) -> Body:
-    """The body as `model`; 400 with the field's name for anything that does not fit."""
+async def parse_body(data: bytes, limits: Limits, read: Callable[[dict[str, Any]], Result]) -> Result:
+    """What `read` makes of the body's object; long bodies are parsed and read in a thread."""
     if len(data) <= _INLINE_BYTES:
-        return parse_json_body(data, model, limits, unknown)
-    return await asyncio.to_thread(parse_json_body, data, model, limits, unknown)
+        return read(load_object(data, limits))
+    return await asyncio.to_thread(lambda: read(load_object(data, limits)))
 
 
-def parse_json_body(data: bytes, model: type[Body], limits: Limits, unknown: UnknownFields) -> Body:
-    """Parse and check a body; raise 400 with the name of the first field that does not fit."""
+def load_object(data: bytes, limits: Limits) -> dict[str, Any]:
+    """The body's JSON object; 400 if it is anything else."""
     value = load_json(data, limits)
     if not isinstance(value, dict):
         raise ApiError(400, "the body must be a JSON object")
+    return value
+
+
+def checked_body(value: dict[str, Any], model: type[Body], unknown: UnknownFields) -> Body:
+    """The object as `model`; 400 with the name of the first field that does not fit."""
     try:
         body = model.model_validate(unknown.without(value, model))
     except ValidationError as error:

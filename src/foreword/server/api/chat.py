@@ -17,6 +17,7 @@ from foreword.server.api.answer_types import (
 )
 from foreword.server.api.answering import AnswerJob
 from foreword.server.api.dialects import OpenAIDialect
+from foreword.server.api.entry import AnswerRoute
 from foreword.server.api.identity import ApiCaller, new_id
 from foreword.server.api.message_types import joined
 from foreword.server.api.prompts import room_for_answer
@@ -27,10 +28,8 @@ from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
 
 
-async def chat_job(context: ServerContext, body: ChatRequest, caller: ApiCaller) -> AnswerJob:
-    """Put the conversation into the model's template and word the answer."""
-    answer_id = new_id("chatcmpl")
-    speculation = context.speculation(body.speculation)
+async def encoded_chat(context: ServerContext, body: ChatRequest) -> tuple[list[int], ToolUse | None]:
+    """The conversation in the model's template, as token ids, and the tools that the answer may call."""
     tokenizer = context.prompts.tokenizer
     form = chosen_format(context.settings.tool_call_parser, tokenizer)
     use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, form)
@@ -41,6 +40,14 @@ async def chat_job(context: ServerContext, body: ChatRequest, caller: ApiCaller)
         tools=use.shown() if use is not None and tokenizer.takes_tools else None,
         variables=body.chat_template_kwargs,
     )
+    return ids, use
+
+
+async def chat_job(context: ServerContext, body: ChatRequest, caller: ApiCaller) -> AnswerJob:
+    """Put the conversation into the model's template and word the answer."""
+    answer_id = new_id("chatcmpl")
+    speculation = context.speculation(body.speculation)
+    ids, use = await encoded_chat(context, body)
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     engine, limits = context.engine.limits(), context.settings.limits
     max_tokens = room_for_answer(ids, wanted, engine.max_model_len, limits.prompt_tokens)
@@ -62,6 +69,9 @@ def check_chat(body: ChatRequest, settings: ServerSettings) -> int:
     body.check_limits(settings.limits)
     check_logprobs(body.top_logprobs, settings.limits, "top_logprobs")
     return body.n or 1
+
+
+CHAT = AnswerRoute(ChatRequest, check_chat, chat_job)
 
 
 class ChatDialect(OpenAIDialect):

@@ -15,6 +15,7 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.answer_types import AnswerUsage, Choice, Completion, CompletionLogprobs
 from foreword.server.api.answering import AnswerJob
 from foreword.server.api.dialects import OpenAIDialect
+from foreword.server.api.entry import AnswerRoute
 from foreword.server.api.identity import ApiCaller, new_id
 from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.request_types import CompletionRequest
@@ -93,6 +94,9 @@ def check_completion(body: CompletionRequest, settings: ServerSettings) -> int:
     if prompts > settings.limits.prompts:
         raise ApiError(400, f"this server takes at most {settings.limits.prompts} prompts", param="prompt")
     return prompts * (body.n or 1)
+
+
+COMPLETIONS = AnswerRoute(CompletionRequest, check_completion, completion_job)
 
 
 def _check_best_of(best_of: int | None, n: int) -> None:

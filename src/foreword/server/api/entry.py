@@ -1,9 +1,9 @@
 """The steps of every request for answers: read, check, admit, encode, answer."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from pydantic import BaseModel
@@ -13,7 +13,8 @@ from starlette.responses import Response
 from foreword.engine.messages import NewRequest
 from foreword.errors import EngineUnavailable, RequestError
 from foreword.server.api.answering import AnswerJob, respond
-from foreword.server.api.bodies import UnknownFields, parse_body, read_body
+from foreword.server.api.bodies import UnknownFields, checked_body, parse_body, read_body
+from foreword.server.api.dialects import Dialect
 from foreword.server.api.identity import ApiCaller, caller_of
 from foreword.server.api.sampling_types import SamplingFields, StrictBody
 from foreword.server.context import ServerContext
@@ -50,26 +51,80 @@ Body = TypeVar("Body", bound=StrictBody)
 Asked = TypeVar("Asked", bound=SamplingFields)
 
 
-async def answer_request(
-    context: ServerContext,
-    request: Request,
-    model: type[Asked],
-    check: Callable[[Asked, ServerSettings], int],
-    prepare: Callable[[ServerContext, Asked, ApiCaller], Awaitable[AnswerJob]],
-) -> Response:
-    """What is refused is refused at the first step that finds a fault."""
+@dataclass(frozen=True)
+class AnswerRoute(Generic[Asked]):
+    """How requests of one form are checked and prepared."""
+
+    model: type[Asked]
+    check: Callable[[Asked, ServerSettings], int]  # returns the number of answers
+    prepare: Callable[[ServerContext, Asked, ApiCaller], Awaitable[AnswerJob]]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A request of another API as one of OpenAI's."""
+
+    route: AnswerRoute[Any]
+    body: dict[str, Any]
+    places: Mapping[str, str]  # of its fields: the field of the other API that each comes from
+    reword: Callable[[AnswerJob], Dialect]  # the answers, in the other API's words
+
+
+async def answer_request(context: ServerContext, request: Request, route: AnswerRoute[Asked]) -> Response:
+    """Answer a request of OpenAI's, or of ours."""
     data = await read_body(request, context.settings.limits)
     context.admission.check(1)
-    body = await _read(context, request, data, model)
-    answers = check(body, context.settings)
+    body = await _read(context, request, data, route.model)
+    return await _answer(context, request, route, body, lambda job: job.dialect)
+
+
+async def answer_converted(
+    context: ServerContext, request: Request, convert: Callable[[dict[str, Any]], Conversion]
+) -> Response:
+    """Answer a request of another API; its errors name that API's fields."""
+    limits = context.settings.limits
+    data = await read_body(request, limits)
+    context.admission.check(1)
+    asked = await parse_body(data, limits, convert)
+    try:
+        body = _checked(context, request, asked.body, asked.route.model)
+        if body.n not in (None, 1):
+            raise ApiError(400, "n: this API has one answer to a request", param="n")
+        return await _answer(context, request, asked.route, body, asked.reword)
+    except ApiError as error:
+        raise error.renamed(asked.places) from None
+
+
+async def converted_body(
+    context: ServerContext, request: Request, convert: Callable[[dict[str, Any]], Conversion]
+) -> Any:  # noqa: ANN401 - of the route that the request is converted to
+    """The body of a request of another API that needs no engine."""
+    limits = context.settings.limits
+    asked = await parse_body(await read_body(request, limits), limits, convert)
+    try:
+        return _checked(context, request, asked.body, asked.route.model)
+    except ApiError as error:
+        raise error.renamed(asked.places) from None
+
+
+async def _answer(
+    context: ServerContext,
+    request: Request,
+    route: AnswerRoute[Asked],
+    body: Asked,
+    reword: Callable[[AnswerJob], Dialect],
+) -> Response:
+    """What is refused is refused at the first step that finds a fault."""
+    answers = route.check(body, context.settings)
     if context.engine.state in (EngineState.STARTING, EngineState.RESTARTING, EngineState.STOPPED):
         raise EngineUnavailable(f"the engine is {context.engine.state}; try again")
     try:
         with ExitStack() as places:
             places.enter_context(context.admission.admit(answers))
-            job = await prepare(context, body, caller_of(request))
+            job = await route.prepare(context, body, caller_of(request))
             adapter = context.adapter(getattr(body, "model", None))
-            job = replace(job, requests=[as_asked(one, body, adapter) for one in job.requests])
+            requests = [as_asked(one, body, adapter) for one in job.requests]
+            job = replace(job, requests=requests, dialect=reword(job))
             return await respond(context, request, job, places)
     except RequestError as error:
         raise blamed(error, body) from None
@@ -86,10 +141,22 @@ async def body_of(
 async def _read(
     context: ServerContext, request: Request, data: bytes, model: type[Body], is_strict: bool = False
 ) -> Body:
-    """Parse a body; fields that are ignored are named in the answer's headers, also if it is an error."""
+    """Parse and check a body."""
+    limits = context.settings.limits
+    return await parse_body(data, limits, lambda value: _checked(context, request, value, model, is_strict))
+
+
+def _checked(
+    context: ServerContext,
+    request: Request,
+    value: dict[str, Any],
+    model: type[Body],
+    is_strict: bool = False,
+) -> Body:
+    """Check a body; fields that are ignored are named in the answer's headers, also if it is an error."""
     unknown = UnknownFields(is_strict or context.settings.strict_fields)
     try:
-        body = await parse_body(data, model, context.settings.limits, unknown)
+        body = checked_body(value, model, unknown)
     finally:
         request.state.ignored_fields = context.ignored_fields.header(unknown)
     context.check_model(getattr(body, "model", None))

@@ -37,7 +37,7 @@ _NO_SAMPLER: Final = "it has no such sampler"
 _NO_CODE: Final = "it runs no code of clients"
 _ON_TOP: Final = "put its entries beside the other fields"
 _CHAT: Final = "use /v1/chat/completions"
-_TEXT: Final = "it takes and generates text only"
+_TEXT: Final = "it takes and generates text only; send a description or a transcript"
 _TEMPLATE: Final = "the template comes from the model"
 _NO_STATE: Final = "it keeps no state between requests; send the whole conversation"
 

@@ -11,6 +11,7 @@ from foreword.engine.text import TokenTexts, token_text
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.answer_types import LogprobWriter, PromptLogprobs, extras_of, usage_of
 from foreword.server.api.answering import AnswerJob
+from foreword.server.api.entry import AnswerRoute
 from foreword.server.api.identity import ApiCaller, new_id
 from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.request_types import GenerateRequest
@@ -111,6 +112,9 @@ def check_generate(body: GenerateRequest, settings: ServerSettings) -> int:
     if body.speculative is not None and body.speculation is not None:
         raise ApiError(400, "speculative and speculation are the same; give one", param="speculative")
     return body.n or 1
+
+
+GENERATE = AnswerRoute(GenerateRequest, check_generate, generate_job)
 
 
 class GenerateDialect:

@@ -17,6 +17,23 @@ class TextPart(OpenPart):
     text: str
 
 
+_INSTEAD = {
+    "image": "send a description of it, or use a server with a vision model",
+    "audio": "send a transcript of it",
+    "file": "send the text in it",
+    "document": "send the text in it",
+}
+"""What to send in place of parts that are no text, by words in the names of their types."""
+
+
+def no_text(kind: object) -> str:
+    """Say that a part of this type is not taken, and what to send instead."""
+    if not isinstance(kind, str):
+        return "no object with a type; this server takes parts of type text"
+    instead = next((words for name, words in _INSTEAD.items() if name in kind), "send text")
+    return f"of type {kind[:32]!r}; this server takes text only: {instead}"
+
+
 def _text_parts(value: object) -> object:
     """Say what is wrong with a content before pydantic tries it as everything that it could be."""
     if isinstance(value, str):
@@ -26,10 +43,7 @@ def _text_parts(value: object) -> object:
     for place, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
-            named = f"of type {kind[:32]!r}" if isinstance(kind, str) else "no object with a type"
-            raise ValueError(
-                f"part {place} is {named}; this server takes text only, no images, audio or files"
-            )
+            raise ValueError(f"part {place} is {no_text(kind)}")
         if not isinstance(part.get("text"), str):
             raise ValueError(f"part {place} has no text")
     return value
@@ -77,6 +91,7 @@ class Message(OpenPart):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: TextContent | None = None
+    reasoning_content: str | None = None  # of an earlier answer, for templates that show it
     name: str | None = Field(None, max_length=256)  # of a tool; accepted elsewhere, not shown to the model
     tool_call_id: str | None = Field(None, max_length=256)  # which call a tool's message answers
     refusal: None = None  # what OpenAI's client puts into an answer that is sent back
@@ -110,6 +125,8 @@ class Message(OpenPart):
             "role": "system" if self.role == "developer" else self.role,
             "content": self.text,
         }
+        if self.reasoning_content:
+            shown["reasoning_content"] = self.reasoning_content
         if self.tool_calls:
             shown["tool_calls"] = [
                 {"type": "function", "id": call.id, "function": {"name": name, "arguments": given}}

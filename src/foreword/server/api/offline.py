@@ -1,6 +1,5 @@
 """Reads a request body as the server does, without a server: for `foreword policy explain`."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,11 +7,11 @@ from foreword.acceptance.params import SamplingDefaults, SamplingParams
 from foreword.control.policy_file.matching import Traits
 from foreword.drafters.config import SpeculationSetting
 from foreword.errors import RequestError
-from foreword.server.api.bodies import UnknownFields, load_json, parse_json_body, too_long
-from foreword.server.api.chat import check_chat
-from foreword.server.api.completions import COMPLETION_TOKENS, check_completion
-from foreword.server.api.entry import blamed
-from foreword.server.api.generate import GENERATE_TOKENS, check_generate
+from foreword.server.api.bodies import UnknownFields, checked_body, load_object, too_long
+from foreword.server.api.chat import CHAT
+from foreword.server.api.completions import COMPLETION_TOKENS, COMPLETIONS
+from foreword.server.api.entry import AnswerRoute, blamed
+from foreword.server.api.generate import GENERATE, GENERATE_TOKENS
 from foreword.server.api.message_types import Message
 from foreword.server.api.prompts import check_messages
 from foreword.server.api.request_types import (
@@ -21,7 +20,7 @@ from foreword.server.api.request_types import (
     GenerateRequest,
     ResponsesRequest,
 )
-from foreword.server.api.responses import check_responses, response_form
+from foreword.server.api.responses import RESPONSES, response_form
 from foreword.server.api.sampling_types import SamplingFields
 from foreword.server.api.tool_reading import format_of
 from foreword.server.api.tool_use import tool_use
@@ -44,17 +43,11 @@ class OfflineRequest:
     notes: list[str]
 
 
-@dataclass(frozen=True)
-class _Route:
-    model: type[SamplingFields]
-    check: Callable[[Any, ServerSettings], int]
-
-
-ROUTES = {
-    "/v1/chat/completions": _Route(ChatRequest, check_chat),
-    "/v1/completions": _Route(CompletionRequest, check_completion),
-    "/v1/responses": _Route(ResponsesRequest, check_responses),
-    "/generate": _Route(GenerateRequest, check_generate),
+ROUTES: dict[str, AnswerRoute[Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/responses": RESPONSES,
+    "/generate": GENERATE,
 }
 
 
@@ -74,9 +67,10 @@ def read_offline(
     """
     if len(data) > settings.limits.body_bytes:
         raise too_long(settings.limits)
-    chosen = ROUTES[route or _route_of(load_json(data, settings.limits))]
+    value = load_object(data, settings.limits)
+    chosen = ROUTES[route or _route_of(value)]
     unknown = UnknownFields(settings.strict_fields)
-    body = parse_json_body(data, chosen.model, settings.limits, unknown)
+    body = checked_body(value, chosen.model, unknown)
     try:
         chosen.check(body, settings)
         speculation = check_speculation(_speculation(body), settings)
@@ -102,9 +96,9 @@ def read_offline(
     return OfflineRequest(traits, speculation, notes)
 
 
-def _route_of(value: object) -> str:
+def _route_of(value: dict[str, Any]) -> str:
     """The route whose fields the body has."""
-    keys = set(value) if isinstance(value, dict) else set()
+    keys = set(value)
     if "messages" in keys:
         return "/v1/chat/completions"
     if "input" in keys:

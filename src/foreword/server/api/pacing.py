@@ -100,19 +100,25 @@ class EvenCadence:
         self._ticks_per_burst = max(int(self._seconds / self._bursts / self._period), 1)
 
 
-class Padder:
-    """Makes all blocks of a stream equally long, with comments that readers of events ignore."""
+COMMENT = (b":", b"\n\n")
+"""Around a comment in a stream of events."""
 
-    def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
+
+class Padder:
+    """Makes all blocks of a stream equally long, with spaces that readers of the stream ignore."""
+
+    def __init__(self, block_bytes: int = BLOCK_BYTES, around: tuple[bytes, bytes] = COMMENT) -> None:
+        """`around` the spaces of a block is what makes readers ignore them."""
         self._step = block_bytes
         self._size = block_bytes
+        self._before, self._after = around
 
     def padded(self, events: bytes, is_last: bool = False) -> bytes:
         """The events, which may be none, in a block. One that is too small for them is made larger for good."""
-        shortest = len(events) + len(b":\n\n")
+        shortest = len(self._before) + len(self._after) + len(events)
         least = LAST_BLOCKS * self._step if is_last else self._size
         self._size = max(least, self._step * ceil(shortest / self._step))
-        return b":" + b" " * (self._size - shortest) + b"\n\n" + events
+        return self._before + b" " * (self._size - shortest) + self._after + events
 
 
 class Block(NamedTuple):

@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJso
 
 from foreword.errors import RequestError, in_plain_words
 from foreword.server.api.foreign_fields import CHAT, COMPLETION, GENERATE, RESPONSES, TOKENIZE, Fields
-from foreword.server.api.message_types import Message, TextContent, Tool, ToolChoice, ToolFunction
+from foreword.server.api.message_types import Message, TextContent, Tool, ToolChoice, ToolFunction, no_text
 from foreword.server.api.sampling_types import (
     FormattedFields,
     OpenPart,
@@ -244,8 +244,9 @@ def _text(place: int, content: object) -> str:
         return content
     texts = []
     for part in content if isinstance(content, list) else [None]:
-        if not isinstance(part, Mapping) or part.get("type") not in _TEXT_PARTS:
-            raise ValueError(f"item {place} has something besides text; this server takes text only")
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(part, Mapping) or kind not in _TEXT_PARTS:
+            raise ValueError(f"item {place} has a part {no_text(kind)}")
         texts.append(str(part.get("text", "")))
     return "".join(texts)
 

@@ -13,6 +13,7 @@ from foreword.engine.outputs import Answer, Costs
 from foreword.errors import RequestError
 from foreword.server.api.answer_types import ToolCall
 from foreword.server.api.answering import AnswerJob
+from foreword.server.api.entry import AnswerRoute
 from foreword.server.api.identity import ApiCaller, new_id
 from foreword.server.api.message_types import written_choice
 from foreword.server.api.prompts import room_for_answer
@@ -56,6 +57,9 @@ def check_responses(body: ResponsesRequest, settings: ServerSettings) -> int:
     if body.n not in (None, 1):
         raise RequestError("n: a response is one answer", "n")
     return 1
+
+
+RESPONSES = AnswerRoute(ResponsesRequest, check_responses, responses_job)
 
 
 def response_form(body: ResponsesRequest, params: SamplingParams) -> StructuredOutputs | None:

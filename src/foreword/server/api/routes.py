@@ -7,10 +7,10 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foreword.server.api.chat import chat_job, check_chat
-from foreword.server.api.completions import check_completion, completion_job
+from foreword.server.api.chat import CHAT
+from foreword.server.api.completions import COMPLETIONS
 from foreword.server.api.entry import answer_request, body_of, json_answer, takes
-from foreword.server.api.generate import check_generate, generate_job
+from foreword.server.api.generate import GENERATE
 from foreword.server.api.request_types import (
     ChatRequest,
     CompletionRequest,
@@ -19,7 +19,7 @@ from foreword.server.api.request_types import (
     ResponsesRequest,
     TokenizeRequest,
 )
-from foreword.server.api.responses import check_responses, responses_job
+from foreword.server.api.responses import RESPONSES
 from foreword.server.api.sampling_types import StrictBody
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
@@ -48,17 +48,17 @@ def openai_routes(context: ServerContext) -> APIRouter:
     @router.post("/completions", openapi_extra=takes(CompletionRequest))
     async def completions(request: Request) -> Response:
         """Continue a text."""
-        return await answer_request(context, request, CompletionRequest, check_completion, completion_job)
+        return await answer_request(context, request, COMPLETIONS)
 
     @router.post("/chat/completions", openapi_extra=takes(ChatRequest))
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
-        return await answer_request(context, request, ChatRequest, check_chat, chat_job)
+        return await answer_request(context, request, CHAT)
 
     @router.post("/responses", openapi_extra=takes(ResponsesRequest))
     async def responses(request: Request) -> Response:
         """Answer a conversation, in OpenAI's newest form; nothing is kept."""
-        return await answer_request(context, request, ResponsesRequest, check_responses, responses_job)
+        return await answer_request(context, request, RESPONSES)
 
     for path, instead in _NOT_HERE.items():
         router.add_api_route(path, _refuser(path, instead), methods=["POST"], include_in_schema=False)
@@ -149,7 +149,7 @@ def foreword_routes(context: ServerContext) -> APIRouter:
     @router.post("/generate", openapi_extra=takes(GenerateRequest))
     async def generate(request: Request) -> Response:
         """Answer a prompt, in the library's words."""
-        return await answer_request(context, request, GenerateRequest, check_generate, generate_job)
+        return await answer_request(context, request, GENERATE)
 
     @router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
     async def tokenize(request: Request) -> Response:

@@ -1,9 +1,9 @@
-"""Server-sent events, and what happens when the client leaves."""
+"""Streams of answers, and what happens when the client leaves."""
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import ExitStack, aclosing
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,18 +12,43 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from foreword.server.api.pacing import EvenCadence, PaceMemory, Padder
-from foreword.server.errors import ApiError
+from foreword.server.api.pacing import COMMENT, EvenCadence, PaceMemory, Padder
+from foreword.server.errors import ANTHROPIC, OLLAMA, ApiError
 
 log = logging.getLogger("foreword.server")
 
 Result = TypeVar("Result")
 
-DONE = b"data: [DONE]\n\n"
-
 
 def event(value: object) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def _named_event(value: object) -> bytes:
+    assert isinstance(value, dict)
+    return f"event: {value['type']}\n".encode() + event(value)
+
+
+def _line(value: object) -> bytes:
+    return msgspec.json.encode(value) + b"\n"
+
+
+class Framing(NamedTuple):
+    """How the values of a stream are sent."""
+
+    write: Callable[[object], bytes]
+    end: bytes = b""  # after the last value
+    media_type: str = "text/event-stream"
+    blank: tuple[bytes, bytes] = COMMENT  # around spaces that readers ignore
+
+
+def framing_of(path: str) -> Framing:
+    """Return the framing of the API that has the path."""
+    if path.startswith(OLLAMA):
+        return Framing(_line, media_type="application/x-ndjson", blank=(b"", b""))
+    if path.startswith(ANTHROPIC):
+        return Framing(_named_event)
+    return Framing(event, b"data: [DONE]\n\n")
 
 
 class StreamPart(NamedTuple):
@@ -39,9 +64,11 @@ async def at_once(parts: AsyncGenerator[StreamPart, None]) -> AsyncGenerator[byt
             yield b"".join(part.units)
 
 
-async def evenly(parts: AsyncGenerator[StreamPart, None], memory: PaceMemory) -> AsyncGenerator[bytes, None]:
+async def evenly(
+    parts: AsyncGenerator[StreamPart, None], memory: PaceMemory, blank: tuple[bytes, bytes] = COMMENT
+) -> AsyncGenerator[bytes, None]:
     """The first part at once, then a block of always the same size with every tick of an even cadence."""
-    clock, cadence, padder = asyncio.get_running_loop().time, EvenCadence(memory), Padder()
+    clock, cadence, padder = asyncio.get_running_loop().time, EvenCadence(memory), Padder(around=blank)
     async with aclosing(parts):
         first = await anext(parts)
         cadence.arrived(clock(), len(first.units))
@@ -109,10 +136,11 @@ async def _end(task: "asyncio.Future[Any]") -> None:
 class EventStream(Response):
     """Sends events as they come; gives up, and closes their source, when the client leaves."""
 
-    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None], places: ExitStack) -> None:
-        super().__init__(
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type="text/event-stream"
-        )
+    def __init__(
+        self, first: bytes, rest: AsyncGenerator[bytes, None], places: ExitStack, media_type: str
+    ) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type=media_type)
         del self.headers["content-length"]
         self._first = first
         self._rest = rest

@@ -24,10 +24,13 @@ from foreword.server.router.targets import Targets, TargetWatch
 from foreword.server.settings import ServerSettings
 
 _OPENAI = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-ASKED = (*_OPENAI, "/generate", "/tokenize", "/detokenize")
+_ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
+_OLLAMA = ("/api/chat", "/api/generate", "/api/show")
+ASKED = (*_OPENAI, *_ANTHROPIC, *_OLLAMA, "/generate", "/tokenize", "/detokenize")
 """Routes with a body that any target may answer."""
 
-READ = (*sorted(PAGE_PATHS), "/page/settings", "/openapi.json", "/v1/models", "/v1/models/{name:path}")
+_LISTS = ("/v1/models", "/v1/models/{name:path}", "/api/tags", "/api/version")
+READ = (*sorted(PAGE_PATHS), "/page/settings", "/openapi.json", *_LISTS)
 
 OF_ONE_TARGET = ("/speculation", "/advise", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 """Routes that read or change one target: which one would be chance."""

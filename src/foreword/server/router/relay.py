@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from foreword.server.admission import Admission
-from foreword.server.api.streaming import DONE, event, unless_client_leaves
+from foreword.server.api.streaming import framing_of, unless_client_leaves
 from foreword.server.errors import ApiError
 from foreword.server.middleware import ABORTED, BROKEN, given_keys, mark_broken
 from foreword.server.router.targets import PrefixMemory, RoutedTarget, Targets, prompt_of
@@ -60,6 +60,9 @@ class RouterMetrics:
 
 
 log = logging.getLogger("foreword.router")
+
+_STREAMS = ("text/event-stream", "application/x-ndjson")
+"""Types of answers that may end with an error after their first bytes."""
 
 _FULL_OR_LEAVING = (429, 503)
 """What a target says that others may not."""
@@ -218,10 +221,12 @@ class _Passage:
             log.warning("an answer of %s broke off: %s", target.url, error_words(error))
             is_whole = False
             mark_broken(self._request.scope)
-            if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+            if not answer.headers.get("content-type", "").startswith(_STREAMS):
                 return is_whole  # not ended: the client's connection is closed
             broken = ApiError(500, "the target broke off this answer", code="target_lost")
-            last = event(broken.body()) + DONE
+            path = self._request.url.path
+            framing = framing_of(path)
+            last = framing.write(broken.body(path)) + framing.end
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
         return is_whole
 

@@ -244,7 +244,7 @@ def prompt_of(body: bytes) -> str:
     asked = next((given[key] for key in ("messages", "prompt", "input") if key in given), None)
     if asked is None:
         return ""
-    frame = [given.get("model"), given.get("instructions"), given.get("tools")]
+    frame = [given.get(key) for key in ("model", "instructions", "system", "tools")]
     parts = asked if isinstance(asked, list) else [asked]
     return "\n".join(_text(part) for part in (frame, *parts))
 

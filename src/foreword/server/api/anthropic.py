@@ -1,0 +1,215 @@
+"""Anthropic's `POST /v1/messages` and `/v1/messages/count_tokens`, converted to and from OpenAI's chat route."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foreword.server.api.anthropic_answers import MessagesDialect
+from foreword.server.api.chat import CHAT, encoded_chat
+from foreword.server.api.entry import Conversion, answer_converted, converted_body, json_answer
+from foreword.server.api.message_types import no_text
+from foreword.server.context import ServerContext
+from foreword.server.errors import ApiError
+
+Json = dict[str, Any]
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def anthropic_routes(context: ServerContext) -> APIRouter:
+    """`/v1/messages...`."""
+    router = APIRouter(prefix="/v1/messages")
+
+    @router.post("")
+    async def messages(request: Request) -> Response:
+        """Answer a conversation in Anthropic's form."""
+        return await answer_converted(context, request, _messages)
+
+    @router.post("/count_tokens")
+    async def count_tokens(request: Request) -> Response:
+        """Count the tokens of a conversation in Anthropic's form."""
+        body = await converted_body(context, request, convert)
+        ids, _ = await encoded_chat(context, body)
+        return json_answer({"input_tokens": len(ids)})
+
+    return router
+
+
+def _messages(value: Json) -> Conversion:
+    if value.get("max_tokens") is None:
+        raise ApiError(400, "max_tokens: is missing; give the most tokens of the answer", param="max_tokens")
+    return convert(value)
+
+
+def convert(value: Json) -> Conversion:
+    """The request as one of OpenAI's chat route; fields that both have, and unknown ones, stay as they are."""
+    given = _Given(value)
+    own = ("system", "messages", "stop_sequences", "tools", "tool_choice", "thinking", "output_config")
+    body = {name: entry for name, entry in value.items() if name not in own}
+    if value.get("stream"):
+        body["stream_options"] = {"include_usage": True}
+    if "stop_sequences" in value:
+        body["stop"] = value["stop_sequences"] or None
+    if isinstance(body.get("metadata"), dict):  # its user_id may be null
+        body["metadata"] = {name: entry for name, entry in body["metadata"].items() if entry is not None}
+    given.add_messages()
+    body["messages"] = given.messages
+    last = given.messages[-1]
+    if last.get("role") == "assistant" and last.get("content") and "tool_calls" not in last:
+        body["continue_final_message"] = True
+    if value.get("tools") is not None:
+        body["tools"] = given.tools()
+    body |= _tool_choice(value.get("tool_choice")) | _thinking(value.get("thinking"))
+    body |= _output_config(value.get("output_config"))
+    return Conversion(CHAT, body, given.places, MessagesDialect)
+
+
+@dataclass
+class _Given:
+    """The messages and tools of a request in OpenAI's form, and where each comes from."""
+
+    value: Json
+    messages: list[Json] = field(default_factory=list)
+    places: dict[str, str] = field(
+        default_factory=lambda: {
+            "stop": "stop_sequences",
+            "parallel_tool_calls": "tool_choice",
+            "thinking_token_budget": "thinking.budget_tokens",
+            "response_format": "output_config.format",
+        }
+    )
+
+    def add_messages(self) -> None:
+        if self.value.get("system"):
+            self._add("system", {"role": "system", "content": _texts("system", self.value["system"])})
+        for number, message in enumerate(_list("messages", self.value.get("messages"))):
+            place = f"messages.{number}"
+            if isinstance(_object(place, message).get("content"), list):
+                self._add_blocks(place, message)
+            else:
+                self._add(place, message)
+
+    def _add(self, place: str, message: Json) -> None:
+        self.places[f"messages.{len(self.messages)}"] = place
+        self.messages.append(message)
+
+    def _add_blocks(self, place: str, message: Json) -> None:
+        """A tool's result is a message of its own; all else of a message stays together."""
+        said: Json = {"role": message.get("role"), "content": []}
+        for number, block in enumerate(message["content"]):
+            where = f"{place}.content.{number}"
+            kind = _object(where, block).get("type")
+            if kind == "tool_result":
+                if said["content"]:
+                    self._add(place, said)
+                    said = {"role": said["role"], "content": []}
+                answered = _texts(f"{where}.content", block.get("content"))
+                result = {"tool_call_id": _text(where, block, "tool_use_id"), "content": answered}
+                self._add(where, {"role": "tool", **result})
+            elif kind == "tool_use":
+                called = {"name": block.get("name"), "arguments": json.dumps(block.get("input", {}))}
+                calls = said.setdefault("tool_calls", [])
+                at = f"messages.{len(self.messages)}.tool_calls.{len(calls)}"
+                self.places |= {
+                    at: where,
+                    f"{at}.function": where,
+                    f"{at}.function.arguments": f"{where}.input",
+                }
+                calls.append({"id": block.get("id"), "function": called})
+            elif kind == "thinking":
+                said["reasoning_content"] = said.get("reasoning_content", "") + _text(
+                    where, block, "thinking"
+                )
+            elif kind != "redacted_thinking":
+                said["content"].append(_text_part(where, block))
+        is_result = bool(self.messages) and self.messages[-1]["role"] == "tool" and message["content"]
+        if said["content"] or "tool_calls" in said or not is_result:
+            self._add(place, said)
+
+    def tools(self) -> list[Json]:
+        found = []
+        for number, tool in enumerate(_list("tools", self.value["tools"])):
+            place = f"tools.{number}"
+            if _object(place, tool).get("type", "custom") not in (None, "custom"):
+                raise ApiError(
+                    400,
+                    f"{place}.type: this server runs no tools; give one of type custom",
+                    param=f"{place}.type",
+                )
+            at = f"{place}.function"
+            self.places |= {at: place, f"{at}.parameters": f"{place}.input_schema"}
+            function = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
+            found.append(
+                {"type": "function", "function": {**function, "parameters": tool.get("input_schema")}}
+            )
+        return found
+
+
+def _object(place: str, value: object) -> Json:
+    if not isinstance(value, dict):
+        raise ApiError(400, f"{place}: must be an object", param=place)
+    return value
+
+
+def _list(place: str, value: object) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise ApiError(400, f"{place}: must be a list that is not empty", param=place)
+    return value
+
+
+def _text(place: str, block: Json, name: str) -> str:
+    if not isinstance(block.get(name), str):
+        raise ApiError(400, f"{place}.{name}: must be a text", param=f"{place}.{name}")
+    text: str = block[name]
+    return text
+
+
+def _texts(place: str, content: object) -> list[Json]:
+    """The text parts of a content: a text, or blocks of it."""
+    if content is None or isinstance(content, str):
+        return [{"type": "text", "text": content or ""}]
+    if not isinstance(content, list):
+        raise ApiError(400, f"{place}: must be a text or a list of blocks", param=place)
+    return [_text_part(f"{place}.{number}", block) for number, block in enumerate(content)]
+
+
+def _text_part(place: str, block: object) -> Json:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind != "text" or not isinstance(block, dict):
+        raise ApiError(400, f"{place}: is {no_text(kind)}", param=place)
+    return {"type": "text", "text": _text(place, block, "text")}
+
+
+def _tool_choice(value: object) -> Json:
+    if value is None:
+        return {}
+    kind = _object("tool_choice", value).get("type")
+    if kind != "tool" and kind not in _CHOICES:
+        raise ApiError(400, "tool_choice.type: must be auto, any, tool or none", param="tool_choice.type")
+    assert isinstance(value, dict)
+    named = {"type": "function", "function": {"name": value.get("name")}}
+    parallel = {"parallel_tool_calls": False} if value.get("disable_parallel_tool_use") else {}
+    return {"tool_choice": named if kind == "tool" else _CHOICES[kind], **parallel}
+
+
+def _thinking(value: object) -> Json:
+    if value is None:
+        return {}
+    kind = _object("thinking", value).get("type")
+    if kind not in ("enabled", "disabled", "adaptive"):
+        raise ApiError(400, "thinking.type: must be enabled, disabled or adaptive", param="thinking.type")
+    assert isinstance(value, dict)
+    budget = {"thinking_token_budget": value.get("budget_tokens")} if kind == "enabled" else {}
+    return {"chat_template_kwargs": {"enable_thinking": kind != "disabled"}, **budget}
+
+
+def _output_config(value: object) -> Json:
+    form = None if value is None else _object("output_config", value).get("format")
+    if form is None:
+        return {}
+    schema = _object("output_config.format", form).get("schema")
+    return {"response_format": {"type": form.get("type"), "json_schema": {"schema": schema}}}
