@@ -1,7 +1,7 @@
 """The simulator against a real engine, alone and with a real draft node: measured and simulated in turns."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -99,8 +99,8 @@ def _drafter(llm: LLM, plan: Plan) -> DrafterRows:
     records = list(bench.measure(plan.prompts, [], lambda *_: None))
     # Every prompt is a kind of its own: a batch has each of them once.
     rows = summarise([replace(record, category=record.prompt) for record in records])
-    kinds = [row.as_json() for row in rows if row.category != ALL]
-    return next(row.as_json() for row in rows if row.category == ALL), kinds
+    kinds = [asdict(row) for row in rows if row.category != ALL]
+    return next(asdict(row) for row in rows if row.category == ALL), kinds
 
 
 def _calibrate(llm: LLM, plan: Plan, drafter: DrafterRows) -> Calibration:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -245,9 +245,6 @@ class ComparisonRow:
     same_as_plain: (
         float | None
     )  # share of answers with the text of the same weights without speculation; None: it is off
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def baseline(answers: Sequence[PeerAnswer], contestants: Sequence[Contestant]) -> str:

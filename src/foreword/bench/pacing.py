@@ -39,6 +39,10 @@ class Trace:
     bursts: tuple[tuple[float, tuple[int, ...]], ...]  # time after the first, bytes of each token's text
 
     @property
+    def key(self) -> tuple[int, int]:
+        return self.prompt, self.repeat
+
+    @property
     def unevenness(self) -> int:
         """How much the number of tokens changes from one delivery to the next, in all."""
         return sum(abs(len(later) - len(earlier)) for (_, earlier), (_, later) in pairwise(self.bursts))

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from foreword.cli.options.common import BACKENDS, DTYPES, check_device, check_model, check_plot, one_of
+from foreword.cli.options.grouped import Command, late, option
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -55,33 +55,41 @@ BackendOption = Annotated[
     ),
 ]
 DeviceOption = Annotated[str, typer.Option(callback=check_device, help="Device: auto, cpu, cuda or cuda:1.")]
-TensorParallelOption = Annotated[
-    int,
-    typer.Option(min=1, help="Number of processes that split the model: one per GPU, or all on the CPU."),
-]
-
-
-@dataclass(frozen=True)
-class ComputeOptions:
-    """Where and in which data type a model runs."""
-
-    dtype: DtypeOption = "auto"
-    device: DeviceOption = "auto"
-    backend: BackendOption = "auto"
-    tensor_parallel_size: TensorParallelOption = 1
-
-
 JsonOption = Annotated[
     bool,
     typer.Option(
-        "--json",
-        callback=leave_stdout_to_json,
-        help="Print one JSON object; tables go to standard error.",
+        "--json", callback=leave_stdout_to_json, help="Print one JSON object; tables go to standard error."
     ),
 ]
-PlotOption = Annotated[
-    Path | None, typer.Option(callback=check_plot, help="Draw the curves into this PNG file.")
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceOptions:
+    """Where and in which data type a model runs."""
+
+    dtype: DtypeOption = late("auto", 2)
+    device: DeviceOption = late("auto", 2)
+    backend: BackendOption = late("auto", 2)
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """The options as parameters of what loads a model."""
+        return {"dtype": self.dtype, "device": self.device, "backend": self.backend}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeOptions(PlaceOptions):
+    """The same of a model that may be split."""
+
+    tensor_parallel_size: int = option(
+        1, "Number of processes that split the model: one per GPU, or all on the CPU.", min=1, last=2
+    )
+
+
+def plot_option(text: str = "Draw the curves into this PNG file.") -> Any:  # noqa: ANN401
+    """Return the option for a picture."""
+    return option(None, text, callback=check_plot, last=1)
+
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -200,6 +208,29 @@ def load_llm(
         )
     after_loading()
     return llm
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonCommand(Command):
+    """A command with --json."""
+
+    as_json: JsonOption = late(False, 3)
+
+    def tell(self, value: dict[str, Any]) -> None:
+        """Print the object if it is wanted."""
+        if self.as_json:
+            print_json(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCommand(PlaceOptions, JsonCommand):
+    """A command for a loaded model."""
+
+    model: ModelOption = late(DEFAULT_MODEL, -1)
+
+    def load(self, speculation: str | None = None, config: "EngineConfig | None" = None) -> "LLM":
+        """Return the model, see `load_llm`."""
+        return load_llm(self.model, **self.place, speculation=speculation, config=config)
 
 
 def print_json(value: dict[str, Any]) -> None:

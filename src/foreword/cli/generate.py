@@ -3,9 +3,7 @@
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from foreword.cli.console import (
     DEFAULT_MODEL,
@@ -25,7 +23,7 @@ from foreword.cli.options.common import (
     lora_request,
     read_text,
 )
-from foreword.cli.options.grouped import options_command
+from foreword.cli.options.grouped import argument, flag, option, options_command
 from foreword.cli.options.prompt import StructuredOptions, read_prompt
 from foreword.errors import RequestError
 
@@ -41,33 +39,25 @@ if TYPE_CHECKING:
 class PromptOptions:
     """What is answered."""
 
-    prompt: Annotated[
-        str | None,
-        typer.Argument(
-            help="Prompt, sent through the model's chat template; - or nothing: standard input. "
-            "Piped text is put before a given prompt."
-        ),
-    ] = None
-    file: Annotated[Path | None, typer.Option(help="Read the prompt from this file.")] = None
+    prompt: str | None = argument(
+        None,
+        "Prompt, sent through the model's chat template; - or nothing: standard input. "
+        "Piped text is put before a given prompt.",
+    )
+    file: Path | None = option(None, "Read the prompt from this file.")
     system: SystemOption = None
-    prediction: Annotated[
-        Path | None,
-        typer.Option(
-            help="File with the expected answer, used as a draft: where it matches, few passes are needed."
-        ),
-    ] = None
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt without a chat template.")] = False
-    parse_special: Annotated[
-        bool,
-        typer.Option(help="With --raw: parse names of control tokens in the prompt as those tokens."),
-    ] = True
-    suffix: Annotated[
-        str | None,
-        typer.Option(
-            help="Fill in the middle: write the text between the prompt and this suffix, without a chat template. "
-            "Needs a model with fill-in-the-middle tokens."
-        ),
-    ] = None
+    prediction: Path | None = option(
+        None, "File with the expected answer, used as a draft: where it matches, few passes are needed."
+    )
+    raw: bool = flag("Continue the prompt without a chat template.")
+    parse_special: bool = option(
+        True, "With --raw: parse names of control tokens in the prompt as those tokens."
+    )
+    suffix: str | None = option(
+        None,
+        "Fill in the middle: write the text between the prompt and this suffix, without a chat template. "
+        "Needs a model with fill-in-the-middle tokens.",
+    )
 
     def __post_init__(self) -> None:
         if self.raw and self.system is not None:
@@ -80,25 +70,15 @@ class PromptOptions:
 class SamplingOptions:
     """How the answer is drawn; None: the model's default."""
 
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")] = None
-    top_p: Annotated[
-        float | None, typer.Option(help="Nucleus sampling: probability mass of the tokens kept, such as 0.9.")
-    ] = None
-    top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens; 0: all.")] = None
-    min_p: Annotated[
-        float | None, typer.Option(help="Least probability relative to the most likely token, such as 0.05.")
-    ] = None
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="Penalty on repeated tokens, such as 1.1; 1: none.")
-    ] = None
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256
-    stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; repeatable.")] = (
-        None
-    )
-    n: Annotated[int, typer.Option("-n", help="Number of answers to the prompt.")] = 1
-    seed: Annotated[
-        int | None, typer.Option(help="Random seed; the same seed gives the same text. Default: a fresh one.")
-    ] = None
+    temperature: float | None = option(None, "Sampling temperature; 0 is greedy.")
+    top_p: float | None = option(None, "Nucleus sampling: probability mass of the tokens kept, such as 0.9.")
+    top_k: int | None = option(None, "Sample from the k most likely tokens; 0: all.")
+    min_p: float | None = option(None, "Least probability relative to the most likely token, such as 0.05.")
+    repetition_penalty: float | None = option(None, "Penalty on repeated tokens, such as 1.1; 1: none.")
+    max_tokens: int = option(256, "Most tokens to generate.")
+    stop: list[str] | None = option(None, "End the answer before this text; repeatable.")
+    n: int = option(1, "Number of answers to the prompt.", "-n")
+    seed: int | None = option(None, "Random seed; the same seed gives the same text. Default: a fresh one.")
 
 
 @options_command

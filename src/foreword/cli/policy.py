@@ -1,12 +1,14 @@
 """`foreword policy check` and `foreword policy explain`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foreword.cli.console import JsonOption, print_json, stdout
+from foreword.cli.console import JsonCommand, JsonOption, print_json, stdout
 from foreword.cli.options.common import one_of, read_bytes, read_text, speculation_choice
+from foreword.cli.options.grouped import REQUIRED, argument, command, option
 from foreword.cli.options.serve import need_server_extra
 from foreword.errors import RequestError
 
@@ -50,51 +52,47 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command()
-def explain(
-    request: Annotated[
-        Path, typer.Argument(metavar="REQUEST.json", help="Body of a request; -: standard input.")
-    ],
-    policy: Annotated[Path, typer.Option(metavar="FILE", help="The policy file.")],
-    route: Annotated[
-        str | None,
-        typer.Option(help="Route of the request, such as /generate. Default: from the body's fields."),
-    ] = None,
-    tenant: Annotated[str, typer.Option(help="Tenant of the request (see `foreword policy tenant`).")] = "",
-    prompt_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Prompt length in tokens. Default: from its token ids, or an estimate."),
-    ] = None,
-    adapter: Annotated[str, typer.Option(help="Name of the LoRA adapter that the request uses.")] = "",
-    speculation: Annotated[
-        str,
-        typer.Option(
-            metavar="METHOD", help="Value of the server's --speculation, whose drafters requests may name."
-        ),
-    ] = "off",
-    as_json: JsonOption = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Explain(JsonCommand):
     """Show which cohort a request belongs to, which drafters may draft for it, and why."""
-    from foreword.control.policy_file.explaining import explain as explained
 
-    need_server_extra()
-    from foreword.server.api.offline import ROUTES, read_offline
-
-    rules = _read(policy)
-    if route is not None:
-        one_of("--route", route, tuple(ROUTES))
-    found = read_offline(
-        read_bytes(request),
-        _settings(speculation),
-        route=route,
-        tenant=tenant,
-        prompt_tokens=prompt_tokens,
-        adapter=adapter,
+    request: Path = argument(REQUIRED, "Body of a request; -: standard input.", metavar="REQUEST.json")
+    policy: Path = option(REQUIRED, "The policy file.", metavar="FILE")
+    route: str | None = option(
+        None, "Route of the request, such as /generate. Default: from the body's fields."
     )
-    explanation = explained(rules, found.traits, found.speculation)
-    _show(explanation, found.notes)
-    if as_json:
-        print_json({**explanation.as_json(), "notes": found.notes})
+    tenant: str = option("", "Tenant of the request (see `foreword policy tenant`).")
+    prompt_tokens: int | None = option(
+        None, "Prompt length in tokens. Default: from its token ids, or an estimate.", min=1
+    )
+    adapter: str = option("", "Name of the LoRA adapter that the request uses.")
+    speculation: str = option(
+        "off", "Value of the server's --speculation, whose drafters requests may name.", metavar="METHOD"
+    )
+
+    def run(self) -> None:
+        from foreword.control.policy_file.explaining import explain
+
+        need_server_extra()
+        from foreword.server.api.offline import ROUTES, read_offline
+
+        rules = _read(self.policy)
+        if self.route is not None:
+            one_of("--route", self.route, tuple(ROUTES))
+        found = read_offline(
+            read_bytes(self.request),
+            _settings(self.speculation),
+            route=self.route,
+            tenant=self.tenant,
+            prompt_tokens=self.prompt_tokens,
+            adapter=self.adapter,
+        )
+        explanation = explain(rules, found.traits, found.speculation)
+        _show(explanation, found.notes)
+        self.tell({**explanation.as_json(), "notes": found.notes})
+
+
+app.command()(command(Explain))
 
 
 def _settings(speculation: str) -> "ServerSettings":

@@ -5,9 +5,7 @@ import logging
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from foreword.cli.console import (
     DEFAULT_MODEL,
@@ -19,7 +17,7 @@ from foreword.cli.console import (
 )
 from foreword.cli.options.cluster import NodeOptions, with_nodes
 from foreword.cli.options.common import GenerationConfigOption, SpeculationOptions, one_of
-from foreword.cli.options.grouped import options_command
+from foreword.cli.options.grouped import flag, option, options_command
 from foreword.cli.options.serve import (
     ListeningOptions,
     PolicyOption,
@@ -41,58 +39,32 @@ if TYPE_CHECKING:
 log = logging.getLogger("foreword.server")
 
 
-AdminKeyOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="API key that may switch speculation for all tenants (--speculation-switch) and use all other routes; "
-        "repeatable. Default: FOREWORD_ADMIN_KEY (comma-separated)."
-    ),
-]
-
-
 @dataclass(frozen=True)
 class ApiOptions:
     """What clients may do."""
 
-    admin_key: AdminKeyOption = None
-    lora_modules: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=PATH",
-            help="LoRA adapters (PEFT folders) and their names: a=x b=y; repeatable.",
-        ),
-    ] = None
-    allow_lora_loading: Annotated[
-        bool,
-        typer.Option("--allow-lora-loading", help="Let clients load and unload adapters by path."),
-    ] = False
-    served_model_name: Annotated[str | None, typer.Option(help="Name of the model in the API.")] = None
-    hide_speculation: Annotated[
-        bool, typer.Option("--hide-speculation", help="Omit acceptance from answers and /health.")
-    ] = False
-    stream_pacing: Annotated[
-        str,
-        typer.Option(help="Stream tokens as burst (immediately) or even (even cadence, padded)."),
-    ] = "burst"
-    speculation_switch: Annotated[
-        bool,
-        typer.Option(
-            "--speculation-switch",
-            help="Let POST /speculation switch speculation; with API keys it needs an --admin-key.",
-        ),
-    ] = False
-    strict_fields: Annotated[
-        bool,
-        typer.Option(
-            "--strict-fields", help="Refuse requests with unknown fields instead of ignoring those."
-        ),
-    ] = False
-    max_queued: Annotated[
-        int, typer.Option(min=0, help="Most queued answers; more are refused with 429.")
-    ] = 64
-    tool_call_parser: Annotated[
-        str, typer.Option(metavar="NAME", help="Format of tool calls; auto: from the chat template.")
-    ] = "auto"
+    admin_key: list[str] | None = option(
+        None,
+        "API key that may switch speculation for all tenants (--speculation-switch) and use all other routes; "
+        "repeatable. Default: FOREWORD_ADMIN_KEY (comma-separated).",
+    )
+    lora_modules: list[str] | None = option(
+        None, "LoRA adapters (PEFT folders) and their names: a=x b=y; repeatable.", metavar="NAME=PATH"
+    )
+    allow_lora_loading: bool = flag("Let clients load and unload adapters by path.")
+    served_model_name: str | None = option(None, "Name of the model in the API.")
+    hide_speculation: bool = flag("Omit acceptance from answers and /health.")
+    stream_pacing: str = option(
+        "burst", "Stream tokens as burst (immediately) or even (even cadence, padded)."
+    )
+    speculation_switch: bool = flag(
+        "Let POST /speculation switch speculation; with API keys it needs an --admin-key."
+    )
+    strict_fields: bool = flag("Refuse requests with unknown fields instead of ignoring those.")
+    max_queued: int = option(64, "Most queued answers; more are refused with 429.", min=0)
+    tool_call_parser: str = option(
+        "auto", "Format of tool calls; auto: from the chat template.", metavar="NAME"
+    )
 
     def settings(self, model: str, listening: ListeningOptions, running: int) -> "ServerSettings":
         """Return the server's settings; what cannot be right is refused."""
@@ -120,34 +92,23 @@ class ApiOptions:
 class EngineOptions:
     """Memory and batches of the engine, and how it is watched."""
 
-    max_model_len: Annotated[int | None, typer.Option(min=2, help="Most tokens of prompt and answer.")] = None
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most concurrent answers.")] = 64
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of one target pass; longer prompts take several.")
-    ] = None
-    kv_cache_memory_bytes: Annotated[
-        str | None,
-        typer.Option(
-            help="Size of the KV cache, such as 2G or 512M. Default: 1G; on a GPU what --gpu-memory-utilization leaves."
-        ),
-    ] = None
-    gpu_memory_utilization: Annotated[
-        float, typer.Option(help="Fraction of GPU memory for weights, passes and KV together.")
-    ] = 0.9
-    enforce_eager: Annotated[
-        bool,
-        typer.Option("--enforce-eager", help="Capture no CUDA graphs: quicker start, slower steps."),
-    ] = False
-    enable_prefix_caching: Annotated[
-        bool, typer.Option(help="Reuse the KV of equal prefixes, within an API key.")
-    ] = True
-    acceptance_rule: Annotated[
-        str, typer.Option(help="Acceptance rule: coupled, token, block or traversal.")
-    ] = "coupled"
-    hang_seconds: Annotated[
-        float, typer.Option(min=1, help="Restart an engine that makes no progress for this many seconds.")
-    ] = 60.0
-    engine_factory: Annotated[str | None, typer.Option(hidden=True)] = None
+    max_model_len: int | None = option(None, "Most tokens of prompt and answer.", min=2)
+    max_num_seqs: int = option(64, "Most concurrent answers.", min=1)
+    max_num_batched_tokens: int | None = option(
+        None, "Most tokens of one target pass; longer prompts take several.", min=1
+    )
+    kv_cache_memory_bytes: str | None = option(
+        None,
+        "Size of the KV cache, such as 2G or 512M. Default: 1G; on a GPU what --gpu-memory-utilization leaves.",
+    )
+    gpu_memory_utilization: float = option(0.9, "Fraction of GPU memory for weights, passes and KV together.")
+    enforce_eager: bool = flag("Capture no CUDA graphs: quicker start, slower steps.")
+    enable_prefix_caching: bool = option(True, "Reuse the KV of equal prefixes, within an API key.")
+    acceptance_rule: str = option("coupled", "Acceptance rule: coupled, token, block or traversal.")
+    hang_seconds: float = option(
+        60.0, "Restart an engine that makes no progress for this many seconds.", min=1
+    )
+    engine_factory: str | None = option(None, "", hidden=True)
 
     def config(self) -> dict[str, Any]:
         """Return the fields of `EngineConfig` that these options give."""

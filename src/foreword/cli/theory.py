@@ -1,15 +1,16 @@
 """`foreword theory`: expected speed-up of speculation from acceptance and costs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from foreword.cli.console import JsonOption, PlotOption, parse_sizes, print_json, stdout
+from foreword.cli.bench.common import draw
+from foreword.cli.console import JsonCommand, parse_sizes, plot_option, stdout
+from foreword.cli.options.grouped import command, option
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -21,56 +22,50 @@ MOST_GUESSES = 1000
 CLOSED_FORM, MEASURED = "closed form", "measured steps"
 
 
-def theory(
-    alpha: Annotated[float, typer.Option(help="Acceptance rate per draft token, 0 to 1.")] = 0.8,
-    draft_cost: Annotated[
-        float,
-        typer.Option(help="Time of one draft token, or of one level of a tree, in plain target passes."),
-    ] = 0.05,
-    k: Annotated[
-        str, typer.Option(help="Draft tokens per pass (depth of the draft): 1..15, or 1,2,4.")
-    ] = "1..15",
-    network_cost: Annotated[
-        float,
-        typer.Option(help="Round trip to a remote drafter, in plain target passes; once per draft."),
-    ] = 0.0,
-    tree_width: Annotated[
-        int, typer.Option(help="Alternatives at every level; all are verified, one is continued.")
-    ] = 1,
-    step_costs: Annotated[
-        Path | None, typer.Option(help="Output of `foreword bench step --json`: also use these pass times.")
-    ] = None,
-    plot: PlotOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Theory(JsonCommand):
     """Print expected tokens per pass, speed-up, best number of draft tokens and break-even acceptance.
 
     Assumes that every draft token is accepted with the same probability, independently of the others (docs/theory.md).
     """
-    from foreword.bench.theory import FLAT, DraftingCost, predict, read_step_costs
 
-    depths = parse_depths(k)
-    curves = {CLOSED_FORM: FLAT}
-    if step_costs is not None:
-        curves[MEASURED] = read_step_costs(step_costs)
-    drafting = DraftingCost(draft_cost, network_cost, tree_width)
-    found = {name: predict(alpha, drafting, depths, curve) for name, curve in curves.items()}
-    title = f"acceptance {alpha:g}, one draft token costs {draft_cost:g} passes"
-    if tree_width > 1:
-        title = f"acceptance {alpha:g}, one level of {tree_width} draft tokens costs {draft_cost:g} passes"
-    if network_cost:
-        title += f", a round trip {network_cost:g}"
-    stdout.print(title)
-    stdout.print(_table(found))
-    for name, predictions in found.items():
-        stdout.print(_verdict(name, predictions), soft_wrap=True)
-    if plot is not None:
-        _plot(found, plot, title)
-        stdout.print(f"plot: {plot}", markup=False, soft_wrap=True)
-    if as_json:
+    alpha: float = option(0.8, "Acceptance rate per draft token, 0 to 1.")
+    draft_cost: float = option(
+        0.05, "Time of one draft token, or of one level of a tree, in plain target passes."
+    )
+    k: str = option("1..15", "Draft tokens per pass (depth of the draft): 1..15, or 1,2,4.")
+    network_cost: float = option(
+        0.0, "Round trip to a remote drafter, in plain target passes; once per draft."
+    )
+    tree_width: int = option(1, "Alternatives at every level; all are verified, one is continued.")
+    step_costs: Path | None = option(
+        None, "Output of `foreword bench step --json`: also use these pass times."
+    )
+    plot: Path | None = plot_option()
+
+    def run(self) -> None:
+        from foreword.bench.theory import FLAT, DraftingCost, predict, read_step_costs
+
+        depths = parse_depths(self.k)
+        curves = {CLOSED_FORM: FLAT}
+        if self.step_costs is not None:
+            curves[MEASURED] = read_step_costs(self.step_costs)
+        drafting = DraftingCost(self.draft_cost, self.network_cost, self.tree_width)
+        found = {name: predict(self.alpha, drafting, depths, curve) for name, curve in curves.items()}
+        unit = "draft token" if self.tree_width == 1 else f"level of {self.tree_width} draft tokens"
+        trip = f", a round trip {self.network_cost:g}" if self.network_cost else ""
+        title = f"acceptance {self.alpha:g}, one {unit} costs {self.draft_cost:g} passes{trip}"
+        stdout.print(title)
+        stdout.print(_table(found))
+        for name, predictions in found.items():
+            stdout.print(_verdict(name, predictions), soft_wrap=True)
+        draw(self.plot, lambda path: _plot(found, path, title))
         results = {name.replace(" ", "_"): _summary(predictions) for name, predictions in found.items()}
-        given = {"draft_cost": draft_cost, "network_cost": network_cost, "tree_width": tree_width}
-        print_json({"alpha": alpha, **given, **results})
+        given = {name: getattr(self, name) for name in ("alpha", "draft_cost", "network_cost", "tree_width")}
+        self.tell({**given, **results})
+
+
+theory = command(Theory)
 
 
 def parse_depths(text: str) -> list[int]:

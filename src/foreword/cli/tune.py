@@ -1,23 +1,13 @@
 """`foreword tune`: measure this machine, and write the recommended policy file."""
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from foreword.cli.console import (
-    DEFAULT_MODEL,
-    BackendOption,
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    ModelOption,
-    load_llm,
-    print_json,
-    stage_bar,
-    stdout,
-)
+from foreword.cli.bench.common import MOST_TOKENS, TEMPERATURE, prompts_of
+from foreword.cli.console import ModelCommand, stage_bar, stdout
+from foreword.cli.options.grouped import command, option
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -25,67 +15,57 @@ if TYPE_CHECKING:
     from foreword.engine.llm import LLM
 
 
-def tune(
-    model: ModelOption = DEFAULT_MODEL,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="JSON lines with your prompts: turns and category. Default: the shipped prompts."),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Policy file to write.")] = Path("speculation-policy.json"),
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            help="Drafters: names or JSON objects separated by commas. Default: all that need no settings."
-        ),
-    ] = None,
-    limit_per_category: Annotated[int, typer.Option(help="Use the first N prompts of each category.")] = 2,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
-    backend: BackendOption = "auto",
-    as_json: JsonOption = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Tune(ModelCommand):
     """Measure model and drafters on your prompts, and write the recommended policy file.
 
     Every prompt is answered plainly and with every drafter. `foreword serve --speculation-policy FILE` uses the file.
     """
-    from foreword.bench.drafters.measure import BenchSettings, DrafterBench
-    from foreword.bench.drafters.summary import drafter_table, summarise
-    from foreword.bench.methods import parse_methods
-    from foreword.bench.prompts import own_prompts, read_prompts, take_per_category
-    from foreword.bench.tune import recommend
 
-    settings = BenchSettings(max_tokens, temperature)
-    settings.sampling()  # refuses bad parameters before anything is loaded
-    wanted = None if methods is None else parse_methods(methods)
-    listed = take_per_category(
-        own_prompts() if prompts is None else read_prompts(prompts), limit_per_category
+    prompts: Path | None = option(
+        None, "JSON lines with your prompts: turns and category. Default: the shipped prompts."
     )
-    if not out.parent.is_dir():
-        raise RequestError(f"--out {out} cannot be written: there is no directory {out.parent}")
-    _require_own(out)
-    llm = load_llm(model, dtype, device, backend)
-    tried = _available(llm) if wanted is None else wanted
-    bench = DrafterBench(llm, tried, settings)
-    with stage_bar() as show:
-        records = list(
-            bench.measure(
-                listed,
-                (),
-                lambda kind, done, total, who: show(f"{who}, {kind} {done + 1}/{total}", done, total),
-            )
-        )
-    order = {method.label: place for place, method in enumerate(tried)}
-    rows = summarise(sorted(records, key=lambda record: order[record.drafter]))
-    stdout.print(
-        drafter_table(rows, f"{model}, {len(listed)} prompts × up to {max_tokens} tokens, plain decoding = 1")
+    out: Path = option(Path("speculation-policy.json"), "Policy file to write.")
+    methods: str | None = option(
+        None, "Drafters: names or JSON objects separated by commas. Default: all that need no settings."
     )
-    policy = recommend(rows, tried, _made_with(llm, model))
-    out.write_text(json.dumps(policy, indent=2) + "\n", encoding="utf-8")
-    stdout.print(f"written: {out}; use it with foreword serve --speculation-policy {out}", soft_wrap=True)
-    if as_json:
-        print_json({"policy": policy, "file": str(out), "rows": [row.as_json() for row in rows]})
+    limit_per_category: int = option(2, "Use the first N prompts of each category.")
+    max_tokens: int = option(64, MOST_TOKENS)
+    temperature: float = option(0.0, TEMPERATURE)
+
+    def run(self) -> None:
+        from foreword.bench.drafters.measure import BenchSettings, DrafterBench
+        from foreword.bench.drafters.summary import drafter_table, summarise
+        from foreword.bench.methods import parse_methods
+        from foreword.bench.prompts import take_per_category
+        from foreword.bench.tune import recommend
+
+        settings, out = BenchSettings(self.max_tokens, self.temperature), self.out
+        settings.sampling()  # refuses bad parameters before anything is loaded
+        wanted = None if self.methods is None else parse_methods(self.methods)
+        listed = take_per_category(prompts_of(self.prompts), self.limit_per_category)
+        if not out.parent.is_dir():
+            raise RequestError(f"--out {out} cannot be written: there is no directory {out.parent}")
+        _require_own(out)
+        llm = self.load()
+        tried = _available(llm) if wanted is None else wanted
+        with stage_bar() as show:
+
+            def on_progress(kind: str, done: int, total: int, drafter: str) -> None:
+                show(f"{drafter}, {kind} {done + 1}/{total}", done, total)
+
+            records = list(DrafterBench(llm, tried, settings).measure(listed, (), on_progress))
+        order = {method.label: place for place, method in enumerate(tried)}
+        rows = summarise(sorted(records, key=lambda record: order[record.drafter]))
+        size = f"{len(listed)} prompts × up to {self.max_tokens} tokens"
+        stdout.print(drafter_table(rows, f"{self.model}, {size}, plain decoding = 1"))
+        policy = recommend(rows, tried, _made_with(llm, self.model))
+        out.write_text(json.dumps(policy, indent=2) + "\n", encoding="utf-8")
+        stdout.print(f"written: {out}; use it with foreword serve --speculation-policy {out}", soft_wrap=True)
+        self.tell({"policy": policy, "file": str(out), "rows": [asdict(row) for row in rows]})
+
+
+tune = command(Tune)
 
 
 def _require_own(out: Path) -> None:

@@ -1,6 +1,6 @@
 """The grid of drafters: what is worked out of a record, and the page."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from xml.etree import ElementTree
 
 import pytest
@@ -33,7 +33,7 @@ def test_rates_and_costs_follow_from_a_record():
 
 
 def test_a_record_is_read_back():
-    assert GridRecord.from_json(GUESSED.as_json() | {"drafted_per_position": [100, 100]}) == GUESSED
+    assert GridRecord.from_json(asdict(GUESSED) | {"drafted_per_position": [100, 100]}) == GUESSED
     with pytest.raises(ValueError, match="not a measurement"):
         GridRecord.from_json({"drafter": "x"})
 

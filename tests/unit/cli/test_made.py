@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from foreword.cli.bench.made import made
+from foreword.cli.bench.common import made
 
 
 @pytest.mark.parametrize(

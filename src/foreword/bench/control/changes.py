@@ -192,6 +192,15 @@ class MixedTraffic:
     def holds(self) -> bool:
         return self.ratio <= MOST_RATIO
 
+    @property
+    def line(self) -> str:
+        """One line for people."""
+        others = "" if self.others_gain is None else f"; the others {self.others_gain:.2f} of its speed"
+        return (
+            f"plain requests, half of a batch of {self.batch}: p95 {self.mixed_ms:.1f} ms a token, "
+            f"{self.ratio:.2f} of an all-plain run ({self.gap_ratio:.2f} for single tokens){others}"
+        )
+
 
 def measure_mixed(
     line: Line, controller: ControlArm, batch: int, seconds: float, turns: int = 3

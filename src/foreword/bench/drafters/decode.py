@@ -1,7 +1,7 @@
 """Decodes one prompt and records where passes and time went."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from time import perf_counter, process_time
 from typing import Any
 
@@ -142,13 +142,9 @@ class Record:
             own.tokens * plain.seconds / (own.seconds * plain.tokens) if own.seconds and plain.tokens else 1.0
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """For a line of a file."""
-        return asdict(self)
-
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> "Record":
-        """Read `as_json` back; ValueError if it is not one."""
+        """Read the fields back; ValueError if they are none."""
         try:
             runs = {name: _run(value[name]) for name in ("speculative", "plain")}
             return Record(str(value["drafter"]), str(value["prompt"]), str(value["category"]), **runs)

@@ -3,7 +3,7 @@
 import secrets
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import cycle, groupby, islice
 from pathlib import Path
 from statistics import median
@@ -89,12 +89,9 @@ class GridRecord:
         """Of tokens, on a machine that costs this much an hour: drafting and verifying together."""
         return cost_per_hour / 3600 * self.seconds / self.tokens * 1e6
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> "GridRecord":
-        """Read `as_json` back; ValueError if it is not one."""
+        """Read the fields back; ValueError if they are none."""
         try:
             known = {field.name: value[field.name] for field in fields(GridRecord)}
         except (KeyError, TypeError) as error:

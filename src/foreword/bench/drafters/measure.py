@@ -3,12 +3,12 @@
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median_low
 from tempfile import TemporaryDirectory
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from foreword.acceptance.params import SamplingParams
 from foreword.bench.drafters.decode import DecodeRun, Record, decode
@@ -19,14 +19,8 @@ from foreword.drafters.config import SpeculationConfig, SpeculationSetting
 from foreword.engine.llm import LLM
 from foreword.errors import RequestError
 
-
-class KeptRecord(Protocol):
-    """A measurement that can be written down."""
-
-    def as_json(self) -> dict[str, Any]: ...
-
-
-R = TypeVar("R", bound=KeptRecord)
+R = TypeVar("R")
+"""A measurement: a dataclass."""
 
 _BEFORE = {"ignore_eos": True}
 """What files were measured with that do not say it."""
@@ -57,7 +51,7 @@ class Ledger(Generic[R]):
 
     def add(self, record: R) -> None:
         """Keep a finished measurement; it is on disk when this returns."""
-        self._append(record.as_json())
+        self._append(asdict(record))  # type: ignore[call-overload]
         self.records.append(record)
 
     def _complete_lines(self) -> list[str]:

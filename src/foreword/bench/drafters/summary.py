@@ -44,9 +44,6 @@ class DrafterRow:
     accepted_per_position: tuple[int, ...]  # drafts accepted up to this position
     cpu_speedup: float | None = None  # by the processor's time; None if it did not do the work
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def summarise(records: Sequence[Record]) -> list[DrafterRow]:
     """For every drafter its categories in order of appearance, then all of them together."""

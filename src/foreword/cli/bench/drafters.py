@@ -1,88 +1,25 @@
-"""`foreword bench drafters`: acceptance and speed-up of each drafter, by category."""
+"""`foreword bench drafters`: acceptance and speed-up of each drafter, by category, or over a grid of settings."""
 
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from foreword import __version__
-from foreword.cli.console import (
-    DEFAULT_MODEL,
-    BackendOption,
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    ModelOption,
-    load_llm,
-    print_json,
-    stage_bar,
-    stdout,
-)
-from foreword.cli.options.common import check_plot
+from foreword.cli.bench.common import MOST_TOKENS, TEMPERATURE, Benchmark, draw, made
+from foreword.cli.console import parse_sizes, plot_option, stage_bar, stdout
+from foreword.cli.options.grouped import flag, option, picked
 from foreword.errors import RequestError
+from foreword.progress import StageProgress
 
 if TYPE_CHECKING:
-    from foreword.bench.drafters.decode import Record
-    from foreword.bench.drafters.measure import DrafterBench, Ledger
-    from foreword.bench.prompts import BenchPrompt
-    from foreword.engine.llm import LLM
+    from foreword.bench.skeleton import Column
+
+R = TypeVar("R")
 
 
-def drafters(
-    model: ModelOption = DEFAULT_MODEL,
-    dataset: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="JSON lines as in Spec-Bench, HumanEval or GSM8K; repeatable. Default: the shipped prompts."
-        ),
-    ] = None,
-    limit_per_category: Annotated[
-        int | None, typer.Option(help="Use the first N prompts of each category. Default: all.")
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Continue to --max-tokens after an end token.")
-    ] = False,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            help="Drafters: names or JSON objects separated by commas; a+b combines; default is that of --speculation "
-            "auto. Default: all that need no settings."
-        ),
-    ] = None,
-    repeats: Annotated[
-        int, typer.Option(help="Runs of each drafter and prompt; the median is reported.")
-    ] = 1,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of every answer.")] = 0,
-    history: Annotated[
-        bool, typer.Option("--history", help="Let drafters learn from earlier answers of the run.")
-    ] = False,
-    resume: Annotated[
-        Path | None, typer.Option(help="Store measurements in this file and skip those that it has.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(callback=check_plot, help="Draw τ and speed-up into this PNG file.")
-    ] = None,
-    concurrency: Annotated[
-        str | None, typer.Option(help="Concurrent requests of the grid, such as 1,4,16.")
-    ] = None,
-    temperatures: Annotated[
-        str | None, typer.Option(help="Temperatures of the grid, such as 0,0.7,1.")
-    ] = None,
-    cost_per_hour: Annotated[
-        float,
-        typer.Option(min=0.0, help="Price of this machine per hour, for the cost of a million tokens."),
-    ] = 1.0,
-    page: Annotated[
-        Path | None, typer.Option(help="Write the grid into this self-contained HTML file.")
-    ] = None,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
-    backend: BackendOption = "auto",
-    as_json: JsonOption = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Drafters(Benchmark):
     """Measure acceptance, tokens per pass and speed-up of each drafter, by category.
 
     Every prompt is decoded plainly and with every drafter, in turn; the texts are the same.
@@ -90,76 +27,183 @@ def drafters(
     With --concurrency, --temperatures or --page: a grid of category, temperature and concurrent requests, with
     acceptance by position, latency, time split and the cost of a million tokens.
     """
-    if concurrency is not None or temperatures is not None or page is not None:
-        from foreword.cli.bench.drafter_grid import GridOptions, drafter_grid
 
-        options = GridOptions(
-            model, dataset, limit_per_category, max_tokens, ignore_eos, methods, seed, concurrency, temperatures,
-            cost_per_hour, resume, page, dtype, device, backend, as_json,
-        )  # fmt: skip
-        drafter_grid(options)
-        return
-    from foreword.bench.drafters.measure import BenchSettings, DrafterBench
-    from foreword.bench.drafters.summary import drafter_table, plot_rows, slowest_prompts, summarise
-    from foreword.bench.methods import DEFAULT, default_methods, is_random, parse_methods
-    from foreword.bench.prompts import bench_prompts
+    dataset: list[Path] | None = option(
+        None, "JSON lines as in Spec-Bench, HumanEval or GSM8K; repeatable. Default: the shipped prompts."
+    )
+    limit_per_category: int | None = option(None, "Use the first N prompts of each category. Default: all.")
+    max_tokens: int = option(64, MOST_TOKENS)
+    ignore_eos: bool = flag("Continue to --max-tokens after an end token.")
+    methods: str | None = option(
+        None,
+        "Drafters: names or JSON objects separated by commas; a+b combines; default is that of --speculation "
+        "auto. Default: all that need no settings.",
+    )
+    repeats: int = option(1, "Runs of each drafter and prompt; the median is reported.")
+    temperature: float = option(0.0, TEMPERATURE)
+    seed: int = option(0, "Seed of every answer.")
+    history: bool = flag("Let drafters learn from earlier answers of the run.")
+    resume: Path | None = option(None, "Store measurements in this file and skip those that it has.")
+    plot: Path | None = plot_option("Draw τ and speed-up into this PNG file.")
+    concurrency: str | None = option(None, "Concurrent requests of the grid, such as 1,4,16.", last=1)
+    temperatures: str | None = option(None, "Temperatures of the grid, such as 0,0.7,1.", last=1)
+    cost_per_hour: float = option(
+        1.0, "Price of this machine per hour, for the cost of a million tokens.", min=0.0, last=1
+    )
+    page: Path | None = option(None, "Write the grid into this self-contained HTML file.", last=1)
 
-    settings = BenchSettings(max_tokens, temperature, seed, repeats, history, ignore_eos)
-    settings.sampling()  # refuses bad parameters before anything is loaded
-    if history and resume is not None:
-        raise RequestError(
-            "--history and --resume exclude each other: what drafters learned is not in the file"
+    def run(self) -> None:
+        if (self.concurrency, self.temperatures, self.page) != (None, None, None):
+            self._grid()
+            return
+        from foreword.bench.drafters.decode import Record
+        from foreword.bench.drafters.measure import BenchSettings, DrafterBench
+        from foreword.bench.drafters.summary import drafter_table, plot_rows, slowest_prompts, summarise
+        from foreword.bench.methods import DEFAULT, default_methods, is_random, parse_methods
+        from foreword.bench.prompts import bench_prompts
+
+        settings = picked(BenchSettings, self)
+        settings.sampling()  # refuses bad parameters before anything is loaded
+        if self.history and self.resume is not None:
+            raise RequestError(
+                "--history and --resume exclude each other: what drafters learned is not in the file"
+            )
+        wanted = None if self.methods is None else parse_methods(self.methods)
+        prompts = bench_prompts(self.dataset, self.limit_per_category)
+        llm = self.load()
+        made_with = {"model": self.model, "dtype": self.dtype, "device": self.device, **asdict(settings)}
+        ran_on = {"version": __version__, "decoder": type(llm.engine.target).__name__}
+        if wanted is None:
+            drafts = llm.loaded.choose_speculation("auto").config is not None
+            wanted = [DEFAULT, *default_methods()] if drafts else default_methods()
+        bench = DrafterBench(llm, wanted, settings)
+        order = {method.label: place for place, method in enumerate(wanted)}
+        keys = {prompt.key for prompt in prompts}
+
+        def measure(known: list[Record], show: StageProgress) -> Iterator[Record]:
+            def on_progress(kind: str, done: int, total: int, drafter: str) -> None:
+                show(f"{drafter}, {kind}, prompt {done + 1} of {total}", done, total)
+
+            return bench.measure(prompts, known, on_progress)
+
+        records = self._resumed(
+            ran_on | made_with,
+            Record.from_json,
+            lambda one: one.prompt in keys and one.drafter in order,
+            measure,
         )
-    wanted = None if methods is None else parse_methods(methods)
-    prompts = bench_prompts(dataset, limit_per_category)
-    llm = load_llm(model, dtype, device, backend)
-    made_with = {"model": model, "dtype": dtype, "device": device, **asdict(settings)}
-    ledger = _ledger(resume, llm, made_with)
-    if wanted is None:
-        guesses = llm.loaded.choose_speculation("auto").config is not None
-        wanted = [DEFAULT, *default_methods()] if guesses else default_methods()
-    bench = DrafterBench(llm, wanted, settings)
-    records = _measure(bench, prompts, [method.label for method in wanted], ledger)
-    rows = summarise(records)
-    title = f"{model}, {len(prompts)} prompts × up to {max_tokens} tokens, plain decoding = 1"
-    stdout.print(drafter_table(rows, title))
-    slowest = slowest_prompts([record for record in records if not is_random(record.drafter)])
-    for one in slowest:
-        stdout.print(one.line, highlight=False, soft_wrap=True)
-    if plot is not None:
-        plot_rows(rows, plot, title)
-        stdout.print(f"plot: {plot}", soft_wrap=True)
-    if as_json:
-        found = {"rows": [row.as_json() for row in rows], "slowest": [one.as_json() for one in slowest]}
-        print_json({**made_with, **found})
+        records.sort(key=lambda record: order[record.drafter])
+        rows = summarise(records)
+        title = f"{self.model}, {len(prompts)} prompts × up to {self.max_tokens} tokens, plain decoding = 1"
+        stdout.print(drafter_table(rows, title))
+        slowest = slowest_prompts([record for record in records if not is_random(record.drafter)])
+        for one in slowest:
+            stdout.print(one.line, highlight=False, soft_wrap=True)
+        draw(self.plot, lambda path: plot_rows(rows, path, title))
+        found = {"rows": [asdict(row) for row in rows], "slowest": [one.as_json() for one in slowest]}
+        self.tell({**made_with, **found})
+
+    def _resumed(
+        self,
+        settings: Mapping[str, Any],
+        parse: Callable[[Mapping[str, Any]], R],
+        is_wanted: Callable[[R], bool],
+        measure: Callable[[list[R], StageProgress], Iterator[R]],
+    ) -> list[R]:
+        """Return the wanted records of --resume and those that `measure` adds, which are written there."""
+        from foreword.bench.drafters.measure import Ledger
+
+        ledger = None if self.resume is None else Ledger(self.resume, settings, parse)
+        records = [] if ledger is None else [record for record in ledger.records if is_wanted(record)]
+        with stage_bar() as show:
+            for record in measure(records, show):
+                records.append(record)
+                if ledger is not None:
+                    ledger.add(record)
+        return records
+
+    def _grid(self) -> None:
+        """Measure missing cells, then print the table and write the page and JSON."""
+        from foreword.bench.drafters.grid import (
+            GridBench,
+            GridCell,
+            GridRecord,
+            GridSettings,
+            cpu_speedups,
+            grid_page,
+            speedups,
+        )
+        from foreword.bench.methods import default_methods, parse_methods
+        from foreword.bench.prompts import bench_prompts, prompts_digest
+        from foreword.bench.skeleton import optional, table
+
+        at_once = parse_sizes("--concurrency", self.concurrency or "1,4", least=1)
+        if self.page is not None and not self.page.absolute().parent.is_dir():
+            raise RequestError(f"--page: there is no directory {self.page.parent}")
+        temperatures = _numbers(self.temperatures or "0,0.7,1")
+        methods = default_methods() if self.methods is None else parse_methods(self.methods)
+        prompts = bench_prompts(self.dataset, self.limit_per_category)
+        kinds = list(dict.fromkeys(prompt.category for prompt in prompts))
+        cells = [GridCell(kind, warm, count) for kind in kinds for warm in temperatures for count in at_once]
+        llm, settings = self.load(), picked(GridSettings, self)
+        made_with = {
+            "model": self.model,
+            "version": __version__,
+            "decoder": type(llm.engine.target).__name__,
+            "dtype": self.dtype,
+            "prompts": len(prompts),
+            "prompts_digest": prompts_digest(prompts),
+            **asdict(settings),
+        }
+        labels = {"plain", *(method.label for method in methods)}
+        bench = GridBench(llm, methods, settings)
+        records = self._resumed(
+            made_with,
+            GridRecord.from_json,
+            lambda one: one.cell in cells and one.drafter in labels,
+            lambda known, show: bench.measure(prompts, cells, known, show),
+        )
+        ratios, by_cpu = speedups(records), cpu_speedups(records)
+        title = f"{self.model}, {len(prompts)} prompts, answers of up to {self.max_tokens} tokens"
+        columns: dict[str, Column] = {
+            "kind": "{.category}",
+            "T": "{.temperature:g}",
+            "at once": "{.concurrency}",
+            "drafter": "{.drafter}",
+            "α": lambda one: f"{one.acceptance:.0%}" if one.drafted_per_position else "",
+            "τ": "{.tokens_per_pass:.2f}",
+            "tokens/s": "{.tokens_per_second:.1f}",
+            "speed-up": lambda one: optional(ratios.get(one.key), ".2f", ""),
+            "by CPU": lambda one: optional(by_cpu.get(one.key), ".2f", ""),
+            "p50": "{.latency_p50:.2f} s",
+            "per million": lambda one: f"{one.cost_per_million(self.cost_per_hour):.3g}",
+        }
+        ordered = sorted(records, key=lambda one: (one.category, one.temperature, one.concurrency))
+        stdout.print(table(ordered, columns, title))
+        origin = made()
+        if self.page is not None:
+            self.page.write_text(grid_page(records, title, origin, self.cost_per_hour), encoding="utf-8")
+            stdout.print(f"page: {self.page}", soft_wrap=True)
+        rows = [
+            {
+                **asdict(one),
+                "acceptance": one.acceptance,
+                "per_position": one.per_position,
+                "tokens_per_pass": one.tokens_per_pass,
+                "speedup": ratios.get(one.key),
+                "cpu_speedup": by_cpu.get(one.key),
+                "cost_per_million": one.cost_per_million(self.cost_per_hour),
+            }
+            for one in records
+        ]
+        self.tell({**made_with, "made": origin, "cost_per_hour": self.cost_per_hour, "rows": rows})
 
 
-def _ledger(path: Path | None, llm: "LLM", settings: dict[str, Any]) -> "Ledger[Record] | None":
-    from foreword.bench.drafters.measure import Ledger
-
-    if path is None:
-        return None
-    from foreword.bench.drafters.decode import Record
-
-    decoder = type(llm.engine.target).__name__
-    return Ledger(path, {"version": __version__, "decoder": decoder, **settings}, Record.from_json)
-
-
-def _measure(
-    bench: "DrafterBench", prompts: "list[BenchPrompt]", labels: list[str], ledger: "Ledger[Record] | None"
-) -> "list[Record]":
-    """The records of these prompts and drafters, those from the file included."""
-    keys = {prompt.key for prompt in prompts}
-    known = [] if ledger is None else ledger.records
-    records = [record for record in known if record.prompt in keys and record.drafter in labels]
-    with stage_bar() as show:
-
-        def on_progress(category: str, done: int, total: int, drafter: str) -> None:
-            show(f"{drafter}, {category}, prompt {done + 1} of {total}", done, total)
-
-        for record in bench.measure(prompts, records, on_progress):
-            records.append(record)
-            if ledger is not None:
-                ledger.add(record)
-    order = {label: place for place, label in enumerate(labels)}
-    return sorted(records, key=lambda record: order[record.drafter])
+def _numbers(text: str) -> list[float]:
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise RequestError(f"--temperatures takes numbers separated by commas, not {text!r}") from None
+    if not all(0 <= number <= 2 for number in numbers):
+        raise RequestError("--temperatures must be in 0 .. 2")
+    return numbers

@@ -1,89 +1,77 @@
-"""`foreword bench overhead`: the cost of drafting and of the engine's host code."""
+"""`foreword bench overhead`, `server-overhead`, `pacing`: what the engine and the server add to passes."""
 
+import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from foreword.cli.console import (
-    DEFAULT_MODEL,
-    BackendOption,
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    ModelOption,
-    load_llm,
-    parse_sizes,
-    print_json,
-    stage_bar,
-    stdout,
-)
+from foreword.cli.bench.common import MOST_TOKENS, SPECULATIVE_DRAFTER, Benchmark
+from foreword.cli.console import parse_sizes, plot_option, progress_bar, stage_bar, stdout
+from foreword.cli.options.grouped import option
 
 if TYPE_CHECKING:
     from foreword.bench.overhead import HostTime
+    from foreword.bench.pacing import Trace, WireChunk
+    from foreword.bench.skeleton import Column
 
 
-def overhead(
-    model: ModelOption = DEFAULT_MODEL,
-    methods: Annotated[
-        str, typer.Option(help="Drafters: names or JSON objects separated by commas; a+b combines.")
-    ] = "ngram,suffix",
-    contexts: Annotated[
-        str, typer.Option(help="Context lengths in tokens, separated by commas.")
-    ] = "100,1000,4000,7500",
-    repeats: Annotated[int, typer.Option(help="Timed drafts at each length; the median is reported.")] = 15,
-    batches: Annotated[
-        str, typer.Option(help="Batch sizes for the host time, separated by commas.")
-    ] = "1,8,32,128",
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
-    backend: BackendOption = "auto",
-    as_json: JsonOption = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Overhead(Benchmark):
     """Measure the time of a draft, the guard included, relative to target passes at the same context.
 
     Then the CPU time of an engine step, drafting included, on passes that take no time: versions can be compared on
     a busy machine. Last, for steps with drafts as on a GPU, the part of it that a device waits for.
     """
-    lengths, sizes = parse_sizes("--contexts", contexts), parse_sizes("--batches", batches)
-    from foreword.bench.methods import parse_methods
-    from foreword.bench.overhead import VERIFY_ROWS, measure_host_time, measure_overhead
-    from foreword.bench.skeleton import Column, table
-    from foreword.bench.verdict_time import measure_verdicts
 
-    wanted = parse_methods(methods)
-    llm = load_llm(model, dtype, device, backend)
-    with stage_bar() as on_progress:
-        found = measure_overhead(llm, wanted, lengths, repeats, on_progress)
-        host = measure_host_time(llm, sizes, repeats, on_progress)
-        verdicts = measure_verdicts(llm.engine.target, sizes, repeats, on_progress)
-    costs: dict[str, Column] = {
-        "drafter": "{.drafter}",
-        "context": "{.context}",
-        "draft ms": "{.draft_ms:.3f}",
-        "first ms": "{.first_ms:.1f}",
-    }
-    for count in VERIFY_ROWS:
-        shown = f"{{0.shares[{count}]:.2%}} of {{0.verify_ms[{count}]:.1f}} ms"
-        costs[f"of a pass over {count}"] = shown
-    stdout.print(table(found, costs))
-    stdout.print(_host_table(host, sizes))
-    columns = {
-        "host ms per step, drafter": "{.guesses}",
-        "batch": "{.batch}",
-        "tokens": "{.tokens:.1f}",
-        "verdict": "{.verdict_ms:.2f}",
-        "next pass": "{.launch_ms:.2f}",
-        "together": "{.waited_ms:.2f}",
-        "beside it": "{.beside_ms:.2f}",
-    }
-    stdout.print(table(verdicts, columns))
-    if as_json:
+    methods: str = option(
+        "ngram,suffix", "Drafters: names or JSON objects separated by commas; a+b combines."
+    )
+    contexts: str = option("100,1000,4000,7500", "Context lengths in tokens, separated by commas.")
+    repeats: int = option(15, "Timed drafts at each length; the median is reported.")
+    batches: str = option("1,8,32,128", "Batch sizes for the host time, separated by commas.")
+
+    def run(self) -> None:
+        lengths, sizes = parse_sizes("--contexts", self.contexts), parse_sizes("--batches", self.batches)
+        from foreword.bench.methods import parse_methods
+        from foreword.bench.overhead import VERIFY_ROWS, measure_host_time, measure_overhead
+        from foreword.bench.skeleton import table
+        from foreword.bench.verdict_time import measure_verdicts
+
+        wanted = parse_methods(self.methods)
+        llm = self.load()
+        with stage_bar() as show:
+            found = measure_overhead(llm, wanted, lengths, self.repeats, show)
+            host = measure_host_time(llm, sizes, self.repeats, show)
+            verdicts = measure_verdicts(llm.engine.target, sizes, self.repeats, show)
+        costs: dict[str, Column] = {
+            "drafter": "{.drafter}",
+            "context": "{.context}",
+            "draft ms": "{.draft_ms:.3f}",
+            "first ms": "{.first_ms:.1f}",
+        }
+        for count in VERIFY_ROWS:
+            shown = f"{{0.shares[{count}]:.2%}} of {{0.verify_ms[{count}]:.1f}} ms"
+            costs[f"of a pass over {count}"] = shown
+        stdout.print(table(found, costs))
+        stdout.print(_host_table(host, sizes))
+        columns = {
+            "host ms per step, drafter": "{.guesses}",
+            "batch": "{.batch}",
+            "tokens": "{.tokens:.1f}",
+            "verdict": "{.verdict_ms:.2f}",
+            "next pass": "{.launch_ms:.2f}",
+            "together": "{.waited_ms:.2f}",
+            "beside it": "{.beside_ms:.2f}",
+        }
+        stdout.print(table(verdicts, columns))
         rows, times, parts = ([asdict(one) for one in some] for some in (found, host, verdicts))
-        print_json({"model": model, "rows": rows, "host": times, "verdicts": parts})
+        self.tell({"model": self.model, "rows": rows, "host": times, "verdicts": parts})
 
 
 def _host_table(host: "Sequence[HostTime]", batches: Sequence[int]) -> Table:
@@ -94,3 +82,114 @@ def _host_table(host: "Sequence[HostTime]", batches: Sequence[int]) -> Table:
         times = [one for one in host if one.way == way]
         table.add_row(way, *(f"{one.step_ms:.2f} ({one.request_us:.0f})" for one in times))
     return table
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOverhead(Benchmark):
+    """Compare time per token of an engine in this process and of a server over HTTP, in turns, on the same prompts.
+
+    Greedy, on the shipped prompts. The server is started on a free port and measured by a client in this process.
+    """
+
+    streams: int = option(8, "Concurrent streams.", min=1)
+    tokens: int = option(128, "Tokens of each answer.", min=2)
+    repeats: int = option(5, "Runs of engine and server, in turns.", min=1)
+    speculative_config: str | None = option(
+        None, "Drafter of engine and server, as a JSON object. Default: plain decoding."
+    )
+
+    def run(self) -> None:
+        from foreword.bench.prompts import own_prompts
+        from foreword.bench.server_overhead import Work, measure_server_overhead, served_model
+        from foreword.engine.engine import Engine
+        from foreword.engine.prompts import encode_prompt
+        from foreword.models.formats.checkpoint import open_checkpoint
+        from foreword.models.sources.resolve import resolve_model
+
+        with stage_bar() as show:
+            path = resolve_model(self.model, on_progress=show)
+        tokenizer = open_checkpoint(path).tokenizer()
+        texts = (prompt.text for prompt in islice(cycle(own_prompts()), self.streams))
+        work = Work([encode_prompt(tokenizer, text) for text in texts], self.tokens)
+        config = self.speculative_config
+        drafter = ["--speculation", "off"] if config is None else ["--speculative-config", config]
+        options = [part for name, value in self.place.items() for part in (f"--{name}", value)]
+        options += ["--generation-config", "none", *drafter]
+        with served_model(str(path), options) as server, progress_bar(f"loading {self.model}") as on_progress:
+            engine = Engine.load(str(path), **self.place, speculation=config, progress=on_progress)
+            try:
+                with stage_bar() as show:
+                    report = asyncio.run(measure_server_overhead(engine, server, work, self.repeats, show))
+            finally:
+                engine.close()
+        table = Table("", box=SIMPLE_HEAD, title=f"{self.streams} streams of {self.tokens} tokens")
+        for name in ("ms per token", "CPU ms per token, engine", "API process"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for name, run in (("engine", report.engine), ("server", report.server)):
+            table.add_row(name, f"{run.token_ms:.3f}", f"{run.engine_cpu_ms:.3f}", f"{run.api_cpu_ms:.3f}")
+        stdout.print(table)
+        stdout.print(f"the server takes {report.ratio:.3f} x the engine's time per token")
+        self.tell({"model": self.model, **asdict(report)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pacing(Benchmark):
+    """Measure how well an observer identifies prompts by timing and size of their streams: plain, speculative, paced.
+
+    Answers come from the real engine, one at a time; the pacing of their arrivals is computed. A nearest-neighbour
+    classifier compares each stream with those of the other repeats.
+    """
+
+    prompts: int = option(50, "Number of prompts to distinguish.", min=2)
+    repeats: int = option(3, "Answers to each prompt.", min=2)
+    tokens: int = option(48, MOST_TOKENS, min=2)
+    temperature: float = option(
+        0.0,
+        "Sampling temperature; 0: all answers to a prompt are the same, the observer's best case.",
+        min=0,
+    )
+    speculative_config: str = option('{"method": "ngram", "num_speculative_tokens": 5}', SPECULATIVE_DRAFTER)
+    plot: Path | None = plot_option("Draw both cadences and the result into this PNG file.")
+
+    def run(self) -> None:
+        from foreword.acceptance.params import SamplingParams
+        from foreword.bench.pacing import classify_prompts, plot_pacing, record, short_prompts
+        from foreword.bench.skeleton import table
+
+        llm = self.load(self.speculative_config)
+        asked = [llm.encode(text) for text in short_prompts(self.prompts)]
+        params = SamplingParams(temperature=self.temperature, max_tokens=self.tokens)
+        with stage_bar() as show:
+            plain, drafted = (
+                record(llm.engine, asked, self.repeats, params, speculate, partial(show, stage))
+                for stage, speculate in (("plain", False), ("speculative", True))
+            )
+        streams = {
+            "plain decoding": {trace.key: trace.unpaced() for trace in plain},
+            "speculative, burst": {trace.key: trace.unpaced() for trace in drafted},
+            "speculative, even": _paced(drafted),
+        }
+        rows = [row for name, watched in streams.items() for row in classify_prompts(name, watched)]
+        columns = {
+            "stream": "{.stream}",
+            "the observer compares": "{.features}",
+            "right": "{0.right}/{0.trials}",
+            "accuracy": "{.accuracy:.0%}",
+            "chance": "{.chance:.0%}",
+        }
+        stdout.print(table(rows, columns))
+        if self.plot is not None:
+            shown = max(drafted, key=lambda trace: trace.unevenness).key
+            plot_pacing({name: watched[shown] for name, watched in streams.items()}, rows, self.plot)
+        self.tell({"model": self.model, "rows": [asdict(row) | {"accuracy": row.accuracy} for row in rows]})
+
+
+def _paced(traces: "Sequence[Trace]") -> "dict[tuple[int, int], list[WireChunk]]":
+    from foreword.bench.pacing import WireChunk
+    from foreword.server.api.pacing import PaceMemory, replay
+
+    memory = PaceMemory()  # as on a server: streams follow each other
+    return {
+        trace.key: [WireChunk(block.time, block.size) for block in replay(trace.units(), memory)]
+        for trace in traces
+    }

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from foreword.cli.console import stage_bar, stdout
 from foreword.cli.options.common import one_of
+from foreword.cli.options.grouped import option
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -24,24 +24,16 @@ VARIED = ("targets", "nodes")
 class GoalOptions:
     """What the searched fleet has to reach."""
 
-    goal_tokens_per_second: Annotated[
-        float | None, typer.Option(min=0.001, help="Search for the smallest fleet with this many tokens/s.")
-    ] = None
-    goal_p95_ms: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001, help="Search for the smallest fleet with this p95 of milliseconds per token."
-        ),
-    ] = None
-    goal_vary: Annotated[
-        str | None,
-        typer.Option(
-            metavar="targets|nodes", help="Machines to vary. Default: targets, with nodes in proportion."
-        ),
-    ] = None
-    goal_most: Annotated[
-        int | None, typer.Option(min=1, help="Largest number that the search tries. Default: 128.")
-    ] = None
+    goal_tokens_per_second: float | None = option(
+        None, "Search for the smallest fleet with this many tokens/s.", min=0.001
+    )
+    goal_p95_ms: float | None = option(
+        None, "Search for the smallest fleet with this p95 of milliseconds per token.", min=0.001
+    )
+    goal_vary: str | None = option(
+        None, "Machines to vary. Default: targets, with nodes in proportion.", metavar="targets|nodes"
+    )
+    goal_most: int | None = option(None, "Largest number that the search tries. Default: 128.", min=1)
 
     def goal(self) -> "Goal | None":
         """Return the goal; None: none is given."""

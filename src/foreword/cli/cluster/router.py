@@ -9,14 +9,14 @@ import typer
 
 from foreword.cli.console import stdout
 from foreword.cli.options.grouped import options_command
-from foreword.cli.options.serve import ListeningOptions, PortOption, need_server_extra
+from foreword.cli.options.serve import ListeningOptions, need_server_extra, port_option
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RouterListening(ListeningOptions):
     """Where the router listens."""
 
-    port: PortOption = 8080
+    port: int = port_option(8080)
 
 
 @options_command

@@ -9,11 +9,11 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from foreword.cli.bench.made import made
+from foreword.cli.bench.common import made
 from foreword.cli.cluster.goals import GoalOptions, search_goal
 from foreword.cli.console import JsonOption, print_json, stage_bar, stdout
 from foreword.cli.options.common import one_of
-from foreword.cli.options.grouped import options_command
+from foreword.cli.options.grouped import flag, option, options_command
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -25,22 +25,17 @@ if TYPE_CHECKING:
 
 WAITING = ("worth", "all", "none")
 
-TargetsOption = Annotated[int, typer.Option(min=1, help="Number of targets.")]
-NodesOption = Annotated[int, typer.Option(min=0, help="Number of draft nodes.")]
-
 
 @dataclass(frozen=True)
 class FleetOptions:
     """How many machines, and where."""
 
-    targets: TargetsOption = 8
-    nodes: NodesOption = 2
-    batch: Annotated[int, typer.Option(min=1, help="Batch size of a target.")] = 16
-    zones: Annotated[
-        int, typer.Option(min=1, help="Number of zones over which targets and nodes are distributed.")
-    ] = 1
-    target_price: Annotated[float, typer.Option(min=0, help="Price of a target per hour.")] = 10.0
-    node_price: Annotated[float, typer.Option(min=0, help="Price of a draft node per hour.")] = 1.0
+    targets: int = option(8, "Number of targets.", min=1)
+    nodes: int = option(2, "Number of draft nodes.", min=0)
+    batch: int = option(16, "Batch size of a target.", min=1)
+    zones: int = option(1, "Number of zones over which targets and nodes are distributed.", min=1)
+    target_price: float = option(10.0, "Price of a target per hour.", min=0)
+    node_price: float = option(1.0, "Price of a draft node per hour.", min=0)
 
     def fleet(self) -> "FleetSize":
         """Return the simulated fleet."""
@@ -53,41 +48,27 @@ class FleetOptions:
 class CostOptions:
     """What passes, drafts and the network cost: from files of measurements, or given."""
 
-    alpha: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Acceptance rate per draft token. Default: from --drafters, or 0.8."),
-    ] = None
-    step: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Output of `foreword bench step --json`: time of target passes."),
-    ] = None
-    drafters: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Output of `foreword bench drafters --json`: acceptance by category, drafting time.",
-        ),
-    ] = None
-    method: Annotated[
-        str | None, typer.Option(help="Drafter of the --drafters file. Default: the fastest.")
-    ] = None
-    link: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Output of `foreword bench link --json`: nodes and network."),
-    ] = None
-    pass_ms: Annotated[
-        float | None, typer.Option(min=0.001, help="Milliseconds of a target pass over one token.")
-    ] = None
-    level_ms: Annotated[
-        float | None, typer.Option(min=0, help="Milliseconds per level of a draft, on targets and nodes.")
-    ] = None
-    network_ms: Annotated[
-        float | None,
-        typer.Option(min=0, help="Round trip to a node in milliseconds. Default: from --link, or 0.3."),
-    ] = None
-    zone_ms: Annotated[
-        float | None, typer.Option(min=0, help="Round trip between zones in milliseconds. Default: 2.")
-    ] = None
+    alpha: float | None = option(
+        None, "Acceptance rate per draft token. Default: from --drafters, or 0.8.", min=0, max=1
+    )
+    step: Path | None = option(
+        None, "Output of `foreword bench step --json`: time of target passes.", metavar="FILE"
+    )
+    drafters: Path | None = option(
+        None,
+        "Output of `foreword bench drafters --json`: acceptance by category, drafting time.",
+        metavar="FILE",
+    )
+    method: str | None = option(None, "Drafter of the --drafters file. Default: the fastest.")
+    link: Path | None = option(
+        None, "Output of `foreword bench link --json`: nodes and network.", metavar="FILE"
+    )
+    pass_ms: float | None = option(None, "Milliseconds of a target pass over one token.", min=0.001)
+    level_ms: float | None = option(None, "Milliseconds per level of a draft, on targets and nodes.", min=0)
+    network_ms: float | None = option(
+        None, "Round trip to a node in milliseconds. Default: from --link, or 0.3.", min=0
+    )
+    zone_ms: float | None = option(None, "Round trip between zones in milliseconds. Default: 2.", min=0)
 
     def __post_init__(self) -> None:
         if self.method is not None and self.drafters is None:
@@ -124,40 +105,25 @@ class CostOptions:
 class LoadOptions:
     """Traffic, failures and policies of the simulated fleet."""
 
-    k: Annotated[int, typer.Option(min=1, max=60, help="Draft tokens per pass.")] = 5
-    rate: Annotated[
-        str | None,
-        typer.Option(
-            help="Requests per second of the fleet, or phases such as 20,60,20. Default: batches always full."
-        ),
-    ] = None
-    prompt: Annotated[int, typer.Option(min=0, help="Tokens of a prompt.")] = 512
-    answer: Annotated[float, typer.Option(min=1, help="Mean number of tokens of an answer.")] = 256
-    fail: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Failure as KIND:NODES@SECONDS+DURATION, such as kill:1@5+10; kill, hang, partition or slow."
-        ),
-    ] = None
-    autoscale: Annotated[
-        bool,
-        typer.Option("--autoscale", help="Add and remove nodes by the ratio formula; needs long --seconds."),
-    ] = False
-    boot_s: Annotated[
-        float | None, typer.Option(min=0, help="Seconds until an added node drafts. Default: 60.")
-    ] = None
-    run_ahead: Annotated[bool, typer.Option(help="Draft on while targets verify.")] = True
-    waiting: Annotated[
-        str,
-        typer.Option(
-            metavar="worth|all|none",
-            help="Wait for levels in flight: worth (while the expected gain is positive), all or none.",
-        ),
-    ] = "worth"
-    seconds: Annotated[
-        float, typer.Option(min=0.1, help="Simulated seconds; the first tenth is warm-up.")
-    ] = 20.0
-    seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same events.")] = 0
+    k: int = option(5, "Draft tokens per pass.", min=1, max=60)
+    rate: str | None = option(
+        None, "Requests per second of the fleet, or phases such as 20,60,20. Default: batches always full."
+    )
+    prompt: int = option(512, "Tokens of a prompt.", min=0)
+    answer: float = option(256, "Mean number of tokens of an answer.", min=1)
+    fail: list[str] | None = option(
+        None, "Failure as KIND:NODES@SECONDS+DURATION, such as kill:1@5+10; kill, hang, partition or slow."
+    )
+    autoscale: bool = flag("Add and remove nodes by the ratio formula; needs long --seconds.")
+    boot_s: float | None = option(None, "Seconds until an added node drafts. Default: 60.", min=0)
+    run_ahead: bool = option(True, "Draft on while targets verify.")
+    waiting: str = option(
+        "worth",
+        "Wait for levels in flight: worth (while the expected gain is positive), all or none.",
+        metavar="worth|all|none",
+    )
+    seconds: float = option(20.0, "Simulated seconds; the first tenth is warm-up.", min=0.1)
+    seed: int = option(0, "Random seed; the same seed gives the same events.", min=0)
 
     def __post_init__(self) -> None:
         one_of("--waiting", self.waiting, WAITING)

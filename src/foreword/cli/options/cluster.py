@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foreword.cli.options.grouped import flag, late, option
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
+    from foreword.cluster.security import Security
     from foreword.drafters.config import SpeculationConfig
 
 DRAFT_TOKENS = 5
@@ -24,25 +26,11 @@ TlsOption = Annotated[
         metavar="CERT,KEY,CA", help="PEM files: certificate, key, certificate authority of the cluster."
     ),
 ]
-DraftersOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT,...",
-        help="Draft nodes (foreword draft-node), or @FILE with one per line, reread periodically; the "
-        "drafter of --speculation is the fallback.",
-    ),
-]
-DraftersInsecureOption = Annotated[
-    bool,
-    typer.Option("--drafters-insecure", help="Connect to nodes on other machines without token and TLS."),
-]
-LocalTenantsOption = Annotated[
-    str, typer.Option(help="Tenants whose texts are never sent to draft nodes: patterns such as a*,b?.")
-]
-LabelsOption = Annotated[
-    str,
-    typer.Option(metavar="host=A,rack=B,zone=C", help="Location of this process; near nodes are preferred."),
-]
+
+
+def labels_option() -> Any:  # noqa: ANN401
+    """Return the option for a process's location."""
+    return option("", "Location of this process; near nodes are preferred.", metavar="host=A,rack=B,zone=C")
 
 
 def tls_files(text: str | None) -> tuple[str, str, str] | None:
@@ -55,16 +43,38 @@ def tls_files(text: str | None) -> tuple[str, str, str] | None:
     return files[0], files[1], files[2]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SecurityOptions:
+    """What protects a link between targets and nodes."""
+
+    token_file: TokenFileOption = late(None, 1)
+    tls: TlsOption = late(None, 1)
+
+    def security(self) -> "Security":
+        """Return it; files that are no such files are refused."""
+        from foreword.cluster.security import Security, TlsFiles
+
+        files = tls_files(self.tls)
+        return Security.of(str(self.token_file or ""), None if files is None else TlsFiles(*files))
+
+
 @dataclass(frozen=True)
 class NodeOptions:
     """Draft nodes of a target, and how it reaches them."""
 
-    drafters: DraftersOption = None
-    drafters_insecure: DraftersInsecureOption = False
-    drafters_labels: LabelsOption = ""
+    drafters: str | None = option(
+        None,
+        "Draft nodes (foreword draft-node), or @FILE with one per line, reread periodically; the "
+        "drafter of --speculation is the fallback.",
+        metavar="HOST:PORT,...",
+    )
+    drafters_insecure: bool = flag("Connect to nodes on other machines without token and TLS.")
+    drafters_labels: str = labels_option()
     drafters_token_file: TokenFileOption = None
     drafters_tls: TlsOption = None
-    local_tenants: LocalTenantsOption = ""
+    local_tenants: str = option(
+        "", "Tenants whose texts are never sent to draft nodes: patterns such as a*,b?."
+    )
 
     def settings(self) -> dict[str, Any]:
         """Return them as keys of a speculation config; empty without draft nodes."""

@@ -2,9 +2,68 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import wraps
-from typing import Any, get_type_hints
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from functools import partial, wraps
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+REQUIRED = MISSING
+"""Default of an option that must be given."""
+
+_OPTION, _LAST = "option", "last"
+
+
+def option(default: Any, text: str, *names: str, last: int = 0, **more: Any) -> Any:  # noqa: ANN401
+    """Return a field that is an option with this help; `names` and `more` are those of `typer.Option`.
+
+    Options of a group are listed by rising `last`, so that those of a base class can follow those of the others.
+    """
+    made = partial(typer.Option, *names, help=text, **more)
+    return field(default=default, metadata={_OPTION: lambda _: made(), _LAST: last})
+
+
+def flag(text: str, last: int = 0) -> Any:  # noqa: ANN401
+    """Return a field that is False unless its option is there; it has no `--no-` form."""
+    return field(default=False, metadata={_OPTION: lambda name: typer.Option(name, help=text), _LAST: last})
+
+
+def argument(default: Any, text: str, **more: Any) -> Any:  # noqa: ANN401
+    """Return a field that is an argument without a name."""
+    return field(default=default, metadata={_OPTION: lambda _: typer.Argument(help=text, **more)})
+
+
+def late(default: Any, last: int) -> Any:  # noqa: ANN401
+    """Return a field with an annotated option that is listed after others, see `option`."""
+    return field(default=default, metadata={_LAST: last})
+
+
+class Command:
+    """A command: its docstring is the help, the fields of its dataclass are the options."""
+
+    def run(self) -> None:
+        """Do what the command is for."""
+        raise NotImplementedError
+
+
+def command(kind: type[Command]) -> Callable[..., None]:
+    """Return the function that typer calls for a command."""
+
+    def run(given: Command) -> None:
+        given.run()
+
+    run.__name__, run.__doc__ = kind.__name__.lower(), kind.__doc__
+    run.__annotations__ = {"given": kind, "return": None}
+    return options_command(run)
+
+
+Settings = TypeVar("Settings")
+
+
+def picked(kind: type[Settings], given: object) -> Settings:
+    """Return a dataclass of the options that are named as its fields."""
+    wanted: Any = kind
+    return kind(**{one.name: getattr(given, one.name) for one in fields(wanted)})
 
 
 def options_command(function: Callable[..., None]) -> Callable[..., None]:
@@ -35,18 +94,25 @@ def _options(name: str, kind: Any, default: Any) -> Iterator[inspect.Parameter]:
     if not is_dataclass(kind):
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         return
-    for field, field_kind in _fields(kind):
-        absent = inspect.Parameter.empty if field.default is MISSING else field.default
-        yield from _options(field.name, field_kind, absent)
+    for one, hint in _fields(kind):
+        absent = inspect.Parameter.empty if one.default is MISSING else one.default
+        yield from _options(one.name, hint, absent)
 
 
 def _value(name: str, kind: Any, given: dict[str, Any]) -> Any:  # noqa: ANN401
     if not is_dataclass(kind):
         return given[name]
     group: Any = kind
-    return group(**{field.name: _value(field.name, field_kind, given) for field, field_kind in _fields(kind)})
+    return group(**{one.name: _value(one.name, hint, given) for one, hint in _fields(kind)})
 
 
 def _fields(kind: Any) -> list[tuple[Field[Any], Any]]:  # noqa: ANN401
     hints = get_type_hints(kind, include_extras=True)
-    return [(field, hints[field.name]) for field in fields(kind)]
+    ordered = sorted(fields(kind), key=lambda one: one.metadata.get(_LAST, 0))
+    return [(one, _annotated(one, hints[one.name])) for one in ordered]
+
+
+def _annotated(one: Field[Any], hint: Any) -> Any:  # noqa: ANN401
+    if _OPTION not in one.metadata:
+        return hint
+    return Annotated[hint, one.metadata[_OPTION](f"--{one.name.replace('_', '-')}")]

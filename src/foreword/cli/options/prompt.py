@@ -6,12 +6,11 @@ import sys
 from dataclasses import dataclass
 from os import fstat
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from foreword.cli.console import stderr
 from foreword.cli.options.common import read_text
+from foreword.cli.options.grouped import option
 from foreword.errors import RequestError
 
 _PATIENCE = 2.0
@@ -66,35 +65,22 @@ def _text_of(path: Path) -> str:
 if TYPE_CHECKING:
     from foreword.structured.params import StructuredOutputs
 
-JsonSchemaOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Constrain the answer to JSON that matches the schema in this file."),
-]
-RegexOption = Annotated[
-    str | None,
-    typer.Option(
-        help=r"Constrain the answer to this regular expression; \d, \w, \s are ASCII unless it starts with (?u)."
-    ),
-]
-ChoiceOption = Annotated[
-    list[str] | None, typer.Option(help="Constrain the answer to one of these texts; repeatable.")
-]
-GrammarOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE|TEXT", help="Constrain the answer to this grammar: llama.cpp's GBNF, or Lark."
-    ),
-]
-
 
 @dataclass(frozen=True)
 class StructuredOptions:
     """The form of the answer; at most one is given."""
 
-    json_schema: JsonSchemaOption = None
-    regex: RegexOption = None
-    choice: ChoiceOption = None
-    grammar: GrammarOption = None
+    json_schema: Path | None = option(
+        None, "Constrain the answer to JSON that matches the schema in this file.", metavar="FILE"
+    )
+    regex: str | None = option(
+        None,
+        r"Constrain the answer to this regular expression; \d, \w, \s are ASCII unless it starts with (?u).",
+    )
+    choice: list[str] | None = option(None, "Constrain the answer to one of these texts; repeatable.")
+    grammar: str | None = option(
+        None, "Constrain the answer to this grammar: llama.cpp's GBNF, or Lark.", metavar="FILE|TEXT"
+    )
 
     def outputs(self) -> "StructuredOutputs | None":
         """Return the structured output that the options name; None: free text."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from foreword.cli.options.grouped import flag, option
 from foreword.errors import RequestError
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -119,46 +120,32 @@ def need_server_extra() -> None:
 if TYPE_CHECKING:
     from foreword.server.settings import Address
 
-HostOption = Annotated[str, typer.Option(help="Address to listen on.")]
-PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any.")]
-ApiKeyOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="API key that clients must send; repeatable. Default: FOREWORD_API_KEY (comma-separated)."
-    ),
-]
-AllowedHostsOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Allowed Host headers, separated by commas; *: any. Default: this machine's names if it listens on "
-        "127.0.0.1, else any."
-    ),
-]
-CorsOriginsOption = Annotated[
-    str | None,
-    typer.Option(help="Allowed CORS origins, separated by commas, such as https://example.org; *: all."),
-]
-InsecureOption = Annotated[
-    bool, typer.Option("--insecure", help="Listen beyond this machine without an API key.")
-]
-AccessLogOption = Annotated[bool, typer.Option("--access-log", help="Log every request.")]
-DrainSecondsOption = Annotated[
-    float, typer.Option(min=0, help="Seconds that SIGTERM waits for running answers.")
-]
+
+def port_option(default: int) -> Any:  # noqa: ANN401
+    """Return the option for a server's port."""
+    return option(default, "Port to listen on; 0: any.", min=0, max=65535)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ListeningOptions:
     """Where a server listens, and to whom."""
 
-    host: HostOption = "127.0.0.1"
-    port: PortOption = 8000
-    api_key: ApiKeyOption = None
-    allowed_hosts: AllowedHostsOption = None
-    cors_origins: CorsOriginsOption = None
-    insecure: InsecureOption = False
-    access_log: AccessLogOption = False
-    drain_seconds: DrainSecondsOption = 30.0
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = port_option(8000)
+    api_key: list[str] | None = option(
+        None, "API key that clients must send; repeatable. Default: FOREWORD_API_KEY (comma-separated)."
+    )
+    allowed_hosts: str | None = option(
+        None,
+        "Allowed Host headers, separated by commas; *: any. Default: this machine's names if it listens on "
+        "127.0.0.1, else any.",
+    )
+    cors_origins: str | None = option(
+        None, "Allowed CORS origins, separated by commas, such as https://example.org; *: all."
+    )
+    insecure: bool = flag("Listen beyond this machine without an API key.")
+    access_log: bool = flag("Log every request.")
+    drain_seconds: float = option(30.0, "Seconds that SIGTERM waits for running answers.", min=0)
 
     def address(self) -> "Address":
         """Return the address, if it may be listened on."""

@@ -1,84 +1,23 @@
 """`foreword prove`: verify exactness."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from time import perf_counter
-from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from foreword.cli.console import JsonOption, print_json, stage_bar, stdout
+from foreword.cli.console import JsonCommand, stage_bar, stdout
 from foreword.cli.options.common import json_object, one_of
+from foreword.cli.options.grouped import command, flag, option, picked
 from foreword.errors import RequestError
 
 LARGEST_SEED = 2**62
 """The seeds that are counted on from it must be 64-bit integers, as OpenAI's are."""
 
 
-def prove(
-    full: Annotated[
-        bool, typer.Option("--full", help="Run all checks; takes minutes instead of seconds.")
-    ] = False,
-    small: Annotated[bool, typer.Option("--small", help="With --url: send fewer requests.")] = False,
-    url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Test this server over HTTP, such as http://host:port/v1."),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="With --url: name of the model. Default: the server's first.")
-    ] = None,
-    route: Annotated[
-        str,
-        typer.Option(
-            callback=lambda name: one_of("--route", name, ("completions", "chat")),
-            help="With --url: route, completions or chat.",
-        ),
-    ] = "completions",
-    plain_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Server with the same model and without speculation, to compare with."
-        ),
-    ] = None,
-    plain_body: Annotated[
-        str | None,
-        typer.Option(
-            metavar="JSON",
-            help="""Request fields that turn speculation off: '{"speculation": false}' (default for Foreword),
-            '{"speculative.n_max": 0}' for llama.cpp.""",
-        ),
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="FOREWORD_API_KEY", help="API key of the server.")
-    ] = None,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            min=0.0, help="Largest difference of two log probabilities, in nats, that counts as rounding."
-        ),
-    ] = 0.05,
-    seed: Annotated[
-        int, typer.Option(min=0, max=LARGEST_SEED, help="With --url: first seed of the requests.")
-    ] = 0,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CLAIM", help="With --url: check this claim and those it depends on; repeatable."
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --url: print the number of requests and exit.")
-    ] = False,
-    pair: Annotated[
-        tuple[str, str] | None,
-        typer.Option(
-            metavar="TARGET DRAFT",
-            help="Measure how far a draft model is from its target, and the speed-up to expect.",
-        ),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Prove(JsonCommand):
     """Prove that every acceptance rule preserves the target's distribution, on this machine, with this build.
 
     By enumeration in small cases, by statistical tests of stated power in others.
@@ -89,59 +28,92 @@ def prove(
     With --pair, measure how far the distributions of a draft model are from its target's, by category and temperature,
     acceptance under each rule, and the speed-up to expect on this machine.
     """
-    if url is not None and pair is not None:
-        raise RequestError("--url and --pair exclude each other; give one")
-    asks_a_server = {"--dry-run": dry_run, "--small": small, "--only": only, "--model": model} | {
-        "--plain-url": plain_url,
-        "--plain-body": plain_body,
-    }
-    if url is None and (without := [option for option, value in asks_a_server.items() if value]):
-        raise RequestError(f"{without[0]} is for the examination of a server; add --url")
-    if url is not None:
+
+    full: bool = flag("Run all checks; takes minutes instead of seconds.")
+    small: bool = flag("With --url: send fewer requests.")
+    url: str | None = option(None, "Test this server over HTTP, such as http://host:port/v1.", metavar="URL")
+    model: str | None = option(None, "With --url: name of the model. Default: the server's first.")
+    route: str = option(
+        "completions",
+        "With --url: route, completions or chat.",
+        callback=lambda name: one_of("--route", name, ("completions", "chat")),
+    )
+    plain_url: str | None = option(
+        None, "Server with the same model and without speculation, to compare with.", metavar="URL"
+    )
+    plain_body: str | None = option(
+        None,
+        """Request fields that turn speculation off: '{"speculation": false}' (default for Foreword),
+            '{"speculative.n_max": 0}' for llama.cpp.""",
+        metavar="JSON",
+    )
+    api_key: str | None = option(None, "API key of the server.", envvar="FOREWORD_API_KEY")
+    tolerance: float = option(
+        0.05, "Largest difference of two log probabilities, in nats, that counts as rounding.", min=0.0
+    )
+    seed: int = option(0, "With --url: first seed of the requests.", min=0, max=LARGEST_SEED)
+    only: list[str] | None = option(
+        None, "With --url: check this claim and those it depends on; repeatable.", metavar="CLAIM"
+    )
+    dry_run: bool = flag("With --url: print the number of requests and exit.")
+    pair: tuple[str, str] | None = option(
+        None,
+        "Measure how far a draft model is from its target, and the speed-up to expect.",
+        metavar="TARGET DRAFT",
+    )
+
+    def run(self) -> None:
+        if self.url is not None and self.pair is not None:
+            raise RequestError("--url and --pair exclude each other; give one")
+        for name in ("dry_run", "small", "only", "model", "plain_url", "plain_body"):
+            if self.url is None and getattr(self, name):
+                option = f"--{name.replace('_', '-')}"
+                raise RequestError(f"{option} is for the examination of a server; add --url")
+        if self.url is not None:
+            self._examine()
+        elif self.pair is not None:
+            from foreword.cli.prove.pair import prove_pair
+
+            prove_pair(*self.pair, full=self.full, as_json=self.as_json)
+        else:
+            self._rules()
+
+    def _examine(self) -> None:
         from foreword.cli.prove.server import Asked, prove_server
-        from foreword.proofs.server.ground import FULL as FULL_PLAN
-        from foreword.proofs.server.ground import SMALL, STANDARD
+        from foreword.proofs.server.ground import FULL, SMALL, STANDARD
 
-        if not isfinite(tolerance):  # with it nothing could be refuted
-            raise RequestError(f"--tolerance must be a finite number of nats, not {tolerance}")
-        if full and small:
+        if not isfinite(self.tolerance):  # with it nothing could be refuted
+            raise RequestError(f"--tolerance must be a finite number of nats, not {self.tolerance}")
+        if self.full and self.small:
             raise RequestError("--full and --small exclude each other; give one")
-        plan = FULL_PLAN if full else SMALL if small else STANDARD
-        plain = (
-            None if plain_body is None else json_object("--plain-body", plain_body, '{"speculation": false}')
-        )
-        asked = Asked(url, model, route, plain_url, plain, api_key, tolerance, seed, tuple(only or ()))
-        prove_server(asked, plan, dry_run=dry_run, as_json=as_json)
-        return
-    if pair is not None:
-        from foreword.cli.prove.pair import prove_pair
+        plan = FULL if self.full else SMALL if self.small else STANDARD
+        plain = None
+        if self.plain_body is not None:
+            plain = json_object("--plain-body", self.plain_body, '{"speculation": false}')
+        asked = replace(picked(Asked, self), plain_body=plain, only=tuple(self.only or ()))
+        prove_server(asked, plan, dry_run=self.dry_run, as_json=self.as_json)
 
-        prove_pair(*pair, full=full, as_json=as_json)
-        return
-    prove_rules(full=full, as_json=as_json)
+    def _rules(self) -> None:
+        """The acceptance rules of this build."""
+        from foreword.proofs.suite import FULL, QUICK, run_suites
+
+        size = FULL if self.full else QUICK
+        began = perf_counter()
+        with stage_bar(is_long=self.full) as progress:
+            rows = list(run_suites(size, progress))
+        table = Table("rule", "case", "tried", "worst deviation", "limit", "power", "", title="exactness")
+        for row in rows:
+            power = "" if row.power is None else f"{row.power:.1%}"
+            verdict = "[green]holds[/green]" if row.passed else "[red]FAILS[/red]"
+            figures = f"{row.tried:,}", f"{row.deviation:.3g}", f"{row.limit:.3g}"
+            table.add_row(row.rule, row.case, *figures, power, verdict)
+        stdout.print(table)
+        passed, seconds = all(row.passed for row in rows), perf_counter() - began
+        stdout.print(f"{sum(row.passed for row in rows)} of {len(rows)} hold, in {seconds:.0f} s")
+        found = {"size": size.name, "passed": passed, "seconds": seconds}
+        self.tell({**found, "rows": [asdict(row) for row in rows]})
+        if not passed:
+            raise typer.Exit(1)
 
 
-def prove_rules(*, full: bool, as_json: bool) -> None:
-    """The acceptance rules of this build."""
-    from foreword.proofs.suite import FULL, QUICK, run_suites
-
-    size = FULL if full else QUICK
-    began = perf_counter()
-    with stage_bar(is_long=full) as progress:
-        rows = list(run_suites(size, progress))
-    table = Table("rule", "case", "tried", "worst deviation", "limit", "power", "", title="exactness")
-    for row in rows:
-        power = "" if row.power is None else f"{row.power:.1%}"
-        verdict = "[green]holds[/green]" if row.passed else "[red]FAILS[/red]"
-        table.add_row(
-            row.rule, row.case, f"{row.tried:,}", f"{row.deviation:.3g}", f"{row.limit:.3g}", power, verdict
-        )
-    stdout.print(table)
-    passed = all(row.passed for row in rows)
-    seconds = perf_counter() - began
-    stdout.print(f"{sum(row.passed for row in rows)} of {len(rows)} hold, in {seconds:.0f} s")
-    if as_json:
-        rows_json = [asdict(row) for row in rows]
-        print_json({"size": size.name, "passed": passed, "seconds": seconds, "rows": rows_json})
-    if not passed:
-        raise typer.Exit(1)
+prove = command(Prove)

@@ -1,102 +1,88 @@
 """`foreword train data` and `foreword train join`."""
 
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from foreword.cli.console import DEFAULT_MODEL, DeviceOption, ModelOption, stage_bar, stdout
-from foreword.cli.train.options import CompileOption, PromptsOption
+from foreword.cli.console import DEFAULT_MODEL, ModelOption, stage_bar, stdout
+from foreword.cli.options.grouped import REQUIRED, Command, argument, flag, option
+from foreword.cli.train.options import WorkOptions
 from foreword.errors import RequestError
 
 
-def data(
-    out: Annotated[Path, typer.Argument(help="Directory of the shards; new ones are added.")],
-    model: ModelOption = DEFAULT_MODEL,
-    prompts: PromptsOption = None,
-    only_prompts: Annotated[
-        bool, typer.Option("--only-prompts", help="Answer only the prompts of --prompts.")
-    ] = False,
-    minutes: Annotated[float | None, typer.Option(min=0.01, help="Minutes to write.")] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Answer tokens to write.")] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Texts written at once (batch size).")] = None,
-    context: Annotated[int, typer.Option(min=32, help="Most tokens of prompt and answer.")] = 1280,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Random seed. Default: the number of shards in the directory.",
-        ),
-    ] = None,
-    show: Annotated[
-        int | None, typer.Option(min=1, help="Print this many of the texts and write nothing.")
-    ] = None,
-    compiled: CompileOption = True,
-    device: DeviceOption = "auto",
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Data(WorkOptions):
     """Write training texts with the model itself.
 
     Example: foreword train data texts --minutes 2
     """
-    if show is not None:
-        _show(out, model, show)
-        return
-    if minutes is None and tokens is None:
-        raise RequestError("say how much to write: --minutes or --tokens")
-    if only_prompts and not prompts:
-        raise RequestError("--only-prompts needs --prompts")
-    from foreword.cli.train.session import (
-        STOPPED,
-        ConsoleWatcher,
-        Workplace,
-        memory_in_one_line,
-        read_prompts,
-        stop_signals,
-        write_texts,
-    )
-    from foreword.train.files import require_directory
-    from foreword.train.texts.data import WritingSettings
-    from foreword.train.texts.documents import count_shards, require_written_by
 
-    require_directory(out)
-    asked = read_prompts(prompts)
-    place = Workplace(model, device, compiled=compiled)
-    require_written_by(out, place.identity)
-    with stop_signals() as stopped, memory_in_one_line("give fewer --rows"), stage_bar() as bar:
-        settings = WritingSettings(
-            context=context,
-            seconds=None if minutes is None else 60 * minutes,
-            answer_tokens=tokens,
-            only_prompts=only_prompts,
-            seed=count_shards(out) if seed is None else seed,
-            stop=stopped,
-        )
-        write_texts(place, out, settings, asked, rows, ConsoleWatcher(bar))
-    if stopped():
-        raise typer.Exit(STOPPED)
+    out: Path = argument(REQUIRED, "Directory of the shards; new ones are added.")
+    only_prompts: bool = flag("Answer only the prompts of --prompts.")
+    minutes: float | None = option(None, "Minutes to write.", min=0.01)
+    tokens: int | None = option(None, "Answer tokens to write.", min=1)
+    rows: int | None = option(None, "Texts written at once (batch size).", min=1)
+    context: int = option(1280, "Most tokens of prompt and answer.", min=32)
+    seed: int | None = option(None, "Random seed. Default: the number of shards in the directory.", min=0)
+    show: int | None = option(None, "Print this many of the texts and write nothing.", min=1)
+
+    def run(self) -> None:
+        if self.show is not None:
+            _show(self.out, self.model, self.show)
+            return
+        if self.minutes is None and self.tokens is None:
+            raise RequestError("say how much to write: --minutes or --tokens")
+        if self.only_prompts and not self.prompts:
+            raise RequestError("--only-prompts needs --prompts")
+        from foreword.cli.train import session
+        from foreword.train.files import require_directory
+        from foreword.train.texts.data import WritingSettings
+        from foreword.train.texts.documents import count_shards, require_written_by
+
+        require_directory(self.out)
+        asked = session.read_prompts(self.prompts)
+        place = session.Workplace(self.model, self.device, compiled=self.compiled)
+        require_written_by(self.out, place.identity)
+        memory = session.memory_in_one_line("give fewer --rows")
+        with session.stop_signals() as stopped, memory, stage_bar() as bar:
+            settings = WritingSettings(
+                context=self.context,
+                seconds=None if self.minutes is None else 60 * self.minutes,
+                answer_tokens=self.tokens,
+                only_prompts=self.only_prompts,
+                seed=count_shards(self.out) if self.seed is None else self.seed,
+                stop=stopped,
+            )
+            watcher = session.ConsoleWatcher(bar)
+            session.write_texts(place, self.out, settings, asked, self.rows, watcher)
+        if stopped():
+            raise typer.Exit(session.STOPPED)
 
 
-def join(
-    pieces: Annotated[Path, typer.Argument(help="Directory written by --export.")],
-    out: Annotated[Path, typer.Argument(help="New directory.")],
-    model: ModelOption = DEFAULT_MODEL,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Join(Command):
     """Join the files of an --export.
 
     Example: foreword train join pieces head
     """
-    from foreword.cli.train.session import say
-    from foreword.models.formats.checkpoint import open_checkpoint
-    from foreword.models.sources.resolve import resolve_model
-    from foreword.train.loop.output import join_pieces
 
-    join_pieces(pieces, out, open_checkpoint(resolve_model(model)))
-    say(f"{out}: {sum(path.stat().st_size for path in out.iterdir()) / 1e6:.1f} MB")
+    pieces: Path = argument(REQUIRED, "Directory written by --export.")
+    out: Path = argument(REQUIRED, "New directory.")
+    model: ModelOption = DEFAULT_MODEL
+
+    def run(self) -> None:
+        from foreword.cli.train.session import say
+        from foreword.models.formats.checkpoint import open_checkpoint
+        from foreword.models.sources.resolve import resolve_model
+        from foreword.train.loop.output import join_pieces
+
+        join_pieces(self.pieces, self.out, open_checkpoint(resolve_model(self.model)))
+        say(f"{self.out}: {sum(path.stat().st_size for path in self.out.iterdir()) / 1e6:.1f} MB")
 
 
 def _show(directory: Path, model: str, count: int) -> None:
-    from itertools import islice
-
     from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
     from foreword.train.files import identity_of

@@ -2,69 +2,55 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from foreword.cli.console import DEFAULT_MODEL, DeviceOption, ModelOption, PlotOption
+from foreword.cli.console import DEFAULT_MODEL, DeviceOption, ModelOption, parse_sizes, plot_option
+from foreword.cli.options.grouped import REQUIRED, Command, flag, late, option
 from foreword.errors import RequestError
 
-PromptsOption = Annotated[
-    list[Path] | None,
-    typer.Option(help="JSON lines with prompts to answer in addition to self-written ones; repeatable."),
-]
-CompileOption = Annotated[bool, typer.Option(help="Compile the training pass (on a GPU).")]
+
+@dataclass(frozen=True, kw_only=True)
+class WorkOptions(Command):
+    """The model, where it works and what it is asked."""
+
+    model: ModelOption = late(DEFAULT_MODEL, -1)
+    prompts: list[Path] | None = option(
+        None, "JSON lines with prompts to answer in addition to self-written ones; repeatable."
+    )
+    compiled: bool = option(True, "Compile the training pass (on a GPU).", last=2)
+    device: DeviceOption = late("auto", 2)
 
 
-@dataclass(frozen=True)
-class CommonOptions:
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions(WorkOptions):
     """What is trained where, how long and how fast."""
 
-    out: Annotated[Path, typer.Option(help="Output directory.")]
-    model: ModelOption = DEFAULT_MODEL
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory of training texts. Default: OUT/texts, written first if there are none."
-        ),
-    ] = None
-    prompts: PromptsOption = None
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01, help="Time limit of the whole command: loading, writing texts, training and evaluation."
-        ),
-    ] = None
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Train this many steps; with --resume, this many more.")
-    ] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last state in --out.")] = False
-    begin: Annotated[
-        Path | None,
-        typer.Option(help="Start from the weights in this directory, with a new optimiser."),
-    ] = None
-    final: Annotated[bool, typer.Option(help="Decay the learning rate at the end.")] = True
-    evaluate: Annotated[
-        list[Path] | None,
-        typer.Option("--eval", help="JSON lines with prompts for evaluation, never trained on; repeatable."),
-    ] = None
-    evaluate_every: Annotated[float, typer.Option(min=0, help="Seconds between two evaluations.")] = 90.0
-    export: Annotated[
-        Path | None, typer.Option(help="Also write the weights to this directory, in files of at most 15 MB.")
-    ] = None
-    export_bits: Annotated[int, typer.Option(help="Bits per weight of the exported matrices: 16 or 8.")] = 16
-    depth: Annotated[int, typer.Option(min=1, max=16, help="Length of a draft chain.")] = 4
-    batch_tokens: Annotated[int | None, typer.Option(min=64, help="Tokens per training step.")] = None
-    muon: Annotated[float | None, typer.Option(min=0, help="Learning rate of Muon (matrices).")] = None
-    adam: Annotated[float | None, typer.Option(min=0, help="Learning rate of AdamW (other weights).")] = None
-    sharpness: Annotated[float, typer.Option(min=0.01, help="Exponent on the target's probabilities.")] = 1.0
-    decay_share: Annotated[
-        float, typer.Option(min=0.01, max=1, help="Fraction of training spent decaying the learning rate.")
-    ] = 0.4
-    seed: Annotated[int, typer.Option(min=0, help="Seed of weights and data order.")] = 0
-    plot: PlotOption = None
-    compiled: CompileOption = True
-    device: DeviceOption = "auto"
+    out: Path = option(REQUIRED, "Output directory.", last=-2)
+    data: Path | None = option(
+        None, "Directory of training texts. Default: OUT/texts, written first if there are none."
+    )
+    minutes: float | None = option(
+        None, "Time limit of the whole command: loading, writing texts, training and evaluation.", min=0.01
+    )
+    steps: int | None = option(None, "Train this many steps; with --resume, this many more.", min=1)
+    resume: bool = flag("Continue from the last state in --out.")
+    begin: Path | None = option(None, "Start from the weights in this directory, with a new optimiser.")
+    final: bool = option(True, "Decay the learning rate at the end.")
+    evaluate: list[Path] | None = option(
+        None, "JSON lines with prompts for evaluation, never trained on; repeatable.", "--eval"
+    )
+    evaluate_every: float = option(90.0, "Seconds between two evaluations.", min=0)
+    export: Path | None = option(None, "Also write the weights to this directory, in files of at most 15 MB.")
+    export_bits: int = option(16, "Bits per weight of the exported matrices: 16 or 8.")
+    depth: int = option(4, "Length of a draft chain.", min=1, max=16)
+    batch_tokens: int | None = option(None, "Tokens per training step.", min=64)
+    muon: float | None = option(None, "Learning rate of Muon (matrices).", min=0)
+    adam: float | None = option(None, "Learning rate of AdamW (other weights).", min=0)
+    sharpness: float = option(1.0, "Exponent on the target's probabilities.", min=0.01)
+    decay_share: float = option(
+        0.4, "Fraction of training spent decaying the learning rate.", min=0.01, max=1
+    )
+    seed: int = option(0, "Seed of weights and data order.", min=0)
+    plot: Path | None = plot_option()
 
     def __post_init__(self) -> None:
         if self.minutes is None and self.steps is None:
@@ -81,6 +67,4 @@ class CommonOptions:
 
 def parse_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
     """Layers, separated by commas."""
-    from foreword.cli.console import parse_sizes
-
     return None if text is None else tuple(parse_sizes(option, text))

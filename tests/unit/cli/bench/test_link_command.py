@@ -9,16 +9,19 @@ from typing import NoReturn
 
 import pytest
 
-from foreword.cli.bench.link import link
+from foreword.cli.bench.nodes import Link
 from foreword.cli.cluster.draft_node import draft_node
+from foreword.cli.options.grouped import command
 from foreword.errors import RequestError
 
+link = command(Link)
 
-@pytest.mark.parametrize("command", [link, draft_node])
-def test_without_the_server_extra_one_line_says_what_to_install(command, monkeypatch: pytest.MonkeyPatch):
+
+@pytest.mark.parametrize("run", [link, draft_node])
+def test_without_the_server_extra_one_line_says_what_to_install(run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "msgspec", None)  # it is not installed
     with pytest.raises(RequestError, match="one more package") as refused:
-        command()
+        run()
     assert "pip install 'foreword[server]'" in str(refused.value)
 
 

@@ -1,0 +1,68 @@
+"""What benchmarks share: options, the report of rows, and the provenance of measurements."""
+
+import os
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foreword import __version__
+from foreword.cli.console import ModelCommand, stdout
+
+if TYPE_CHECKING:
+    from foreword.bench.prompts import BenchPrompt
+    from foreword.bench.skeleton import Column
+
+BATCH_SIZES = "Batch sizes, separated by commas."
+TIMED_ROUNDS = "Timed rounds; the median is reported."
+SPECULATIVE_DRAFTER = "Drafter of the speculative runs, as a JSON object."
+MOST_TOKENS = "Most tokens of an answer."
+TEMPERATURE = "Sampling temperature; 0 is greedy."
+DATASET = "JSON lines as in Spec-Bench, HumanEval or GSM8K. Default: the shipped prompts."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark(ModelCommand):
+    """A benchmark of a loaded model."""
+
+    def report(
+        self, rows: Sequence[Any], columns: "Mapping[str, Column]", title: str | None = None, **more: object
+    ) -> None:
+        """Print the rows as a table; with --json also the model, `more` and the fields of the rows."""
+        from foreword.bench.skeleton import table
+
+        stdout.print(table(rows, columns, title))
+        self.tell({"model": self.model, **more, "rows": [asdict(row) for row in rows]})
+
+
+def draw(plot: Path | None, picture: Callable[[Path], None]) -> None:
+    """Draw a picture where one is wanted, and say where it is."""
+    if plot is not None:
+        picture(plot)
+        stdout.print(f"plot: {plot}", markup=False, soft_wrap=True)
+
+
+def prompts_of(dataset: Path | None) -> "list[BenchPrompt]":
+    """Return the prompts of a file, or the shipped ones."""
+    from foreword.bench.prompts import own_prompts, read_prompts
+
+    return own_prompts() if dataset is None else read_prompts(dataset)
+
+
+_FOLDERS = re.compile(r"(^|=)/(?:[^/]+/)*")
+"""Folders of absolute paths, also after a name as in `llama.cpp=/opt/bin/python`: left out as machine-specific."""
+
+
+def made() -> dict[str, str]:
+    """The command, version, day and machine of a measurement."""
+    return {
+        "command": shlex.join(["foreword", *(_FOLDERS.sub(r"\1", part) for part in sys.argv[1:])]),
+        "version": __version__,
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+    }

@@ -1,0 +1,215 @@
+"""`foreword bench link` and `foreword bench pools`: latency and gain of draft nodes."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from foreword.cli.bench.common import BATCH_SIZES, Benchmark
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    JsonCommand,
+    ModelOption,
+    load_llm,
+    parse_sizes,
+    stage_bar,
+    stdout,
+)
+from foreword.cli.options.cluster import SecurityOptions
+from foreword.cli.options.grouped import flag, late, option
+from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from foreword.bench.skeleton import Column
+
+
+def _sizes(option: str, text: str) -> list[int]:
+    sizes = parse_sizes(option, text)
+    if min(sizes) < 1:
+        raise RequestError(f"{option} must be at least 1, not {min(sizes)}")
+    return sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link(SecurityOptions, JsonCommand):
+    """Measure round trip and level time of a draft node, host time per pass, and the break-even distance.
+
+    The target is simulated: it sends draft requests --pass-ms apart. --model gives the tokenizer.
+    """
+
+    model: ModelOption = late(DEFAULT_MODEL, -1)
+    drafters: str | None = option(
+        None, "Draft node to measure. Default: start one on this machine.", metavar="HOST:PORT"
+    )
+    method: str = option("draft_model", "Drafter of the node that is started here.")
+    batch: str = option("1,16", BATCH_SIZES)
+    passes: int = option(200, "Passes of each batch size.", min=10)
+    pass_ms: float = option(15.0, "Milliseconds of a target pass.", min=0.1)
+    acceptance: float = option(0.8, "Acceptance rate per draft token.", min=0, max=1)
+    levels: int = option(5, "Levels of a draft.", min=1, max=64)
+    insecure: bool = flag("Connect to a node on another machine without token and TLS.")
+
+    def run(self) -> None:
+        from foreword.cluster.settings import RemoteConfig, need_frames
+
+        need_frames()
+        from foreword.bench.draft_nodes import local_node, measure_link
+        from foreword.bench.skeleton import optional, table
+        from foreword.cluster.address import NodeAddress
+        from foreword.cluster.framing import ChannelError
+        from foreword.cluster.handshake import PeerIdentity, TokenIds
+        from foreword.models.formats.checkpoint import open_checkpoint
+        from foreword.models.sources.resolve import resolve_model
+
+        sizes, security = _sizes("--batch", self.batch), self.security()
+        given = None if self.drafters is None else NodeAddress.parse(self.drafters)
+        if given is not None:
+            security.check(given, self.insecure)
+        with stage_bar() as on_stage:
+            path = resolve_model(self.model, on_progress=on_stage)
+        tokenizer = open_checkpoint(path).tokenizer()
+        ids = TokenIds(
+            tokenizer.vocab_size, lambda token: tokenizer.token_bytes(token, skip_special_tokens=False)
+        )
+        identity = PeerIdentity(security, ids)
+        protection = {"--token-file": self.token_file, "--tls": self.tls}
+        options = [part for name, value in protection.items() if value for part in (name, str(value))]
+        own = local_node(str(path), self.method, options=options) if given is None else nullcontext(given)
+        with own as address:
+            config = RemoteConfig(str(address), shadow=0)
+            try:
+                report = measure_link(address, identity, config, sizes, self.passes, self.pass_ms / 1e3)
+            except (OSError, ChannelError) as error:
+                reason = getattr(error, "strerror", None) or error
+                raise RequestError(f"draft node {address}: {reason}") from error
+        farthest = report.break_even_ms(self.acceptance, self.levels, self.pass_ms)
+        self.tell(asdict(report) | {"break_even_ms": farthest})
+        columns: dict[str, Column] = {
+            "batch": "{.batch}",
+            "engine ms/pass": "{.engine_ms:.3f}",
+            "waited ms/pass": "{.waited_ms:.3f}",
+            "levels arrived": "{.levels:.3f}",
+            "first level ms": lambda cost: optional(cost.first_ms, ".3f"),
+            "next level ms": lambda cost: optional(cost.level_ms, ".3f"),
+        }
+        stdout.print(table(report.costs, columns))
+        trips = f"round trip {report.round_trip_ms:.3f} ms, p99 {report.round_trip_p99_ms:.3f} ms"
+        passes = f"{self.pass_ms:g} ms"
+        verdict = (
+            f"no level of this node arrived before a pass of {passes} started: there is no break-even distance; "
+            "try longer passes (--pass-ms) or a faster drafter"
+            if farthest is None
+            else f"break-even distance {max(farthest, 0):.1f} ms: {self.levels} levels at acceptance "
+            f"{self.acceptance:g}, passes of {passes}, one request"
+        )
+        stdout.print(trips, verdict, sep="\n", soft_wrap=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pools(Benchmark):
+    """Compare a draft model in the target's process, on draft nodes of this machine, and plain decoding, in turns.
+
+    Nodes are processes of their own that share the machine with the target, and its GPU where they are on it.
+
+    Example: foreword bench pools --shape llama-8b --draft-shape llama-1b --nodes cuda --both
+    """
+
+    draft: str | None = option(None, "Draft model.")
+    shape: str | None = option(
+        None,
+        "Instead of both, use a pair with random weights of this shape, such as llama-8b.",
+        metavar="NAME",
+    )
+    draft_shape: str | None = option(
+        None, "Shape of the draft model. Default: the first eighth of the target's layers.", metavar="NAME"
+    )
+    agreement: float | None = option(None, "Acceptance rate of a --draft-shape. Default: 0.8.", min=0, max=1)
+    nodes: str = option(
+        "auto", "Start a draft node on each of these devices, such as cuda,cpu.", metavar="DEVICES"
+    )
+    run_ahead: bool | None = option(
+        None, "Draft on while the target verifies, on the hardware that both share. Default: on."
+    )
+    both: bool = flag("Two nodes on each device: one that runs ahead, one that does not.")
+    batches: str = option("1,8", BATCH_SIZES)
+    tokens: int = option(48, "Mean number of tokens per request.", min=2)
+    guesses: int = option(4, "Draft tokens per pass.", min=1, max=32)
+    repeats: int = option(3, "Runs of each setting, in turns; medians are reported.", min=1)
+    gpu_memory_utilization: float = option(
+        0.6, "Fraction of GPU memory for the target; draft nodes need the rest."
+    )
+
+    def _check(self) -> None:
+        has_model = self.draft is not None or self.model != DEFAULT_MODEL
+        if self.shape is not None and has_model:
+            raise RequestError("--shape makes a target and a draft; leave out --model and --draft")
+        if self.shape is None and (self.draft_shape is not None or self.agreement is not None):
+            raise RequestError(
+                "--draft-shape and --agreement are for a pair with random weights: give --shape too"
+            )
+        if self.agreement is not None and self.draft_shape is None:
+            raise RequestError("--agreement is for a draft of its own shape: give --draft-shape too")
+        if self.both and self.run_ahead is not None:
+            raise RequestError(
+                "--both measures nodes that run ahead and nodes that do not; leave out --run-ahead"
+            )
+        if self.shape is None and self.draft is None:
+            raise RequestError(
+                "--draft must name the model that drafts, or --shape a pair with random weights"
+            )
+
+    def run(self) -> None:
+        from foreword.cluster.settings import need_frames
+
+        need_frames()
+        sizes = _sizes("--batches", self.batches)
+        self._check()
+        from foreword.bench.draft_nodes import measure_pools, ways_of_drafting
+        from foreword.bench.skeleton import table
+        from foreword.bench.step_cost import random_tokens
+        from foreword.engine.config import EngineConfig
+
+        devices = [name.strip() for name in self.nodes.split(",") if name.strip()]
+        config = EngineConfig(gpu_memory_utilization=self.gpu_memory_utilization)
+        with self._pair() as (target, drafting), ExitStack() as running:
+            llm = load_llm(target, **self.place, config=config)
+            vocab_size = llm.engine.target.config.vocab_size
+            prompts = [random_tokens(65 + index, vocab_size)[1:] for index in range(max(sizes))]
+            with stage_bar() as show:
+                kinds = [True, False] if self.both else [self.run_ahead is not False]
+                ways = ways_of_drafting(drafting, devices, self.guesses, running, run_ahead=kinds)
+                amount: dict[str, Any] = {"batches": sizes, "tokens": self.tokens, "repeats": self.repeats}
+                rows = measure_pools(llm.engine, ways, prompts, **amount, progress=show)
+            llm.close()
+        columns = {
+            "draft model": "{.way}",
+            "batch": "{.batch}",
+            "tok/s": "{.tokens_per_second:.1f}",
+            "x plain": "{.over_plain:.2f}",
+            "tok/pass": "{.tokens_per_pass:.2f}",
+            "step ms": "{.step_ms:.1f}",
+        }
+        stdout.print(table(rows, columns))
+        pair = {"model": self.shape or self.model, "draft": self.draft_shape or self.draft}
+        self.tell({**pair, "rows": [asdict(row) for row in rows]})
+
+    @contextmanager
+    def _pair(self) -> Iterator[tuple[str, str]]:
+        """The target and its draft."""
+        if self.shape is None:
+            assert self.draft is not None
+            yield self.model, self.draft
+            return
+        from foreword.bench.random_models import named_shape, write_agreeing_pair, write_random_pair
+
+        config = named_shape(self.shape)
+        other = None if self.draft_shape is None else named_shape(self.draft_shape)
+        agreement = 0.8 if self.agreement is None else self.agreement
+        with TemporaryDirectory() as folder:
+            if other is None:
+                pair = write_random_pair(config, max(1, len(config.layers) // 8), Path(folder))
+            else:
+                pair = write_agreeing_pair(config, other, agreement, Path(folder))
+            yield str(pair[0]), str(pair[1])

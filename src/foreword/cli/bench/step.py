@@ -1,0 +1,165 @@
+"""`foreword bench step` and `foreword bench quality`: time and accuracy of target passes."""
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from foreword.cli.bench.common import Benchmark, draw
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    JsonCommand,
+    ModelOption,
+    parse_sizes,
+    plot_option,
+    progress_bar,
+    stage_bar,
+    stdout,
+)
+from foreword.cli.options.grouped import option
+from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from foreword.backends.interface import Decoder
+    from foreword.bench.step_cost import EngineCosts, StepTimer
+
+OURS = "foreword"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Benchmark):
+    """Measure one target pass over n new tokens, and the ratio to the first n.
+
+    Verifying n-1 draft tokens costs a pass over n: the flatter this curve, the larger the gain of speculation.
+    """
+
+    tokens: str = option("1,2,4,8,16", "Numbers of new tokens in a pass, separated by commas.")
+    context: int = option(256, "Committed tokens before the new ones.")
+    repeats: int = option(15, "Timed passes for each number; the median is reported.")
+    prefill: str = option("", "Also time prompts of these lengths, such as 128,512.")
+    compare: str = option("", "Engine to measure in the same run: llama.cpp.")
+    experts: int = option(
+        0, "Time a mixture of this many experts (two active, random weights) against a dense model."
+    )
+    plot: Path | None = plot_option()
+
+    def run(self) -> None:
+        if self.compare not in ("", "llama.cpp"):
+            raise RequestError(f"--compare knows llama.cpp only, not {self.compare!r}")
+        sizes = parse_sizes("--tokens", self.tokens)
+        prompts = parse_sizes("--prefill", self.prefill) if self.prefill else []
+        from foreword.bench.pictures import Chart, save_charts
+        from foreword.bench.step_cost import DecoderTimer, check_sizes, compare_step_cost
+
+        target = self.load().engine.target
+        check_sizes(sizes, self.context, self.repeats, target.config.context_length, prompts)
+        most = max(*sizes, *prompts, 1)
+        timers: dict[str, StepTimer] = {OURS: DecoderTimer(target, self.context, most)}
+        if self.experts:
+            timers = self._mixture_timers(target, most)
+        if self.compare:
+            timers |= self._llama_cpp_timers(most)
+        with progress_bar("measuring") as show:
+            costs = compare_step_cost(timers, sizes, prompts=prompts, repeats=self.repeats, progress=show)
+        title = f"one pass over n new tokens, context {self.context}"
+        stdout.print(_table(costs, title))
+        times = {name: [(float(step.n), step.ms) for step in cost.steps] for name, cost in costs.items()}
+        chart = Chart("new tokens (n)", "milliseconds", times)
+        draw(self.plot, lambda path: save_charts([chart], path, f"{self.model}: {title}"))
+        own, others = (
+            asdict(costs[OURS]),
+            {name: asdict(cost) for name, cost in costs.items() if name != OURS},
+        )
+        found = {"prefill": own["prompts"], "compare": others, "rows": own["steps"]}
+        self.tell({"model": self.model, "context": self.context, **found})
+
+    def _mixture_timers(self, target: "Decoder", most_tokens: int) -> "dict[str, StepTimer]":
+        """A random mixture of the model's shape, and a random dense model of the same active size."""
+        from foreword.backends.choice import choose_backend, fitted, pick_device
+        from foreword.backends.loading import DecoderLoader
+        from foreword.bench.random_models import RandomCheckpoint, as_mixture
+        from foreword.bench.step_cost import DecoderTimer
+
+        place = pick_device(self.device)
+        shapes = {OURS: as_mixture(target.config, self.experts), "dense": target.config}
+        chosen = choose_backend(self.backend, self.dtype, place)
+        loader = DecoderLoader(  # both on the one that can run the mixture
+            fitted(chosen, shapes[OURS], backend=self.backend, dtype=self.dtype, device=place), place
+        )
+        return {
+            name: DecoderTimer(loader.load(RandomCheckpoint(shape)), self.context, most_tokens)
+            for name, shape in shapes.items()
+        }
+
+    def _llama_cpp_timers(self, most_tokens: int) -> "dict[str, StepTimer]":
+        from foreword.bench.peers import FILE_TYPES, quantized_copy
+        from foreword.bench.step_cost import LlamaCppTimer
+        from foreword.kernels.native import choose_threads
+        from foreword.models.sources.builtin import cache_directory
+        from foreword.models.sources.resolve import resolve_model
+
+        source, kept = resolve_model(self.model), cache_directory() / "llama.cpp"
+        copies = {kind: quantized_copy(source, kept, kind) for kind in FILE_TYPES}
+        return {
+            f"llama.cpp {kind}": LlamaCppTimer(path, self.context, most_tokens, choose_threads())
+            for kind, path in copies.items()
+        }
+
+
+def _table(costs: "dict[str, EngineCosts]", title: str) -> Table:
+    """Our milliseconds, the others', and ours as a multiple of the best of them."""
+    others = [name for name in costs if name != OURS]
+    beside = [*(f"{name} ms" for name in others), *(["best of those"] if others else [])]
+    table = Table("n", "ms", "ratio", *beside, title=title)
+
+    def add(name: str, own: float, digits: int, ratio: str, theirs: list[float]) -> None:
+        best = [f"{own / min(theirs):.2f}x"] if theirs else []
+        table.add_row(name, f"{own:.{digits}f}", ratio, *(f"{ms:.2f}" for ms in theirs), *best)
+
+    for place, step in enumerate(costs[OURS].steps):
+        add(str(step.n), step.ms, 2, f"{step.ratio:.2f}", [costs[name].steps[place].ms for name in others])
+    for place, one in enumerate(costs[OURS].prompts):
+        add(f"prompt of {one.n}", one.ms, 1, "", [costs[name].prompts[place].ms for name in others])
+    return table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality(JsonCommand):
+    """Compare the CPU kernels with float32: mean KL divergence and top-1 agreement."""
+
+    text: Path | None = option(None, "Text file, or .jsonl with texts. Default: the shipped prompts.")
+    model: ModelOption = DEFAULT_MODEL
+    tokens: int = option(10_240, "Tokens of the text to read.")
+    forms: str = option(
+        "int8,q4,q8_0", "Weight formats of the CPU kernels, such as int8,q4; q8_0 is the reference point."
+    )
+
+    def run(self) -> None:
+        from foreword.bench.prompts import own_prompts
+        from foreword.bench.quality import measure_quality, read_text
+        from foreword.bench.skeleton import table
+        from foreword.engine.loader import load_model
+
+        def load(form: str) -> "Decoder":
+            return load_model(self.model, dtype=form, device="cpu", backend="cpu").decoder
+
+        with stage_bar() as show:
+            show("loading float32", 0, 0)
+            reference = load_model(self.model, dtype="float32", device="cpu", backend="torch")
+            read = (
+                "\n\n".join(one.text for one in own_prompts()) if self.text is None else read_text(self.text)
+            )
+            ids = reference.tokenizer.encode(read)[: self.tokens]
+            if not ids:
+                raise RequestError(f"{self.text} has no text in it")
+            loaders = {name: partial(load, name) for name in self.forms.split(",")}
+            rows = measure_quality(reference.decoder, loaders, ids, partial(show, "comparing"))
+        columns = {
+            "form": "{.form}",
+            "mean KL (nats)": "{.mean_kl:.5f}",
+            "top-1 agreement": "{.top1_agreement:.2%}",
+        }
+        stdout.print(table(rows, columns, f"against float32, {len(ids)} tokens"))
+        self.tell({"model": self.model, "rows": [asdict(row) for row in rows]})
