@@ -14,6 +14,7 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.progress import StageProgress
 from foreword.server.admission import Admission
 from foreword.server.api.anthropic import anthropic_routes
+from foreword.server.api.ollama import ollama_routes
 from foreword.server.api.prompts import PromptEncoder
 from foreword.server.api.routes import foreword_routes, openai_routes
 from foreword.server.connections import LAST_BYTES_SECONDS, WebServer, listening_url, on_loop_error, quieten
@@ -43,6 +44,7 @@ def create_app(context: ServerContext) -> FastAPI:
     app = FastAPI(title="Foreword", version=__version__, docs_url=None, redoc_url=None)
     app.include_router(openai_routes(context))
     app.include_router(anthropic_routes(context))
+    app.include_router(ollama_routes(context))
     app.include_router(foreword_routes(context))
     app.include_router(ops_routes(context))
     app.include_router(speculation_routes(context))

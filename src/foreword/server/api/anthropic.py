@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foreword.server.api.anthropic_answers import MessagesDialect
+from foreword.server.api.bodies import object_at
 from foreword.server.api.chat import CHAT, encoded_chat
 from foreword.server.api.entry import Conversion, answer_converted, converted_body, json_answer
 from foreword.server.api.message_types import no_text
@@ -88,7 +89,7 @@ class _Given:
             self._add("system", {"role": "system", "content": _texts("system", self.value["system"])})
         for number, message in enumerate(_list("messages", self.value.get("messages"))):
             place = f"messages.{number}"
-            if isinstance(_object(place, message).get("content"), list):
+            if isinstance(object_at(place, message).get("content"), list):
                 self._add_blocks(place, message)
             else:
                 self._add(place, message)
@@ -102,7 +103,7 @@ class _Given:
         said: Json = {"role": message.get("role"), "content": []}
         for number, block in enumerate(message["content"]):
             where = f"{place}.content.{number}"
-            kind = _object(where, block).get("type")
+            kind = object_at(where, block).get("type")
             if kind == "tool_result":
                 if said["content"]:
                     self._add(place, said)
@@ -134,7 +135,7 @@ class _Given:
         found = []
         for number, tool in enumerate(_list("tools", self.value["tools"])):
             place = f"tools.{number}"
-            if _object(place, tool).get("type", "custom") not in (None, "custom"):
+            if object_at(place, tool).get("type", "custom") not in (None, "custom"):
                 raise ApiError(
                     400,
                     f"{place}.type: this server runs no tools; give one of type custom",
@@ -147,12 +148,6 @@ class _Given:
                 {"type": "function", "function": {**function, "parameters": tool.get("input_schema")}}
             )
         return found
-
-
-def _object(place: str, value: object) -> Json:
-    if not isinstance(value, dict):
-        raise ApiError(400, f"{place}: must be an object", param=place)
-    return value
 
 
 def _list(place: str, value: object) -> list[Any]:
@@ -187,7 +182,7 @@ def _text_part(place: str, block: object) -> Json:
 def _tool_choice(value: object) -> Json:
     if value is None:
         return {}
-    kind = _object("tool_choice", value).get("type")
+    kind = object_at("tool_choice", value).get("type")
     if kind != "tool" and kind not in _CHOICES:
         raise ApiError(400, "tool_choice.type: must be auto, any, tool or none", param="tool_choice.type")
     assert isinstance(value, dict)
@@ -199,7 +194,7 @@ def _tool_choice(value: object) -> Json:
 def _thinking(value: object) -> Json:
     if value is None:
         return {}
-    kind = _object("thinking", value).get("type")
+    kind = object_at("thinking", value).get("type")
     if kind not in ("enabled", "disabled", "adaptive"):
         raise ApiError(400, "thinking.type: must be enabled, disabled or adaptive", param="thinking.type")
     assert isinstance(value, dict)
@@ -208,8 +203,8 @@ def _thinking(value: object) -> Json:
 
 
 def _output_config(value: object) -> Json:
-    form = None if value is None else _object("output_config", value).get("format")
+    form = None if value is None else object_at("output_config", value).get("format")
     if form is None:
         return {}
-    schema = _object("output_config.format", form).get("schema")
+    schema = object_at("output_config.format", form).get("schema")
     return {"response_format": {"type": form.get("type"), "json_schema": {"schema": schema}}}

@@ -188,6 +188,13 @@ def load_object(data: bytes, limits: Limits) -> dict[str, Any]:
     return value
 
 
+def object_at(place: str, value: object) -> dict[str, Any]:
+    """The value of a field, if it is an object; else 400 with the field's place."""
+    if not isinstance(value, dict):
+        raise ApiError(400, f"{place}: must be an object", param=place)
+    return value
+
+
 def checked_body(value: dict[str, Any], model: type[Body], unknown: UnknownFields) -> Body:
     """The object as `model`; 400 with the name of the first field that does not fit."""
     try:

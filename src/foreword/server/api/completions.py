@@ -55,8 +55,13 @@ COMPLETION_TOKENS = 16
 """Longest answer of a request without max_tokens: OpenAI's default."""
 
 
-async def completion_job(context: ServerContext, body: CompletionRequest, caller: ApiCaller) -> AnswerJob:
-    """Encode the prompts and word the answer."""
+async def completion_job(
+    context: ServerContext,
+    body: CompletionRequest,
+    caller: ApiCaller,
+    default: int | None = COMPLETION_TOKENS,
+) -> AnswerJob:
+    """Encode the prompts and word the answer; one without max_tokens has `default`, None: what the context holds."""
     limits, engine = context.settings.limits, context.engine.limits()
     answer_id = new_id("cmpl")
     speculation = context.speculation(body.speculation)
@@ -64,7 +69,7 @@ async def completion_job(context: ServerContext, body: CompletionRequest, caller
     for number, prompt in enumerate(body.prompts()):
         ids = await context.prompts.text(prompt, body, suffix=body.suffix)
         room = room_for_answer(ids, None, engine.max_model_len, limits.prompt_tokens)
-        wanted = min(COMPLETION_TOKENS, room) if body.max_tokens is None else max(body.max_tokens, 1)
+        wanted = min(default or room, room) if body.max_tokens is None else max(body.max_tokens, 1)
         max_tokens = room_for_answer(ids, wanted, engine.max_model_len, limits.prompt_tokens)
         params = body.sampling_params(max_tokens, body.logprobs, context.settings.sampling)
         params = filling(context.prompts.tokenizer, params, body.suffix)

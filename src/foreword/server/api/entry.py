@@ -79,13 +79,18 @@ async def answer_request(context: ServerContext, request: Request, route: Answer
 
 
 async def answer_converted(
-    context: ServerContext, request: Request, convert: Callable[[dict[str, Any]], Conversion]
+    context: ServerContext,
+    request: Request,
+    convert: Callable[[dict[str, Any]], Conversion | dict[str, Any]],
 ) -> Response:
-    """Answer a request of another API; its errors name that API's fields."""
+    """Answer a request of another API, which may need no engine; its errors name that API's fields."""
     limits = context.settings.limits
     data = await read_body(request, limits)
     context.admission.check(1)
     asked = await parse_body(data, limits, convert)
+    if isinstance(asked, dict):
+        context.check_model(asked.get("model"))
+        return json_answer(asked)
     try:
         body = _checked(context, request, asked.body, asked.route.model)
         if body.n not in (None, 1):
@@ -161,6 +166,15 @@ def _checked(
         request.state.ignored_fields = context.ignored_fields.header(unknown)
     context.check_model(getattr(body, "model", None))
     return body
+
+
+def refuser(path: str, instead: str) -> Callable[[], Awaitable[Response]]:
+    """A route that is not implemented, with what to do instead."""
+
+    async def refuse() -> Response:
+        raise ApiError(501, f"{path} is not implemented: {instead}", code="not_implemented")
+
+    return refuse
 
 
 def json_answer(value: object, status: int = 200) -> Response:

@@ -1,7 +1,5 @@
 """OpenAI's routes and our own: `/v1/...`, `/generate`, `/tokenize`, `/detokenize`."""
 
-from collections.abc import Awaitable, Callable
-
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
@@ -9,7 +7,7 @@ from starlette.responses import Response
 
 from foreword.server.api.chat import CHAT
 from foreword.server.api.completions import COMPLETIONS
-from foreword.server.api.entry import answer_request, body_of, json_answer, takes
+from foreword.server.api.entry import answer_request, body_of, json_answer, refuser, takes
 from foreword.server.api.generate import GENERATE
 from foreword.server.api.request_types import (
     ChatRequest,
@@ -34,13 +32,6 @@ _NOT_HERE = {
 """OpenAI's routes that clients look for, and what to do instead."""
 
 
-def _refuser(path: str, instead: str) -> Callable[[], Awaitable[Response]]:
-    async def refuse() -> Response:
-        raise ApiError(501, f"/v1{path} is not implemented: {instead}", code="not_implemented")
-
-    return refuse
-
-
 def openai_routes(context: ServerContext) -> APIRouter:
     """`/v1/...`."""
     router = APIRouter(prefix="/v1")
@@ -61,7 +52,7 @@ def openai_routes(context: ServerContext) -> APIRouter:
         return await answer_request(context, request, RESPONSES)
 
     for path, instead in _NOT_HERE.items():
-        router.add_api_route(path, _refuser(path, instead), methods=["POST"], include_in_schema=False)
+        router.add_api_route(path, refuser(f"/v1{path}", instead), methods=["POST"], include_in_schema=False)
 
     @router.get("/models")
     async def models() -> Response:

@@ -1,0 +1,225 @@
+"""Ollama's `/api/...`, converted to and from OpenAI's routes."""
+
+import json
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foreword import __version__
+from foreword.server.api.bodies import load_object, object_at, read_body
+from foreword.server.api.chat import CHAT
+from foreword.server.api.completions import check_completion, completion_job
+from foreword.server.api.entry import AnswerRoute, Conversion, answer_converted, json_answer, refuser
+from foreword.server.api.foreign_fields import GENERATING
+from foreword.server.api.ollama_answers import OllamaDialect, loaded
+from foreword.server.api.request_types import CompletionRequest
+from foreword.server.api.sampling_types import SamplingFields
+from foreword.server.context import ServerContext
+from foreword.server.errors import ApiError
+
+Json = dict[str, Any]
+
+RAW = AnswerRoute(CompletionRequest, check_completion, partial(completion_job, default=None))
+"""`/v1/completions`, where an answer without a limit fills the context."""
+
+_OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+"""Ollama's names of sampling parameters that have another name here."""
+
+_MODELS = "this server has one model, which it was started with"
+_NOT_HERE = {
+    "/embed": "this server generates text and has no embeddings",
+    "/embeddings": "this server generates text and has no embeddings",
+    "/pull": f"{_MODELS}; fetch others with foreword pull",
+    "/create": _MODELS,
+    "/copy": _MODELS,
+    "/push": _MODELS,
+}
+
+
+def ollama_routes(context: ServerContext) -> APIRouter:
+    """`/api/...`."""
+    router = APIRouter(prefix="/api")
+
+    @router.post("/chat")
+    async def chat(request: Request) -> Response:
+        """Answer a conversation in Ollama's form."""
+        return await answer_converted(context, request, convert_chat)
+
+    @router.post("/generate")
+    async def generate(request: Request) -> Response:
+        """Answer a prompt, or continue a raw one, in Ollama's form."""
+        return await answer_converted(context, request, convert_generate)
+
+    @router.get("/tags")
+    async def tags() -> Response:
+        """The model, and its LoRA adapters."""
+        names = (context.settings.model_name, *sorted(context.adapters))
+        return json_answer({"models": [_listed(name) for name in names]})
+
+    @router.post("/show")
+    async def show(request: Request) -> Response:
+        """What is known of a model."""
+        limits = context.settings.limits
+        body = load_object(await read_body(request, limits), limits)
+        name = _plain_name(body.get("model") or body.get("name") or "")
+        context.check_model(name)
+        return json_answer(_shown(context, name))
+
+    @router.get("/version")
+    async def version() -> Response:
+        """This server's version, not one of Ollama's."""
+        return json_answer({"version": __version__})
+
+    for path, instead in _NOT_HERE.items():
+        router.add_api_route(path, refuser(f"/api{path}", instead), methods=["POST"], include_in_schema=False)
+    return router
+
+
+def _listed(name: str) -> Json:
+    return {"name": name, "model": name, "modified_at": None, "size": 0, "digest": "", "details": {}}
+
+
+def _shown(context: ServerContext, name: str) -> Json:
+    tokenizer = context.prompts.tokenizer
+    capabilities = ["completion", "tools", *(["insert"] if tokenizer.fill is not None else [])]
+    return {
+        "template": tokenizer.chat_template or "",
+        "parameters": str(context.settings.sampling),
+        "details": {},
+        "model_info": {
+            "general.architecture": "foreword",
+            "general.name": name,
+            "foreword.context_length": context.max_model_len,
+        },
+        "capabilities": capabilities,
+    }
+
+
+def _plain_name(name: object) -> str:
+    """A model's name without Ollama's tag for its usual version."""
+    if not isinstance(name, str):
+        raise ApiError(400, "model: must be a text", param="model")
+    return name.removesuffix(":latest")
+
+
+def convert_chat(value: Json) -> Conversion | Json:
+    """The request as one of OpenAI's chat route; without messages, the answer that the model is loaded."""
+    body, places = _converted(value, ("messages",))
+    if value.get("messages") in (None, []):
+        return loaded(body.get("model"), is_chat=True)
+    body["messages"] = _messages(value["messages"])
+    return Conversion(CHAT, body, places, partial(OllamaDialect, is_chat=True))
+
+
+def convert_generate(value: Json) -> Conversion | Json:
+    """The request as one of OpenAI's chat route; raw ones, and gaps to fill, as one of `/v1/completions`."""
+    body, places = _converted(value, ("prompt", "system", "raw", "suffix"))
+    prompt, system, suffix = value.get("prompt") or "", value.get("system"), value.get("suffix")
+    if not prompt and not suffix:
+        return loaded(body.get("model"), is_chat=False)
+    worded = partial(OllamaDialect, is_chat=False)
+    if value.get("raw") or suffix:
+        kept = {name: entry for name, entry in body.items() if name != "chat_template_kwargs"}
+        return Conversion(RAW, kept | {"prompt": prompt, "suffix": suffix, "system": system}, places, worded)
+    said = [{"role": "system", "content": system}] if system else []
+    body["messages"] = [*said, {"role": "user", "content": prompt}]
+    places[f"messages.{len(said)}.content"] = "prompt"
+    if said:
+        places["messages.0.content"] = "system"
+    return Conversion(CHAT, body, places, worded)
+
+
+def _converted(value: Json, own: tuple[str, ...]) -> tuple[Json, dict[str, str]]:
+    """The fields that both of Ollama's routes have, and where each of them comes from."""
+    dropped = (*own, "options", "format", "think", "keep_alive", "stream")
+    body = {name: entry for name, entry in value.items() if name not in dropped}
+    if value.get("model") is not None:
+        body["model"] = _plain_name(value["model"])
+    body["stream"] = True if value.get("stream") is None else value["stream"]
+    if body["stream"]:
+        body["stream_options"] = {"include_usage": True}
+    places = {"response_format": "format"}
+    if value.get("options") is not None:
+        _add_options(object_at("options", value["options"]), body, places)
+    if value.get("format"):
+        body["response_format"] = _response_format(value["format"])
+    if value.get("think") is not None:
+        body["chat_template_kwargs"] = _thinking(value["think"])
+    return body, places
+
+
+def _add_options(options: Json, body: Json, places: dict[str, str]) -> None:
+    """Sampling parameters beside the other fields; what is no sampling parameter is ignored by its own name."""
+    for given, entry in options.items():
+        name = _OPTIONS.get(given, given)
+        is_known = name == "max_tokens" or name in SamplingFields.model_fields or name in GENERATING
+        is_none = entry in (-1, -2) and given in ("num_predict", "seed")
+        if not is_none:
+            body[name if is_known else f"options.{given}"] = entry
+            places[name] = f"options.{given}"
+
+
+def _response_format(form: object) -> Json:
+    if form == "json":
+        return {"type": "json_object"}
+    if not isinstance(form, dict):
+        raise ApiError(400, 'format: must be "json" or a JSON schema', param="format")
+    return {"type": "json_schema", "json_schema": {"schema": form}}
+
+
+def _thinking(think: object) -> Json:
+    if not isinstance(think, bool | str):
+        raise ApiError(400, "think: must be true, false or an effort such as high", param="think")
+    effort = {"reasoning_effort": think} if isinstance(think, str) else {}
+    return {"enable_thinking": bool(think), **effort}
+
+
+def _messages(value: object) -> object:
+    """Messages in OpenAI's form: Ollama's calls have no ids, so that their results come in the calls' order."""
+    if not isinstance(value, list):
+        raise ApiError(400, "messages: must be a list", param="messages")
+    unanswered: list[tuple[str, str]] = []  # (name, id) of calls
+    found = []
+    for number, given in enumerate(value):
+        message = dict(object_at(f"messages.{number}", given))
+        if (thought := message.pop("thinking", None)) is not None:
+            message["reasoning_content"] = thought
+        if (tool := message.pop("tool_name", None)) is not None:
+            message["name"] = tool
+        if isinstance(message.get("tool_calls"), list):
+            first = f"call_{number}_"
+            message["tool_calls"] = [
+                _call(first + str(n), one) for n, one in enumerate(message["tool_calls"])
+            ]
+            unanswered += [_name_and_id(call) for call in message["tool_calls"]]
+        elif message.get("role") == "tool" and not message.get("tool_call_id"):
+            message["tool_call_id"] = _answered(unanswered, message.get("name"))
+        found.append(message)
+    return found
+
+
+def _call(call_id: str, value: object) -> object:
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(function, dict):
+        return value
+    given = function.get("arguments")
+    written = given if isinstance(given, str) else json.dumps({} if given is None else given)
+    named = {"id": value.get("id") or call_id, "type": "function"}
+    return {**named, "function": {"name": function.get("name"), "arguments": written}}
+
+
+def _name_and_id(call: object) -> tuple[str, str]:
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+        return "", ""
+    return str(call["function"].get("name")), str(call.get("id"))
+
+
+def _answered(unanswered: list[tuple[str, str]], name: object) -> str:
+    """The id of the call that a tool's message answers: the first of its name, or else the first."""
+    if not unanswered:
+        return "call"
+    place = next((n for n, (called, _) in enumerate(unanswered) if called == name), 0)
+    return unanswered.pop(place)[1]

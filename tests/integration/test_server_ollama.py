@@ -1,0 +1,220 @@
+"""Ollama's official client against a server with a real engine and a random model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from foreword import __version__
+from foreword.server.settings import Limits, ServerSettings
+from helpers.fake_engine import FakeEngine
+from helpers.local_server import LocalServer, local_server
+from helpers.real_server import real_server, with_context
+
+ollama = pytest.importorskip("ollama", reason="Ollama's client is not installed: pip install '.[dev]'")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Ann", "Bob"]}, "age": {"type": "integer", "minimum": 1, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "How it is.", "parameters": SCHEMA}}
+]
+MESSAGES = [{"role": "user", "content": "hello"}]
+OPTIONS = {"seed": 3, "num_predict": 24}
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory):
+    model = with_context(tiny_model, tmp_path_factory.mktemp("wide"), 2048)
+    with real_server(model, ServerSettings("tiny", limits=Limits(stops=2))) as running:
+        yield running
+
+
+def client_of(server: LocalServer, **headers: str) -> "ollama.Client":
+    return ollama.Client(host=server.url, headers=headers)
+
+
+@pytest.fixture(scope="module")
+def client(server: LocalServer):
+    return client_of(server)
+
+
+def chat_text(server: LocalServer, messages=MESSAGES, **fields) -> str:
+    asked = {"model": "tiny", "seed": 3, "max_tokens": 24, "messages": messages} | fields
+    return server.openai().chat.completions.create(**asked).choices[0].message.content
+
+
+def test_a_conversation_has_the_chat_routes_answer(server, client):
+    said = client.chat("tiny", MESSAGES, options=OPTIONS)
+    assert said.message.content == chat_text(server)
+    assert (said.model, said.done, said.done_reason, said.eval_count) == ("tiny", True, "length", 24)
+    assert said.prompt_eval_count > 1
+    assert said.total_duration >= said.eval_duration > 1000  # nanoseconds
+    parts = list(client.chat("tiny:latest", MESSAGES, options=OPTIONS, stream=True))
+    assert "".join(part.message.content for part in parts) == said.message.content
+    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert (parts[-1].done_reason, parts[-1].eval_count) == ("length", 24)
+
+
+def test_a_prompt_has_the_chat_routes_answer(server, client):
+    said = client.generate("tiny", "hello", system="be kind", options=OPTIONS)
+    system = {"role": "system", "content": "be kind"}
+    assert said.response == chat_text(server, [system, *MESSAGES])
+    parts = list(client.generate("tiny", "hello", system="be kind", options=OPTIONS, stream=True))
+    assert "".join(part.response for part in parts) == said.response
+    assert (parts[-1].done, parts[-1].eval_count) == (True, 24)
+
+
+def test_a_raw_prompt_is_continued(server, client):
+    asked = {"seed": 3, "num_predict": 8}
+    said = client.generate("tiny", "hello", raw=True, options=asked)
+    done = server.openai().completions.create(model="tiny", prompt="hello", max_tokens=8, seed=3)
+    assert said.response == done.choices[0].text
+    parts = client.generate("tiny", "hello", raw=True, options=asked, stream=True)
+    assert "".join(part.response for part in parts) == said.response
+    endless = client.generate(
+        "tiny", "hello", raw=True, options={"seed": 3, "num_predict": -1, "stop": ["e"]}
+    )
+    assert endless.done_reason == "stop" or endless.eval_count > 16
+
+
+def test_a_stream_is_the_default_and_has_one_object_a_line(server):
+    with server.http() as http:
+        answer = http.post("/api/chat", json={"model": "tiny", "messages": MESSAGES, "options": OPTIONS})
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert [json.loads(line)["done"] for line in answer.text.splitlines()][-2:] == [False, True]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_tool_is_called(server, stream: bool):
+    """A random model calls nothing by itself: this is what the chat route was told to require."""
+    asked = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "stream": stream,
+             "parallel_tool_calls": False, "options": {"seed": 3, "num_predict": 200}}  # fmt: skip
+    with server.http() as http:
+        said = [json.loads(line) for line in http.post("/api/chat", json=asked).text.splitlines()]
+    (call,) = [call for part in said for call in part["message"].get("tool_calls", [])]
+    assert call["function"]["name"] == "weather"
+    assert set(call["function"]["arguments"]) == {"name", "age"}
+    assert said[-1]["done_reason"] == "stop"
+
+
+def test_messages_of_tools_become_the_chat_routes(server):
+    called = {"function": {"name": "weather", "arguments": {"name": "Ann", "age": 3}}}
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": [called, called]},
+        {"role": "tool", "tool_name": "weather", "content": "fine"},
+        {"role": "tool", "tool_name": "weather", "content": "wet"},
+    ]
+    body = {"model": "tiny", "messages": messages, "tools": TOOLS, "options": OPTIONS, "stream": False}
+    with server.http() as http:
+        said = http.post("/api/chat", json=body).json()
+    calls = [
+        {
+            "id": name,
+            "type": "function",
+            "function": {"name": "weather", "arguments": '{"name": "Ann", "age": 3}'},
+        }
+        for name in ("a", "b")
+    ]
+    same = [
+        *MESSAGES,
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "a", "content": "fine"},
+        {"role": "tool", "tool_call_id": "b", "content": "wet"},
+    ]
+    assert said["message"]["content"] == chat_text(server, same, tools=TOOLS)
+
+
+def test_a_format_is_kept(client):
+    said = client.chat("tiny", MESSAGES, format=SCHEMA, options={"seed": 1, "num_predict": 60})
+    assert set(json.loads(said.message.content)) == {"name", "age"}
+    assert client.generate("tiny", "x", format="json", options={"num_predict": 5}).response.startswith("{")
+
+
+def test_models_are_listed_and_shown(server, client):
+    assert [model.model for model in client.list().models] == ["tiny"]
+    shown = client.show("tiny")
+    assert shown.modelinfo["foreword.context_length"] == 2048
+    assert {"completion", "tools"} <= set(shown.capabilities)
+    with server.http() as http:
+        assert http.get("/api/version").json() == {"version": __version__}
+        assert http.post("/api/embed", json={}).status_code == 501
+
+
+def test_a_request_without_words_loads_the_model(client):
+    assert client.generate("tiny", "").done_reason == "load"
+    assert client.chat("tiny", []).done_reason == "load"
+    with pytest.raises(ollama.ResponseError, match="there is no model 'other'"):
+        client.chat("other", [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"messages": 3}, "messages: must be a list"),
+        ({"messages": ["x"]}, "messages.0: must be an object"),
+        ({"messages": [{"role": "bot", "content": "x"}]}, "messages.0.role: "),
+        ({"messages": [{"role": "user", "content": "x", "images": ["AAAA"]}]},
+         "messages.0.images: is not supported by this server: it takes and generates text only; send a description"),
+        ({"messages": [{"role": "assistant", "tool_calls": [3]}]}, "messages.0.tool_calls.0: "),
+        ({"options": 3}, "options: must be an object"),
+        ({"options": {"temperature": 9}}, "options.temperature: "),
+        ({"options": {"temperature": "hot"}}, "options.temperature: "),
+        ({"options": {"num_predict": 10**6}}, "the prompt has"),
+        ({"options": {"num_predict": 0}}, "options.num_predict: "),
+        ({"options": {"stop": ["a", "b", "c"]}}, "options.stop: number of stops is 3"),
+        ({"options": {"mirostat": 2}}, "options.mirostat: is not supported"),
+        ({"format": "xml"}, 'format: must be "json"'),
+        ({"format": {"type": 3}}, "format: "),
+        ({"think": 3}, "think: "),
+        ({"n": 2}, "n: this API has one answer"),
+        ({"template": "{{ .Prompt }}"}, "template: is not supported"),
+    ],
+)  # fmt: skip
+def test_an_error_is_one_line_that_names_the_field(server, fields, words: str):
+    body = {"model": "tiny", "messages": MESSAGES} | fields
+    with server.http() as http:
+        answer = http.post("/api/chat", json=body)
+    assert answer.status_code == 400
+    told = answer.json()["error"]
+    assert told.startswith(words)
+    assert "\n" not in told
+    if "num_predict" in str(fields):
+        assert "options.num_predict" in told
+
+
+def test_options_that_are_no_sampling_are_ignored_by_name(server):
+    body = {
+        "model": "tiny",
+        "messages": MESSAGES,
+        "stream": False,
+        "options": {"num_ctx": 4096, "num_predict": 2},
+    }
+    with server.http() as http:
+        answer = http.post("/api/chat", json=body)
+    assert answer.status_code == 200
+    assert answer.headers["X-Foreword-Ignored-Fields"] == "options.num_ctx"
+
+
+def test_keys_and_failures_within_a_stream(tiny_model):
+    engine = FakeEngine(step_seconds=0.01)
+    with local_server(tiny_model, ServerSettings("tiny", api_keys=("secret",)), engine) as server:
+        with pytest.raises(ollama.ResponseError, match="give this server's API key"):
+            client_of(server).chat("tiny", MESSAGES)
+        stream = client_of(server, authorization="Bearer secret").chat(
+            "tiny", MESSAGES, options={"num_predict": 400}, stream=True
+        )
+        next(stream)
+        server.call(lambda: engine.abort(engine.requests[-1].request_id))
+        with pytest.raises(ollama.ResponseError, match="the server stopped before the answer was finished"):
+            list(stream)
+
+
+def test_even_streams_have_lines_that_parse(tiny_model):
+    with local_server(tiny_model, ServerSettings("tiny", stream_pacing="even"), FakeEngine()) as server:
+        parts = list(client_of(server).chat("tiny", MESSAGES, options={"num_predict": 12}, stream=True))
+    assert sum(part.eval_count or 0 for part in parts) == 12
