@@ -112,8 +112,8 @@ CLUSTER_MUTANTS = (
         "a node that knows no token is used",
         "cluster/handshake.py",
         "greet_node",
-        "security.is_proof(welcome.proof, NODE, challenge.nonce, nonce)",
-        "welcome.proof",
+        "talk.check(identity, welcome, NODE, challenge.nonce, nonce)",
+        "",
         (f"{HANDSHAKE}::test_a_node_that_does_not_know_the_token_is_not_used",),
     ),
     Mutant(

@@ -10,9 +10,9 @@ EARLY_MUTANTS = (
     Mutant(
         101,
         "an abort before a request is queued is forgotten",
-        "engine/streams.py",
-        "Listeners.abort_later",
-        "listener.is_aborted = True",
+        "engine/engine.py",
+        "Engine.abort",
+        "stream.is_aborted = not deltas",
         "pass",
         (f"{LATE}::test_an_abort_counts_though_the_drafter_is_still_being_made",),
     ),

@@ -122,7 +122,7 @@ ENGINE_MUTANTS = (
         33,
         "a page with rows of guesses alone is not given back",
         "kv/paged_cache.py",
-        "PagedCache._drop_provisional",
+        "PagedCache.rollback",
         "self.pool.release(sequence.pages[keep:])",
         "",
         (WORLDS,),

@@ -105,8 +105,8 @@ ROLLOUT_MUTANTS = (
         "what is checked in idle time is told to somebody",
         "engine/core.py",
         "EngineCore._deltas",
-        "not request.identity.assigned.is_check and (part.verdict.tokens or request.finish_reason is not None)",
-        "part.verdict.tokens or request.finish_reason is not None",
+        "(part.verdict.tokens or has_ended) and (not request.identity.assigned.is_check)",
+        "part.verdict.tokens or has_ended",
         ("tests/integration/test_policy_texts.py::test_texts_are_those_of_plain_decoding",),
     ),
     Mutant(

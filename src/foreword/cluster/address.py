@@ -38,12 +38,7 @@ class NodeAddress:
     @property
     def is_local(self) -> bool:
         """Whether only this machine can be meant."""
-        if self.path or self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return bool(self.path) or is_loopback(self.host)
 
     def connect(self, patience: float) -> socket.socket:
         """A connected socket; raises `OSError`."""
@@ -81,6 +76,14 @@ class NodeAddress:
     def bound(self, listening: socket.socket) -> "NodeAddress":
         """With the port that was given, where any would do."""
         return self if self.path else NodeAddress(self.host, listening.getsockname()[1])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can be meant."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def cannot_listen(where: str, error: Exception) -> RequestError:

@@ -118,6 +118,17 @@ class _Talk:
             found += data
         return found
 
+    def check(
+        self, own: PeerIdentity, other: Hello | Welcome, who: bytes, theirs: bytes, ours: bytes
+    ) -> None:
+        """Refuse the other side unless it knows the token and its token ids mean the same."""
+        if not own.security.is_proof(other.proof, who, theirs, ours):
+            raise self.refuse("another cluster token")
+        if not own.vocabulary.agrees(other.vocabulary):
+            raise self.refuse(
+                "another vocabulary: the token ids of target and draft model do not mean the same"
+            )
+
     def refuse(self, reason: str) -> ChannelError:
         """Tell the other side why, and return what is to be raised."""
         with suppress(OSError):  # it may have gone already
@@ -134,12 +145,8 @@ def greet_target(
     hello = talk.hear(to_node, Hello)
     if hello.version != VERSION:
         raise talk.refuse(f"protocol version {hello.version}, and this node speaks {VERSION}")
-    security = identity.security
-    if not security.is_proof(hello.proof, TARGET, hello.nonce, nonce):
-        raise talk.refuse("another cluster token")
-    if not identity.vocabulary.agrees(hello.vocabulary):
-        raise talk.refuse("another vocabulary: the token ids of target and draft model do not mean the same")
-    proof = security.proof(NODE, hello.nonce, nonce)
+    talk.check(identity, hello, TARGET, hello.nonce, nonce)
+    proof = identity.security.proof(NODE, hello.nonce, nonce)
     digest = identity.vocabulary.digest()
     talk.say(Welcome(proof, identity.incarnation, digest, facts.method, facts.capacity, facts.labels))
     return hello
@@ -151,12 +158,8 @@ def greet_node(connected: socket.socket, identity: PeerIdentity, patience: float
     challenge = talk.hear(from_node, Challenge)
     if challenge.version != VERSION:
         raise talk.refuse(f"protocol version {challenge.version}, and this target speaks {VERSION}")
-    security = identity.security
-    proof = security.proof(TARGET, challenge.nonce, nonce)
+    proof = identity.security.proof(TARGET, challenge.nonce, nonce)
     talk.say(Hello(VERSION, nonce, proof, identity.incarnation, identity.vocabulary.digest()))
     welcome = talk.hear(from_node, Welcome)
-    if not security.is_proof(welcome.proof, NODE, challenge.nonce, nonce):
-        raise talk.refuse("another cluster token")
-    if not identity.vocabulary.agrees(welcome.vocabulary):
-        raise talk.refuse("another vocabulary: the token ids of target and draft model do not mean the same")
+    talk.check(identity, welcome, NODE, challenge.nonce, nonce)
     return welcome

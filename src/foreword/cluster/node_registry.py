@@ -43,6 +43,14 @@ class NodeListener(Protocol):
         """It has said something."""
         ...
 
+    def joined(self, peer: "NodePeer") -> None:
+        """There is one more node; nothing was heard of it yet."""
+        ...
+
+    def left(self, peer: "NodePeer") -> None:
+        """It is not to be used any more."""
+        ...
+
 
 class NodePeer:
     """What is known of a node. Its fields belong to the hub, which guards them."""
@@ -222,16 +230,6 @@ LOOK_SECONDS = 1.0
 """Between two looks at the file."""
 
 
-class _Hub(NodeListener, Protocol):
-    def joined(self, peer: NodePeer) -> None:
-        """There is one more node; nothing was heard of it yet."""
-        ...
-
-    def left(self, peer: NodePeer) -> None:
-        """It is not to be used any more."""
-        ...
-
-
 class NodeRegistry:
     """Keeps connections to all listed nodes; a list in a file is read again every second."""
 
@@ -239,7 +237,7 @@ class NodeRegistry:
         self,
         config: RemoteConfig,
         peers: Sequence[NodePeer],
-        hub: _Hub,
+        hub: NodeListener,
         identity: PeerIdentity,
         thread: Callable[[NodePeer, NodeListener, PeerIdentity], NodeThread] = NodeThread,
     ) -> None:

@@ -6,7 +6,6 @@ import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import Empty, Queue
 from time import monotonic
 
@@ -247,20 +246,12 @@ MOST_KNOWN = 256
 _OTHERS = ("other hosts", "several reasons")
 
 
-@dataclass
-class _Repeated:
-    """One pair of host and reason."""
-
-    logged_at: float
-    held_back: int = 0  # refusals since the last line
-
-
 class RefusalLog:
     """Logs the first refusal of a host and reason at once, repetitions with their number. Any thread may call it."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._known: dict[tuple[str, str], _Repeated] = {}
+        self._known: dict[tuple[str, str], tuple[float, int]] = {}  # when it was logged, refusals since
         self._lock = threading.Lock()
 
     def note(self, host: str, reason: str) -> None:
@@ -270,10 +261,10 @@ class RefusalLog:
             pair = (host, reason)
             if pair not in self._known and len(self._known) >= MOST_KNOWN:
                 pair = _OTHERS
-            known = self._known.get(pair)
-            if known is not None and now - known.logged_at < REPEAT_SECONDS:
-                known.held_back += 1
+            logged_at, held_back = self._known.get(pair, (-REPEAT_SECONDS, 0))
+            if pair in self._known and now - logged_at < REPEAT_SECONDS:
+                self._known[pair] = logged_at, held_back + 1
                 return
-            self._known[pair] = _Repeated(now)
-        more = f" ({known.held_back} more since the last such line)" if known and known.held_back else ""
+            self._known[pair] = now, 0
+        more = f" ({held_back} more since the last such line)" if held_back else ""
         _log.warning("target %s is not let in: %s%s", *pair, more)

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from foreword import __version__
 from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
-from foreword.engine.drafting.default_speculation import SpeculationOption
-from foreword.engine.loader import LoadedModel
+from foreword.engine.drafting.default_speculation import SpeculationOption, check_choice
+from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.policy.steering import Steering
 from foreword.engine.preparing import prepare_passes
 from foreword.engine.profiles import start_with_profile, start_with_saved
@@ -62,6 +63,19 @@ def make_core(
     elif any(not config.fixed for config in offered):
         start_with_profile(core, offered)
     return core
+
+
+def load_core(
+    model: str,
+    config: EngineConfig | None,
+    speculation: SpeculationOption,
+    preparing: Progress | None,
+    **how: Any,  # noqa: ANN401 - those of `load_model`
+) -> tuple[LoadedModel, EngineCore]:
+    """Load a model and return it with an engine for it; a wrong setting is refused before anything is loaded."""
+    check_choice(speculation)
+    loaded = load_model(model, enforce_eager=config is not None and config.enforce_eager, **how)
+    return loaded, make_core(loaded, config, speculation, preparing=preparing)
 
 
 def chosen_speculation(

@@ -239,8 +239,10 @@ class EngineCore:
         """Wait for the pass and commit it. Requests that end with it are in no other; accounting can wait."""
         report = self._recovery.resolve(under_way)
         for part in report.requests:
-            if part.applied and isinstance(part.request, Request) and part.request.finish_reason is not None:
-                self._remove(part.request)
+            request = part.request
+            assert isinstance(request, Request)
+            if part.applied and request.answer.finish_reason is not None:
+                self._remove(request)
         return report
 
     def settle(self, report: StepReport) -> list[AnswerDelta]:
@@ -303,11 +305,10 @@ class EngineCore:
             if not part.applied:
                 continue
             request.accounting.observe(part, report, now)
-            if not request.identity.assigned.is_check and (
-                part.verdict.tokens or request.finish_reason is not None
-            ):
+            has_ended = request.answer.finish_reason is not None
+            if (part.verdict.tokens or has_ended) and not request.identity.assigned.is_check:
                 deltas.append(request.take_delta())
-            if request.finish_reason is not None:
+            if has_ended:
                 with self._stepper.faults.forgiven("books"):
                     self.speculation_service.ended(request)
         return deltas

@@ -6,18 +6,17 @@ import logging
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import monotonic
 
 from foreword.acceptance.params import SamplingDefaults, SamplingParams
 from foreword.drafters.config import SpeculationSetting
 from foreword.engine.adapters import Adapters
-from foreword.engine.assembly import make_core
+from foreword.engine.assembly import load_core
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.drafting.default_speculation import SpeculationOption, check_choice
-from foreword.engine.loader import load_model
+from foreword.engine.drafting.default_speculation import SpeculationOption
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.outputs import OutputCollector, RequestOutput
 from foreword.engine.pipeline import StepPipeline
@@ -30,32 +29,6 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.progress import Progress
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class Death:
-    """Reports the death of the engine's thread."""
-
-    _tell: Callable[[Exception], None] | None = None
-    _stopped: EngineStopped | None = None
-
-    def tell(self, tell: Callable[[Exception], None]) -> None:
-        """Call `tell` in the engine's thread when it dies, or now if it is dead already."""
-        self._tell = tell
-        if self._stopped is not None:
-            tell(self._stopped)
-
-    def by(self, error: BaseException) -> EngineStopped:
-        """Return the error that all waiting streams raise."""
-        is_clear = isinstance(error, EngineStopped)  # one line says all
-        _log.critical("the engine's thread has died: %s", error, exc_info=None if is_clear else error)
-        stopped = EngineStopped(
-            f"the engine has failed: {error if is_clear else f'{type(error).__name__}: {error}'}"
-        )
-        self._stopped = stopped
-        if self._tell is not None:
-            self._tell(stopped)
-        return stopped
 
 
 def give_up(reason: str) -> None:
@@ -95,7 +68,8 @@ class Engine:
         self._listeners.idle.set()
         self._refusal: str | None = None  # why no request is taken
         self._on_close = on_close
-        self._death = Death()
+        self._on_death: Callable[[Exception], None] = lambda error: None
+        self._stopped: EngineStopped | None = None  # why its thread has died
         self._snapshot, self._snapshot_at = core.stats(), monotonic()
         self._thread = threading.Thread(target=self._run, name="foreword-engine", daemon=True)
         self._thread.start()
@@ -117,18 +91,18 @@ class Engine:
         preparing: Progress | None = None,
     ) -> "Engine":
         """Load a model and start an engine for it; the arguments are those of `LLM`."""
-        check_choice(speculation)
-        loaded = load_model(
+        loaded, core = load_core(
             model,
+            config,
+            speculation,
+            preparing,
             dtype=dtype,
             device=device,
             backend=backend,
             generation_config=generation_config,
             tensor_parallel_size=tensor_parallel_size,
-            enforce_eager=config is not None and config.enforce_eager,
             progress=progress,
         )
-        core = make_core(loaded, config, speculation, preparing=preparing)
         engine = Engine(core, loaded.tokenizer, sampling=loaded.sampling, on_close=loaded.close)
         loaded.when_lost(lambda reason: engine._mail.put(lambda: give_up(reason)))
         return engine
@@ -143,7 +117,7 @@ class Engine:
         prepared = self._core.prepare(request) if self._core.is_prepared_for(request) else None
         stream = AnswerStream(request.request_id, request.params.n, self._abandon)
         try:
-            if not self._listeners.add(stream, request.params.n):
+            if not self._listeners.add(stream):
                 self._check_accepting()
         except BaseException:
             self._core.discard(prepared or ())
@@ -177,7 +151,7 @@ class Engine:
             self._core.discard(prepared)
             return
         self._core.enqueue(prepared)
-        if self._listeners.is_aborted(stream):
+        if stream.is_aborted:
             self._deliver(self._core.abort(stream.request_id))
 
     async def generate(  # noqa: PLR0913 - vLLM's names
@@ -229,8 +203,7 @@ class Engine:
                 return
             deltas = self._core.abort(request_id)
             self._deliver(deltas)
-            if not deltas:
-                self._listeners.abort_later(stream)
+            stream.is_aborted = not deltas
 
         self._mail.put(stop)
 
@@ -264,8 +237,10 @@ class Engine:
         return replace(then, draft_nodes=tuple(self._core.drafters.nodes()))
 
     def when_dead(self, tell: Callable[[Exception], None]) -> None:
-        """Call `tell`, in the engine's thread, if that dies by itself; also while there is nothing to do."""
-        self._death.tell(tell)
+        """Call `tell`, in the engine's thread, if that dies by itself, also while idle; now if it is dead already."""
+        self._on_death = tell
+        if self._stopped is not None:
+            tell(self._stopped)
 
     @property
     def max_model_len(self) -> int:
@@ -309,7 +284,11 @@ class Engine:
                     self._snapshot, self._snapshot_at = self._core.stats(), monotonic()
             stopped = EngineStopped("the engine was closed")
         except BaseException as error:
-            stopped = self._death.by(error)
+            is_clear = isinstance(error, EngineStopped)  # one line says all
+            _log.critical("the engine's thread has died: %s", error, exc_info=None if is_clear else error)
+            why = str(error) if is_clear else f"{type(error).__name__}: {error}"
+            stopped = self._stopped = EngineStopped(f"the engine has failed: {why}")
+            self._on_death(stopped)
             self._refusal = str(stopped)
         for stream in self._listeners.take_all():
             post(stream.loop, [(stream, stopped)])

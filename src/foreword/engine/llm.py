@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig, SpeculationSetting
 from foreword.engine.adapters import Adapters, LoRARequest
-from foreword.engine.assembly import chosen_speculation, make_core
+from foreword.engine.assembly import chosen_speculation, load_core, make_core
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.drafting.default_speculation import SpeculationOption, check_choice
+from foreword.engine.drafting.default_speculation import SpeculationOption
 from foreword.engine.drafting.drafter_pool import PagesLackRows
-from foreword.engine.loader import load_model
 from foreword.engine.messages import NewRequest
 from foreword.engine.outputs import OutputCollector, RequestOutput
 from foreword.engine.pipeline import StepPipeline
@@ -74,21 +73,22 @@ class LLM:
         model's makers recommend, where a call gives none, or "none". With a `tensor_parallel_size` above 1 that many
         processes have a share of the model each, on a GPU each or all on this CPU: docs/cluster.md.
         """
-        check_choice(speculation)
         self._config = config or EngineConfig()
         self._preparing = preparing
-        self.loaded = load_model(
+        self.loaded, core = load_core(
             model,
+            self._config,
+            speculation,
+            preparing,
             dtype=dtype,
             device=device,
             backend=backend,
             progress=progress,
             generation_config=generation_config,
             tensor_parallel_size=tensor_parallel_size,
-            enforce_eager=self._config.enforce_eager,
         )
         self.tokenizer = self.loaded.tokenizer
-        self._take(make_core(self.loaded, self._config, speculation, preparing=preparing))
+        self._take(core)
         self._numbers = itertools.count()
         self._is_busy = False
 

@@ -237,24 +237,19 @@ class Answer:
         )
 
 
+@dataclass
 class OutputCollector:
     """Collects the deltas of one request."""
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt: str | None,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        tokenizer: Tokenizer,
-    ) -> None:
-        self._request_id = request_id
-        self._prompt = prompt
-        self._prompt_token_ids = list(prompt_token_ids)
-        self._params = params
-        self._tokenizer = tokenizer
-        self._answers = [Answer(index) for index in range(params.n)]
-        self._open = OpenAnswers(params.n)
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    tokenizer: Tokenizer
+
+    def __post_init__(self) -> None:
+        self._answers = [Answer(index) for index in range(self.params.n)]
+        self._open = OpenAnswers(self.params.n)
 
     @property
     def finished(self) -> bool:
@@ -269,10 +264,9 @@ class OutputCollector:
     def output(self) -> RequestOutput:
         answers = [self._completion(answer) for answer in self._answers]
         scores: list[TokenAlternatives | None] | None = None
-        if self._params.prompt_logprobs is not None:
+        if self.params.prompt_logprobs is not None:
             scores = [None, *self._alternatives(self._answers[0].prompt_logprobs)]
-        ids = list(self._prompt_token_ids)
-        return RequestOutput(self._prompt, ids, answers, self._request_id, scores)
+        return RequestOutput(self.prompt, list(self.prompt_token_ids), answers, self.request_id, scores)
 
     def _completion(self, answer: Answer) -> CompletionOutput:
         last = answer.last
@@ -282,14 +276,14 @@ class OutputCollector:
             token_ids=list(answer.token_ids),
             finish_reason=last.finish_reason,
             seed=last.seed,
-            logprobs=None if self._params.logprobs is None else self._alternatives(answer.logprobs),
+            logprobs=None if self.params.logprobs is None else self._alternatives(answer.logprobs),
             error=last.error,
             stop_reason=last.stop_reason,
             stats=last.stats,
         )
 
     def _alternatives(self, positions: Sequence[TokenLogprobs]) -> list[TokenAlternatives]:
-        return [alternatives(found, self._tokenizer) for found in positions]
+        return [alternatives(found, self.tokenizer) for found in positions]
 
 
 def alternatives(found: TokenLogprobs, tokenizer: Tokenizer) -> TokenAlternatives:

@@ -21,6 +21,8 @@ class AnswerStream:
     def __init__(self, request_id: str, answers: int, abort: "Callable[[AnswerStream], None]") -> None:
         self.request_id = request_id
         self.loop = asyncio.get_running_loop()
+        self.to_come = OpenAnswers(answers)  # as the engine's thread counts them
+        self.is_aborted = False  # before it was queued: it ends as soon as it is
         self._abort = abort
         self._open = OpenAnswers(answers)
         self._arrived: deque[AnswerDelta | Exception] = deque()
@@ -87,24 +89,15 @@ def post(loop: asyncio.AbstractEventLoop, items: list[tuple[AnswerStream, Answer
 
 
 @dataclass
-class Listener:
-    """A request's stream and how many of its answers are still to end."""
-
-    stream: AnswerStream
-    open: OpenAnswers
-    is_aborted: bool = False  # before it was queued
-
-
-@dataclass
 class Listeners:
     """Who listens to what, shared between the engine's thread and its callers."""
 
-    by_request: dict[str, Listener] = field(default_factory=dict)
+    by_request: dict[str, AnswerStream] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     idle: threading.Event = field(default_factory=threading.Event)
     closed: bool = False  # no stream is added any more: the engine drains, or has reported its end to all
 
-    def add(self, stream: AnswerStream, answers: int) -> bool:
+    def add(self, stream: AnswerStream) -> bool:
         """Listen; False if it is too late for that."""
         with self.lock:
             if self.closed:
@@ -113,53 +106,34 @@ class Listeners:
                 raise RequestError(
                     f"a request with the id {stream.request_id!r} is being answered; choose another id"
                 )
-            self.by_request[stream.request_id] = Listener(stream, OpenAnswers(answers))
+            self.by_request[stream.request_id] = stream
             self.idle.clear()
             return True
 
     def stream_of(self, request_id: str) -> AnswerStream | None:
         """Return the stream that waits for the answers of this id."""
         with self.lock:
-            listener = self.by_request.get(request_id)
-            return None if listener is None else listener.stream
-
-    def abort_later(self, stream: AnswerStream) -> None:
-        """Mark a request that is not queued yet: it ends as soon as it is. A stream that has ended is ignored."""
-        with self.lock:
-            listener = self.by_request.get(stream.request_id)
-            if listener is not None and listener.stream is stream:
-                listener.is_aborted = True
-
-    def is_aborted(self, stream: AnswerStream) -> bool:
-        """Whether the request of this stream, and not an earlier one of the same id, is to end once it is queued."""
-        with self.lock:
-            listener = self.by_request.get(stream.request_id)
-            return listener is not None and listener.stream is stream and listener.is_aborted
+            return self.by_request.get(request_id)
 
     def knows(self, stream: AnswerStream) -> bool:
         """Whether this stream, and not a later one of the same name, still waits for an end."""
-        with self.lock:
-            listener = self.by_request.get(stream.request_id)
-            return listener is not None and listener.stream is stream
+        return self.stream_of(stream.request_id) is stream
 
     def forget(self, stream: AnswerStream) -> bool:
         """Stop listening; False if it was forgotten before."""
         with self.lock:
-            listener = self.by_request.get(stream.request_id)
-            if listener is None or listener.stream is not stream:
-                return False
-            self._forget(stream.request_id)
-            return True
+            is_known = self.by_request.get(stream.request_id) is stream
+            if is_known:
+                self._forget(stream.request_id)
+            return is_known
 
     def note(self, delta: AnswerDelta) -> AnswerStream | None:
         """Who listens to this delta; forgotten with the end of the last answer."""
         with self.lock:
-            listener = self.by_request.get(delta.request_id)
-            if listener is None:
-                return None
-            if listener.open.note(delta):
+            stream = self.by_request.get(delta.request_id)
+            if stream is not None and stream.to_come.note(delta):
                 self._forget(delta.request_id)
-            return listener.stream
+            return stream
 
     def deliver(self, deltas: Sequence[AnswerDelta]) -> list[AnswerStream]:
         """Hand each event loop all that is new for its streams, in one go; the streams whose loop is gone."""
@@ -179,7 +153,7 @@ class Listeners:
         """Close and forget all streams; return those that have to be notified."""
         with self.lock:
             self.closed = True
-            streams = [listener.stream for listener in self.by_request.values()]
+            streams = list(self.by_request.values())
             self.by_request.clear()
             self.idle.set()
             return streams

@@ -229,7 +229,7 @@ class PagedCache:
                     self._moves.add(sequence, self.slot(sequence, base + node), base + step)
         sequence.computed = base + len(path)
         sequence.ahead = max(0, sequence.ahead - run)
-        self._drop_provisional(sequence, kept=1)
+        self.rollback(sequence, kept=1)
         self._window.give_back(self.pool, sequence)
 
     def advance(self, sequence: KvSequence, rows: int) -> None:
@@ -246,12 +246,11 @@ class PagedCache:
         sequence.computed = min(sequence.computed, rows)
         self.rollback(sequence)
 
-    def rollback(self, sequence: KvSequence) -> None:
-        """Drop the provisional rows that are not foreseen and the pages that only they needed. Safe to repeat."""
-        self._drop_provisional(sequence)
+    def rollback(self, sequence: KvSequence, kept: int = 0) -> None:
+        """Drop the provisional rows that are not foreseen and the pages that only they needed. Safe to repeat.
 
-    def _drop_provisional(self, sequence: KvSequence, kept: int = 0) -> None:
-        """The page of the next `kept` rows stays if it is there: drafters may have filled theirs already."""
+        The page of the next `kept` rows stays if it is there: drafters may have filled theirs already.
+        """
         begin = sequence.reserved = sequence.begin
         for kind in sequence.extra.values():
             if kind.end > sequence.computed:

@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from fastapi import FastAPI
 
@@ -61,21 +62,15 @@ def create_app(context: ServerContext) -> FastAPI:
 log = logging.getLogger("foreword.server")
 
 
+@dataclass
 class ServerRun:
     """Runs until a signal."""
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        supervision: SupervisorSettings,
-        tokenizer: Tokenizer,
-        listening: socket.socket,
-    ) -> None:
-        self._settings = settings
-        self._supervision = supervision
-        self._tokenizer = tokenizer
-        self._listening = listening
-        self._stopping = asyncio.Event()
+    settings: ServerSettings
+    supervision: SupervisorSettings
+    tokenizer: Tokenizer
+    listening: socket.socket
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(
         self, on_ready: Callable[[str, int], None], on_stage: StageProgress = lambda *_: None
@@ -84,10 +79,9 @@ class ServerRun:
 
         `on_stage` is called while the engine loads, `on_ready` with URL and `max_model_len` when it is ready.
         """
-        listening = self._listening
-        supervisor = Supervisor(self._supervision, on_stage)
-        context = create_context(self._settings, supervisor, self._tokenizer)
-        web = WebServer(create_app(context), self._settings.limits)
+        supervisor = Supervisor(self.supervision, on_stage)
+        context = create_context(self.settings, supervisor, self.tokenizer)
+        web = WebServer(create_app(context), self.settings.limits)
         quieten()
         gc.collect()
         gc.freeze()  # what is imported stays; the collector need not walk through all of it between two tokens
@@ -95,9 +89,11 @@ class ServerRun:
         loop.set_exception_handler(on_loop_error)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, supervisor)
-        serving = asyncio.create_task(web.serve(sockets=[listening]))
+        serving = asyncio.create_task(web.serve(sockets=[self.listening]))
         starting = asyncio.create_task(
-            supervisor.start(lambda: on_ready(listening_url(listening), supervisor.limits().max_model_len))
+            supervisor.start(
+                lambda: on_ready(listening_url(self.listening), supervisor.limits().max_model_len)
+            )
         )
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -120,7 +116,7 @@ class ServerRun:
         supervisor.begin_drain()
         context.admission.close()
         log.info("stopping: %d answers to finish", context.admission.in_flight)
-        if not await context.admission.wait_idle(self._settings.drain_seconds):
+        if not await context.admission.wait_idle(self.settings.drain_seconds):
             log.warning("giving up %d answers: the time to finish is over", context.admission.in_flight)
             supervisor.abort_all()
             await context.admission.wait_idle(LAST_BYTES_SECONDS)

@@ -13,10 +13,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from foreword.cluster.address import is_loopback
 from foreword.server.api.identity import ApiCaller
 from foreword.server.errors import ApiError
 from foreword.server.page import PAGE_PATHS
-from foreword.server.settings import ServerSettings, host_name, is_loopback, tenant_of
+from foreword.server.settings import ServerSettings, host_name, tenant_of
 
 OPEN_PATHS = frozenset({"/health", "/ready"}) | PAGE_PATHS
 """Routes that answer without a key."""

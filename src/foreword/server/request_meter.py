@@ -29,44 +29,41 @@ class _Seen:
         self.accepted += delta.from_draft
 
 
+@dataclass
 class RequestMeter:
     """Measures one request from acceptance on, and counts what was done for it, however it ends."""
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        request: NewRequest,
-        default_method: str = "",
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        self._metrics = metrics
-        self._request = request
-        self._method = _method(request, default_method)
-        self._clock = clock
-        self._began = clock()
-        self._seen = [_Seen() for _ in range(request.params.n)]
-        metrics.params_n.observe(request.params.n)
-        metrics.params_max.observe(request.params.max_tokens)
+    metrics: Metrics
+    request: NewRequest
+    default_method: str = ""
+    clock: Callable[[], float] = monotonic
+
+    def __post_init__(self) -> None:
+        self._method = _method(self.request, self.default_method)
+        self._began = self.clock()
+        self._seen = [_Seen() for _ in range(self.request.params.n)]
+        self.metrics.params_n.observe(self.request.params.n)
+        self.metrics.params_max.observe(self.request.params.max_tokens)
 
     def note(self, delta: AnswerDelta) -> None:
         if delta.token_ids:
-            self._note_tokens(delta, self._clock())
+            self._note_tokens(delta, self.clock())
         if delta.finish_reason is not None:
-            self._metrics.e2e.observe(self._clock() - self._began)
+            self.metrics.e2e.observe(self.clock() - self._began)
             self._note_outcome(delta.index, delta.finish_reason)
             self._note_costs(delta.index, delta.stats)
             if delta.stats is not None:
-                self._metrics.note_answer(delta.stats, delta.finish_reason)
+                self.metrics.note_answer(delta.stats, delta.finish_reason)
 
     def _note_tokens(self, delta: AnswerDelta, now: float) -> None:
         seen = self._seen[delta.index]
         if seen.last is None:
-            self._metrics.ttft.observe(now - self._began)
+            self.metrics.ttft.observe(now - self._began)
             if delta.index == 0:
-                self._metrics.note_prompt(len(self._request.prompt_token_ids))
+                self.metrics.note_prompt(len(self.request.prompt_token_ids))
         else:
-            self._metrics.itl.observe((now - seen.last) / len(delta.token_ids))
-        self._metrics.generation_tokens.inc(len(delta.token_ids))
+            self.metrics.itl.observe((now - seen.last) / len(delta.token_ids))
+        self.metrics.generation_tokens.inc(len(delta.token_ids))
         seen.last = now
         seen.note(delta)
 
@@ -97,7 +94,7 @@ class RequestMeter:
     def _note_outcome(self, index: int, reason: str) -> None:
         if not self._seen[index].has_ended:
             self._seen[index].has_ended = True
-            self._metrics.note_outcome(reason)
+            self.metrics.note_outcome(reason)
 
     def _note_costs(self, index: int, stats: RequestStats | None) -> None:
         """Count an answer's costs once; without statistics, as far as its deltas show them."""
@@ -107,12 +104,12 @@ class RequestMeter:
         seen.is_counted = True
         if stats is None:
             stats = self._partial(seen)
-        self._metrics.generation_tokens.inc(max(stats.output_tokens - seen.tokens, 0))
-        self._metrics.note_costs(index, stats)
+        self.metrics.generation_tokens.inc(max(stats.output_tokens - seen.tokens, 0))
+        self.metrics.note_costs(index, stats)
 
     def _partial(self, seen: _Seen) -> RequestStats:
         return RequestStats(
-            prompt_tokens=len(self._request.prompt_token_ids) if seen.tokens else 0,
+            prompt_tokens=len(self.request.prompt_token_ids) if seen.tokens else 0,
             output_tokens=seen.tokens,
             passes=seen.passes,
             drafts=seen.drafts,
@@ -120,7 +117,7 @@ class RequestMeter:
             accepted=seen.accepted,
             rollback_tokens=seen.drafted - seen.accepted,
             method=self._method,
-            cohort=cohort_of(self._method, self._request.params),
+            cohort=cohort_of(self._method, self.request.params),
         )
 
 

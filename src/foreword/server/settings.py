@@ -1,6 +1,5 @@
 """The server's settings: where it listens, and every number that refuses something."""
 
-import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from foreword import __version__
 from foreword.acceptance.params import SamplingDefaults
-from foreword.cluster.address import cannot_listen
+from foreword.cluster.address import cannot_listen, is_loopback
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:  # `serve` refuses bad options before it imports torch
@@ -49,14 +48,6 @@ class Address:
             raise cannot_listen(f"{self.host} port {self.port}", error) from None
         listening.listen(1024)
         return listening
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can be meant."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def host_name(host: str) -> str:

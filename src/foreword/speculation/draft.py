@@ -336,5 +336,6 @@ def marked_cold(drafts: Sequence[Draft], is_cold: bool) -> Sequence[Draft]:
 
 def stack(drafts: Sequence[Draft]) -> DraftTrees:
     """Drafts as the flat arrays that acceptance judges; pending tokens stay pending."""
-    drawn = [draft.drawn or (None,) * len(draft) for draft in drafts]
-    return DraftTrees.stack([draft.pass_ids for draft in drafts], [draft.parents for draft in drafts], drawn)
+    drawn = [draft.drawn or (None,) * len(draft.parents) for draft in drafts]
+    tokens = [draft.pass_ids if draft.parents else () for draft in drafts]
+    return DraftTrees.stack(tokens, [draft.parents for draft in drafts], drawn)

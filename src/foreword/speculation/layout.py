@@ -239,7 +239,8 @@ def _fill_tokens(arrays: BatchArrays, parts: Sequence[SequenceRows], rows: "_Row
         tokens += part.tokens[begin:end]
         if part.drawn_at:
             tokens += [-1 - place for place in part.drawn_at]
-        tokens += part.draft.pass_ids[part.first_node :]
+        if part.draft.parents:
+            tokens += part.draft.pass_ids[part.first_node :]
     if len(tokens) != len(arrays.token_ids):
         raise ValueError("a part's run ends after its last token")
     arrays.token_ids[:] = tokens

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from foreword.speculation.draft import Draft
@@ -97,9 +98,9 @@ class StepReport:
         self.tokens = sum([len(part.verdict.tokens) for part in parts])
         self.decodes_only = runs.count(1) == len(runs)
 
-    @property
+    @cached_property
     def seconds_per_row(self) -> StageSeconds:
-        """Without drafting, which is billed to the requests that were drafted for."""
+        """Without drafting, which is billed to the requests that were drafted for. Read once the times are set."""
         rows, spent = max(self.rows, 1), self.seconds
         return StageSeconds(0.0, spent.verify / rows, spent.accept / rows, (spent.total - spent.draft) / rows)
 

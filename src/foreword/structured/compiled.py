@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -80,7 +80,9 @@ class CompiledGrammar:
         self.words = -(-tokens.size // 32)
         self.everything: Bits = np.full(self.words, -1, np.int32)
         self.nothing: Bits = np.zeros(self.words, np.int32)
-        self.only_ends: Bits = self._bits_of_ends
+        ends = np.zeros(self.words * 32, np.uint8)
+        ends[list(tokens.end_ids)] = 1
+        self.only_ends: Bits = np.packbits(ends, bitorder="little").view(np.int32)
 
     def __del__(self) -> None:
         """Return the memory of a large grammar to the system: the C library would keep it."""
@@ -113,12 +115,6 @@ class CompiledGrammar:
         mask = self.nothing.copy()
         mask.view(np.uint8)[token >> 3] = 1 << (token & 7)
         return mask
-
-    @cached_property
-    def _bits_of_ends(self) -> Bits:
-        bits = np.zeros(self.words * 32, np.uint8)
-        bits[list(self.tokens.end_ids)] = 1
-        return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def return_free_memory() -> None:

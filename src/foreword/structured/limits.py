@@ -76,6 +76,9 @@ def parser_limits() -> "LLParserLimits":
 _SHOWN = 10**12
 """Counts from here on are shown rounded."""
 
+_BOUNDS = {"Items": "items", "Length": "length", "Properties": "property_count"}
+"""Limits of the keywords that begin with min or max."""
+
 _BRANCHES = ("anyOf", "oneOf", "allOf")
 
 _SYMBOLS = re.compile(
@@ -132,20 +135,15 @@ class Counts:
             self._check_keyword(keyword, value)
 
     def _check_keyword(self, keyword: str, value: Any) -> None:  # noqa: ANN401 - any JSON
-        limits = self._limits
         number = max(value, 0) if isinstance(value, int | float) and not isinstance(value, bool) else 0
-        if keyword in ("minItems", "maxItems"):
-            self._bound(keyword, number, limits.items)
-            self._check("items_in_all", "minItems and maxItems of all arrays", number)
-        elif keyword in ("minLength", "maxLength"):
-            self._bound(keyword, number, limits.length)
-        elif keyword in ("minProperties", "maxProperties"):
-            self._bound(keyword, number, limits.property_count)
+        if (limit := _BOUNDS.get(keyword[3:])) and keyword[:3] in ("min", "max"):
+            self._bound(keyword, number, getattr(self._limits, limit))
+            if limit == "items":
+                self._check("items_in_all", "minItems and maxItems of all arrays", number)
         elif keyword == "multipleOf" and number:
             digits = Decimal(repr(number)).normalize().as_tuple().digits
-            self._bound(
-                "multipleOf without its decimal point", int("".join(map(str, digits))), limits.multiple
-            )
+            whole = int("".join(map(str, digits)))
+            self._bound("multipleOf without its decimal point", whole, self._limits.multiple)
         elif keyword in ("properties", "patternProperties") and isinstance(value, Mapping):
             self._check("properties", "properties", len(value))
             for pattern in value if keyword == "patternProperties" else ():

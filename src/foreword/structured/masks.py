@@ -7,9 +7,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Condition, Event, Lock, Thread, get_native_id
 from time import monotonic, thread_time
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from foreword.structured.limits import MaskLimits
+
+if TYPE_CHECKING:
+    from foreword.structured.state import GrammarState
 
 Clock = Callable[[], float]
 
@@ -81,30 +84,17 @@ class MaskBudget:
 log = logging.getLogger("foreword.structured")
 
 
-class Preparing(Protocol):
-    """An answer whose next mask is to be computed."""
-
-    @property
-    def used(self) -> float:
-        """Seconds of a processor that its masks have taken."""
-        ...
-
-    def prepare(self) -> None:
-        """Compute the next mask."""
-        ...
-
-
 class MaskWorker:
     """One thread, which starts with the first mask. It takes the answer that has used the least time first."""
 
     def __init__(self) -> None:
-        self._waiting: list[Preparing] = []
+        self._waiting: list[GrammarState] = []
         self._changed = Condition()
         self._thread: Thread | None = None
         self._is_closed = False
         self._done = Event()
 
-    def put(self, answer: Preparing) -> None:
+    def put(self, answer: "GrammarState") -> None:
         """Have the next mask of an answer computed."""
         with self._changed:
             self._waiting.append(answer)

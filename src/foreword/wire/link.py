@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, OpenAnswers
 from foreword.errors import EngineUnavailable, RequestError
@@ -18,20 +18,7 @@ LOOKS = 4
 """Checks within the time limit: this many in a row must find nothing before the engine counts as hung."""
 
 
-class Watched(Protocol):
-    """A link to an engine process."""
-
-    @property
-    def awaited(self) -> int:
-        """Requests whose end has not come."""
-        ...
-
-    async def stats(self, timeout: float) -> EngineStats | None:
-        """How it is doing; None if it does not say in time."""
-        ...
-
-
-async def wait_until_hung(link: Watched, patience: float) -> None:
+async def wait_until_hung(link: "EngineLink", patience: float) -> None:
     """Return when the engine has given no sign of life for this many seconds.
 
     A sign of life is an answer that reports steps since the last one, or any answer while nothing is to be done.
@@ -60,14 +47,6 @@ class _Inbox:
     items: "asyncio.Queue[_Item]" = field(default_factory=asyncio.Queue)
 
 
-@dataclass
-class _Left:
-    """A request whose reader has gone and whose end has not come."""
-
-    open: OpenAnswers
-    on_late: OnLate
-
-
 class EngineLink:
     """Lives as long as the engine process does."""
 
@@ -76,9 +55,8 @@ class EngineLink:
         self._channel = channel
         self._on_stage = on_stage
         self._inboxes: dict[str, _Inbox] = {}
-        self._left: dict[str, _Left] = {}
-        self._stats: dict[int, asyncio.Future[EngineStats]] = {}
-        self._adapters: dict[int, asyncio.Future[str | None]] = {}
+        self._left: dict[str, tuple[OpenAnswers, OnLate]] = {}  # readers that have gone, until the end comes
+        self._replies: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count()
         self._broken: str | None = None
         self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
@@ -123,33 +101,31 @@ class EngineLink:
             if inbox.open.left and self._broken is None:
                 self.send(wire.Abort(request.request_id))
                 if on_late is not None:
-                    self._left[request.request_id] = _Left(inbox.open, on_late)
+                    self._left[request.request_id] = (inbox.open, on_late)
 
     async def stats(self, timeout: float) -> EngineStats | None:
-        """Ask how the engine is doing."""
-        number = next(self._numbers)
-        reply: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
-        self._stats[number] = reply
-        self.send(wire.StatsWanted(number))
+        """Ask how the engine is doing; None if it does not say in time."""
         try:
-            return await asyncio.wait_for(reply, timeout)
+            stats: EngineStats = await asyncio.wait_for(self._ask(wire.StatsWanted), timeout)
         except (TimeoutError, EngineUnavailable):
             return None
-        finally:
-            self._stats.pop(number, None)
+        return stats
 
     async def set_adapter(self, name: str, path: str | None) -> None:
         """Have an adapter loaded, or unloaded if there is no path; `RequestError` says why it cannot be."""
-        number = next(self._numbers)
-        reply: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._adapters[number] = reply
-        self.send(wire.SetAdapter(number, name, path))
-        try:
-            error = await reply
-        finally:
-            self._adapters.pop(number, None)
+        error = await self._ask(lambda number: wire.SetAdapter(number, name, path))
         if error is not None:
             raise RequestError(error)
+
+    async def _ask(self, message: Callable[[int], wire.ToEngine]) -> Any:  # noqa: ANN401 - as the message says
+        """Send a message with a number of its own, and return what is answered under it."""
+        number = next(self._numbers)
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        self.send(message(number))
+        try:
+            return await reply
+        finally:
+            del self._replies[number]
 
     async def listen(self) -> None:
         """Pass on what comes in until the channel ends; raises `ChannelError` for damaged frames."""
@@ -168,12 +144,9 @@ class EngineLink:
                     self._put(delta.request_id, delta)
             case wire.Refused(request_id, error, param):
                 self._put(request_id, RequestError(error, param))
-            case wire.Stats(number, engine):
-                if (reply := self._stats.get(number)) is not None and not reply.done():
-                    reply.set_result(engine)
-            case wire.AdapterSet(number, error):
-                if (reported := self._adapters.get(number)) is not None and not reported.done():
-                    reported.set_result(error)
+            case wire.Stats(number, result) | wire.AdapterSet(number, result):
+                if (reply := self._replies.get(number)) is not None and not reply.done():
+                    reply.set_result(result)
             case wire.Starting(stage, done, total):
                 self._on_stage(stage, done, total)
             case wire.Ready():
@@ -188,10 +161,11 @@ class EngineLink:
             inbox.open.note(item)
             inbox.items.put_nowait(item)
         elif (left := self._left.get(request_id)) is not None:
-            if left.open.note(item):
+            answers, on_late = left
+            if answers.note(item):
                 del self._left[request_id]
             if isinstance(item, Exception) or item.finish_reason is not None:
-                left.on_late(item)
+                on_late(item)
 
     def break_off(self, reason: str) -> None:
         """Raise an error in all readers, because the engine is gone, and refuse new requests."""
@@ -202,8 +176,7 @@ class EngineLink:
         waiting = [request_id for request_id, inbox in self._inboxes.items() if inbox.open.left]
         for request_id in [*waiting, *self._left]:
             self._put(request_id, EngineUnavailable(reason))
-        replies: list[asyncio.Future[Any]] = [*self._stats.values(), *self._adapters.values()]
-        for reply in replies:
+        for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(EngineUnavailable(reason))
         if not self.ready.done():

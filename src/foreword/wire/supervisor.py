@@ -67,23 +67,14 @@ class Supervisor:
         """`on_stage` is called with the progress of an engine that starts."""
         self._settings = settings
         self._on_stage = on_stage
-        self._state = EngineState.STARTING
+        self.state = EngineState.STARTING
         self._link: EngineLink | None = None
         self._process: Process | None = None
         self._limits: EngineLimits | None = None
-        self._restarts = 0
-        self._speculate = True
+        self.restarts = 0  # times that the engine died and was started again
+        self.speculating = True  # for all requests
         self._adapters = dict(settings.start.adapters)
         self._watching: asyncio.Task[None] | None = None
-
-    @property
-    def state(self) -> EngineState:
-        return self._state
-
-    @property
-    def restarts(self) -> int:
-        """How often the engine died and was started again."""
-        return self._restarts
 
     @property
     def process_id(self) -> int | None:
@@ -96,23 +87,18 @@ class Supervisor:
             raise EngineUnavailable("the engine is still starting; try again")
         return self._limits
 
-    @property
-    def speculating(self) -> bool:
-        """Whether speculation is on, for all requests."""
-        return self._speculate
-
     def submit(self, request: NewRequest, on_late: OnLate | None = None) -> AsyncGenerator[AnswerDelta, None]:
         """Return the deltas of all n answers; they raise `RequestError` or, if the engine dies, `EngineUnavailable`.
 
         Closing the iterator before its end aborts the request; `on_late` then receives the ends of its answers.
         """
-        if self._link is None or self._state not in (EngineState.READY, EngineState.DRAINING):
-            raise EngineUnavailable(f"the engine is {self._state}; try again")
+        if self._link is None or self.state not in (EngineState.READY, EngineState.DRAINING):
+            raise EngineUnavailable(f"the engine is {self.state}; try again")
         return self._link.answer(request, on_late)
 
     def speculate(self, on: bool) -> None:
         """Switch speculation on or off for all requests, also after a restart."""
-        self._speculate = on
+        self.speculating = on
         if self._link is not None:
             self._link.send(wire.Speculate(on))
 
@@ -126,8 +112,8 @@ class Supervisor:
 
         Raises `RequestError` for what cannot be loaded, `EngineUnavailable` if there is no engine now.
         """
-        if self._link is None or self._state is not EngineState.READY:
-            raise EngineUnavailable(f"the engine is {self._state}; try again")
+        if self._link is None or self.state is not EngineState.READY:
+            raise EngineUnavailable(f"the engine is {self.state}; try again")
         await self._link.set_adapter(name, path)
         if path is None:
             self._adapters.pop(name, None)
@@ -155,21 +141,21 @@ class Supervisor:
         while True:
             began = monotonic()
             reason = await self._run_once(first_ready)
-            if self._state in (EngineState.DRAINING, EngineState.STOPPED):
+            if self.state in (EngineState.DRAINING, EngineState.STOPPED):
                 if not first_ready.done():
                     first_ready.set_exception(EngineStartError("stopped before the engine was ready"))
                 return
             if not first_ready.done():
-                self._state = EngineState.STOPPED
+                self.state = EngineState.STOPPED
                 first_ready.set_exception(EngineStartError(reason))
                 return
-            self._state = EngineState.RESTARTING
-            self._restarts += 1
+            self.state = EngineState.RESTARTING
+            self.restarts += 1
             if monotonic() - began > self._settings.calm_after:
                 pause = self._settings.first_pause
             log.error("%s; starting another in %.1f s", reason, pause)
             await asyncio.sleep(pause)
-            if self._state is not EngineState.RESTARTING:
+            if self.state is not EngineState.RESTARTING:
                 return
             pause = min(2 * pause, self._settings.longest_pause)
 
@@ -190,13 +176,11 @@ class Supervisor:
         finally:
             watching.cancel()
             self._link = None
-            if self._state is EngineState.READY:
-                self._state = (
-                    EngineState.RESTARTING
-                )  # before readers are notified, so that none finds it ready
+            if self.state is EngineState.READY:
+                self.state = EngineState.RESTARTING  # before readers are notified: none finds it ready
             link.break_off("the engine has died; try again")
             code = await self._reap(
-                self._settings.close_timeout if self._state is EngineState.STOPPED else 1.0
+                self._settings.close_timeout if self.state is EngineState.STOPPED else 1.0
             )
         return link.fatal or (reason if code is None else f"{reason}, exit code {code}")
 
@@ -235,9 +219,9 @@ class Supervisor:
             return
         reported = done.result()
         self._limits = EngineLimits(reported.max_model_len)
-        if self._state in (EngineState.STARTING, EngineState.RESTARTING):
-            self._state = EngineState.READY
-        if not self._speculate:
+        if self.state in (EngineState.STARTING, EngineState.RESTARTING):
+            self.state = EngineState.READY
+        if not self.speculating:
             self.speculate(False)
         # What was loaded since; if its files are gone, its requests are refused, and nothing else.
         for name, path in self._adapters.items() - self._settings.start.adapters.items():
@@ -261,8 +245,8 @@ class Supervisor:
 
     def begin_drain(self) -> None:
         """From now on nothing new is to come; what was accepted may still be submitted and ends as usual."""
-        if self._state is not EngineState.STOPPED:
-            self._state = EngineState.DRAINING
+        if self.state is not EngineState.STOPPED:
+            self.state = EngineState.DRAINING
 
     def abort_all(self) -> None:
         """End everything that runs, with `finish_reason="abort"`."""
@@ -271,7 +255,7 @@ class Supervisor:
 
     async def stop(self) -> None:
         """End the engine process; call it when nothing runs any more."""
-        self._state = EngineState.STOPPED
+        self.state = EngineState.STOPPED
         if self._link is not None and self._link.ready.done():
             self._link.send(wire.Drain(self._settings.close_timeout / 2))
         elif self._process is not None:

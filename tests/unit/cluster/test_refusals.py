@@ -68,4 +68,4 @@ def test_a_wrong_token_is_logged_once_for_all_connections_of_a_host(lines):
 
 
 def _held(node: DraftNode) -> int:
-    return sum(one.held_back for one in node._refusals._known.values())
+    return sum(one[1] for one in node._refusals._known.values())

@@ -140,34 +140,31 @@ _log = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0
 
 
+@dataclass
 class Autoscaler:
     """Looks at the targets now and then; targets themselves are never added for the sake of drafts."""
 
-    def __init__(
-        self,
-        rule: ScaleRule,
-        node: Member,
-        fleet: MemberFleet,
-        fetch: Fetch,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        self._node = node
-        self._fleet = fleet
-        self._watch = DemandWatch(fetch)
-        self._scaler = Scaler(rule, clock)
-        self._clock = clock
+    rule: ScaleRule
+    node: Member
+    fleet: MemberFleet
+    fetch: Fetch
+    clock: Callable[[], float] = monotonic
+
+    def __post_init__(self) -> None:
+        self._watch = DemandWatch(self.fetch)
+        self._scaler = Scaler(self.rule, self.clock)
         self._looked = float("-inf")
 
     def look(self) -> None:
         """Have as many nodes as there should be, if it is time to look."""
-        if self._clock() - self._looked < LOOK_SECONDS:
+        if self.clock() - self._looked < LOOK_SECONDS:
             return
-        self._looked = self._clock()
-        targets = [one for one in self._fleet.members() if one.kind == TARGET]
+        self._looked = self.clock()
+        targets = [one for one in self.fleet.members() if one.kind == TARGET]
         demands, speed = self._watch.look([f"http://{one.address}" for one in targets])
-        have = len(numbers(self._fleet, self._node.name))
+        have = len(numbers(self.fleet, self.node.name))
         wanted = self._scaler.size(have, demands, speed)
         if wanted != have:
             requests = sum(one.requests for one in demands)
             _log.info("%d draft nodes instead of %d, for %g requests", wanted, have, requests)
-            resize(self._fleet, self._node, wanted)
+            resize(self.fleet, self.node, wanted)

@@ -181,7 +181,7 @@ def _node(value: object, place: str) -> Member:
         arguments += ["--capacity", str(number_of(given, "capacity", place))]
     if "options" in given:
         arguments += ["--options", json.dumps(mapping_of(given["options"], f"{place}.options", None))]
-    command = (*arguments, *arguments_of(given, place))
+    command = (*arguments, *names_of(given, "args", place, "texts"))
     name = text_of(given, "name", place)
     if set(name) & set(":,"):  # targets ask for nodes by names or addresses, with commas
         raise RequestError(f"cluster file: {place}.name must have no colon and no comma: {name!r}")
@@ -197,7 +197,7 @@ def _target(value: object, place: str, nodes: NodeChoice) -> Member:
         arguments += ["--drafters", drafters]
         if "labels" in given:
             arguments += ["--drafters-labels", text_of(given, "labels", place)]
-    command = (*arguments, *arguments_of(given, place))
+    command = (*arguments, *names_of(given, "args", place, "texts"))
     member = Member(text_of(given, "name", place), TARGET, command, address)
     near = replace(member, near=names_of(given, "near", place), is_strict=given.get("strict") is True)
     return _placed(replace(near, asks=asks), given, place)
@@ -206,7 +206,13 @@ def _target(value: object, place: str, nodes: NodeChoice) -> Member:
 def _router(value: object, targets: Sequence[str]) -> Member:
     given = mapping_of(value, "router", _ROUTER_KEYS)
     listening, address = _listening(given, "router")
-    command = ("router", "--targets", ",".join(targets), *listening, *arguments_of(given, "router"))
+    command = (
+        "router",
+        "--targets",
+        ",".join(targets),
+        *listening,
+        *names_of(given, "args", "router", "texts"),
+    )
     return _placed(Member("router", ROUTER, command, address), given, "router")
 
 
@@ -275,36 +281,30 @@ def list_of(given: Mapping[str, Any], key: str) -> list[object]:
 def text_of(given: Mapping[str, Any], key: str, place: str) -> str:
     found = given.get(key)
     if not isinstance(found, str) or not found:
-        raise RequestError(f"cluster file: {place}.{key} must be a text, not {found!r}")
+        raise _wrong(place, key, "a text", found)
     return found
 
 
 def number_of(given: Mapping[str, Any], key: str, place: str) -> int:
     found = given.get(key)
     if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < 1 << 16:
-        raise RequestError(
-            f"cluster file: {place}.{key} must be a whole number from 1 to 65535, not {found!r}"
-        )
-    return found
-
-
-def arguments_of(given: Mapping[str, Any], place: str) -> list[str]:
-    found = given.get("args", [])
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise RequestError(f"cluster file: {place}.args must be a list of texts")
+        raise _wrong(place, key, "a whole number from 1 to 65535", found)
     return found
 
 
 def amount_of(given: Mapping[str, Any], key: str, place: str, default: float) -> float:
-    """A number that is not negative."""
     found = given.get(key, default)
     if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found < float("inf"):
-        raise RequestError(f"cluster file: {place}.{key} must be a number from 0 on, not {found!r}")
+        raise _wrong(place, key, "a number from 0 on", found)
     return float(found)
 
 
-def names_of(given: Mapping[str, Any], key: str, place: str) -> tuple[str, ...]:
+def names_of(given: Mapping[str, Any], key: str, place: str, of: str = "names") -> tuple[str, ...]:
     found = given.get(key, [])
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise RequestError(f"cluster file: {place}.{key} must be a list of names")
+        raise RequestError(f"cluster file: {place}.{key} must be a list of {of}")
     return tuple(found)
+
+
+def _wrong(place: str, key: str, wanted: str, found: object) -> RequestError:
+    return RequestError(f"cluster file: {place}.{key} must be {wanted}, not {found!r}")

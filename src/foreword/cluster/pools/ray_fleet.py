@@ -1,6 +1,5 @@
 """A cluster whose members Ray places, starts and watches."""
 
-import ipaddress
 import logging
 import math
 import os
@@ -8,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from foreword.cluster.address import is_loopback
 from foreword.cluster.pools.file import ClusterConfig, RaySettings
 from foreword.cluster.pools.fleet import MemberLog, MemberStatus, resize
 from foreword.cluster.pools.members import NODE, ROUTER, TARGET, Member
@@ -57,7 +57,7 @@ def check_mode(address: str, mode: str) -> None:
         raise RequestError(
             f"{AUTH_VARIABLE}={mode}: anyone who reaches a Ray without token runs code on this machine; leave it out"
         )
-    if address and not _is_here(address) and mode.lower() != "token":
+    if address and not is_loopback(address.rpartition(":")[0].strip("[]")) and mode.lower() != "token":
         raise RequestError(
             f"ray.address {address} is not this machine, and anyone who reaches a Ray without token runs code on it: "
             f"start Ray with {AUTH_VARIABLE}=token, and set {AUTH_VARIABLE}=token here"
@@ -71,14 +71,6 @@ def check_guarded(machines: int, guarded: Sequence[bool]) -> None:
             f"this Ray has {machines} machines and asks for no token: anyone who reaches it runs code on them; "
             f"start it with {AUTH_VARIABLE}=token"
         )
-
-
-def _is_here(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 _log = logging.getLogger(__name__)

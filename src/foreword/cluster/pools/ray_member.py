@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import mkdtemp
 from time import monotonic
@@ -19,22 +19,16 @@ SILENT_SECONDS = 10.0
 """A member that nothing was heard of for so long is not there."""
 
 
-@dataclass
-class _Heard:
-    reported: dict[str, Any]
-    at: float
-
-
 class MemberRegistry:
     """Members say again and again that they are there, so that a registry that was started again knows all soon."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._heard: dict[str, _Heard] = {}
+        self._heard: dict[str, tuple[dict[str, Any], float]] = {}  # by name: what it says, and when
 
     def tell(self, reported: dict[str, Any]) -> list[dict[str, Any]]:
         """Register a member; return all members."""
-        self._heard[reported["name"]] = _Heard(reported, self._clock())
+        self._heard[reported["name"]] = reported, self._clock()
         return self.members()
 
     def leave(self, name: str) -> None:
@@ -43,7 +37,7 @@ class MemberRegistry:
 
     def members(self) -> list[dict[str, Any]]:
         now = self._clock()
-        return [one.reported for one in self._heard.values() if now - one.at <= SILENT_SECONDS]
+        return [reported for reported, at in self._heard.values() if now - at <= SILENT_SECONDS]
 
 
 _log = logging.getLogger(__name__)

@@ -65,6 +65,7 @@ class Request:
         self.request_id = request_id
         self.answer = AnswerState(prompt, params, limits, text, identity.tells_progress)
         self.tokens = self.answer.tokens  # the same list
+        self.kept = self.answer.kept  # called for every request of every step
         self.params = params
         self.sampler = sampler
         self.accounting = Accounting()
@@ -135,10 +136,6 @@ class Request:
         """Whether its next pass can be laid out before the token of the pass in flight is known."""
         draws = self.kv.begin == len(self.tokens)
         return not draws or (self.room > 1 and self.sampler.can_be_followed)
-
-    def kept(self, tokens: Sequence[int]) -> int:
-        """Return how many of these next tokens belong to the answer."""
-        return self.answer.kept(tokens)
 
     def commit(self, verdict: Verdict) -> None:
         """Take the tokens of a verdict with all that belongs to them, and note whether the answer has ended."""

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 import httpx2
 from fastapi import FastAPI
@@ -66,17 +67,18 @@ def create_router_app(
     async def version(request: Request) -> Response:
         return JSONResponse({"version": __version__})
 
-    def add(paths: tuple[str, ...], answer: Callable[[Request], Awaitable[Response]], *methods: str) -> None:
+    routes: list[tuple[Sequence[str], Callable[[Request], Awaitable[Response]], list[str]]] = [
+        (["/health"], health, ["GET", "HEAD"]),
+        (["/ready"], ready, ["GET", "HEAD"]),
+        (["/metrics"], page, ["GET"]),
+        (["/version"], version, ["GET"]),
+        (ASKED, ask, ["POST"]),
+        (READ, read, ["GET"]),
+        (OF_ONE_TARGET, refuse, ["GET", "POST"]),
+    ]
+    for paths, answer, methods in routes:
         for path in paths:
-            app.add_route(path, answer, list(methods))
-
-    add(("/health",), health, "GET", "HEAD")
-    add(("/ready",), ready, "GET", "HEAD")
-    add(("/metrics",), page, "GET")
-    add(("/version",), version, "GET")
-    add(ASKED, ask, "POST")
-    add(READ, read, "GET")
-    add(OF_ONE_TARGET, refuse, "GET", "POST")
+            app.add_route(path, answer, methods)
     install_error_handlers(app, metrics.note_refusal)
     app.add_middleware(AuthMiddleware, settings=settings, on_refusal=metrics.note_refusal)
     app.add_middleware(OriginMiddleware, settings=settings, on_refusal=metrics.note_refusal)
@@ -89,14 +91,7 @@ def _health(targets: Targets, trusted: bool) -> dict[str, object]:
     reported: dict[str, object] = {"status": "ok" if any(one.is_ready for one in targets) else "no target"}
     if trusted:
         reported["targets"] = [
-            {
-                "url": one.url,
-                "state": one.state,
-                "reason": one.reason,
-                "load": one.load,
-                "in_flight": one.in_flight,
-                "answered": one.answered,
-            }
+            {name: getattr(one, name) for name in ("url", "state", "reason", "load", "in_flight", "answered")}
             for one in targets
         ]
     return reported
@@ -126,14 +121,14 @@ def open_targets_client() -> httpx2.AsyncClient:
     )
 
 
+@dataclass
 class RouterRun:
     """Runs until a signal."""
 
-    def __init__(self, settings: ServerSettings, targets: Targets, listening: socket.socket) -> None:
-        self._settings = settings
-        self._targets = targets
-        self._listening = listening
-        self._stopping = asyncio.Event()
+    settings: ServerSettings
+    targets: Targets
+    listening: socket.socket
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, on_ready: Callable[[str], None]) -> None:
         """Pass requests on; `on_ready` is called with the router's URL when all targets were looked at once."""
@@ -142,20 +137,20 @@ class RouterRun:
         quieten()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
-        admission, metrics = Admission(self._settings.limits), RouterMetrics()
+        admission, metrics = Admission(self.settings.limits), RouterMetrics()
         async with open_targets_client() as client:
-            key = next(iter(self._settings.api_keys), "")
-            watch = TargetWatch(self._targets, client, key)
-            relay = Relay(self._targets, client, admission, metrics)
-            app = create_router_app(self._settings, self._targets, relay, metrics)
-            web = WebServer(app, self._settings.limits)
+            key = next(iter(self.settings.api_keys), "")
+            watch = TargetWatch(self.targets, client, key)
+            relay = Relay(self.targets, client, admission, metrics)
+            app = create_router_app(self.settings, self.targets, relay, metrics)
+            web = WebServer(app, self.settings.limits)
             await watch.look()
             tasks = [
-                asyncio.create_task(web.serve(sockets=[self._listening])),
+                asyncio.create_task(web.serve(sockets=[self.listening])),
                 asyncio.create_task(watch.run()),
                 asyncio.create_task(self._stopping.wait()),
             ]
-            on_ready(listening_url(self._listening))
+            on_ready(listening_url(self.listening))
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -171,5 +166,5 @@ class RouterRun:
         """Refuse new requests, and let those in flight end."""
         admission.close()
         log.info("stopping: %d answers to finish", admission.in_flight)
-        if not await admission.wait_idle(self._settings.drain_seconds + LAST_BYTES_SECONDS):
+        if not await admission.wait_idle(self.settings.drain_seconds + LAST_BYTES_SECONDS):
             log.warning("giving up %d answers: the time to finish is over", admission.in_flight)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 
 import httpx2
 import msgspec
@@ -82,17 +83,15 @@ class NotTakenError(Exception):
         self.answer = answer  # what it said, if it said something
 
 
+@dataclass
 class Relay:
     """Everything that passing on needs."""
 
-    def __init__(
-        self, targets: Targets, client: httpx2.AsyncClient, admission: Admission, metrics: RouterMetrics
-    ) -> None:
-        self._targets = targets
-        self._client = client
-        self._admission = admission
-        self._metrics = metrics
-        self._prefixes = PrefixMemory()
+    _targets: Targets
+    _client: httpx2.AsyncClient
+    _admission: Admission
+    _metrics: RouterMetrics
+    _prefixes: PrefixMemory = field(default_factory=PrefixMemory)
 
     async def answer(self, request: Request, body: bytes, send: Send) -> None:
         """Ask one target after the other until one answers; raises `ApiError` if none does."""
@@ -153,13 +152,13 @@ class Relayed(Response):
                 raise
 
 
+@dataclass
 class _Passage:
     """One request to one target."""
 
-    def __init__(self, request: Request, body: bytes, send: Send) -> None:
-        self._request = request
-        self._body = body
-        self._send = send
+    _request: Request
+    _body: bytes
+    _send: Send
 
     async def through(self, target: RoutedTarget, client: httpx2.AsyncClient, metrics: RouterMetrics) -> int:
         """The status that was passed on; raises `NotTakenError` if nothing was."""

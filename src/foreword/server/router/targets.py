@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_bytes
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx2
@@ -34,8 +34,8 @@ class RoutedTarget:
     reason: str = ""
     in_flight: int = 0  # requests of this router
     answered: int = 0
-    told_load: int = 0  # requests that it had by its own account, when it was last asked
-    told_at: int = 0  # `in_flight` at that time
+    reported_load: int = 0  # requests that it had by its own account, when it was last asked
+    reported_at: int = 0  # `in_flight` at that time
 
     @property
     def is_ready(self) -> bool:
@@ -44,12 +44,12 @@ class RoutedTarget:
     @property
     def load(self) -> int:
         """Requests that it has: what it said, and what has changed here since; others may send it some, too."""
-        return max(self.told_load + self.in_flight - self.told_at, self.in_flight, 0)
+        return max(self.reported_load + self.in_flight - self.reported_at, self.in_flight, 0)
 
     def hear(self, load: int | None) -> None:
         """It takes requests, and has so many; None: it does not say."""
         self.state, self.reason = "ready", ""
-        self.told_load, self.told_at = (self.in_flight if load is None else load), self.in_flight
+        self.reported_load, self.reported_at = (self.in_flight if load is None else load), self.in_flight
 
     def refuse(self, state: str, reason: str = "") -> None:
         self.state, self.reason = state, reason
@@ -225,12 +225,11 @@ class PrefixMemory:
             self._tenants.popitem(last=False)
 
 
-class PrefixKeys:
+class PrefixKeys(NamedTuple):
     """The beginnings of one prompt of one tenant."""
 
-    def __init__(self, owner: bytes, keys: Sequence[bytes]) -> None:
-        self.owner = owner
-        self.keys = keys
+    owner: bytes
+    keys: Sequence[bytes]
 
 
 def prompt_of(body: bytes) -> str:
