@@ -5,7 +5,7 @@ from itertools import count
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import DraftRequest, DraftTask
 
 _numbers = count()
 
@@ -28,7 +28,7 @@ def text_request(
     return DraftRequest(number, tokens, sampler.drafting(), prompt_len, tenant, epoch)
 
 
-def ask(request: DraftRequest | Sequence[int], max_nodes: int = 8, max_depth: int = 64) -> Ask:
+def ask(request: DraftRequest | Sequence[int], max_nodes: int = 8, max_depth: int = 64) -> DraftTask:
     if not isinstance(request, DraftRequest):
         request = text_request(request)
-    return Ask(request, max_nodes, max_depth)
+    return DraftTask(request, max_nodes, max_depth)

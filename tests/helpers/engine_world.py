@@ -15,7 +15,7 @@ from foreword.engine.requests.request import Request
 from foreword.engine.text import Vocabulary
 from foreword.kv.paged_cache import PAGE_SIZE
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry
 from helpers.checked_target import CheckedTarget, Definition, PlainAnswer
@@ -85,7 +85,7 @@ class PretendDrafter(RandomTreeDrafter):
         self._late: dict[int, Draft] = {}  # by request, a draft that was made and not handed in
         self.holds: set[int] = set()  # requests that it was asked about and not told to forget
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         self._world.saboteur.strike("propose")
         self.holds |= {ask.request.request_id for ask in asks}
         drafts = [self._handed_in(ask, draft) for ask, draft in zip(asks, super().propose(asks), strict=True)]
@@ -100,7 +100,7 @@ class PretendDrafter(RandomTreeDrafter):
         self._late.pop(request.request_id, None)
         self._world.saboteur.strike("forget")
 
-    def _handed_in(self, ask: Ask, draft: Draft) -> Draft:
+    def _handed_in(self, ask: DraftTask, draft: Draft) -> Draft:
         late = self._late.pop(ask.request.request_id, None)
         dice = self._rng.random()
         if late is not None:

@@ -11,7 +11,7 @@ from foreword.acceptance.rules.drawn import Drawn
 from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
 from foreword.drafters.registry import DrafterKind
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import DraftRequest, DraftTask
 
 HANG_SECONDS = 0.3
 
@@ -29,7 +29,7 @@ class FaultyDrafter:
         self._honest = NgramDrafter(NgramConfig(prompt_lookup_min=1))
         self._calls = 0
 
-    def propose(self, asks: Sequence[Ask]) -> Any:
+    def propose(self, asks: Sequence[DraftTask]) -> Any:
         self._calls += 1
         return self._misbehave(asks) if self._calls % 2 else self._honest.propose(asks)
 
@@ -37,39 +37,39 @@ class FaultyDrafter:
         self._honest.forget(request)
 
 
-def _explode(_: Sequence[Ask]) -> None:
+def _explode(_: Sequence[DraftTask]) -> None:
     raise RuntimeError("planted")
 
 
-def _hang(asks: Sequence[Ask]) -> list[Draft]:
+def _hang(asks: Sequence[DraftTask]) -> list[Draft]:
     time.sleep(HANG_SECONDS)
     return [Draft()] * len(asks)
 
 
-def _each(tokens: Callable[[Ask], Sequence[Any]]) -> Callable[[Sequence[Ask]], list[Draft]]:
+def _each(tokens: Callable[[DraftTask], Sequence[Any]]) -> Callable[[Sequence[DraftTask]], list[Draft]]:
     """A chain of these tokens for every ask."""
     return lambda asks: [Draft.chain(tokens(ask), *_state(ask)) for ask in asks]
 
 
-def _state(ask: Ask) -> tuple[int, int]:
+def _state(ask: DraftTask) -> tuple[int, int]:
     return len(ask.request.tokens), ask.request.epoch
 
 
-def _has_room(ask: Ask) -> bool:
+def _has_room(ask: DraftTask) -> bool:
     return min(ask.max_nodes, ask.max_depth) > 0
 
 
-def _drawn_from(ids: list[int], probs: list[float]) -> Callable[[Sequence[Ask]], list[Draft]]:
+def _drawn_from(ids: list[int], probs: list[float]) -> Callable[[Sequence[DraftTask]], list[Draft]]:
     """One token for every ask, said to be drawn from this."""
 
-    def propose(asks: Sequence[Ask]) -> list[Draft]:
+    def propose(asks: Sequence[DraftTask]) -> list[Draft]:
         q = Drawn(np.array(ids), np.array(probs))
         return [Draft((ids[0],), (-1,), *_state(ask), (q,)) if _has_room(ask) else Draft() for ask in asks]
 
     return propose
 
 
-FAULTS: dict[str, Callable[[Sequence[Ask]], Any]] = {
+FAULTS: dict[str, Callable[[Sequence[DraftTask]], Any]] = {
     "raises": _explode,
     "hangs": _hang,
     "returns None": lambda asks: None,

@@ -21,7 +21,7 @@ from foreword.engine.messages import NewRequest, RequestLabels
 from foreword.engine.policy.steering import Steering
 from foreword.engine.text import Vocabulary
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from helpers.clocks import ScriptedClock
 from helpers.scripted_target import ScriptedTarget, prompt_of
 
@@ -54,13 +54,13 @@ class Guesser(Drafter):
     crashes: bool = False
     memory: int = 0
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         self.clock.pass_by(self.seconds)
         if self.crashes:
             raise RuntimeError("planted")
         return [self._draft(ask) for ask in asks]
 
-    def _draft(self, ask: Ask) -> Draft:
+    def _draft(self, ask: DraftTask) -> Draft:
         request = ask.request
         tokens = list(request.tokens)
         script = sum(tokens[place] * VOCAB**place for place in range(3))

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 
 Oracle = Callable[[Sequence[int], DraftRequest], int]
 """The token that follows these tokens."""
@@ -19,13 +19,13 @@ class RandomTreeDrafter(Drafter):
         self._truth = truth
         self._rng = random.Random(seed)
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         return [self._tree(ask) for ask in asks]
 
     def forget(self, request: DraftRequest) -> None:
         pass
 
-    def _tree(self, ask: Ask) -> Draft:
+    def _tree(self, ask: DraftTask) -> Draft:
         histories = {ROOT: list(ask.request.tokens)}
         depths = {ROOT: 0}
         tokens: list[int] = []

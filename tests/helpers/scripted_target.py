@@ -9,7 +9,7 @@ import torch
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from helpers.pretend_store import PRETEND_ROWS, PretendStore
 
 PROMPT_LEN = 3
@@ -77,13 +77,13 @@ class ScriptDrafter(Drafter):
         self._vocab_size = vocab_size
         self._rng = np.random.default_rng(seed)
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         return [self._draft(ask) for ask in asks]
 
     def forget(self, request: DraftRequest) -> None:
         pass
 
-    def _draft(self, ask: Ask) -> Draft:
+    def _draft(self, ask: DraftTask) -> Draft:
         request = ask.request
         shorter = int(self._rng.integers(1, ask.max_depth + 1))
         length = ask.max_depth if self._rng.random() < 0.5 else shorter

@@ -334,7 +334,7 @@ class Traffic:
                 drafts[place] = self.running[place].draft(drafter, depth, plan.stop)
             if all(plan.stop is not None for plan in chosen.values()):
                 levels = max(1, *(len(drafts[place]) for place in places))
-            behind = sum(plan.behind for plan in chosen.values())
+            behind = sum(plan.lag for plan in chosen.values())
             missed = sum(self.running[place].missed(method) for place in places)
             is_silent = not any(len(drafts[place]) for place in places) and drafter.needs
             seconds = 0.0 if is_silent else drafter.seconds(levels, len(places), missed) * self._noisy()
@@ -374,17 +374,17 @@ class Traffic:
         """A call of its own for each: dearer than in the engine, where it may share one."""
         calls = []
         for request, plan in zip(self.running, plans, strict=True):
-            if plan is not None and plan.aside is not None and request.room > 1:
-                other = plan.aside.plan
+            if plan is not None and plan.shadow is not None and request.room > 1:
+                other = plan.shadow.plan
                 drafter, levels = request.drafters[other.method], min(other.max_depth, request.room - 1)
-                plan.aside.keep(request.draft(drafter, levels))
+                plan.shadow.keep(request.draft(drafter, levels))
                 seconds = drafter.seconds(levels, 1, request.missed(other.method)) * self._noisy()
-                calls.append(DrafterCall(other.method, 1, 0, levels, 0, seconds, other.behind))
+                calls.append(DrafterCall(other.method, 1, 0, levels, 0, seconds, other.lag))
                 request.last_asked[other.method] = len(request.tokens)
         return calls
 
     def _telling(self, policy: Policy) -> float:
-        tells = getattr(policy, "tells", lambda request: False)
+        tells = getattr(policy, "notifies", lambda request: False)
         told = sum(request.speculation is not None and tells(request) for request in self.running)
         return told * sum(drafter.tell for drafter in self.drafters)
 

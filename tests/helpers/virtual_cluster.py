@@ -17,7 +17,7 @@ from foreword.cluster.remote_drafter import RemoteDrafter
 from foreword.cluster.security import Security
 from foreword.cluster.settings import RemoteConfig
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest, Text
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask, Text
 from helpers.asks import text_request
 from helpers.clocks import ScriptedClock
 
@@ -46,7 +46,7 @@ class _Guesser(Drafter):
         self._alpha = alpha
         self.asked = 0
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         self.asked = len(asks)
         return [self._guess(ask.request) for ask in asks]
 
@@ -109,7 +109,7 @@ class VirtualCluster:
             DraftRequest(one.request_id, Text(text), one.sampling, 1)
             for one, text in zip(self._requests, self._texts, strict=True)
         ]
-        drafts = self.remote.propose([Ask(request, self._k, self._k) for request in requests])
+        drafts = self.remote.propose([DraftTask(request, self._k, self._k) for request in requests])
         rows = len(drafts) + sum(map(len, drafts))
         self._run(self._pacing.plain_pass + self._pacing.per_row * (rows - 1))
         for text, draft in zip(self._texts, drafts, strict=True):

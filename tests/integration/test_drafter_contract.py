@@ -19,7 +19,7 @@ from foreword.engine.core import EngineCore
 from foreword.engine.loader import load_model
 from foreword.engine.messages import NewRequest
 from foreword.engine.requests.request import Request
-from foreword.speculation.drafting import Ask, Drafter
+from foreword.speculation.drafting import Drafter, DraftTask
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
 from helpers.draft_nodes import connect, running_node, wait_patiently
@@ -270,7 +270,7 @@ def test_a_drafter_guesses_as_a_fresh_one_would(llm: LLM, family: Family):
             engine.step()
         for number in numbers:
             live = [r for r in requests[number] if r.finish_reason is None and r.output_ids and r.room > 4]
-            asks = [Ask(as_drafter_sees(request), 6, 3) for request in live]
+            asks = [DraftTask(as_drafter_sees(request), 6, 3) for request in live]
             fresh = llm.build_drafter(family.configs[number])
             connect(fresh)
             for _ in range(8):  # a long text may take several calls to catch up with

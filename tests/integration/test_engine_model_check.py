@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foreword.speculation.recovery import UnderWay
+from foreword.speculation.recovery import StepInFlight
 from helpers.engine_world import SPECULATIONS, World
 from helpers.saboteur import ANOTHER_TRY, STAGES, THE_REQUEST
 from helpers.window_drafters import WINDOWS
@@ -49,7 +49,7 @@ def live_ahead(world: World, requests: int, monkeypatch: pytest.MonkeyPatch) -> 
     """As `live`, but every step is launched before the last is resolved, also for the same requests if that can be."""
     arrived = steps = lost = 0
     core, rng, saboteur = world.core, world.rng, world.saboteur
-    under_way: deque[UnderWay] = deque()
+    under_way: deque[StepInFlight] = deque()
     with monkeypatch.context() as patches:
         saboteur.infiltrate(core, patches)
         while arrived < requests or core.has_requests or under_way:
@@ -110,7 +110,7 @@ def one_step(world: World) -> None:
     check_published(world)
 
 
-def launch_beside(world: World) -> UnderWay | None:
+def launch_beside(world: World) -> StepInFlight | None:
     """Now and then a second step, for whoever is not in the first; without faults, whose price is known for one."""
     if world.saboteur.is_at_work or not world.is_open or world.rng.random() < 0.5:
         return None
@@ -134,7 +134,7 @@ def preempt_some(world: World) -> None:
 
 
 def launch_all(
-    world: World, under_way: deque[UnderWay], interfere: Callable[[World], None] = interfere
+    world: World, under_way: deque[StepInFlight], interfere: Callable[[World], None] = interfere
 ) -> None:
     """As many steps as there may be."""
     while len(under_way) < 2 and (launched := world.core.launch()) is not None:

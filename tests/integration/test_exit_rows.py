@@ -18,7 +18,7 @@ from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.spec import RowSpec
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Commit, RequestRows
+from foreword.speculation.drafting import Commit, DraftTask, RequestRows
 from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.requests import as_drafter_sees
 from helpers.cpu import cpu_decoder, needs_cpu_kernels
@@ -63,7 +63,7 @@ def decoded(folder: Path, backend: str, changes: dict[str, Any] | None) -> tuple
         drafter: Any = llm.engine.drafters.default.drafter._drafter
         propose = drafter.propose
 
-        def listen(asks: Sequence[Ask]) -> list[Draft]:
+        def listen(asks: Sequence[DraftTask]) -> list[Draft]:
             found: list[Draft] = propose(asks)
             for ask, draft in zip(asks, found, strict=True):
                 drafts[(*ask.request.tokens, min(ask.max_nodes, ask.max_depth))] = draft.tokens
@@ -117,7 +117,7 @@ def test_a_tree_of_an_exit_stays_within_the_rows_that_it_is_lent(folder: Path, r
     drafter._filler.draft = watched
     engine.cache.reserve(request.kv, len(request.tokens) - request.kv.computed + room)
     pages = RequestRows(request.kv, engine.cache, engine._stepper.store)
-    (draft,) = drafter.propose([Ask(as_drafter_sees(request), 32, 8, pages)])
+    (draft,) = drafter.propose([DraftTask(as_drafter_sees(request), 32, 8, pages)])
     assert len(draft) > room
     assert max(seen) == request.kv.reserved == len(request.tokens) + room
 

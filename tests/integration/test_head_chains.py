@@ -30,7 +30,7 @@ from foreword.kv.spec import RowSpec
 from foreword.models.heads.opening import open_head
 from foreword.speculation.confidence import Stop, class_of
 from foreword.speculation.draft import NO_DRAFT, Draft
-from foreword.speculation.drafting import Ask, Drafter
+from foreword.speculation.drafting import Drafter, DraftTask
 from foreword.speculation.layout import BatchBuffers, SequenceRows
 from helpers.cpu import cpu_decoder, needs_cpu_kernels
 from helpers.tiny_heads import HEAD_DIM, HIDDEN, KV_HEADS, TinyHead
@@ -69,7 +69,7 @@ class Listener(Drafter):
         self._propose, self._draft, self._in_one_call = drafter.propose, drafter._runner.draft, in_one_call
         drafter.propose, drafter._runner.draft = self.propose, self.draft
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         drafts: list[Draft] = self._propose(asks)
         self.drafts.append(tuple(draft.tokens for draft in drafts))
         return drafts
@@ -150,7 +150,7 @@ class Stopping(Drafter):
         self.sure: list[float] = []
         drafter.propose = self.propose
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         expected = [self.first_share(ask) for ask in asks]
         plain: list[Draft] = self._propose(asks)
         told = self._propose([ask._replace(stop=Stop(self.RATES)) for ask in asks])
@@ -175,7 +175,7 @@ class Stopping(Drafter):
                 return level
         return len(confidence)
 
-    def first_share(self, ask: Ask) -> float | None:
+    def first_share(self, ask: DraftTask) -> float | None:
         """What the head gives its first guess, by its logits."""
         run = self._drafter._newest(ask)
         if run is None:

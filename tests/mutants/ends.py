@@ -70,19 +70,19 @@ END_MUTANTS = (
         "speculation/recovery.py",
         "Recovery.resolve",
         "try:\n"
-        "    if isinstance(under_way.launched, Exception):\n"
+        "    if isinstance(in_flight.launched, Exception):\n"
         "        for entry in mine:\n"
         "            entry.kv.end_pass()\n"
-        "        raise under_way.launched\n"
-        "    return self.stepper.resolve(under_way.launched)\n"
+        "        raise in_flight.launched\n"
+        "    return self.stepper.resolve(in_flight.launched)\n"
         "except Exception as error:\n"
         "    self._note('step', error)",
         "try:\n"
-        "    if isinstance(under_way.launched, Exception):\n"
+        "    if isinstance(in_flight.launched, Exception):\n"
         "        for entry in mine:\n"
         "            entry.kv.end_pass()\n"
-        "        raise under_way.launched\n"
-        "    return self.stepper.resolve(under_way.launched)\n"
+        "        raise in_flight.launched\n"
+        "    return self.stepper.resolve(in_flight.launched)\n"
         "except ZeroDivisionError as error:\n"
         "    self._note('step', error)",
         (f"{ASYNC}::test_a_failing_pass_costs_the_request_and_not_the_engine",),

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import pytest
 
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from helpers.guessed_texts import CHAIN, OTHER, SAMPLES, TARGET, answers, check_law, expected, model_drafter
 from helpers.markov_pair import peaked_logits
 from helpers.text_statistics import least_visible, total_variation
@@ -75,14 +75,14 @@ class Replaying(Drafter):
         self._drafter = drafter
         self._made: dict[int, Draft] = {}
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         fresh = self._drafter.propose(asks)
         return [
             self._made.pop(ask.request.request_id, None) or self._keep(ask, draft)
             for ask, draft in zip(asks, fresh, strict=True)
         ]
 
-    def _keep(self, ask: Ask, draft: Draft) -> Draft:
+    def _keep(self, ask: DraftTask, draft: Draft) -> Draft:
         self._made[ask.request.request_id] = draft
         return draft
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from helpers.guessed_texts import CHAIN, OTHER, SAMPLES, TARGET, Found, answers, check_law, model_drafter
 from helpers.markov_pair import peaked_logits
 
@@ -51,7 +51,7 @@ class Late(Drafter):
         self._drafter = drafter
         self._made: dict[int, Draft] = {}
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         late = [self._made.pop(ask.request.request_id, None) for ask in asks]
         fresh = [ask for ask, draft in zip(asks, late, strict=True) if draft is None]
         for ask, draft in zip(fresh, self._drafter.propose(fresh), strict=True):

@@ -26,7 +26,7 @@ from foreword.cluster.settings import RemoteConfig
 from foreword.drafters.config import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.errors import RequestError
-from foreword.speculation.drafting import Ask, DraftRequest, Text
+from foreword.speculation.drafting import DraftRequest, DraftTask, Text
 
 PINGS = 200
 PROMPT = 64
@@ -167,7 +167,7 @@ def _cost(
     spent: list[float] = []
     waited, levels = 0.0, 0
     for _ in range(passes):
-        asks = [Ask(request(place), 5, 5) for place in range(batch)]
+        asks = [DraftTask(request(place), 5, 5) for place in range(batch)]
         before, began = drafter.nodes()[0].wait_seconds, thread_time()
         drafts = drafter.propose(asks)
         spent.append(thread_time() - began)

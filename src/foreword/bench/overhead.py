@@ -30,7 +30,7 @@ from foreword.errors import RequestError
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.progress import Progress
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter
+from foreword.speculation.drafting import Drafter, DraftTask
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import StageSeconds
 from foreword.speculation.requests import DraftPlan, PassEntry
@@ -58,7 +58,7 @@ class Overhead:
 class ArbitraryDrafts(Drafter):
     """Always drafts as many tokens as are wanted, to get passes of a known size."""
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """The same token over and over."""
         return [Draft.chain([0] * ask.max_nodes, len(ask.request.tokens), ask.request.epoch) for ask in asks]
 

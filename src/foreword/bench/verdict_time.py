@@ -24,8 +24,8 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.text import Vocabulary
 from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter
-from foreword.speculation.recovery import UnderWay
+from foreword.speculation.drafting import Drafter, DraftTask
+from foreword.speculation.recovery import StepInFlight
 
 DRAFT_TOKENS = 5
 GROUP = 10
@@ -97,7 +97,7 @@ class _Steps:
     def __init__(self, engine: EngineCore, target: "_TappedPasses", drafter: Drafter) -> None:
         self._engine, self._target = engine, target
         self._drafter = drafter if isinstance(drafter, KnownDrafts) else None
-        self._under_way: UnderWay | None = None
+        self._under_way: StepInFlight | None = None
 
     def run(self, steps: int) -> tuple[int, float, float, float]:
         """Tokens, and the seconds of all verdicts, launches and what was done beside passes."""
@@ -144,7 +144,7 @@ class KnownDrafts(Drafter):
     def __init__(self) -> None:
         self.spent = 0.0  # seconds of the processor
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         began = process_time()
         newest = np.array([ask.request.tokens[-1] for ask in asks])
         guesses = _draft_rows(newest).tolist()

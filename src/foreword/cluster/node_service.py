@@ -18,7 +18,7 @@ from foreword.cluster.messages import (
     decode_sampling,
 )
 from foreword.cluster.node_session import Pace, Session
-from foreword.speculation.drafting import Ask, Drafter
+from foreword.speculation.drafting import Drafter, DraftTask
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class NodeLimits:
 Target = Hashable
 """Who a session belongs to."""
 
-_Asked = tuple[Target, Session, Ask]
+_Asked = tuple[Target, Session, DraftTask]
 
 
 class DraftService:
@@ -141,7 +141,7 @@ class DraftService:
         sessions = len(self._sessions)
         return NodeLoad(sessions, self._limits.capacity, self._level_seconds, self._busy_share)
 
-    def _chosen(self, wanted: Sequence[tuple[Target, Session, Ask | None]]) -> list[_Asked]:
+    def _chosen(self, wanted: Sequence[tuple[Target, Session, DraftTask | None]]) -> list[_Asked]:
         """Those whose target would wait first, then what is drafted ahead; of equals the most valuable."""
         asks = [(target, session, ask) for target, session, ask in wanted if ask is not None]
         asks.sort(key=lambda one: (one[1].is_prefetch, -one[1].value))

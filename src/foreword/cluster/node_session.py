@@ -6,7 +6,7 @@ from enum import Enum, auto
 from foreword.acceptance.request import DraftSampling
 from foreword.cluster.messages import MAX_NODES, Open, SessionDraft
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Ask, DraftRequest, Text
+from foreword.speculation.drafting import DraftRequest, DraftTask, Text
 
 _TOKENS_PER_TRY = 64
 """Of a text that is still being read, the tokens that a drafter gets through in one call at the least."""
@@ -89,7 +89,7 @@ class Session:
             self._tries, self.is_sent = 0, False
         self.nodes, self.depth, self.value = nodes, depth, value
 
-    def next_call(self) -> Ask | None:
+    def next_call(self) -> DraftTask | None:
         """Return the next call of the drafter; None: none is needed."""
         if not self.depth or not self.nodes or self._tries > self._most_tries:
             return None
@@ -99,14 +99,14 @@ class Session:
         if left < 1:
             return None
         if self._pace is Pace.LEVELS:
-            return Ask(self._request(len(self._written)), 1, 1)
+            return DraftTask(self._request(len(self._written)), 1, 1)
         if self._pace is Pace.TREES:
             nodes = min(self.nodes, MAX_NODES - len(self._tree))
-            return Ask(self._request(len(self._written)), nodes, min(self.depth, left))
+            return DraftTask(self._request(len(self._written)), nodes, min(self.depth, left))
         if self._tries:
             return None  # it has said all that it knows of this text
         nodes = min(2 * self.nodes + 1 if self.runs_ahead else self.nodes, MAX_NODES)
-        return Ask(self._request(self._committed), nodes, most)
+        return DraftTask(self._request(self._committed), nodes, most)
 
     @property
     def _most_tries(self) -> int:

@@ -8,7 +8,7 @@ from foreword.cluster.messages import Close, Open, SessionCommit, SessionDraft, 
 from foreword.cluster.node_registry import NodePeer
 from foreword.cluster.waiting import UNKNOWN_SECONDS, ExpectedArrival
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import DraftRequest, DraftTask
 
 NOTHING = Draft()
 
@@ -64,7 +64,7 @@ class Pairing:
         self.peer.estimates.judge(last, tokens[before:])
         return length - before
 
-    def commit(self, ask: Ask, now: float, value: float) -> SessionCommit | None:
+    def commit(self, ask: DraftTask, now: float, value: float) -> SessionCommit | None:
         """Return the message that precedes a draft; None: the node knows the text already."""
         length, before, wants = len(ask.request.tokens), self.sent, (ask.max_nodes, ask.max_depth)
         if length == before and wants == self.wants:
@@ -149,7 +149,7 @@ Group = tuple[str, int, int, bool]
 
 
 def expected_arrivals(
-    pairs: Sequence[tuple[Ask, Pairing | None]], now: float, shadow: int
+    pairs: Sequence[tuple[DraftTask, Pairing | None]], now: float, shadow: int
 ) -> dict[Group, ExpectedArrival]:
     """Return the levels in flight, grouped by equal requests; `shadow` as in `may_come`."""
     counts: dict[Group, int] = {}

@@ -30,9 +30,9 @@ from foreword.cluster.settings import RemoteConfig, entries, parse_labels
 from foreword.cluster.shared_nodes import REMOTE
 from foreword.cluster.waiting import TokenRate, most_worth, worth_waiting
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest, NodeReport
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask, NodeReport
 
-_Pairs = Sequence[tuple[Ask, Pairing | None]]
+_Pairs = Sequence[tuple[DraftTask, Pairing | None]]
 
 
 class RemoteDrafter(Drafter):
@@ -80,7 +80,7 @@ class RemoteDrafter(Drafter):
         with self._arrived:
             self._paired(request, self._clock())
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """What is there for every ask, after a wait if one is worth it."""
         with self._arrived:
             now = self._clock()
@@ -285,7 +285,7 @@ class RemoteDrafter(Drafter):
             pairing.peer.breaker.late(now - pairing.requested_at)
             self.faults["late"] += 1
 
-    def _draft(self, ask: Ask, pairing: Pairing) -> Draft:
+    def _draft(self, ask: DraftTask, pairing: Pairing) -> Draft:
         draft = pairing.draft_after(ask.request)
         if not draft.tokens:
             return NOTHING

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from foreword.cluster.settings import RemoteConfig
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest, DraftSource, NodeReport, Traits
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftSource, DraftTask, NodeReport, Traits
 
 if TYPE_CHECKING:  # needs msgspec, which engines without draft nodes do without
     from foreword.cluster.remote_drafter import RemoteDrafter
@@ -67,7 +67,7 @@ class NodesUse(Drafter):
     def expect(self, request: DraftRequest) -> None:
         self.drafter.expect(request)
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         return self.drafter.propose(asks)
 
     def forget(self, request: DraftRequest) -> None:

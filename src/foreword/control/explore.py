@@ -44,7 +44,7 @@ class Explorer:
                     price = self._price(record, arm, 0.0)
                     if price is not None:
                         self.budget.pay(arm.plan.method, price)
-                        plans[place] = replace(plan, aside=record.ask_aside(arm, control.probe_depth))
+                        plans[place] = replace(plan, shadow=record.ask_aside(arm, control.probe_depth))
                         probes += 1
                         break
                     continue

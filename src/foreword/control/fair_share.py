@@ -33,7 +33,7 @@ class FairShare:
         self._policy = policy
         self._share = share
         # Whether a request's own drafter observes it; always, if the inner policy does not say.
-        self.tells: Callable[[StepRequest], bool] = getattr(policy, "tells", _always)
+        self.notifies: Callable[[StepRequest], bool] = getattr(policy, "notifies", _always)
         self._saved = (
             0.0  # seconds by which drafts may lengthen steps; less than 0: they were longer than expected
         )

@@ -232,7 +232,7 @@ class MeasuredPolicy:
         """The last pass as it would have been without drafts; None before any."""
         return self._here
 
-    def tells(self, request: StepRequest) -> bool:
+    def notifies(self, request: StepRequest) -> bool:
         """Return whether heads observe this request in the planned pass: it costs time where they are not in use."""
         record = self._records.get(request.request_id)
         return record is None or record.is_observed or not record.heads

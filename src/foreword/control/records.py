@@ -9,7 +9,7 @@ from foreword.control.pairs import PairControl
 from foreword.kv.extra_rows import KEPT_STATES
 from foreword.speculation.confidence import Stop
 from foreword.speculation.draft import Draft
-from foreword.speculation.requests import Aside, DraftPlan, PassEntry, StepRequest
+from foreword.speculation.requests import DraftPlan, PassEntry, ShadowDraft, StepRequest
 
 MOST_WAITING = 4
 """Drafts of one request that wait for their text; the oldest is given up for another."""
@@ -38,7 +38,7 @@ class Arm:
             is_same = depth == self.plan.max_depth and stop is None
             planned = self.plan if is_same else replace(self.plan, max_depth=depth, stop=stop)
             self._planned = planned
-        return replace(planned, behind=lag) if lag > 0 else planned
+        return replace(planned, lag=lag) if lag > 0 else planned
 
     def stop(self, stops: bool) -> Stop | None:
         """Return where its drafts for this request end, or that they go on; None: it does not stop itself."""
@@ -167,7 +167,7 @@ class RequestRecord:
             self.reader.observed = len(tokens)
         self.asked = self.reader = None
 
-    def ask_aside(self, arm: Arm, depth: int) -> Aside:
+    def ask_aside(self, arm: Arm, depth: int) -> ShadowDraft:
         """Return a shadow draft request beside the draft that is verified."""
         fit = arm.fit
 
@@ -179,7 +179,7 @@ class RequestRecord:
 
         plan = arm.planned(depth, arm.lag(self.length), None)
         arm.observed = self.length
-        return Aside(plan, keep)
+        return ShadowDraft(plan, keep)
 
     def keep_aside(self, draft: Draft) -> None:
         """Keep a draft that is compared with the text when it has come."""

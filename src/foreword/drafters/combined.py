@@ -8,13 +8,13 @@ from torch import Tensor
 from foreword.backends.batch import Tap
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import (
-    Ask,
     Commit,
     Drafter,
     DraftRequest,
+    DraftTask,
+    InFlight,
     NodeReport,
     Traits,
-    Unjudged,
     added_memory,
     all_faults,
     all_nodes,
@@ -45,7 +45,7 @@ class _Several(Drafter):
             if drafter.traits.needs:
                 drafter.observe(commits)
 
-    def draft_early(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
+    def draft_early(self, unjudged: Sequence[InFlight], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
         """Let those draft early that can."""
         early = [drafter for drafter in self._drafters if drafter.traits.starts_early]
         were_cold = [drafter.draft_early(unjudged, hidden, drawn) for drafter in early]
@@ -76,7 +76,7 @@ class _Several(Drafter):
 class FirstOf(_Several):
     """Calls one drafter after the other until one has a draft."""
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """Return for every ask the first draft that is not empty."""
         drafts = [Draft()] * len(asks)
         open_asks = list(range(len(asks)))
@@ -99,7 +99,7 @@ class Routed(FirstOf):
 class Merged(_Several):
     """Merges all drafts into one tree. Its nodes count as chosen, also those that a drafter drew."""
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """Return for every ask one tree within its node budget."""
         answers = [
             [draft.rebase(ask.request.tokens) for draft, ask in zip(drafter.propose(asks), asks, strict=True)]

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from foreword.backends.batch import Tap
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Commit, Drafter, DraftRequest, NodeReport, Unjudged, close_all
+from foreword.speculation.drafting import (
+    Commit,
+    Drafter,
+    DraftRequest,
+    DraftTask,
+    InFlight,
+    NodeReport,
+    close_all,
+)
 from foreword.speculation.proposing import known_tokens
 
 _log = logging.getLogger(__name__)
@@ -82,7 +90,7 @@ class GuardedDrafter(Drafter):
         """Its name while it can say nothing."""
         return (self._name,) if self.traits.may_be_absent and self._drafter.absent else ()
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """Return the drafts as far as they can be used; an empty draft for the rest."""
         answers = self._call(lambda: list(self._drafter.propose(asks)))
         if answers is None:
@@ -95,7 +103,7 @@ class GuardedDrafter(Drafter):
     def observe(self, commits: Sequence[Commit]) -> None:
         self._call(lambda: self._drafter.observe(commits))
 
-    def draft_early(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
+    def draft_early(self, unjudged: Sequence[InFlight], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
         return bool(self._call(lambda: self._drafter.draft_early(unjudged, hidden, drawn)))
 
     def expect(self, request: DraftRequest) -> None:
@@ -145,7 +153,7 @@ class GuardedDrafter(Drafter):
             self._fault("exception", f"{type(error).__name__}: {error}")
         return None
 
-    def _checked(self, answer: object, ask: Ask) -> Draft:
+    def _checked(self, answer: object, ask: DraftTask) -> Draft:
         if not isinstance(answer, Draft):
             self._fault("type", f"a {type(answer).__name__} instead of a draft")
             return Draft()

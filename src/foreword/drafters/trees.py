@@ -9,7 +9,7 @@ import numpy.typing as npt
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.transfer import HostCopy
 from foreword.speculation.draft import ROOT, DeviceTokens, Draft
-from foreword.speculation.drafting import Ask
+from foreword.speculation.drafting import DraftTask
 from foreword.structured.state import Path
 
 FIRST_SHARE = 0.7
@@ -39,7 +39,7 @@ def fixed_shape(width: int, max_nodes: int, max_depth: int) -> Shape:
 class GrowingTree:
     """Nodes so far and the newest level, whose followers are looked for next."""
 
-    def __init__(self, ask: Ask, width: int = 1) -> None:
+    def __init__(self, ask: DraftTask, width: int = 1) -> None:
         """Every level keeps its `width` best nodes; 1 is a chain."""
         self.request = ask.request
         self.width = width
@@ -141,7 +141,7 @@ class HeadTree(GrowingTree):
     candidate that is not among the best `max_nodes` now need not be followed. A chain is the case of width 1.
     """
 
-    def __init__(self, ask: Ask, width: int, room: int) -> None:
+    def __init__(self, ask: DraftTask, width: int, room: int) -> None:
         """`room` is how many nodes the head has KV rows for."""
         super().__init__(ask, width)
         self._max_nodes, self._max_depth = ask.max_nodes, ask.max_depth

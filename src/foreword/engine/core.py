@@ -29,7 +29,7 @@ from foreword.engine.text import Vocabulary
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.speculation.measured.situation import Situation
-from foreword.speculation.recovery import Recovery, UnderWay
+from foreword.speculation.recovery import Recovery, StepInFlight
 from foreword.speculation.report import StageSeconds, StepReport
 from foreword.speculation.step import Stepper
 from foreword.structured.compiler import Grammars
@@ -195,11 +195,11 @@ class EngineCore:
     def step(self) -> list[AnswerDelta]:
         """Run one target pass; return what the answers have gained."""
         late = self.end_late()
-        under_way = self.launch()
-        if under_way is None:
+        in_flight = self.launch()
+        if in_flight is None:
             self.wait_for_masks()
             return late
-        return [*late, *self.resolve(under_way)]
+        return [*late, *self.resolve(in_flight)]
 
     def wait_for_masks(self) -> None:
         """Wait a moment for masks that are computed between passes, where the requests of the next pass need them."""
@@ -214,7 +214,7 @@ class EngineCore:
             self._remove(request)
         return [request.take_delta() for request, _ in late]
 
-    def launch(self) -> UnderWay | None:
+    def launch(self) -> StepInFlight | None:
         """Launch the next pass on the device; None if nothing can be launched now.
 
         Another step may be launched before this one is resolved: for requests that are not in it, and for those that
@@ -231,13 +231,13 @@ class EngineCore:
             entry.request.accounting.start(began)
         return self._recovery.launch(entries)
 
-    def resolve(self, under_way: UnderWay) -> list[AnswerDelta]:
+    def resolve(self, in_flight: StepInFlight) -> list[AnswerDelta]:
         """Wait for the pass, commit it and account for it; return what the answers have gained."""
-        return self.settle(self.commit(under_way))
+        return self.settle(self.commit(in_flight))
 
-    def commit(self, under_way: UnderWay) -> StepReport:
+    def commit(self, in_flight: StepInFlight) -> StepReport:
         """Wait for the pass and commit it. Requests that end with it are in no other; accounting can wait."""
-        report = self._recovery.resolve(under_way)
+        report = self._recovery.resolve(in_flight)
         for part in report.requests:
             request = part.request
             assert isinstance(request, Request)

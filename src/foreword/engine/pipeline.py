@@ -4,7 +4,7 @@ from collections import deque
 
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import AnswerDelta
-from foreword.speculation.recovery import UnderWay
+from foreword.speculation.recovery import StepInFlight
 
 
 class StepPipeline:
@@ -12,12 +12,12 @@ class StepPipeline:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._under_way: deque[UnderWay] = deque()
+        self._in_flight: deque[StepInFlight] = deque()
 
     @property
     def is_busy(self) -> bool:
         """Whether a step is in flight."""
-        return bool(self._under_way)
+        return bool(self._in_flight)
 
     def advance(self) -> list[AnswerDelta]:
         """Launch what can be launched and resolve the oldest step; returns what the answers have gained.
@@ -26,15 +26,15 @@ class StepPipeline:
         """
         core, late = self._core, self._core.end_late()
         self._fill()
-        if not self._under_way:
+        if not self._in_flight:
             core.wait_for_masks()
             return late
-        report = core.commit(self._under_way.popleft())
+        report = core.commit(self._in_flight.popleft())
         if core.steps_ahead > 1:
             self._fill()
         return [*late, *core.settle(report)]
 
     def _fill(self) -> None:
-        under_way, core = self._under_way, self._core
-        while len(under_way) < core.steps_ahead and (launched := core.launch()) is not None:
-            under_way.append(launched)
+        in_flight, core = self._in_flight, self._core
+        while len(in_flight) < core.steps_ahead and (launched := core.launch()) is not None:
+            in_flight.append(launched)

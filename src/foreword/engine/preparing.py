@@ -17,7 +17,7 @@ from foreword.engine.requests.request import Request
 from foreword.errors import EngineStopped
 from foreword.progress import Progress
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest, all_nodes
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask, all_nodes
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.step import Stepper
 
@@ -30,7 +30,7 @@ class FullDrafts(Drafter):
         self._drafter = drafter
         self._branches = branches
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         found = [Draft()] * len(asks) if self._drafter is None else self._drafter.propose(asks)
         return [self._filled(draft, ask) for draft, ask in zip(found, asks, strict=True)]
 
@@ -38,7 +38,7 @@ class FullDrafts(Drafter):
         if self._drafter is not None:
             self._drafter.forget(request)
 
-    def _filled(self, draft: Draft, ask: Ask) -> Draft:
+    def _filled(self, draft: Draft, ask: DraftTask) -> Draft:
         depth = min(ask.max_nodes, ask.max_depth)
         if draft.device is not None or (len(draft) >= depth and draft.is_chain is not self._branches):
             return draft

@@ -117,7 +117,7 @@ class TokenTexts:
         self._detokenizer = IncrementalDetokenizer(tokenizer, at_start=False)
         self._begins_with_space = False  # the first token does
         self._spelled = 0  # characters that the tokens so far make
-        self._told = 0  # characters that were given out
+        self._given = 0  # characters that were given out
 
     def pieces(self, delta: AnswerDelta) -> list[str]:
         """One text per token (one in all if there is text without tokens); together they are the delta's text."""
@@ -128,15 +128,15 @@ class TokenTexts:
             if self._spelled == 0:
                 self._begins_with_space = spelled.startswith(" ")
             self._spelled += len(spelled)
-            if self._begins_with_space and self._told == 0 and delta.text and delta.text[0] != " ":
+            if self._begins_with_space and self._given == 0 and delta.text and delta.text[0] != " ":
                 self._spelled -= 1  # an answer that begins its text has lost it
                 self._begins_with_space = False
-            end = min(max(self._spelled - self._told, begin), len(delta.text))
+            end = min(max(self._spelled - self._given, begin), len(delta.text))
             pieces.append(delta.text[begin:end])
             begin = end
         if begin < len(delta.text) or not pieces:
             pieces[-1:] = ["".join(pieces[-1:]) + delta.text[begin:]]
-        self._told += len(delta.text)
+        self._given += len(delta.text)
         return pieces
 
     def split(self, delta: AnswerDelta) -> list[AnswerDelta]:

@@ -15,7 +15,7 @@ from foreword.drafters.registry import DrafterResources, drafter_kinds
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Ask, DraftRequest, DraftSource, Traits
+from foreword.speculation.drafting import DraftRequest, DraftSource, DraftTask, Traits
 
 
 @dataclass
@@ -71,7 +71,7 @@ class TextDrafter:
         if most < 1:
             return []
         depth = most if self.config.max_depth is None else min(most, self.config.max_depth)
-        (draft,) = self._drafter.propose([Ask(self._request(text), most, depth)])
+        (draft,) = self._drafter.propose([DraftTask(self._request(text), most, depth)])
         return first_path(draft)[:most]
 
     def forget(self, key: Hashable) -> None:

@@ -25,7 +25,7 @@ from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.proofs.passes import lone_request, prompt_pass, tiny_decoder
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.step import Stepper
 
@@ -41,11 +41,11 @@ class DrawingDrafter(Drafter):
         self._ids = torch.arange(vocab_size)
         self._shape = Draft((0,) * len(parents), tuple(parents))
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """One drawn draft for every request."""
         return [self._draw(ask) for ask in asks]
 
-    def _draw(self, ask: Ask) -> Draft:
+    def _draw(self, ask: DraftTask) -> Draft:
         end = len(ask.request.tokens)
         shape = self._shape.within(ask.max_nodes, ask.max_depth)
         tokens: list[int] = []

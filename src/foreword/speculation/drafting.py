@@ -86,7 +86,7 @@ class KvMemory:
         return RequestRows(kv, self.cache, self.store)
 
 
-class Ask(NamedTuple):
+class DraftTask(NamedTuple):
     """How much to draft for one request."""
 
     request: DraftRequest
@@ -136,10 +136,10 @@ class Commit(NamedTuple):
     is_on: bool = True  # whether the plan wanted a draft from it for this request in this step
 
 
-class Unjudged(NamedTuple):
+class InFlight(NamedTuple):
     """A request's part of a pass in flight: a chain of draft tokens of which only the device knows how many hold."""
 
-    ask: Ask  # for the draft after it; the request as it is before the pass ends
+    ask: DraftTask  # for the draft after it; the request as it is before the pass ends
     draft: Draft  # a chain on the device
     states_at: int  # row of its newest token among the hidden states of the pass; its draft tokens follow
     drawn_at: int  # and among the tokens that the pass draws
@@ -168,7 +168,7 @@ class Traits:
     needs: DrafterNeeds = NO_NEEDS
     starts_early: bool = False  # `draft_early` may start the next draft while a pass is in flight
     stops_itself: bool = (
-        False  # ends a draft where `Ask.stop` says; the time of a call then depends on its depth
+        False  # ends a draft where `DraftTask.stop` says; the time of a call then depends on its depth
     )
     expects_requests: bool = False  # `expect` announces requests that wait for their first pass
     may_be_absent: bool = False  # it may be unable to draft for a while, as `absent` says
@@ -220,7 +220,7 @@ class Drafter:
     traits = Traits()  # an instance may have its own, by its settings
     choices: Mapping[str, "Drafter"] = MappingProxyType({})  # drafters to choose from in its place, by name
 
-    def propose(self, asks: Sequence[Ask]) -> Sequence[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> Sequence[Draft]:
         """Return one draft for every ask, an empty one where there is nothing to draft.
 
         A draft for an older, shorter text is rebased along what was committed since.
@@ -230,7 +230,7 @@ class Drafter:
     def observe(self, commits: Sequence[Commit]) -> None:
         """Receive what a pass committed, with what `traits.needs` names; also of passes without a draft of its own."""
 
-    def draft_early(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
+    def draft_early(self, unjudged: Sequence[InFlight], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
         """Start the drafts after a pass in flight, if possible; return whether that compiled or captured something.
 
         `propose` is called after the verdict as usual, or never.

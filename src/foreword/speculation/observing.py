@@ -11,14 +11,7 @@ from torch import Tensor
 
 from foreword.backends.batch import ForwardOutput, Tap
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import (
-    NO_NEEDS,
-    NO_STATES,
-    Commit,
-    Drafter,
-    DrafterNeeds,
-    KvMemory,
-)
+from foreword.speculation.drafting import NO_NEEDS, NO_STATES, Commit, Drafter, DrafterNeeds, KvMemory
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.probe import FaultLog
 from foreword.speculation.proposing import Plans
@@ -44,7 +37,7 @@ class StepObservers:
     ) -> None:
         self._faults, self._memory = faults, memory
         self._policy_drafters = list(policy.drafters())
-        self._notifies: Notifies | None = getattr(policy, "tells", None)
+        self._notifies: Notifies | None = getattr(policy, "notifies", None)
         self._observers: Sequence[tuple[str, Callable[[StepReport], None]]] = (
             ("books", situation.learn),
             ("learn", policy.learn),

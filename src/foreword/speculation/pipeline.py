@@ -6,7 +6,7 @@ from typing import NamedTuple
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.speculation.accept import Acceptance
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, KvMemory, Unjudged
+from foreword.speculation.drafting import Drafter, DraftTask, InFlight, KvMemory
 from foreword.speculation.layout import BatchBuffers
 from foreword.speculation.observing import Observation
 from foreword.speculation.probe import FaultLog, StepProbe
@@ -89,18 +89,18 @@ def draft_early(launched: Launched, memory: KvMemory) -> bool:
     if drawn is None:
         return False
     states_at, drawn_at = observation.first_rows(proposal.drafts), acceptance.first_rows()
-    going: dict[int, tuple[Drafter, list[Unjudged]]] = {}
+    going: dict[int, tuple[Drafter, list[InFlight]]] = {}
     rows = [0] * len(entries)
     for index, (entry, plan, draft) in enumerate(zip(entries, plans, proposal.drafts, strict=True)):
         state, row = states_at[index], drawn_at.get(index)
         if plan is None or state is None or row is None or not _can_continue(entry, draft):
             continue
-        ask = Ask(as_drafter_sees(entry.request), plan.max_nodes, plan.max_depth, memory.of(entry.kv))
+        ask = DraftTask(as_drafter_sees(entry.request), plan.max_nodes, plan.max_depth, memory.of(entry.kv))
         for observer in observation.observers[index]:
             if observer.is_on and observer.drafter.traits.starts_early:
                 # Rows of the pass, of the token after it and of the draft after that, whose last token needs none.
                 rows[index] = entry.run + len(draft) + min(plan.max_nodes, plan.max_depth)
-                unjudged = Unjudged(ask, draft, state + entry.run - 1, row)
+                unjudged = InFlight(ask, draft, state + entry.run - 1, row)
                 going.setdefault(id(observer.drafter), (observer.drafter, []))[1].append(unjudged)
     if going:
         transaction.reserve_early(rows)

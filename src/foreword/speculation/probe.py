@@ -8,7 +8,7 @@ from types import TracebackType
 import torch
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput
-from foreword.speculation.proposing import NOBODY, Proposal
+from foreword.speculation.proposing import NO_CALL, Proposal
 from foreword.speculation.protocols import Target
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
 from foreword.speculation.requests import PassEntry
@@ -54,7 +54,7 @@ class StepProbe:
     ) -> StepReport:
         """Return the report of the committed step; `finish` adds its times."""
         proposal = proposal.arrived()
-        asked = proposal.asked or [NOBODY] * len(entries)
+        asked = proposal.asked or [NO_CALL] * len(entries)
         parts = [
             RequestReport(
                 entry.request,

@@ -1,4 +1,4 @@
-"""Ask the drafters, for no more than there is room for, and keep what can be used of their answers."""
+"""Requests drafts for no more tokens than there is room for, and keeps what is usable of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,9 +10,9 @@ from foreword.acceptance.transfer import HostCopy
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import NO_DRAFT, ROOT, Draft
-from foreword.speculation.drafting import Ask, DraftRequest, KvMemory
+from foreword.speculation.drafting import DraftRequest, DraftTask, KvMemory
 from foreword.speculation.report import DrafterCall
-from foreword.speculation.requests import Aside, DraftPlan, PassEntry, as_drafter_sees
+from foreword.speculation.requests import DraftPlan, PassEntry, ShadowDraft, as_drafter_sees
 from foreword.speculation.transaction import Transaction
 
 Plans = Sequence[DraftPlan | None]
@@ -21,15 +21,15 @@ Divide = Callable[[Sequence[PassEntry], Sequence[int], int], list[int]]
 """Divides a number of draft tokens between entries, given what each wants."""
 
 
-class Asked(NamedTuple):
-    """Who was asked for a request, and its part of what that took."""
+class CallShare(NamedTuple):
+    """The drafter that was called for a request, and the request's share of the call."""
 
     method: str = ""  # empty: none
     seconds: float = 0.0
     call: int = -1  # which of the step's; two may have the same method
 
 
-NOBODY = Asked()
+NO_CALL = CallShare()
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Proposal:
 
     drafts: Sequence[Draft] = ()
     calls: Sequence[DrafterCall] = ()
-    asked: Sequence[Asked] = ()
+    asked: Sequence[CallShare] = ()
     sources: Sequence[
         HostCopy | None
     ] = ()  # of the calls: what a device was still drawing when they returned
@@ -165,16 +165,16 @@ def call_drafters(
     entries: Sequence[PassEntry], plans: Plans, clock: Callable[[], float], memory: KvMemory | None = None
 ) -> Proposal:
     """Call each planned drafter once, for all of its requests, and keep what is usable of its drafts."""
-    drafts, asked = [NO_DRAFT] * len(entries), [NOBODY] * len(entries)
+    drafts, asked = [NO_DRAFT] * len(entries), [NO_CALL] * len(entries)
     if not any(plans):
         return Proposal(drafts, asked=asked)
-    by_drafter: dict[int, list[tuple[int, DraftPlan, Aside | None]]] = {}
+    by_drafter: dict[int, list[tuple[int, DraftPlan, ShadowDraft | None]]] = {}
     for index, plan in enumerate(plans):
         if plan is not None:
             by_drafter.setdefault(id(plan.drafter), []).append((index, plan, None))
-            if plan.aside is not None:
-                other = plan.aside.plan
-                by_drafter.setdefault(id(other.drafter), []).append((index, other, plan.aside))
+            if plan.shadow is not None:
+                other = plan.shadow.plan
+                by_drafter.setdefault(id(other.drafter), []).append((index, other, plan.shadow))
     calls: list[DrafterCall] = []
     sources: list[HostCopy | None] = []
     pending: HostCopy | None = None  # where the pass reads its draft tokens
@@ -187,12 +187,12 @@ def call_drafters(
         began = clock()
         answers = first.drafter.propose(asks)
         seconds = clock() - began
-        share, empty, who = seconds / len(group), 0, NOBODY
-        for (index, plan, aside), ask, answer in zip(group, asks, answers, strict=True):
+        share, empty, who = seconds / len(group), 0, NO_CALL
+        for (index, plan, shadow), ask, answer in zip(group, asks, answers, strict=True):
             draft = usable(answer, ask)
             empty += not draft.parents
-            if aside is not None:
-                aside.keep(draft)
+            if shadow is not None:
+                shadow.keep(draft)
                 continue
             if draft.device is not None:
                 # Tokens stay on the device if the target draws without them; a pass reads one source.
@@ -203,7 +203,7 @@ def call_drafters(
                     draft = draft.on_host()
             drafts[index] = draft
             if who.method != plan.method:  # most have the same
-                who = Asked(plan.method, share, len(calls))
+                who = CallShare(plan.method, share, len(calls))
             asked[index] = who
         calls.append(
             DrafterCall(
@@ -213,7 +213,7 @@ def call_drafters(
                 levels=max(map(_levels, asks, answers)),
                 empty=empty,
                 seconds=seconds,
-                behind=sum([plan.behind for _, plan, _ in group]),
+                lag=sum([plan.lag for _, plan, _ in group]),
                 is_cold=any(answer.is_cold for answer in answers),
             )
         )
@@ -221,17 +221,17 @@ def call_drafters(
     return Proposal(drafts, calls, asked, sources)
 
 
-def _ask(entry: PassEntry, plan: DraftPlan, lent: KvMemory | None) -> Ask:
+def _ask(entry: PassEntry, plan: DraftPlan, lent: KvMemory | None) -> DraftTask:
     pages = None if lent is None else lent.of(entry.kv)
-    return Ask(as_drafter_sees(entry.request), plan.max_nodes, plan.max_depth, pages, plan.stop)
+    return DraftTask(as_drafter_sees(entry.request), plan.max_nodes, plan.max_depth, pages, plan.stop)
 
 
-def _levels(ask: Ask, answer: Draft) -> int:
+def _levels(ask: DraftTask, answer: Draft) -> int:
     """That a drafter has worked for: as many as it was asked for, or as deep as it went where it was to stop."""
     return min(ask.max_depth, ask.max_nodes) if ask.stop is None else max(answer.depth, 1)
 
 
-def usable(draft: Draft, ask: Ask) -> Draft:
+def usable(draft: Draft, ask: DraftTask) -> Draft:
     """What of a draft the request can use as it is now: of its text, of tokens that exist, within the ask.
 
     A node is left out for its place, for its parent, or because q reaches outside the vocabulary: all fixed before

@@ -9,14 +9,14 @@ import torch
 from foreword.backends.memory import release_cached_memory
 from foreword.errors import EngineStopped
 from foreword.speculation.pipeline import Launched
-from foreword.speculation.proposing import NOBODY, Proposal, plain
+from foreword.speculation.proposing import NO_CALL, Proposal, plain
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.step import Stepper
 from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
 
 
-class UnderWay(NamedTuple):
+class StepInFlight(NamedTuple):
     """A step between its two halves; a launch that failed is recovered from when it is resolved."""
 
     entries: Sequence[PassEntry]
@@ -33,7 +33,7 @@ class Recovery:
 
     stepper: Stepper
 
-    def launch(self, entries: Sequence[PassEntry]) -> UnderWay | None:
+    def launch(self, entries: Sequence[PassEntry]) -> StepInFlight | None:
         """Does not raise for what a request, a drafter or the target did.
 
         None: entries that follow a pass in flight could not be launched; they can wait until it has ended.
@@ -52,19 +52,19 @@ class Recovery:
                 entry.kv.begin_pass()
             entries = [entry._replace(losses=entry.kv.losses) for entry in entries]  # this loss is its own
             launched = error
-        return UnderWay(entries, launched, self.stepper.clock() - began)
+        return StepInFlight(entries, launched, self.stepper.clock() - began)
 
-    def resolve(self, under_way: UnderWay) -> StepReport:
+    def resolve(self, in_flight: StepInFlight) -> StepReport:
         """The step's report; of several passes if it had to be tried again, with the time of those that failed."""
         began = self.stepper.clock()
         # Of those that an earlier step took with it when it failed, others may have taken care since.
-        mine = [entry for entry in under_way.entries if entry.is_present]
+        mine = [entry for entry in in_flight.entries if entry.is_present]
         try:
-            if isinstance(under_way.launched, Exception):
+            if isinstance(in_flight.launched, Exception):
                 for entry in mine:
                     entry.kv.end_pass()
-                raise under_way.launched
-            return self.stepper.resolve(under_way.launched)
+                raise in_flight.launched
+            return self.stepper.resolve(in_flight.launched)
         except Exception as error:
             self._note("step", error)
         later = self.stepper.pipeline.newest  # in flight, and no other for those whose tokens it draws
@@ -72,7 +72,7 @@ class Recovery:
         free = [entry.again() for entry in mine if not self.stepper.cache.is_busy(entry.kv)]
         reports = self._again(free) if free else []
         self.stepper.pipeline.newest = later
-        return _merged(under_way, reports, under_way.launch_seconds + self.stepper.clock() - began)
+        return _merged(in_flight, reports, in_flight.launch_seconds + self.stepper.clock() - began)
 
     def _again(self, present: Sequence[PassEntry]) -> list[StepReport]:
         try:
@@ -113,11 +113,11 @@ def _why(error: Exception) -> str:
     return f"the model failed on this request: {type(error).__name__}: {error}"
 
 
-def _merged(failed: UnderWay, reports: Sequence[StepReport], seconds: float) -> StepReport:
+def _merged(failed: StepInFlight, reports: Sequence[StepReport], seconds: float) -> StepReport:
     """The reports of several smaller steps as one, in the order of the whole; what the first try drafted is in it."""
     proposal = Proposal() if isinstance(failed.launched, Exception) else failed.launched.proposal
     verified = 0.0 if isinstance(failed.launched, Exception) else failed.launched.probe.verify_seconds
-    asked = proposal.asked or [NOBODY] * len(failed.entries)
+    asked = proposal.asked or [NO_CALL] * len(failed.entries)
     found = {part.request.request_id: part for report in reports for part in report.requests}
     parts = []
     for entry, who in zip(failed.entries, asked, strict=True):

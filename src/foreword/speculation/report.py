@@ -20,7 +20,7 @@ class DrafterCall:
     levels: int  # of the deepest ask
     empty: int  # asks that it had nothing to say about
     seconds: float
-    behind: int = 0  # tokens of all requests that came while it was not asked, which it had to read first
+    lag: int = 0  # tokens of all requests that it had to read first, committed since it was last called
     is_cold: bool = False  # something was compiled or captured in it: the next will not take as long
 
 

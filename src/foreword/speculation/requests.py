@@ -28,7 +28,7 @@ class DraftGate(Protocol):
 
 
 @dataclass(frozen=True)
-class Aside:
+class ShadowDraft:
     """A shadow draft: made beside the one that is verified, and only given to `keep`."""
 
     plan: "DraftPlan"
@@ -50,8 +50,8 @@ class DraftPlan:
     is_fixed: bool = False  # just so at every step, whatever it brings; else it is the most that may be done
     # By the name of a drafter, those that are not simply asked.
     gates: Mapping[str, DraftGate] = field(default_factory=dict)
-    behind: int = 0  # tokens that came while this drafter was not asked
-    aside: Aside | None = None  # who is asked as well; one that needs nothing but the text
+    lag: int = 0  # tokens that were committed since this drafter was last called
+    shadow: ShadowDraft | None = None  # of a drafter that needs nothing but the text
     stop: Stop | None = None  # from where on going on is not worth it, for a drafter that `stops`
 
     def allows(self, running: int) -> bool:

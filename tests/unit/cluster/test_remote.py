@@ -28,7 +28,7 @@ from foreword.cluster.remote_drafter import RemoteDrafter
 from foreword.cluster.security import Security
 from foreword.cluster.settings import RemoteConfig
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask
+from foreword.speculation.drafting import DraftTask
 from helpers.asks import text_request
 from helpers.clocks import ScriptedClock
 
@@ -89,7 +89,9 @@ class World:
         asks = []
         for number in numbers:
             tokens = self.texts.setdefault(number, [1, 2, 3])
-            asks.append(Ask(text_request(list(tokens), request_id=number, vocab_size=VOCAB), levels, levels))
+            asks.append(
+                DraftTask(text_request(list(tokens), request_id=number, vocab_size=VOCAB), levels, levels)
+            )
         return [draft.tokens for draft in self.drafter.propose(asks)]
 
     def session(self, number: int) -> int:
@@ -458,7 +460,7 @@ def test_texts_of_local_tenants_are_told_to_nobody():
     world = World(local_tenants="bank-*")
     request = text_request([1, 2, 3], tenant="bank-7", vocab_size=VOCAB)
     world.drafter.expect(request)
-    assert world.drafter.propose([Ask(request, 4, 4)])[0].tokens == ()
+    assert world.drafter.propose([DraftTask(request, 4, 4)])[0].tokens == ()
     assert not world.links[0].said
 
 
@@ -488,10 +490,10 @@ def test_another_epoch_is_another_session():
     world.ask(0)
     old = world.session(0)
     request = text_request([1, 2, 3], request_id=0, vocab_size=VOCAB, epoch=1)
-    world.drafter.propose([Ask(request, 4, 4)])
+    world.drafter.propose([DraftTask(request, 4, 4)])
     assert world.session(0) != old
     world.drafter.heard(world.peers[0], SessionDrafts([SessionDraft(old, 9, 3, False, [9])]))
-    assert world.drafter.propose([Ask(request, 4, 4)])[0].tokens == ()
+    assert world.drafter.propose([DraftTask(request, 4, 4)])[0].tokens == ()
 
 
 @pytest.mark.parametrize("rule", [rule for rule in Rule if rule is not Rule.COUPLED])

@@ -14,7 +14,7 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.proposing import fit_to_room
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
@@ -40,11 +40,11 @@ class Liar(Drafter):
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         self.asked += [ask.max_nodes for ask in asks]
         return [self._wrong(ask) for ask in asks]
 
-    def _wrong(self, ask: Ask) -> Draft:
+    def _wrong(self, ask: DraftTask) -> Draft:
         # Token 12 is banned in these requests: no guess is ever accepted.
         tokens = [12] * min(ask.max_nodes, ask.max_depth)
         return Draft.chain(tokens, len(ask.request.tokens), ask.request.epoch)
@@ -172,7 +172,7 @@ class Late(Drafter):
     def __init__(self) -> None:
         self._before: list[Draft] = []
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         now = [Draft.chain([1], len(ask.request.tokens), ask.request.epoch) for ask in asks]
         before, self._before = self._before, now
         return before or [Draft()] * len(asks)

@@ -133,7 +133,7 @@ def test_a_head_that_has_not_read_all_of_a_text_is_not_asked_beside_others():
     policy._records[request.request_id].is_whole = False
     asked = [policy.plan([found._entry(request)], found.situation)[0] for _ in range(4)]
     assert not any(plan is not None and plan.method == "eagle" for plan in asked)
-    assert not policy.tells(request)
+    assert not policy.notifies(request)
 
 
 def test_a_head_that_pays_is_told_of_a_text_until_what_is_preferred_to_it_is_known():

@@ -134,7 +134,7 @@ def test_a_head_that_is_not_in_use_is_told_no_more_than_the_bank_pays_for():
     asks, spent, earning, told = control.estimate.asks, policy.budget.spent, policy.budget.earned_from, 0
     for _ in range(400):
         traffic.run(policy, 1)
-        told += sum(policy.tells(request) for request in traffic.running)  # type: ignore[arg-type]
+        told += sum(policy.notifies(request) for request in traffic.running)  # type: ignore[arg-type]
     tried = control.estimate.asks - asks
     assert tried, "it is tried all the same"
     assert told <= 3 * BEFORE_A_PROBE * tried, "for a few steps each time"
@@ -155,7 +155,7 @@ def test_a_head_that_was_told_nothing_hears_the_newest_token_before_it_is_asked(
     assert first is not None
     assert first.max_nodes == 0
     traffic.run(policy, 1)
-    assert policy.tells(request)
+    assert policy.notifies(request)
     (second,) = policy.plan([traffic._entry(request)], traffic.situation)
     assert second is None or second.max_nodes > 0
 
@@ -189,7 +189,7 @@ def test_a_drafter_is_told_how_far_behind_it_is():
         before = len(traffic.running[0].tokens)
         (plan,) = policy.plan([traffic._entry(traffic.running[0])], traffic.situation)
         if plan is not None:
-            behind.append((plan.behind, before - traffic.running[0].last_asked.get(plan.method, 0)))
+            behind.append((plan.lag, before - traffic.running[0].last_asked.get(plan.method, 0)))
         traffic.run(policy, 1)
     assert len(behind) > 3
     assert all(told == missed for told, missed in behind)

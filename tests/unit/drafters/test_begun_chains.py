@@ -12,7 +12,7 @@ from foreword.drafters.heads.chains import BegunChain, BegunChains, joined
 from foreword.drafters.heads.in_pages import Run
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Commit, DraftRequest, RequestRows, Unjudged
+from foreword.speculation.drafting import Commit, DraftRequest, DraftTask, InFlight, RequestRows
 from helpers.pending_drafts import left_pending
 from helpers.pretend_store import PretendStore
 
@@ -31,12 +31,12 @@ class Begun:
         numbers = torch.tensor([50, 51, 52, 53])
         self.source = HostCopy(numbers, numbers)
         self.chains = BegunChains()
-        begun = BegunChain.of(Unjudged(self.ask(TOKENS), self.judged, 0, 0), self.source, range(4))
+        begun = BegunChain.of(InFlight(self.ask(TOKENS), self.judged, 0, 0), self.source, range(4))
         self.chains.keep(7, begun)
 
-    def ask(self, tokens: list[int], depth: int = 4) -> Ask:
+    def ask(self, tokens: list[int], depth: int = 4) -> DraftTask:
         sampling = RequestSampler(SamplingParams(), TokenLimits(100), tokens, seed=1).drafting()
-        return Ask(DraftRequest(7, tokens, sampling, epoch=3), depth, depth, self.rows)
+        return DraftTask(DraftRequest(7, tokens, sampling, epoch=3), depth, depth, self.rows)
 
     def commit(self, accepted: int, draft: Draft | None = None) -> None:
         tokens = [*TOKENS, *range(accepted + 1)]

@@ -12,7 +12,7 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask
+from foreword.speculation.drafting import DraftTask
 from helpers.asks import text_request
 from helpers.engines import ask, core_on, run
 from helpers.markov_pair import TEMPERATURE, VOCAB, MarkovDecoder, next_token_law, peaked_logits
@@ -29,7 +29,7 @@ class Overheard(AutoregressiveDrafter):
         super().__init__(decoder, VOCAB, DraftingSize(width))
         self.said: list[tuple[list[int], Draft]] = []  # text and draft
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         drafts = super().propose(asks)
         self.said += [(list(ask.request.tokens), draft) for ask, draft in zip(asks, drafts, strict=True)]
         return drafts
@@ -150,7 +150,7 @@ def test_chains_that_are_read_at_their_end_are_those_that_are_read_level_by_leve
     """Of different lengths beside each other, and those that end early."""
     texts = [[0, 1], [1, 1, 0], [2, 0, 1, 1], [1, 0], [0, 2]]
     asks = [
-        Ask(text_request(text, vocab_size=VOCAB, temperature=TEMPERATURE, seed=seed), nodes, 8)
+        DraftTask(text_request(text, vocab_size=VOCAB, temperature=TEMPERATURE, seed=seed), nodes, 8)
         for seed, (text, nodes) in enumerate(zip(texts, (1, 5, 3, 5, 2), strict=True))
     ]
 

@@ -7,7 +7,7 @@ import pytest
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.drafters.lookup.prediction import Follower, PredictionDrafter, count_followed
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import DraftRequest, DraftTask
 
 EXPECTED = list(range(100, 160))
 
@@ -134,16 +134,16 @@ def request(tokens: list[int], expected: list[int], epoch: int = 0) -> DraftRequ
 
 def test_a_request_is_followed_from_its_prompts_end_until_it_ends():
     drafter = PredictionDrafter()
-    asks = [Ask(request([1, 2, *EXPECTED[:3]], EXPECTED), 5, 4), Ask(request([1, 2], []), 5, 4)]
+    asks = [DraftTask(request([1, 2, *EXPECTED[:3]], EXPECTED), 5, 4), DraftTask(request([1, 2], []), 5, 4)]
     drafts = drafter.propose(asks)
     assert drafts[0].tokens == tuple(EXPECTED[3:7])
     assert (drafts[0].committed_len, len(drafts[1])) == (5, 0)
-    again = drafter.propose([Ask(request([1, 2, *EXPECTED[:5]], EXPECTED, epoch=2), 8, 8)])[0]
+    again = drafter.propose([DraftTask(request([1, 2, *EXPECTED[:5]], EXPECTED, epoch=2), 8, 8)])[0]
     assert (again.tokens, again.epoch) == (tuple(EXPECTED[5:13]), 2)
     assert drafter.memory_bytes() > 0
     prompt = EXPECTED[:2]  # what the prompt says is not yet answered
     other = request([*prompt], EXPECTED)._replace(request_id=2)
-    assert drafter.propose([Ask(other, 3, 3)])[0].tokens == tuple(EXPECTED[:3])
+    assert drafter.propose([DraftTask(other, 3, 3)])[0].tokens == tuple(EXPECTED[:3])
     drafter.forget(other)
     drafter.forget(asks[0].request)
     assert drafter.memory_bytes() == 0

@@ -13,7 +13,7 @@ from foreword.engine.core import EngineCore
 from foreword.engine.profiles import begin_with_calls
 from foreword.engine.text import Vocabulary
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from helpers.clocks import ScriptedClock
 from helpers.rollout_world import VOCAB, TimedTarget
 
@@ -29,7 +29,7 @@ class Levels(Drafter):
         self.depths: list[int] = []
         self.forgotten: list[int] = []
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         if self.fails:
             raise RuntimeError("planted")
         ((ask,),) = (asks,)

@@ -6,7 +6,7 @@ import torch
 from foreword.acceptance.transfer import HostCopy
 from foreword.engine.preparing import FullDrafts
 from foreword.speculation.draft import DeviceTokens, Draft
-from foreword.speculation.drafting import Ask, Drafter
+from foreword.speculation.drafting import Drafter, DraftTask
 from foreword.speculation.requests import as_drafter_sees
 from helpers.requests import lone_request
 
@@ -15,14 +15,14 @@ class Says(Drafter):
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
 
-    def propose(self, asks: list[Ask]) -> list[Draft]:
+    def propose(self, asks: list[DraftTask]) -> list[Draft]:
         return [self.draft for _ in asks]
 
     def forget(self, request: object) -> None: ...
 
 
 def asked(draft: Draft | None, nodes: int, depth: int, branches: bool = False) -> Draft:
-    ask = Ask(as_drafter_sees(lone_request([1, 2])), nodes, depth)
+    ask = DraftTask(as_drafter_sees(lone_request([1, 2])), nodes, depth)
     return FullDrafts(None if draft is None else Says(draft), branches=branches).propose([ask])[0]
 
 

@@ -11,7 +11,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.pipeline import StepPipeline
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry
@@ -74,7 +74,7 @@ def test_a_device_has_its_next_step_before_the_books_of_the_last_are_done(
 
 
 class Guesser(Drafter):
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         return [Draft.chain([1, 2][: one.max_nodes], len(one.request.tokens)) for one in asks]
 
     def forget(self, request: DraftRequest) -> None:

@@ -25,7 +25,7 @@ from foreword.engine.requests.request import Request
 from foreword.engine.text import Vocabulary
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import Draft, marked_cold
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
 from foreword.speculation.requests import PassEntry, as_drafter_sees
@@ -67,7 +67,7 @@ class ColdDrafter(Drafter):
     def __init__(self) -> None:
         self.calls = 0
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         self.calls += 1
         drafts = [Draft.chain([3], len(ask.request.tokens)) for ask in asks]
         return list(marked_cold(drafts, self.calls == 2))
@@ -98,7 +98,7 @@ def test_a_draft_model_says_whether_its_passes_were(width: int):
     weights = load_weights(RandomCheckpoint(config), torch.float32, torch.device("cpu"))
     decoder: Any = TorchDecoder(config, weights)
     drafter = AutoregressiveDrafter(decoder, 11, DraftingSize(width, kv_tokens=64))
-    ask = Ask(as_drafter_sees(lone_request([1, 2, 3])), 4, 2)
+    ask = DraftTask(as_drafter_sees(lone_request([1, 2, 3])), 4, 2)
     assert [draft.is_cold for draft in drafter.propose([ask])] == [False]
     forward, passes = decoder.forward, count()
     decoder.forward = lambda *batch: replace(forward(*batch), is_cold=next(passes) == 1)

@@ -8,7 +8,7 @@ import torch
 from foreword.backends.batch import Tap
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Drafter, DrafterNeeds, KvMemory, Traits, Unjudged
+from foreword.speculation.drafting import Drafter, DrafterNeeds, InFlight, KvMemory, Traits
 from foreword.speculation.observing import Observation, Observer
 from foreword.speculation.pipeline import Launched, draft_early
 from foreword.speculation.proposing import Proposal
@@ -27,9 +27,9 @@ class Early(Drafter):
     traits = Traits(starts_early=True)
 
     def __init__(self) -> None:
-        self.seen: list[Unjudged] = []
+        self.seen: list[InFlight] = []
 
-    def draft_early(self, unjudged: list[Unjudged], hidden: Any, drawn: Any) -> bool:
+    def draft_early(self, unjudged: list[InFlight], hidden: Any, drawn: Any) -> bool:
         self.seen += unjudged
         return False
 
@@ -41,7 +41,7 @@ def run_of(length: int, cache: PagedCache) -> PassEntry:
     return PassEntry.of(request, length)
 
 
-def noted(first_is_on: bool) -> list[Unjudged]:
+def noted(first_is_on: bool) -> list[InFlight]:
     """What a drafter notes of a pass over runs of 3 and 4 tokens with 2 draft tokens after each."""
     cache, drafter = PagedCache(8), Early()
     entries = [run_of(3, cache), run_of(4, cache)]

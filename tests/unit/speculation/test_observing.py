@@ -11,7 +11,7 @@ from foreword.drafters.combined import Routed
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Commit, Drafter, DrafterNeeds, DraftRequest, Traits
+from foreword.speculation.drafting import Commit, Drafter, DrafterNeeds, DraftRequest, DraftTask, Traits
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.step import Stepper
@@ -45,7 +45,7 @@ class Listener(Drafter):
         self.asked: list[tuple[int, int]] = []  # (computed rows, reserved rows) when it was asked
         self.forgotten: list[int] = []
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         for ask in asks:
             if ask.pages is not None:
                 kv = ask.pages.kv

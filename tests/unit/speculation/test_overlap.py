@@ -12,7 +12,15 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap
 from foreword.control.fixed import FixedPolicy
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import NO_NEEDS, Ask, Commit, Drafter, DrafterNeeds, DraftRequest, Traits
+from foreword.speculation.drafting import (
+    NO_NEEDS,
+    Commit,
+    Drafter,
+    DrafterNeeds,
+    DraftRequest,
+    DraftTask,
+    Traits,
+)
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.step import Stepper
@@ -72,7 +80,7 @@ def test_a_chunk_that_follows_another_is_plain():
     truth = plain_text(prompt, 4)
 
     class Knowing(Drafter):
-        def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
             return [Draft.chain(truth[: ask.max_nodes], len(ask.request.tokens)) for ask in asks]
 
         def forget(self, request: DraftRequest) -> None:
@@ -243,10 +251,10 @@ class Observer(Drafter):
         self._rng = random.Random(0)
         self.truth: dict[int, list[int]] = {}
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         return [self._draft(ask) for ask in asks]
 
-    def _draft(self, ask: Ask) -> Draft:
+    def _draft(self, ask: DraftTask) -> Draft:
         truth = self.truth[ask.request.request_id][len(ask.request.tokens) :][: ask.max_depth]
         tokens, parents, above = [], [], -1
         for token in truth:

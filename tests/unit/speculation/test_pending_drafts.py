@@ -13,8 +13,8 @@ from foreword.engine.requests.answer import RequestLimits
 from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import ROOT, DeviceTokens, Draft
-from foreword.speculation.drafting import Ask
-from foreword.speculation.proposing import Asked, Proposal
+from foreword.speculation.drafting import DraftTask
+from foreword.speculation.proposing import CallShare, Proposal
 from foreword.speculation.report import DrafterCall
 from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.step import Stepper
@@ -65,7 +65,7 @@ class PendingDrafter(RandomTreeDrafter):
         super().__init__(lambda history, _: int(target.logits_after(history).argmax()), 11, 0.8, 0)
         self.handed_in: list[Draft] = []
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         self.handed_in = left_pending(super().propose(asks))
         return [*self.handed_in]
 
@@ -159,7 +159,7 @@ def test_a_call_took_as_long_as_the_device_did():
     draft = left_pending([Draft.chain((4,), 0)])[0]
     source = slow(draft)
     calls = [DrafterCall("head", 2, 8, 4, 0, seconds=0.1), DrafterCall("head", 1, 4, 4, 0, seconds=0.2)]
-    asked = [Asked("head", 0.05, 0), Asked(), Asked("head", 0.05, 0), Asked("head", 0.2, 1)]
+    asked = [CallShare("head", 0.05, 0), CallShare(), CallShare("head", 0.05, 0), CallShare("head", 0.2, 1)]
     proposal = Proposal([draft], calls, asked, [source, None]).arrived()
     assert [call.seconds for call in proposal.calls] == pytest.approx([0.3, 0.2])
     assert [who.seconds for who in proposal.asked] == pytest.approx([0.15, 0.0, 0.15, 0.2])

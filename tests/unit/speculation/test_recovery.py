@@ -17,8 +17,8 @@ from foreword.errors import EngineStopped
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.accept import Acceptance
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest
-from foreword.speculation.recovery import Recovery, UnderWay
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
+from foreword.speculation.recovery import Recovery, StepInFlight
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.step import Stepper
 from foreword.speculation.verdict import Verdict
@@ -91,7 +91,7 @@ def test_after_two_faults_at_once_every_pass_is_counted_again(monkeypatch: pytes
         return real(acceptance)
 
     monkeypatch.setattr(Acceptance, "verdicts", fails_once)
-    under_way: deque[UnderWay] = deque()
+    under_way: deque[StepInFlight] = deque()
     while core.has_requests or under_way:
         while len(under_way) < 2 and (launched := core.launch()) is not None:
             under_way.append(launched)
@@ -105,7 +105,7 @@ def test_after_two_faults_at_once_every_pass_is_counted_again(monkeypatch: pytes
 class SecondSibling(Drafter):
     """Guesses two tokens for the same place, the second of which is right: its row has to be moved."""
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         return [self._draft(list(one.request.tokens)) for one in asks]
 
     def _draft(self, tokens: list[int]) -> Draft:
@@ -153,7 +153,7 @@ def faults_of(target: OneFault) -> dict[str, int]:
     core = core_on(target)
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     request = ask(core, [1, 2, 3], params)
-    under_way: deque[UnderWay] = deque()
+    under_way: deque[StepInFlight] = deque()
     while core.has_requests or under_way:
         while len(under_way) < 2 and (launched := core.launch()) is not None:
             under_way.append(launched)
@@ -174,7 +174,7 @@ class SlowDrafter(Drafter):
     def __init__(self, clock: ScriptedClock) -> None:
         self._clock = clock
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         self._clock.pass_by(2.0)
         return [Draft.chain([1], len(one.request.tokens)) for one in asks]
 

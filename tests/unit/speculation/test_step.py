@@ -16,10 +16,10 @@ from foreword.engine.requests.answer import RequestLimits
 from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import ROOT, Draft, stack
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from foreword.speculation.proposing import call_drafters
 from foreword.speculation.recovery import Recovery
-from foreword.speculation.requests import Aside, DraftPlan, PassEntry
+from foreword.speculation.requests import DraftPlan, PassEntry, ShadowDraft
 from foreword.speculation.step import Stepper
 from helpers.checked_target import CheckedTarget
 from helpers.engines import ask, core_on, run
@@ -89,10 +89,10 @@ def test_a_perfect_chain_saves_passes():
     request = make_request(cache, [1, 2], seed=1)
 
     class Perfect(Drafter):
-        def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
             return [self._chain(ask) for ask in asks]
 
-        def _chain(self, ask: Ask) -> Draft:
+        def _chain(self, ask: DraftTask) -> Draft:
             history = list(ask.request.tokens)
             for _ in range(min(ask.max_nodes, ask.max_depth)):
                 history.append(next_token(target, history, request))
@@ -120,7 +120,7 @@ def test_a_stale_oversized_or_nonsensical_draft_is_dropped(draft: Draft):
     request = make_request(cache, [1, 2, 3], seed=1)
 
     class Stubborn(Drafter):
-        def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
             return [draft] * len(asks)
 
     verdicts = Stepper(target, cache, FixedPolicy(Stubborn(), 8)).step([PassEntry.of(request, 3)]).verdicts
@@ -134,7 +134,7 @@ def test_drafters_are_asked_for_no_more_than_fits_the_answer():
     depths: list[int] = []
 
     class Listening(Drafter):
-        def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
             depths.extend(ask.max_depth for ask in asks)
             return [Draft(committed_len=len(ask.request.tokens)) for ask in asks]
 
@@ -144,7 +144,7 @@ def test_drafters_are_asked_for_no_more_than_fits_the_answer():
 
 def test_one_that_is_asked_aside_is_asked_in_the_same_call_and_changes_nothing():
     class Same(Drafter):
-        def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
             return [Draft.chain([4], len(ask.request.tokens), ask.request.epoch) for ask in asks]
 
         def forget(self, request: DraftRequest) -> None:
@@ -153,7 +153,7 @@ def test_one_that_is_asked_aside_is_asked_in_the_same_call_and_changes_nothing()
     cache, first, second = PagedCache(8), Same(), Same()
     requests = [make_request(cache, [1, 2, 3], seed=seed) for seed in (1, 2)]
     kept: list[Draft] = []
-    looked_at = Aside(DraftPlan("second", second, 2, 2), kept.append)
+    looked_at = ShadowDraft(DraftPlan("second", second, 2, 2), kept.append)
     plans = [DraftPlan("first", first, 2, 2, aside=looked_at), DraftPlan("second", second, 2, 2)]
     entries = [PassEntry.of(request, request.lag) for request in requests]
     proposal = call_drafters(entries, plans, lambda: 0.0)
@@ -279,7 +279,7 @@ def test_launch_commits_nothing_and_an_abandoned_one_can_be_aborted():
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_branch_where_only_chains_are_exact_costs_its_guesses_and_nobody_elses(rule: str):
     class Branching(Drafter):
-        def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
             return [self._draft(ask.request) for ask in asks]
 
         def _draft(self, request: DraftRequest) -> Draft:

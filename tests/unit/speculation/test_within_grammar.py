@@ -11,7 +11,7 @@ from foreword.drafters.lookup.grammar import GrammarDrafter
 from foreword.drafters.next_level import grow_chains, grow_trees
 from foreword.drafters.trees import GrowingTree
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import DraftRequest, DraftTask
 from foreword.speculation.proposing import usable
 from foreword.structured.params import StructuredOutputs
 from helpers.tiny_grammars import END, PIECES, encode, grammars
@@ -20,12 +20,12 @@ KEPT = grammars()
 A, B, C, X = (PIECES.index(piece) for piece in (b"a", b"b", b"c", b"x"))
 
 
-def ask(regex: str, rule: Rule = Rule.COUPLED, temperature: float = 1.0, nodes: int = 8) -> Ask:
+def ask(regex: str, rule: Rule = Rule.COUPLED, temperature: float = 1.0, nodes: int = 8) -> DraftTask:
     wanted = StructuredOutputs(regex=regex)
     params = SamplingParams(structured=wanted, temperature=temperature)
     limits = TokenLimits(len(PIECES), (END,))
     sampler = RequestSampler(params, limits, [A], 3, rule=rule, grammar=KEPT.begin(wanted))
-    return Ask(DraftRequest(1, [A], sampler.drafting(), 1), nodes, nodes)
+    return DraftTask(DraftRequest(1, [A], sampler.drafting(), 1), nodes, nodes)
 
 
 def test_a_chosen_node_that_cannot_come_costs_no_row():

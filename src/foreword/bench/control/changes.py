@@ -22,7 +22,7 @@ from foreword.bench.control.windows import MIXED, PLAIN_ARM, ControlArm
 from foreword.drafters.combined import FirstOf, Routed
 from foreword.progress import StageProgress
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter
+from foreword.speculation.drafting import Drafter, DraftTask
 
 
 class Brake:
@@ -57,7 +57,7 @@ class SlowedDrafter(FirstOf):
         self._clock = clock
         self._wait = wait
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         began = self._clock()
         drafts = super().propose(asks)
         if self._brake.factor > 1:

@@ -32,14 +32,7 @@ from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.pipeline import StepPipeline
 from foreword.speculation.draft import DeviceTokens, Draft
-from foreword.speculation.drafting import (
-    Ask,
-    Commit,
-    Drafter,
-    DraftRequest,
-    Traits,
-    Unjudged,
-)
+from foreword.speculation.drafting import Commit, Drafter, DraftRequest, DraftTask, InFlight, Traits
 
 DEPTH = 5
 """Draft tokens of a pass."""
@@ -74,7 +67,7 @@ class RecordedDrafter(Drafter):
         self._known: dict[int, list[int]] = {}  # by request: a long prompt is looked up once
         self.traits = Traits() if payer is None else payer.traits
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         paid = [] if self._payer is None else self._payer.propose(asks)
         said = [self._say(ask) for ask in asks]
         pending = next((draft.device.source for draft in paid if draft.device is not None), None)
@@ -89,7 +82,7 @@ class RecordedDrafter(Drafter):
         if self._payer is not None and self.traits.needs:
             self._payer.observe(commits)
 
-    def draft_early(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
+    def draft_early(self, unjudged: Sequence[InFlight], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
         return bool(self._payer.draft_early(unjudged, hidden, drawn))
 
     def forget(self, request: DraftRequest) -> None:
@@ -97,7 +90,7 @@ class RecordedDrafter(Drafter):
         if self._payer is not None:
             self._payer.forget(request)
 
-    def _say(self, ask: Ask) -> list[int]:
+    def _say(self, ask: DraftTask) -> list[int]:
         tokens, prompt_len, number = ask.request.tokens, ask.request.prompt_len, ask.request.request_id
         if number not in self._known:
             self._known[number] = self._truth[tuple(tokens[:prompt_len])]
@@ -110,7 +103,7 @@ class RecordedDrafter(Drafter):
         return tokens_drafted
 
 
-def _in_its_place(pending: HostCopy, asks: Sequence[Ask], said: Sequence[list[int]]) -> list[Draft]:
+def _in_its_place(pending: HostCopy, asks: Sequence[DraftTask], said: Sequence[list[int]]) -> list[Draft]:
     """Return recorded tokens as drafts on the device, which arrive when the other drafter's arrive."""
     tokens = torch.tensor([token for its in said for token in its])
     there = uploaded(tokens, pending.on_device.device)

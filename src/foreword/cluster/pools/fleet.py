@@ -157,11 +157,11 @@ class ClusterState:
 
     def members(self) -> list[MemberStatus]:
         """Return the members; empty: no process watches this cluster."""
-        return [MemberStatus(**one) for one in self._told().get("members", ())]
+        return [MemberStatus(**one) for one in self._read().get("members", ())]
 
     def watcher(self) -> int | None:
         """The process that watches over it; None: there is none."""
-        pid = self._told().get("pid")
+        pid = self._read().get("pid")
         return pid if isinstance(pid, int) and _is_up(pid) else None
 
     def stop(self) -> bool:
@@ -173,7 +173,7 @@ class ClusterState:
             os.kill(pid, signal.SIGTERM)
         return True
 
-    def _told(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, Any]:
         try:
             reported: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):

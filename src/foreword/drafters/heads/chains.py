@@ -17,14 +17,14 @@ from foreword.drafters.next_level import has_fixed_corrections
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.confidence import CLASSES, EDGES, Stop
 from foreword.speculation.draft import DeviceTokens, Draft
-from foreword.speculation.drafting import Ask, Commit, Unjudged
+from foreword.speculation.drafting import Commit, DraftTask, InFlight
 
 _EDGES = np.array(EDGES, np.float32)
 _GOES_ON = (1.0,) * CLASSES
 
 
 def plan_chains(
-    asks: Sequence[Ask], rooms: Sequence[int], vocabulary: DraftVocabulary, stops: bool = False
+    asks: Sequence[DraftTask], rooms: Sequence[int], vocabulary: DraftVocabulary, stops: bool = False
 ) -> ChainPlan | None:
     """Plan chains after every text, at most `rooms` tokens each; None if a draft must carry its q.
 
@@ -57,7 +57,7 @@ def _stop_of(stops: tuple[Stop | None, ...], most: int) -> ChainStop:
     return ChainStop(_EDGES, rates, least)
 
 
-def unsettled(plan: ChainPlan, unjudged: Sequence[Unjudged], drawn: Tensor) -> ChainPlan:
+def unsettled(plan: ChainPlan, unjudged: Sequence[InFlight], drawn: Tensor) -> ChainPlan:
     """Return the plan for texts that a pass in flight makes longer; their drafts are on one device."""
     most = max([len(one.draft) for one in unjudged])
     places = [(*one.tokens.places, *[-1] * (most - len(one.draft))) for one in unjudged]
@@ -72,7 +72,7 @@ def unsettled(plan: ChainPlan, unjudged: Sequence[Unjudged], drawn: Tensor) -> C
     return replace(plan, lengths=plan.lengths + 1, unsettled=judged)
 
 
-def drafted(asks: Sequence[Ask], guesses: Chains) -> list[Draft]:
+def drafted(asks: Sequence[DraftTask], guesses: Chains) -> list[Draft]:
     """Return the chains as drafts."""
     if isinstance(guesses, PendingChains):
         source = guesses.tokens
@@ -107,7 +107,7 @@ class BegunChain:
     )
 
     @staticmethod
-    def of(unjudged: Unjudged, source: HostCopy, places: Sequence[int]) -> "BegunChain":
+    def of(unjudged: InFlight, source: HostCopy, places: Sequence[int]) -> "BegunChain":
         pages, first = unjudged.ask.pages, len(unjudged.ask.request.tokens)
         assert pages is not None
         size = pages.cache.page_size
@@ -120,7 +120,7 @@ class BegunChain:
         self.length = commit.first + commit.rows + 1  # the newest token has no row yet
         return is_its
 
-    def behind(self, run: Run, ask: Ask) -> Draft | None:
+    def behind(self, run: Run, ask: DraftTask) -> Draft | None:
         """Return the requested draft, if the chain follows this text and the rows of `run` are in place."""
         kv, wanted = run.pages.kv, min(ask.max_nodes, ask.max_depth)
         if self.kv is not kv or self.first != run.first or self.length != run.end:
@@ -149,7 +149,7 @@ class BegunChains:
                 if known is not None and not known.learn(commit):
                     self.forget(commit.request.request_id)
 
-    def take(self, run: Run, ask: Ask) -> Draft | None:
+    def take(self, run: Run, ask: DraftTask) -> Draft | None:
         """What was begun for this text; whatever it is, it is asked for once."""
         known = self._begun.pop(ask.request.request_id, None)
         return None if known is None else known.behind(run, ask)

@@ -27,7 +27,7 @@ from foreword.errors import RequestError
 from foreword.kv.paged_cache import PagedCache
 from foreword.models.heads.spec import CONFIDENCE
 from foreword.speculation.draft import ROOT, Draft, marked_cold
-from foreword.speculation.drafting import Ask, RequestRows
+from foreword.speculation.drafting import DraftTask, RequestRows
 from foreword.speculation.layout import SequenceRows
 
 LAG = 0
@@ -48,11 +48,11 @@ class DFlashHead(HeadInPages):
         self._mask, self._spec, self._width = head.spec.mask_token_id, head.spec, width
         self._in_one_call = width == 1  # where the runner can
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`; none where states of the newest committed tokens are not known."""
         return drafts_where(asks, list(map(self._ready, asks)), self._fill_and_guess)
 
-    def _fill_and_guess(self, asks: list[Ask], pages: list[RequestRows]) -> Sequence[Draft]:
+    def _fill_and_guess(self, asks: list[DraftTask], pages: list[RequestRows]) -> Sequence[Draft]:
         runs, starts = self._missing(asks, pages)
         context = self._true_rows(runs, wanted=0) if runs else None
         parts = [self._block(ask, found) for ask, found in zip(asks, pages, strict=True)]
@@ -81,15 +81,15 @@ class DFlashHead(HeadInPages):
         arrays = arrays._replace(logit_rows=np.concatenate(wanted).astype(np.int32))
         return HeadInput(arrays, starts, torch.empty(len(arrays.token_ids), 0), are_own=True)
 
-    def _guess(self, asks: Sequence[Ask], places: Sequence[int], output: HeadOutput) -> list[Draft]:
+    def _guess(self, asks: Sequence[DraftTask], places: Sequence[int], output: HeadOutput) -> list[Draft]:
         return guess_at_once(asks, places, output.logits, self._vocabulary, self._width)
 
-    def _ready(self, ask: Ask) -> RequestRows | None:
+    def _ready(self, ask: DraftTask) -> RequestRows | None:
         """Return the pages of a request for which a draft is possible."""
         pages, end = self._known_pages(ask), len(ask.request.tokens) - 1
         return pages if pages is not None and pages.kv.reserved >= end + 2 and end > 0 else None
 
-    def _block(self, ask: Ask, pages: RequestRows) -> SequenceRows:
+    def _block(self, ask: DraftTask, pages: RequestRows) -> SequenceRows:
         """Return the newest token and the masks after it, fewer where there is no memory for all."""
         tokens = ask.request.tokens
         masks = min(self._spec.block_size - 1, pages.kv.reserved - len(tokens))
@@ -145,7 +145,7 @@ class DSparkHead(DFlashHead):
             raise RequestError("confidence: this head has no confidence head; leave it out")
         self._in_one_call &= confidence == 0
 
-    def _guess(self, asks: Sequence[Ask], places: Sequence[int], output: HeadOutput) -> list[Draft]:
+    def _guess(self, asks: Sequence[DraftTask], places: Sequence[int], output: HeadOutput) -> list[Draft]:
         trees, firsts = new_trees(asks, places, self._width)
 
         def level(going: Sequence[HeadTree], rows: list[int]) -> Tensor:

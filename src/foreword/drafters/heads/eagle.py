@@ -35,7 +35,7 @@ from foreword.drafters.trees import HeadTree
 from foreword.kv.states import States, stacked
 from foreword.models.heads.layouts.eagle import MASK_HIDDEN
 from foreword.speculation.draft import NO_DRAFT, Draft, marked_cold
-from foreword.speculation.drafting import Ask, Commit, DraftRequest, RequestRows, Unjudged
+from foreword.speculation.drafting import Commit, DraftRequest, DraftTask, InFlight, RequestRows
 from foreword.speculation.layout import SequenceRows
 
 LAG = 1
@@ -59,7 +59,7 @@ class StepwiseHead(HeadInPages):
         )
         self._begun = BegunChains()
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`; none where the newest token's states are not known."""
         return drafts_where(asks, list(map(self._newest, asks)), self._guess)
 
@@ -72,7 +72,7 @@ class StepwiseHead(HeadInPages):
         """The rows go with the request's pages."""
         self._begun.forget(request.request_id)
 
-    def draft_early(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
+    def draft_early(self, unjudged: Sequence[InFlight], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
         """Start chains after whatever the pass makes final, with the rows of that."""
         going = [one for one in unjudged if self._is_up_to_date(one)]
         if not going:
@@ -91,12 +91,12 @@ class StepwiseHead(HeadInPages):
             self._begun.keep(one.ask.request.request_id, chain)
         return chains.tokens.is_cold
 
-    def _is_up_to_date(self, unjudged: Unjudged) -> bool:
+    def _is_up_to_date(self, unjudged: InFlight) -> bool:
         """Whether its next row is the one of the next token, and there is room for all that may come."""
         pages, length = _pages(unjudged.ask), len(unjudged.ask.request.tokens)
         return self._rows_of(pages).end == length and pages.kv.reserved > length + len(unjudged.draft)
 
-    def _rows_behind(self, going: Sequence[Unjudged], hidden: Mapping[Tap, Tensor]) -> HeadInput:
+    def _rows_behind(self, going: Sequence[InFlight], hidden: Mapping[Tap, Tensor]) -> HeadInput:
         """A row for every token that the texts may gain; the draft starts from the first of each."""
         parts, starts, bounds = [], [], []
         for one in going:
@@ -110,7 +110,7 @@ class StepwiseHead(HeadInPages):
         states = joined_states(hidden, self._taps)
         return HeadInput(arrays, np.array(starts, np.int32), _taken(states, bounds), are_own=False)
 
-    def _newest(self, ask: Ask) -> Run | None:
+    def _newest(self, ask: DraftTask) -> Run | None:
         """The rows up to the newest token's, which is always run: its logits are needed."""
         if ask.pages is None or ask.max_nodes < 1 or ask.max_depth < 1:
             return None
@@ -120,7 +120,7 @@ class StepwiseHead(HeadInPages):
             return None
         return Run(ask.pages, rows, ask.request.tokens, first, end, LAG)
 
-    def _guess(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
+    def _guess(self, asks: list[DraftTask], runs: list[Run]) -> list[Draft]:
         if self.traits.stops_itself and len(asks) > 1:
             alone = [is_drawn_alone(ask.request.sampling) for ask in asks]
             if any(alone) and not all(alone):
@@ -131,7 +131,7 @@ class StepwiseHead(HeadInPages):
         made = drafts_where(asks, others, self._draft_now)
         return joined([new if old is None else old for old, new in zip(begun, made, strict=True)])
 
-    def _guess_apart(self, asks: list[Ask], runs: list[Run], alone: list[bool]) -> list[Draft]:
+    def _guess_apart(self, asks: list[DraftTask], runs: list[Run], alone: list[bool]) -> list[Draft]:
         """Those that need more than the head's logits (a grammar, a bias) do not take the chains of the others."""
         halves = [
             drafts_where(
@@ -143,7 +143,7 @@ class StepwiseHead(HeadInPages):
         ]
         return [first if own else second for own, first, second in zip(alone, *halves, strict=True)]
 
-    def _draft_now(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
+    def _draft_now(self, asks: list[DraftTask], runs: list[Run]) -> list[Draft]:
         """Draft in one call of the runner, or level by level where it returns logits."""
         # The last draft token needs no row.
         rooms = [run.pages.kv.reserved - run.end + 1 for run in runs]
@@ -165,7 +165,7 @@ class StepwiseHead(HeadInPages):
         return [tree.draft() for tree in trees]
 
 
-def _pages(ask: Ask) -> RequestRows:
+def _pages(ask: DraftTask) -> RequestRows:
     assert ask.pages is not None
     return ask.pages
 
@@ -203,7 +203,7 @@ class PEagleHead(StepwiseHead):
         assert head.spec.mask_token_id is not None
         self._mask, self._mask_features = head.spec.mask_token_id, head.own[MASK_HIDDEN].view(1, -1)
 
-    def _guess(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
+    def _guess(self, asks: list[DraftTask], runs: list[Run]) -> list[Draft]:
         tails = [
             Draft.chain(
                 [self._mask] * min(ask.max_nodes - 1, ask.max_depth - 1, run.pages.kv.reserved - run.end),

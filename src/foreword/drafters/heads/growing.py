@@ -14,7 +14,7 @@ from foreword.drafters.heads.loading import DraftVocabulary
 from foreword.drafters.next_level import add_tokens, are_plainly_greedy, grow_chains, grow_trees
 from foreword.drafters.trees import HeadTree
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask
+from foreword.speculation.drafting import DraftTask
 
 _NONE = np.empty(0, np.int32)
 _NO_COPIES = np.empty((0, 2), np.int32)
@@ -103,7 +103,7 @@ def _taken(states: Tensor, rows: list[int]) -> Tensor:
 
 
 def guess_at_once(
-    asks: Sequence[Ask], places: Sequence[int], logits: Tensor, vocabulary: DraftVocabulary, width: int
+    asks: Sequence[DraftTask], places: Sequence[int], logits: Tensor, vocabulary: DraftVocabulary, width: int
 ) -> list[Draft]:
     """A chain, or a tree of `width`, for every ask.
 
@@ -123,7 +123,9 @@ def guess_at_once(
     return [tree.draft() for tree in trees]
 
 
-def new_trees(asks: Sequence[Ask], places: Sequence[int], width: int) -> tuple[list[HeadTree], list[int]]:
+def new_trees(
+    asks: Sequence[DraftTask], places: Sequence[int], width: int
+) -> tuple[list[HeadTree], list[int]]:
     """Trees to grow, and the row of each one's first place."""
     trees = [
         HeadTree(ask._replace(max_depth=min(ask.max_depth, count)), width, room=width * count)
@@ -153,7 +155,7 @@ def grow_levels(
         grow(now, logits(now, rows))
 
 
-def _greedy(ask: Ask, tokens: list[int]) -> Draft:
+def _greedy(ask: DraftTask, tokens: list[int]) -> Draft:
     """A chain of the likeliest tokens, up to the first place that has none."""
     chain = tokens[: min(ask.max_nodes, ask.max_depth)]
     chain = chain[: chain.index(-1)] if -1 in chain else chain

@@ -14,7 +14,7 @@ from foreword.drafters.heads.loading import HEAD, LoadedRows
 from foreword.kv.extra_rows import ExtraRows
 from foreword.kv.states import States, stacked
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Commit, Drafter, DrafterNeeds, RequestRows
+from foreword.speculation.drafting import Commit, Drafter, DrafterNeeds, DraftTask, RequestRows
 from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.observing import KeptStates
 
@@ -86,13 +86,13 @@ class HeadInPages(Drafter):
     def _rows_of(self, pages: RequestRows) -> ExtraRows:
         return pages.kv.rows_of(self._kind, self._lag)
 
-    def _known_pages(self, ask: Ask) -> RequestRows | None:
+    def _known_pages(self, ask: DraftTask) -> RequestRows | None:
         """Return the pages of a request that wants a draft, if the states of all tokens but the newest are known."""
         if ask.pages is None or ask.max_nodes < 1 or ask.max_depth < 1:
             return None
         return ask.pages if self._rows_of(ask.pages).known >= len(ask.request.tokens) - 1 else None
 
-    def _missing(self, asks: Sequence[Ask], pages: Sequence[RequestRows]) -> tuple[list[Run], Ints]:
+    def _missing(self, asks: Sequence[DraftTask], pages: Sequence[RequestRows]) -> tuple[list[Run], Ints]:
         """Return the rows of committed tokens that are not there yet, and the first row that each request sees."""
         runs, starts = [], []
         for ask, found in zip(asks, pages, strict=True):

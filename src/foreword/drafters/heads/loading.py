@@ -23,7 +23,7 @@ from foreword.models.heads.shipped import find_head
 from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, HeadSpec
 from foreword.models.sources.resolve import resolve_model
 from foreword.speculation.draft import NO_DRAFT, Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftSource, Traits
+from foreword.speculation.drafting import Drafter, DraftSource, DraftTask, Traits
 
 Found = TypeVar("Found")
 
@@ -145,9 +145,9 @@ def head_builder(
 
 
 def drafts_where(
-    asks: Sequence[Ask],
+    asks: Sequence[DraftTask],
     found: Sequence[Found | None],
-    draft: Callable[[list[Ask], list[Found]], Sequence[Draft]],
+    draft: Callable[[list[DraftTask], list[Found]], Sequence[Draft]],
 ) -> list[Draft]:
     """Draft together for all asks for which something was found; the others get an empty draft."""
     drafts = [NO_DRAFT] * len(asks)

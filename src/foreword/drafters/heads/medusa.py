@@ -38,7 +38,7 @@ from foreword.drafters.registry import DrafterResources, drawn_kind
 from foreword.drafters.trees import GrowingTree, HeadTree, Shape
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft, marked_cold
-from foreword.speculation.drafting import Ask, Commit, Drafter, DrafterNeeds, DraftRequest
+from foreword.speculation.drafting import Commit, Drafter, DrafterNeeds, DraftRequest, DraftTask
 from foreword.structured.state import Path as GrammarPath
 
 MEASURED, FROM_FILE = "measured", "file"
@@ -110,11 +110,11 @@ class MedusaDrafter(Drafter):
                     known.awaited.settle(before.length, request.tokens, self._choices)
             self._known[request.request_id] = known
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """A chain or a tree; none where the newest state is not known."""
         return drafts_where(asks, list(map(self._newest_state, asks)), self._guess)
 
-    def _guess(self, asks: Sequence[Ask], states: Sequence[Tensor]) -> Sequence[Draft]:
+    def _guess(self, asks: Sequence[DraftTask], states: Sequence[Tensor]) -> Sequence[Draft]:
         places = [self._runner.spec.num_heads] * len(asks)
         is_chain = self._choices is None and self._width == 1
         plan = plan_chains(asks, places, self._vocabulary) if is_chain else None
@@ -136,14 +136,14 @@ class MedusaDrafter(Drafter):
         """The weights of the heads, and a state for every request."""
         return self._runner.weight_bytes + sum(known.state.nbytes for known in self._known.values())
 
-    def _newest_state(self, ask: Ask) -> Tensor | None:
+    def _newest_state(self, ask: DraftTask) -> Tensor | None:
         """Return the state that a request's next draft is made from; None: it is not known, or no draft is wanted."""
         request, known = ask.request, self._known.get(ask.request.request_id)
         if known is None or (known.epoch, known.end) != (request.epoch, len(request.tokens) - 1):
             return None
         return known.state if ask.max_nodes >= 1 and ask.max_depth >= 1 else None
 
-    def _by_choices(self, ask: Ask, logits: Tensor) -> Draft:
+    def _by_choices(self, ask: DraftTask, logits: Tensor) -> Draft:
         """A tree of ranks; under *traversal* its shape, filled with what is drawn."""
         depth = min(ask.max_depth, len(logits))
         if isinstance(self._choices, MeasuredRanks):
@@ -164,7 +164,7 @@ class MedusaDrafter(Drafter):
 class _ShapedTree(HeadTree):
     """A tree that is drawn in the shape of a list of paths."""
 
-    def __init__(self, ask: Ask, paths: Paths) -> None:
+    def __init__(self, ask: DraftTask, paths: Paths) -> None:
         super().__init__(ask, MAX_DRAFT_NODES, MAX_DRAFT_NODES)
         self._paths = paths
 
@@ -175,7 +175,7 @@ class _ShapedTree(HeadTree):
 class _Places(GrowingTree):
     """All places ahead side by side, as if they were the newest nodes of a tree."""
 
-    def __init__(self, ask: Ask, places: int) -> None:
+    def __init__(self, ask: DraftTask, places: int) -> None:
         super().__init__(ask)
         self.frontier = list(range(places))
 
@@ -187,7 +187,7 @@ class _Places(GrowingTree):
         return [(), *([None] * (len(self.frontier) - 1))]
 
 
-def _ranked(ask: Ask, logits: Tensor) -> list[list[int]]:
+def _ranked(ask: DraftTask, logits: Tensor) -> list[list[int]]:
     """For every place the best tokens, as the target's own noise ranks them; fewer where fewer can come."""
     places = _Places(ask, len(logits))
     scores, tokens = best_tokens(places, with_fixed_corrections([places], logits), RANKS)
@@ -195,7 +195,7 @@ def _ranked(ask: Ask, logits: Tensor) -> list[list[int]]:
     return [row[:count] for row, count in zip(tokens.tolist(), counts, strict=True)]
 
 
-def _tree_of_ranks(ask: Ask, paths: Paths, ranked: list[list[int]]) -> Draft:
+def _tree_of_ranks(ask: DraftTask, paths: Paths, ranked: list[list[int]]) -> Draft:
     """The nodes of these paths; one without a token at its rank is left out with all after it."""
     nodes: dict[tuple[int, ...], int] = {(): ROOT}
     tokens: list[int] = []

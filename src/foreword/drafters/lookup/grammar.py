@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from foreword.drafters.registry import NoSettings, chosen_kind
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, Traits
+from foreword.speculation.drafting import Drafter, DraftTask, Traits
 
 
 class GrammarDrafter(Drafter):
@@ -21,12 +21,12 @@ class GrammarDrafter(Drafter):
         needs_target="the form of an answer stays with the target",
     )
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """A chain for every ask whose answer goes on in one way only."""
         return [_forced(ask) for ask in asks]
 
 
-def _forced(ask: Ask) -> Draft:
+def _forced(ask: DraftTask) -> Draft:
     grammar = ask.request.sampling.grammar
     tokens = () if grammar is None else grammar.forced(min(ask.max_nodes, ask.max_depth))
     return Draft.chain(tokens, len(ask.request.tokens), ask.request.epoch)

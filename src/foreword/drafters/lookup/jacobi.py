@@ -11,7 +11,7 @@ from random import Random
 from foreword.drafters.lookup.judged_draft import READS_DRAWS, JudgedDraft
 from foreword.drafters.registry import NoSettings, chosen_kind
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Commit, Drafter, DraftRequest
+from foreword.speculation.drafting import Commit, Drafter, DraftRequest, DraftTask
 
 _BYTES_PER_REQUEST = 3_000
 """Memory of one request's draft, most of it the random numbers."""
@@ -34,7 +34,7 @@ class JacobiDrafter(Drafter):
     def __init__(self) -> None:
         self._known: dict[int, _Ahead] = {}
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """A chain as long as it may be for every ask."""
         return [self._chain(ask) for ask in asks]
 
@@ -54,7 +54,7 @@ class JacobiDrafter(Drafter):
         """Estimate the memory of all running requests."""
         return len(self._known) * _BYTES_PER_REQUEST
 
-    def _chain(self, ask: Ask) -> Draft:
+    def _chain(self, ask: DraftTask) -> Draft:
         request = ask.request
         ahead = self._known.setdefault(request.request_id, _Ahead())
         length = min(ask.max_nodes, ask.max_depth)

@@ -16,7 +16,7 @@ from foreword.drafters.lookup.judged_draft import READS_DRAWS, JudgedDraft
 from foreword.drafters.registry import chosen_kind
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Ask, Commit, Drafter, DraftRequest
+from foreword.speculation.drafting import Commit, Drafter, DraftRequest, DraftTask
 
 Gram = tuple[int, ...]
 """What followed a token once."""
@@ -128,7 +128,7 @@ class LookaheadDrafter(Drafter):
         self._config = config
         self._known: dict[int, _Reader] = {}
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """Return n-grams and window as one tree for every ask."""
         return [self._tree(ask) for ask in asks]
 
@@ -148,7 +148,7 @@ class LookaheadDrafter(Drafter):
         pools = sum(reader.pool.memory_bytes() for reader in self._known.values())
         return pools + len(self._known) * _BYTES_PER_REQUEST
 
-    def _tree(self, ask: Ask) -> Draft:
+    def _tree(self, ask: DraftTask) -> Draft:
         request = ask.request
         reader = self._known.get(request.request_id)
         if reader is None or reader.read_tokens > len(request.tokens):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from foreword.drafters.registry import chosen_kind
 from foreword.errors import RequestError
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest, Traits
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask, Traits
 
 _BYTES_PER_RUN, _BYTES_PER_REPEATED = 120, 300
 """Memory of one indexed run with its key, and of what followed one that was seen again, as tracemalloc has it on
@@ -125,7 +125,7 @@ class NgramDrafter(Drafter):
         self._config = config
         self._indexes: dict[int, tuple[int, NgramIndex]] = {}  # request -> (epoch, index)
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """A chain for every ask, empty where nothing matches."""
         return [self._chain(ask) for ask in asks]
 
@@ -137,7 +137,7 @@ class NgramDrafter(Drafter):
         """About what the indexes of all running requests take."""
         return sum(index.memory_bytes() for _, index in self._indexes.values())
 
-    def _chain(self, ask: Ask) -> Draft:
+    def _chain(self, ask: DraftTask) -> Draft:
         request = ask.request
         index = self._index(request)
         index.extend(request.tokens[len(index) :])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from foreword.drafters.registry import NoSettings, chosen_kind
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest, Traits
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask, Traits
 
 _COMPARED = 8
 """Tokens at the end of the answer that are compared when its place is looked for."""
@@ -116,7 +116,7 @@ class PredictionDrafter(Drafter):
     def __init__(self) -> None:
         self._known: dict[int, Follower] = {}  # request -> its place
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """A chain for every ask, empty where the answer has left the expected text."""
         return [self._chain(ask) for ask in asks]
 
@@ -128,7 +128,7 @@ class PredictionDrafter(Drafter):
         """About what the texts of running requests take."""
         return sum(follower.memory_bytes() for follower in self._known.values())
 
-    def _chain(self, ask: Ask) -> Draft:
+    def _chain(self, ask: DraftTask) -> Draft:
         request = ask.request
         if not request.prediction:
             return Draft()

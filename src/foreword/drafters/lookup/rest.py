@@ -11,7 +11,7 @@ from foreword.drafters.datastore.search import Datastore, Ints
 from foreword.drafters.registry import DrafterResources, chosen_kind
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Ask, Drafter
+from foreword.speculation.drafting import Drafter, DraftTask
 
 _TOKEN_BITS = 32
 _LEFT_OUT = -2
@@ -57,7 +57,7 @@ class RestDrafter(Drafter):
         self._config = config
         self._store = store
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """A tree for every ask, empty where the text's end is not in the datastore."""
         return [self._tree(ask) for ask in asks]
 
@@ -68,7 +68,7 @@ class RestDrafter(Drafter):
         """None of its own: the datastore is mapped, and the system keeps of it what it has room for."""
         return 0
 
-    def _tree(self, ask: Ask) -> Draft:
+    def _tree(self, ask: DraftTask) -> Draft:
         request, config = ask.request, self._config
         end = np.array(request.tokens[-config.max_match :], np.int64)
         matches = self._store.longest_matches(end, config.min_match, config.max_matches)

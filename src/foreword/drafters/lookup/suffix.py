@@ -10,7 +10,7 @@ from foreword.drafters.registry import DrafterResources, chosen_kind
 from foreword.errors import RequestError
 from foreword.speculation import draft as drafts
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest, Traits
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask, Traits
 
 _REMATCHED = 64
 """Tokens that are read again to find a request's place in a store that has changed."""
@@ -144,7 +144,7 @@ class SuffixDrafter(Drafter):
         self._stores: dict[str, SuffixStore] = {}
         self._readers: dict[int, _Reader] = {}
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """A tree for every ask, from the place that promises most accepted tokens."""
         return [self._tree(ask) for ask in asks]
 
@@ -169,7 +169,7 @@ class SuffixDrafter(Drafter):
             del self._stores[next(iter(self._stores))]
         return store
 
-    def _tree(self, ask: Ask) -> Draft:
+    def _tree(self, ask: DraftTask) -> Draft:
         request = ask.request
         reader = self._reader(request)
         reader.read(request.tokens)
@@ -204,7 +204,7 @@ class GuessedTree:
         return len(self.tokens) - 1
 
 
-def expand(match: Match, config: SuffixConfig, ask: Ask) -> GuessedTree:
+def expand(match: Match, config: SuffixConfig, ask: DraftTask) -> GuessedTree:
     """The likeliest nodes after a match, most likely first, by how often each followed."""
     max_depth = min(ask.max_depth, max(1, int(match.length * config.depth_per_match)))
     tree = GuessedTree()

@@ -21,7 +21,7 @@ from foreword.kv.sequence import KvSequence
 from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
 from foreword.models.sources.resolve import resolve_model
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest, DraftSource, Traits
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftSource, DraftTask, Traits
 from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.proposing import fair_shares
 
@@ -65,7 +65,7 @@ class AutoregressiveDrafter(Drafter):
             decoder, self._cache.pool.num_pages, PAGE_SIZE, vocab_size=vocab_size
         )
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`, for every ask; none where its own KV cache is full."""
         width = self._size.tree_width
         growing = {index: GrowingTree(ask, width) for index, ask in enumerate(asks) if self._reserve(ask)}
@@ -93,7 +93,7 @@ class AutoregressiveDrafter(Drafter):
         """Raise `AssertionError` if its KV bookkeeping contradicts itself."""
         self._cache.check_integrity()
 
-    def _reserve(self, ask: Ask) -> bool:
+    def _reserve(self, ask: DraftTask) -> bool:
         """Reserve rows for the text and the draft; what no longer belongs to it is dropped."""
         request = ask.request
         epoch, kv = self._known.get(request.request_id, (request.epoch, None))

@@ -24,7 +24,7 @@ from foreword.models.formats.hf.checkpoint import HfCheckpoint, read_json_object
 from foreword.models.sources.resolve import resolve_model
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, RequestRows
+from foreword.speculation.drafting import Drafter, DraftTask, RequestRows
 from foreword.speculation.layout import SequenceRows
 
 _ENDS = frozenset({"model.embed_tokens.weight", "lm_head.weight"})
@@ -101,18 +101,18 @@ class ExitHead(HeadInPages):
         super().__init__(loaded, LAG, scratch=MAX_DRAFT_NODES if width > 1 else 0)
         self._width = width
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`; none where the target has not read the text up to the newest token."""
         return drafts_where(asks, list(map(self._ready, asks)), self._guess)
 
-    def _ready(self, ask: Ask) -> RequestRows | None:
+    def _ready(self, ask: DraftTask) -> RequestRows | None:
         """Return the pages of a request for which a draft is possible."""
         pages, end = self._known_pages(ask), len(ask.request.tokens) - 1
         return (
             pages if pages is not None and pages.kv.computed >= end > 0 and pages.kv.reserved > end else None
         )
 
-    def _guess(self, asks: list[Ask], pages: list[RequestRows]) -> list[Draft]:
+    def _guess(self, asks: list[DraftTask], pages: list[RequestRows]) -> list[Draft]:
         runs, starts = self._missing(asks, pages)
         store = pages[0].store
         if runs:

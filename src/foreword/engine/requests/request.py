@@ -23,7 +23,7 @@ class RequestIdentity:
     name: str = ""  # the request's id, as its user knows it
     index: int = 0  # which of the n answers to the same prompt
     tenant: str = ""  # nothing is cached or learned across tenants
-    tells_progress: bool = False  # every delta says what the answer has cost so far
+    reports_progress: bool = False  # every delta says what the answer has cost so far
     prediction: Sequence[int] = ()  # what its user expects as the answer
     adapter: LoadedAdapter | None = None
     assigned: Assignment = field(default_factory=Assignment)  # what the operator's rules say
@@ -63,7 +63,7 @@ class Request:
     ) -> None:
         self.identity = identity = identity or RequestIdentity()
         self.request_id = request_id
-        self.answer = AnswerState(prompt, params, limits, text, identity.tells_progress)
+        self.answer = AnswerState(prompt, params, limits, text, identity.reports_progress)
         self.tokens = self.answer.tokens  # the same list
         self.kept = self.answer.kept  # called for every request of every step
         self.params = params
@@ -154,8 +154,8 @@ class Request:
     def take_delta(self) -> AnswerDelta:
         """Return what the answer has gained since the last call; call it again only when there is more."""
         answer, gains = self.answer, self.answer.take_gains()
-        has_ended, tells_progress = answer.finish_reason is not None, self.identity.tells_progress
-        stats = self.stats() if has_ended or tells_progress else None
+        has_ended, reports_progress = answer.finish_reason is not None, self.identity.reports_progress
+        stats = self.stats() if has_ended or reports_progress else None
         is_first = len(answer.tokens) - len(gains.token_ids) == answer.prompt_len
         return AnswerDelta(
             request_id=self.identity.name,
@@ -173,7 +173,7 @@ class Request:
             error_param=answer.error_param,
             seed=self.sampler.seed,
             stats=stats if has_ended else None,
-            progress=stats if tells_progress else None,
+            progress=stats if reports_progress else None,
             prompt_logprobs=tuple(answer.prompt_logprobs) if is_first else (),
         )
 

@@ -1,6 +1,7 @@
 """Sampling parameters and response formats as they come over HTTP, and their conversion to the engine's."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -235,34 +236,16 @@ class SamplingFields(StructuredFields, StrictBody):
         self, max_tokens: int, logprobs: int | None, defaults: SamplingDefaults
     ) -> SamplingParams:
         """The engine's parameters; what was not given is the model's default, or else the engine's."""
-        bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
-        given: dict[str, Any] = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "repetition_penalty": self.repetition_penalty,
-            "logit_bias": bias or None,
-            "bad_words": _tuple(self.bad_words),
-            "allowed_token_ids": _tuple(self.allowed_token_ids),
-            "stop": _tuple(self.stop),
-            "include_stop_str_in_output": self.include_stop_str_in_output,
-            "stop_token_ids": _tuple(self.stop_token_ids),
-            "min_tokens": self.min_tokens,
-            "n": self.n,
-            "seed": None if self.seed is None else self.seed % 2**64,
-            "ignore_eos": self.ignore_eos,
-            "logprobs": logprobs,
-            "prompt_logprobs": self.prompt_logprobs,
-            "structured": self.structured(),
-        }
-        return defaults.params(max_tokens=max_tokens, **given)
+        given = {name: getattr(self, name) for name in _PARAMS}
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        given["logit_bias"] = {int(token): value for token, value in (self.logit_bias or {}).items()} or None
+        given["seed"] = None if self.seed is None else self.seed % 2**64
+        form = self.structured()
+        return defaults.params(max_tokens=max_tokens, logprobs=logprobs, structured=form, **given)
 
 
-def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
-    return None if values is None else tuple(values)
+_PARAMS = [one.name for one in fields(SamplingParams) if one.name in SamplingFields.model_fields]
+"""Fields that the engine's parameters have under the same name."""
 
 
 def _at_most(what: str, value: int | None, limit: int, param: str | None = None) -> None:

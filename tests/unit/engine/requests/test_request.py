@@ -111,7 +111,7 @@ def test_drafts_are_told_to_those_who_watch(watched: bool):
     params = SamplingParams(temperature=0, max_tokens=9)
     sampler = RequestSampler(params, TokenLimits(50), [5], seed=0)
     limits = RequestLimits(100, frozenset({EOS}))
-    r = Request(0, [5], params, sampler, limits, RequestIdentity(tells_progress=watched))
+    r = Request(0, [5], params, sampler, limits, RequestIdentity(reports_progress=watched))
     r.commit(Verdict(path=(1,), tokens=(8, 9), draft=Draft((7, 8, 6), (-1, -1, 1), 1)))
     r.commit(Verdict())  # nothing gained: nothing to tell
     r.commit(Verdict(tokens=(4,)))

@@ -12,7 +12,7 @@ from foreword.control.service import Service, Slo, Wish, draft_shares
 from foreword.engine.requests.request import Request
 from foreword.engine.scheduling.order import shared_rows
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from foreword.speculation.requests import DraftPlan
 from helpers.requests import lone_request
 from helpers.service_world import ServiceWorld
@@ -25,7 +25,7 @@ BATCH = Service("nightly", Slo.BATCH, ageing_seconds=0.5)
 class Liar(Drafter):
     """As many guesses as it may make, all of them wrong: token 12 is never drawn."""
 
-    def propose(self, asks: list[Ask]) -> list[Draft]:
+    def propose(self, asks: list[DraftTask]) -> list[Draft]:
         return [
             Draft.chain([12] * min(ask.max_nodes, ask.max_depth), len(ask.request.tokens), ask.request.epoch)
             for ask in asks
