@@ -48,6 +48,15 @@ def test_lines_through_a_pipe_are_answered_in_turn(tiny_model: Path):
     assert "\x1b" not in run.stderr
 
 
+def test_run_takes_the_model_first_and_chats_or_answers_once(tiny_model: Path):
+    chatted = piped(tiny_model, "the sky\n", "--max-tokens", "12")
+    settings = [*OPTIONS, "--max-tokens", "12"]
+    run = foreword("run", str(tiny_model), *settings, stdin="the sky\n")
+    once = foreword("run", str(tiny_model), "the sky", *settings, stdin="never read\n")
+    assert run.returncode == once.returncode == 0, run.stderr + once.stderr
+    assert run.stdout == once.stdout == chatted.stdout != ""
+
+
 @pytest.mark.model
 def test_the_default_model_is_talked_to_with_its_own_head(tmp_path: Path):
     """The head keeps rows in the KV pages: they are laid out for it at the start, or when it is asked for."""

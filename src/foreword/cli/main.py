@@ -15,6 +15,7 @@ from foreword.cli import (
     doctor,
     generate,
     heads,
+    man,
     models,
     policy,
     prune,
@@ -46,6 +47,7 @@ app = typer.Typer(
 )
 app.command()(generate.generate)
 app.command()(chat.chat)
+app.command()(chat.run)
 app.command()(demo.demo)
 app.command(cls=ServeCommand)(serve.serve)
 app.command()(router.router)
@@ -60,6 +62,7 @@ app.command()(tune.tune)
 app.command()(theory.theory)
 app.command()(simulate.simulate)
 app.command()(doctor.doctor)
+app.command("man")(man.man)
 app.add_typer(heads.app, name="head")
 app.add_typer(bench.app, name="bench")
 app.add_typer(cluster.app, name="cluster")

@@ -6,8 +6,7 @@ from typing import Any
 from typer.core import TyperGroup
 
 KNOWN_ELSEWHERE = {
-    "run": ("chat", "generate"),  # ollama
-    "list": ("models",),
+    "list": ("models",),  # ollama
     "ls": ("models",),
     "ps": ("top",),
     "show": ("models", "doctor"),

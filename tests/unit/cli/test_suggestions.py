@@ -10,7 +10,7 @@ COMMANDS = list(get_command(app).commands)
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("run", ["chat", "generate"]),
+        ("llama-cli", ["chat", "generate"]),
         ("serv", ["serve"]),
         ("genrate", ["generate"]),
         ("list", ["models"]),

@@ -1,18 +1,26 @@
-"""`foreword chat`: chat in the terminal, accepted draft tokens coloured."""
+"""`foreword chat` and `foreword run`: chat in the terminal, accepted draft tokens coloured."""
 
 import io
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from foreword.cli.console import DEFAULT_MODEL, ComputeOptions, ModelOption, load_llm, stderr, stdout
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    ComputeOptions,
+    ModelArgument,
+    ModelOption,
+    load_llm,
+    stderr,
+    stdout,
+)
 from foreword.cli.options.common import (
     GenerationConfigOption,
     LoraOption,
@@ -33,61 +41,99 @@ GUESSED_STYLE = "dodger_blue1"
 OWN_STYLE = "dark_orange"
 
 
-@options_command
-def chat(
-    *,
-    model: ModelOption = DEFAULT_MODEL,
-    system: SystemOption = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature, 0 to 2; 0 is greedy.")
-    ] = None,
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """How answers of a conversation are made."""
+
+    system: SystemOption = None
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature, 0 to 2; 0 is greedy.")] = (
+        None
+    )
     top_p: Annotated[
         float | None,
         typer.Option(help="Nucleus sampling: probability mass of the tokens kept, such as 0.9; 1: all."),
-    ] = None,
+    ] = None
     seed: Annotated[
         int | None,
         typer.Option(
             help="Random seed; the same seed gives the same answers. Default: a fresh one for every answer."
         ),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
-    drafting: SpeculationOptions,
-    generation_config: GenerationConfigOption = "auto",
-    lora: LoraOption = None,
-    compute: ComputeOptions,
-) -> None:
+    ] = None
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512
+    drafting: SpeculationOptions
+    generation_config: GenerationConfigOption = "auto"
+    lora: LoraOption = None
+    compute: ComputeOptions
+
+
+@options_command
+def chat(*, model: ModelOption = DEFAULT_MODEL, options: ChatOptions) -> None:
     """Chat with a model; accepted draft tokens and tokens that the target sampled have different colours.
 
     /help lists the commands. Lines may be piped in; standard output has the answers and nothing else.
     """
+    with _session(model, options) as (session, interrupts):
+        _greet()
+        _converse(session, interrupts)
+
+
+@options_command
+def run(
+    *,
+    model: ModelArgument,
+    prompt: Annotated[str | None, typer.Argument(help="Message to answer; without one, chat.")] = None,
+    options: ChatOptions,
+) -> None:
+    """Fetch a model if it is not here, then chat with it, or answer one PROMPT.
+
+    Example: foreword run smollm2-135m "Name three colours."
+    """
+    with _session(model, options) as (session, interrupts):
+        if prompt is not None:
+            _answer(session.plan(prompt), session, interrupts)
+            return
+        _greet()
+        _converse(session, interrupts)
+
+
+@contextmanager
+def _session(model: str, options: ChatOptions) -> "Iterator[tuple[ChatSession, Interrupts]]":
+    """Check the options, load the model, and yield a conversation with it."""
     from foreword.acceptance.params import SamplingParams
 
-    setting = drafting.choice()
-    given = {"temperature": temperature, "top_p": top_p, "seed": seed, "max_tokens": max_tokens}
-    checked = SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    setting = options.drafting.choice()
+    names = ("temperature", "top_p", "seed", "max_tokens")
+    given = {name: getattr(options, name) for name in names}
+    checked = SamplingParams(**{name: value for name, value in given.items() if value is not None})
     from foreword.cli.chat.session import ChatSession, check_temperature
     from foreword.engine.drafting.default_speculation import check_choice
 
     check_temperature(checked.temperature)
     check_choice(setting)
     llm = load_llm(
-        model, **asdict(compute), speculation=setting, generation_config=generation_config, answers=1
+        model,
+        **asdict(options.compute),
+        speculation=setting,
+        generation_config=options.generation_config,
+        answers=1,
     )
     params = llm.loaded.sampling.params(**given)
     config = llm.loaded.choose_speculation(setting).config
     session = ChatSession(llm, params, None if config is None else config.as_mapping())
-    session.set_system(system)
-    session.adapter = llm.adapters.ensure(lora_request(lora))
+    session.set_system(options.system)
+    session.adapter = llm.adapters.ensure(lora_request(options.lora))
+    interrupts = Interrupts()
+    with interrupts.installed():
+        yield session, interrupts
+
+
+def _greet() -> None:
     if _is_interactive():
         legend = Text.assemble(
             ("accepted draft tokens", GUESSED_STYLE), ", ", ("tokens sampled by the target", OWN_STYLE)
         )
         stderr.print(legend, Text("(/help lists commands, Ctrl-D leaves)", "dim"), soft_wrap=True)
     _prepare_input()
-    interrupts = Interrupts()
-    with interrupts.installed():
-        _converse(session, interrupts)
 
 
 class Interrupts:

@@ -1,0 +1,64 @@
+"""`foreword man`: manual pages, made from the help texts."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foreword import __version__
+from foreword.cli.console import stdout
+
+
+def man(
+    ctx: typer.Context,
+    directory: Annotated[Path, typer.Argument(help="Folder for the pages, such as ~/.local/share/man/man1.")],
+) -> None:
+    """Write a manual page for every command: foreword.1, foreword-serve.1 and so on."""
+    directory = directory.expanduser()
+    directory.mkdir(parents=True, exist_ok=True)
+    pages = dict(_pages(ctx.find_root().command, None, "foreword"))
+    for name, text in pages.items():
+        (directory / f"{name}.1").write_text(text, encoding="utf-8")
+    stdout.print(
+        f"{len(pages)} pages in {directory}; read one with: man -l {directory / 'foreword.1'}", soft_wrap=True
+    )
+
+
+def _pages(command: Any, parent: Any, path: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - typer's own click's
+    """Yield the names and texts of a command's page and of those below it."""
+    context = command.make_context(path, [], parent=parent, resilient_parsing=True)
+    below = getattr(command, "commands", {})
+    yield path.replace(" ", "-"), _page(command, context, path)
+    for name, one in below.items():
+        if not one.hidden:
+            yield from _pages(one, context, f"{path} {name}")
+
+
+def _page(command: Any, context: Any, path: str) -> str:  # noqa: ANN401
+    name = path.replace(" ", "-")
+    records = [record for one in command.get_params(context) if (record := one.get_help_record(context))]
+    listed = [(one.name, one.get_short_help_str(200)) for one in getattr(command, "commands", {}).values()]
+    lines = [
+        f'.TH "{name.upper()}" "1" "" "foreword {__version__}" "Foreword"',
+        ".SH NAME",
+        f"{_text(name)} \\- {_text(command.get_short_help_str(200))}",
+        ".SH SYNOPSIS",
+        f".B {_text(path)}",
+        _text(" ".join(command.collect_usage_pieces(context))),
+        ".SH DESCRIPTION",
+        _text(command.help or ""),
+    ]
+    for title, entries in (("OPTIONS", records), ("COMMANDS", listed)):
+        if entries:
+            lines.append(f".SH {title}")
+        for term, meaning in entries:
+            lines += [".TP", f".B {_text(term)}", _text(meaning)]
+    return "\n".join(lines) + "\n"
+
+
+def _text(text: str) -> str:
+    """Return text that roff shows as it is: paragraphs stay, no line begins a request."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-")
+    lines = (line.strip() for line in escaped.strip().splitlines())
+    return "\n".join(".PP" if not line else f"\\&{line}" if line[0] in ".'" else line for line in lines)
