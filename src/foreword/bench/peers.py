@@ -9,6 +9,7 @@ import ctypes
 import importlib
 import json
 import os
+import resource
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -217,8 +218,10 @@ def quantized_copy(source: Path, directory: Path, kind: str) -> Path:
 def peak_resident_bytes() -> int:
     """Return the peak resident memory of this process, by the kernel's count.
 
-    Read from /proc rather than getrusage, whose figure a child inherits from the process that forked it.
+    Read from /proc where there is one: getrusage has the figure that a child inherits from the process that forked it.
     """
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

@@ -42,6 +42,8 @@ class ServedModel:
 
     def cpu_seconds(self) -> tuple[float, float]:
         """Processor time so far of the API process and of the engine's."""
+        if not Path("/proc").is_dir():
+            raise ForewordError("a server's processor time is read from /proc; run this benchmark on Linux")
         tasks = Path(f"/proc/{self.process_id}/task/{self.process_id}/children").read_text(encoding="ascii")
         return _cpu_seconds(self.process_id), sum(_cpu_seconds(int(child)) for child in tasks.split())
 

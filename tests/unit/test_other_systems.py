@@ -1,0 +1,91 @@
+"""What only Linux has, has a fallback on macOS. Here the system's name and calls are replaced."""
+
+import os
+import resource
+import runpy
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from foreword.bench import peers, server_overhead
+from foreword.cluster.pools import fleet, tied
+from foreword.errors import ForewordError
+from foreword.kernels import native
+from foreword.server.router import app
+
+
+def test_keep_alive_has_another_name(monkeypatch):
+    monkeypatch.delattr(socket, "TCP_KEEPIDLE")
+    monkeypatch.setattr(socket, "TCP_KEEPALIVE", 16, raising=False)
+    assert (socket.IPPROTO_TCP, 16, 10) in app.keep_alive_options()
+
+
+def test_a_member_ends_after_its_parent(monkeypatch):
+    parents, sent = [7, 7, 1], []
+    monkeypatch.setattr(os, "getppid", lambda: parents.pop(0))
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
+    waits: list[float] = []
+    tied.end_after(7, waits.append)
+    assert waits == [tied.POLL_SECONDS] * 2
+    assert sent == [(os.getpid(), signal.SIGTERM)]
+
+
+def test_a_member_starts_without_prctl(monkeypatch):
+    started = []
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "argv", ["tied", str(os.getppid()), "doctor"])
+    monkeypatch.setattr(tied.ctypes, "CDLL", None)
+    monkeypatch.setattr(runpy, "run_module", lambda *given, **more: started.append(sys.argv[:]))
+    tied.main()
+    assert started == [["foreword", "doctor"]]
+
+
+def without_proc(monkeypatch):
+    """Path as on a system without /proc."""
+
+    def absent(what):
+        def call(self, *given, **more):
+            if str(self).startswith("/proc"):
+                raise FileNotFoundError(str(self))
+            return what(self, *given, **more)
+
+        return call
+
+    monkeypatch.setattr(Path, "read_bytes", absent(Path.read_bytes))
+    monkeypatch.setattr(Path, "is_dir", lambda self: not str(self).startswith("/proc"))
+
+
+@pytest.mark.parametrize(
+    ("printed", "is_up"), [("python -m foreword cluster up f.yaml", True), ("vi up", False)]
+)
+def test_a_running_cluster_is_found_by_ps(monkeypatch, printed, is_up):
+    without_proc(monkeypatch)
+
+    def ps(command, **settings):
+        assert command == ["ps", "-p", "12", "-o", "args="]
+        return fleet.subprocess.CompletedProcess(command, 0, f"{printed}\n".encode())
+
+    monkeypatch.setattr(fleet.subprocess, "run", ps)
+    assert fleet._is_up(12) is is_up
+
+
+def test_peak_memory_comes_from_getrusage(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert peers.peak_resident_bytes() == pytest.approx(
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, rel=0.5
+    )
+
+
+def test_a_benchmark_that_needs_proc_says_so(monkeypatch):
+    without_proc(monkeypatch)
+    with pytest.raises(ForewordError, match="on Linux"):
+        server_overhead.ServedModel("127.0.0.1:1", 1).cpu_seconds()
+
+
+def test_cores_are_counted_without_an_affinity(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    assert native._usable_cores() == 5
