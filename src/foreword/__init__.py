@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from foreword.engine.config import EngineConfig
     from foreword.engine.engine import Engine
     from foreword.engine.llm import LLM
-    from foreword.structured.params import StructuredOutputs
+    from foreword.structured.params import StructuredOutputs, Thinking
 
 __version__ = "0.1.0"
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "LoRARequest",
     "SamplingParams",
     "StructuredOutputs",
+    "Thinking",
     "__version__",
 ]
 
@@ -28,6 +29,7 @@ _HOMES = {
     "LoRARequest": "foreword.engine.adapters",
     "SamplingParams": "foreword.acceptance.params",
     "StructuredOutputs": "foreword.structured.params",
+    "Thinking": "foreword.structured.params",
 }
 
 

@@ -7,7 +7,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from foreword.errors import RequestError
-from foreword.structured.params import StructuredOutputs
+from foreword.structured.params import StructuredOutputs, Thinking
 
 MIN_TEMPERATURE = 1e-6
 """Below this a scaled logit leaves the range of float32; 0 itself means greedy."""
@@ -45,6 +45,9 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
     structured: StructuredOutputs | None = None  # the form that the answer must have; None: any
+    thinking: Thinking | None = (
+        None  # the reasoning with which it begins, where a limit or a form needs its tags
+    )
 
     def __post_init__(self) -> None:
         self._check_shape()

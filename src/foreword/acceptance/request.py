@@ -12,7 +12,7 @@ from foreword.acceptance.noise import Keys, Numbers, Stream, absorbed, branched,
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.rules.rule import Rule
 from foreword.errors import RequestError
-from foreword.structured.state import GrammarState
+from foreword.structured.thinking import AnswerState
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -64,7 +64,7 @@ class DraftSampling:
     allowed_ids: Ints | None  # None: all
     rule: Rule  # how its drafts are judged
     # What the answer's form allows. It moves when the request does: to be asked while a draft is made, not later.
-    grammar: GrammarState | None = None
+    grammar: AnswerState | None = None
 
     def keys(self, positions: Numbers, branches: Numbers = 0) -> Keys:
         """[positions], the keys a drafter draws with: its token is argmax(log q + gumbel(key, id)).
@@ -103,7 +103,7 @@ class RequestSampler:
         *,
         sample: int = 0,
         rule: Rule = Rule.COUPLED,
-        grammar: GrammarState | None = None,
+        grammar: AnswerState | None = None,
     ) -> None:
         check_against_vocabulary(params, limits)
         self.vocab_size = limits.vocab_size

@@ -65,10 +65,15 @@ class ApiOptions:
     tool_call_parser: str = option(
         "auto", "Format of tool calls; auto: from the chat template.", metavar="NAME"
     )
+    reasoning_parser: str = option(
+        "none",
+        "Format of reasoning, such as qwen3 or deepseek_r1; auto: from the chat template; none: it is text.",
+        metavar="NAME",
+    )
 
     def settings(self, model: str, listening: ListeningOptions, running: int) -> "ServerSettings":
         """Return the server's settings; what cannot be right is refused."""
-        from foreword.server.api.tool_reading import FORMATS
+        from foreword.server.api import reasoning, tool_reading
         from foreword.server.settings import STREAM_PACINGS, Limits, ServerSettings
 
         heard = listening.settings()
@@ -81,7 +86,12 @@ class ApiOptions:
             show_speculation=not self.hide_speculation,
             stream_pacing=one_of("--stream-pacing", self.stream_pacing, STREAM_PACINGS),
             allow_switch=self.speculation_switch,
-            tool_call_parser=one_of("--tool-call-parser", self.tool_call_parser, ("auto", *FORMATS)),
+            tool_call_parser=one_of(
+                "--tool-call-parser", self.tool_call_parser, ("auto", *tool_reading.FORMATS)
+            ),
+            reasoning_parser=one_of(
+                "--reasoning-parser", self.reasoning_parser, ("auto", "none", *reasoning.FORMATS)
+            ),
             adapters=named_paths("--lora-modules", self.lora_modules, name),
             allow_adapter_loading=self.allow_lora_loading,
             **heard,

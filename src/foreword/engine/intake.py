@@ -20,6 +20,7 @@ from foreword.engine.text import StopTexts, Vocabulary
 from foreword.errors import RequestError, refusing
 from foreword.structured.compiler import Grammars
 from foreword.structured.state import GrammarState
+from foreword.structured.thinking import AnswerState, ThinkingState
 
 MOST_DEADLINE_MS = 1e12
 """Some thirty years."""
@@ -61,9 +62,7 @@ class Intake:
         assigned = assigned or self._assign(new)
         assigned = replace(assigned, service=replace(assigned.service, priority=new.priority))
         adapter = self.adapters.find(new.adapter)
-        forms: list[GrammarState | None] = [None] * params.n
-        if params.structured is not None:
-            forms = [*self.grammars.begin_all(params.structured, params.n, new.tenant)]
+        forms = self._forms(new)
         requests = [
             Request(
                 next(self._numbers),
@@ -91,6 +90,17 @@ class Intake:
         return self.grammars.is_ready(new.params.structured) and self.drafters.is_ready(
             new.speculation, AnswerHints.of(new)
         )
+
+    def _forms(self, new: NewRequest) -> Sequence[AnswerState | None]:
+        """What tells which tokens may follow, for each answer; None: any token may."""
+        params, thinking = new.params, new.params.thinking
+        grammars: Sequence[GrammarState | None] = [None] * params.n
+        if params.structured is not None:
+            grammars = self.grammars.begin_all(params.structured, params.n, new.tenant)
+        if thinking is None:
+            return grammars
+        tags = self.vocabulary.thinking_tags(thinking)
+        return [ThinkingState(tags, thinking.budget, thinking.is_open, grammar) for grammar in grammars]
 
     @refusing("speculation")
     def _assign(self, new: NewRequest) -> Assignment:

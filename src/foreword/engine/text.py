@@ -8,6 +8,8 @@ from foreword.errors import RequestError
 from foreword.models.tokenization.detokenizer import DetokenizerState, IncrementalDetokenizer
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.structured.compiled import GrammarTokens
+from foreword.structured.params import Thinking
+from foreword.structured.thinking import ThinkingTags
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,25 @@ class Vocabulary:
             lambda text: tokenizer.encode(text, add_special_tokens=False),
             sorted(token for token in tokenizer.control_tokens.values() if token < self.size),
             frozenset(tokenizer.control_tokens),
+        )
+
+    def thinking_tags(self, thinking: Thinking) -> ThinkingTags:
+        """The tags around reasoning, as text and as token ids."""
+        if self.tokenizer is None:
+            raise RequestError("a thinking budget needs a tokenizer, and this engine has none")
+        tokenizer = self.tokenizer
+        begin, end = (
+            tuple(tokenizer.encode(tag, add_special_tokens=False, parse_special=True))
+            for tag in (thinking.begin, thinking.end)
+        )
+        return ThinkingTags(
+            thinking.begin.encode(),
+            thinking.end.encode(),
+            begin,
+            end,
+            lambda token: tokenizer.token_bytes(token, skip_special_tokens=False),
+            self.size,
+            tuple(self.end_ids),
         )
 
     def answer_text(self, stops: StopTexts, prompt: Sequence[int]) -> AnswerText | None:

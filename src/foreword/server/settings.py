@@ -114,6 +114,7 @@ class ServerSettings:
     tokenize_threads: int = 2  # threads that encode long prompts beside the event loop
     inline_characters: int = 4096  # prompts up to this length are encoded at once, without a thread
     tool_call_parser: str = "auto"  # how the model writes calls of tools; auto: as its chat template says
+    reasoning_parser: str = "none"  # how the model marks its reasoning; none: it is text
     fingerprint: str = f"foreword-{__version__}"  # `system_fingerprint` of answers
 
     @property

@@ -103,6 +103,23 @@ class StructuredOutputs:
         object.__setattr__(self, "choice", tuple(dict.fromkeys(listed)))
 
 
+@dataclass(frozen=True)
+class Thinking:
+    """Reasoning between tags, with which an answer begins; a form applies to the text after it."""
+
+    end: str = "</think>"
+    begin: str = "<think>"
+    budget: int | None = None  # most tokens between the tags; None: any number
+    is_open: bool = False  # the prompt has begun it
+
+    @refusing("thinking_token_budget")
+    def __post_init__(self) -> None:
+        for name in ("begin", "end"):
+            _check_text(name, getattr(self, name))
+        if self.budget is not None and (type(self.budget) is not int or self.budget < 0):
+            raise RequestError(f"thinking budget must be a whole number of tokens, not {self.budget!r}")
+
+
 def _check_text(name: str, value: object) -> None:
     if value is None:
         return

@@ -24,7 +24,7 @@ class AnswerHints:
 
     @staticmethod
     def of(new: NewRequest) -> "AnswerHints":
-        return AnswerHints(bool(new.prediction), new.params.structured is not None)
+        return AnswerHints(bool(new.prediction), bool(new.params.structured or new.params.thinking))
 
     def configs(self, is_speculating: bool) -> list[SpeculationConfig]:
         """Return the drafters that are called before all others, the last of them first.

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from foreword.server.api.anthropic_answers import MessagesDialect
 from foreword.server.api.bodies import object_at
-from foreword.server.api.chat import CHAT, encoded_chat
+from foreword.server.api.chat import CHAT, chat_conversation
 from foreword.server.api.entry import Conversion, answer_converted, converted_body, json_answer
 from foreword.server.api.message_types import no_text
 from foreword.server.context import ServerContext
@@ -34,8 +34,8 @@ def anthropic_routes(context: ServerContext) -> APIRouter:
     async def count_tokens(request: Request) -> Response:
         """Count the tokens of a conversation in Anthropic's form."""
         body = await converted_body(context, request, convert)
-        ids, _ = await encoded_chat(context, body)
-        return json_answer({"input_tokens": len(ids)})
+        conversation = await chat_conversation(context, body)
+        return json_answer({"input_tokens": len(conversation.ids)})
 
     return router
 

@@ -1,7 +1,6 @@
 """`POST /v1/chat/completions`."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from msgspec import UNSET, UnsetType
 
@@ -16,6 +15,7 @@ from foreword.server.api.answer_types import (
     usage_of,
 )
 from foreword.server.api.answering import AnswerJob
+from foreword.server.api.conversation import Conversation
 from foreword.server.api.dialects import OpenAIDialect
 from foreword.server.api.entry import AnswerRoute
 from foreword.server.api.identity import ApiCaller, new_id
@@ -23,45 +23,41 @@ from foreword.server.api.message_types import joined
 from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.request_types import ChatRequest
 from foreword.server.api.sampling_types import check_logprobs
-from foreword.server.api.tool_use import ToolUse, ToolWriter, chosen_format, shown_messages, tool_use
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
 
 
-async def encoded_chat(context: ServerContext, body: ChatRequest) -> tuple[list[int], ToolUse | None]:
-    """The conversation in the model's template, as token ids, and the tools that the answer may call."""
-    tokenizer = context.prompts.tokenizer
-    form = chosen_format(context.settings.tool_call_parser, tokenizer)
-    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, form)
-    ids = await context.prompts.chat(
-        shown_messages(body.messages, use, form, tokenizer.takes_tools),
+async def chat_conversation(context: ServerContext, body: ChatRequest) -> Conversation:
+    """The request's conversation in the model's template."""
+    return await Conversation.of(
+        context,
+        body,
+        body.messages,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        tools=use.shown() if use is not None and tokenizer.takes_tools else None,
         variables=body.chat_template_kwargs,
     )
-    return ids, use
 
 
 async def chat_job(context: ServerContext, body: ChatRequest, caller: ApiCaller) -> AnswerJob:
     """Put the conversation into the model's template and word the answer."""
     answer_id = new_id("chatcmpl")
     speculation = context.speculation(body.speculation)
-    ids, use = await encoded_chat(context, body)
+    conversation = await chat_conversation(context, body)
+    ids = conversation.ids
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     engine, limits = context.engine.limits(), context.settings.limits
     max_tokens = room_for_answer(ids, wanted, engine.max_model_len, limits.prompt_tokens)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = body.sampling_params(max_tokens, logprobs, context.settings.sampling)
-    if use is not None:
-        params = replace(params, structured=use.structured(params.structured))
+    params = conversation.bound(params, params.structured, body.thinking_token_budget)
     expected = None if body.prediction is None else joined(body.prediction.content)
     prediction = await context.prompts.prediction(expected, engine.max_model_len)
     labels = body.labels(context.settings.model_name, bool(body.stream))
     request = NewRequest(
         answer_id, tuple(ids), params, caller.tenant, speculation, prediction=prediction, labels=labels
     )
-    return AnswerJob([request], ChatDialect(context, body, request, use), bool(body.stream))
+    return AnswerJob([request], ChatDialect(context, body, request, conversation), bool(body.stream))
 
 
 def check_chat(body: ChatRequest, settings: ServerSettings) -> int:
@@ -80,11 +76,11 @@ class ChatDialect(OpenAIDialect):
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
     def __init__(
-        self, context: ServerContext, body: ChatRequest, request: NewRequest, use: ToolUse | None = None
+        self, context: ServerContext, body: ChatRequest, request: NewRequest, conversation: Conversation
     ) -> None:
         super().__init__(context, body, request.request_id, [request])
         self._wants_logprobs = bool(body.logprobs)
-        self._writers = [] if use is None else [ToolWriter(use) for _ in range(self._n)]
+        self._readers = [conversation.reader() for _ in range(self._n)]
 
     def opening(self) -> Iterable[Completion]:
         """Whose message it is, for every choice."""
@@ -98,7 +94,7 @@ class ChatDialect(OpenAIDialect):
         is_last = self._costs.note(delta)
         usage = self._usage(choice, len(delta.token_ids))
         gained = self._gained(choice, delta)
-        is_reported = gained.content or gained.tool_calls or delta.finish_reason or delta.prompt_logprobs
+        is_reported = gained != ChatDelta() or delta.finish_reason or delta.prompt_logprobs
         if not is_reported and not ((self._wants_logprobs or self._lists_tokens) and delta.token_ids):
             return None
         return self._frame(
@@ -122,9 +118,8 @@ class ChatDialect(OpenAIDialect):
 
     def _choice(self, number: int, gained: AnswerDelta, **said: ChatMessage | ChatDelta) -> Choice:
         logprobs = self._logprobs.chat(gained.logprobs) if self._wants_logprobs else None
-        ending = self._ending(gained)
-        if self._writers:
-            ending["finish_reason"] = self._writers[number].finish_reason(gained.finish_reason)
+        reason = self._readers[number].finish_reason(gained.finish_reason)
+        ending = self._ending(gained) | {"finish_reason": reason}
         return Choice(number, logprobs=logprobs, **said, **ending)  # type: ignore[arg-type]
 
     def _of_prompt(self, delta: AnswerDelta) -> PromptLogprobs | UnsetType:
@@ -132,13 +127,15 @@ class ChatDialect(OpenAIDialect):
 
     def _gained(self, choice: int, delta: AnswerDelta) -> ChatDelta:
         """What is new of a message."""
-        if not self._writers:
-            return ChatDelta(content=delta.text) if delta.text else ChatDelta()
-        text, calls = self._writers[choice].feed(delta.text, delta.finish_reason is not None)
-        return ChatDelta(content=text or UNSET, tool_calls=calls or UNSET)
+        read = self._readers[choice].feed(delta.text, delta.finish_reason is not None)
+        return ChatDelta(
+            reasoning_content=read.reasoning or UNSET,
+            content=read.text or UNSET,
+            tool_calls=read.calls or UNSET,
+        )
 
     def _message(self, choice: int, text: str) -> ChatMessage:
-        if not self._writers:
-            return ChatMessage(text)
-        content, calls = self._writers[choice].whole(text)
-        return ChatMessage(content, tool_calls=calls or UNSET)
+        read = self._readers[choice].whole(text)
+        return ChatMessage(
+            read.text, reasoning_content=read.reasoning or UNSET, tool_calls=read.calls or UNSET
+        )

@@ -15,6 +15,7 @@ from foreword.server.api.completions import check_completion, completion_job
 from foreword.server.api.entry import AnswerRoute, Conversion, answer_converted, json_answer, refuser
 from foreword.server.api.foreign_fields import GENERATING
 from foreword.server.api.ollama_answers import OllamaDialect, loaded
+from foreword.server.api.reasoning import reasoning_format
 from foreword.server.api.request_types import CompletionRequest
 from foreword.server.api.sampling_types import SamplingFields
 from foreword.server.context import ServerContext
@@ -84,7 +85,13 @@ def _listed(name: str) -> Json:
 
 def _shown(context: ServerContext, name: str) -> Json:
     tokenizer = context.prompts.tokenizer
-    capabilities = ["completion", "tools", *(["insert"] if tokenizer.fill is not None else [])]
+    thinks = reasoning_format(context.settings.reasoning_parser, tokenizer) is not None
+    capabilities = {
+        "completion": True,
+        "tools": True,
+        "insert": tokenizer.fill is not None,
+        "thinking": thinks,
+    }
     return {
         "template": tokenizer.chat_template or "",
         "parameters": str(context.settings.sampling),
@@ -94,7 +101,7 @@ def _shown(context: ServerContext, name: str) -> Json:
             "general.name": name,
             "foreword.context_length": context.max_model_len,
         },
-        "capabilities": capabilities,
+        "capabilities": [name for name, has in capabilities.items() if has],
     }
 
 

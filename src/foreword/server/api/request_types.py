@@ -115,7 +115,19 @@ class PredictedContent(OpenPart):
     content: TextContent
 
 
-class ChatRequest(OpenAIFields):
+_Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=128)]
+
+
+class ToolFields(StrictBody):
+    """What an answer to a conversation may do before and besides its text."""
+
+    tools: _Tools | None = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None  # false: at most one call
+    thinking_token_budget: int | None = Field(None, ge=0)  # vLLM's: most tokens of reasoning
+
+
+class ChatRequest(OpenAIFields, ToolFields):
     """`POST /v1/chat/completions`."""
 
     foreign: ClassVar[Fields] = CHAT
@@ -131,9 +143,6 @@ class ChatRequest(OpenAIFields):
     chat_template_kwargs: dict[str, Any] | None = None  # what the model's template may ask for
     safety_identifier: str | None = Field(None, max_length=4096)  # accepted, not used
     prompt_cache_key: str | None = Field(None, max_length=4096)  # accepted; the API key decides
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
-    tool_choice: ToolChoice = None
-    parallel_tool_calls: bool | None = None  # false: at most one call
 
     @field_validator("continue_final_message")
     @classmethod
@@ -300,7 +309,7 @@ _ANY = WithJsonSchema({})
 _OBJECT = WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]})
 
 
-class ResponsesRequest(SamplingFields):
+class ResponsesRequest(SamplingFields, ToolFields):
     """`POST /v1/responses`."""
 
     foreign: ClassVar[Fields] = RESPONSES
@@ -313,7 +322,6 @@ class ResponsesRequest(SamplingFields):
     text: Annotated[Any, BeforeValidator(_text_format), _OBJECT] = None
     tools: Annotated[Any, BeforeValidator(_tools), _ANY] = None
     tool_choice: Annotated[ToolChoice, BeforeValidator(_choice), _ANY] = None
-    parallel_tool_calls: bool | None = None
     user: str | None = Field(None, max_length=4096)  # accepted, not used
     safety_identifier: str | None = Field(None, max_length=4096)  # accepted, not used
     prompt_cache_key: str | None = Field(None, max_length=4096)  # accepted; the API key decides

@@ -1,7 +1,6 @@
 """`POST /v1/responses`: one answer as a list of items, and a stream of events with names."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from time import time
 from typing import Any
 
@@ -13,33 +12,31 @@ from foreword.engine.outputs import Answer, Costs
 from foreword.errors import RequestError
 from foreword.server.api.answer_types import ToolCall
 from foreword.server.api.answering import AnswerJob
+from foreword.server.api.conversation import Conversation
 from foreword.server.api.entry import AnswerRoute
 from foreword.server.api.identity import ApiCaller, new_id
 from foreword.server.api.message_types import written_choice
 from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.request_types import ResponsesRequest
-from foreword.server.api.tool_use import ToolUse, ToolWriter, chosen_format, shown_messages, tool_use
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
 from foreword.structured.params import StructuredOutputs
 
 Item = dict[str, Any]
 
+REASONING, TEXT = "reasoning_text", "output_text"
+"""Types of parts."""
+
 
 async def responses_job(context: ServerContext, body: ResponsesRequest, caller: ApiCaller) -> AnswerJob:
     """Put the items into the model's template and word the answer."""
-    tokenizer, settings = context.prompts.tokenizer, context.settings
-    form = chosen_format(settings.tool_call_parser, tokenizer)
-    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, form)
-    ids = await context.prompts.chat(
-        shown_messages(body.messages(), use, form, tokenizer.takes_tools),
-        tools=use.shown() if use is not None and tokenizer.takes_tools else None,
-    )
+    settings = context.settings
+    conversation = await Conversation.of(context, body, body.messages())
+    ids = conversation.ids
     engine = context.engine.limits()
     room = room_for_answer(ids, body.max_output_tokens, engine.max_model_len, settings.limits.prompt_tokens)
     params = body.sampling_params(room, None, settings.sampling)
-    form_asked = response_form(body, params)
-    params = replace(params, structured=form_asked if use is None else use.structured(form_asked))
+    params = conversation.bound(params, response_form(body, params), body.thinking_token_budget)
     request = NewRequest(
         new_id("resp"),
         tuple(ids),
@@ -48,7 +45,7 @@ async def responses_job(context: ServerContext, body: ResponsesRequest, caller: 
         context.speculation(body.speculation),
         labels=body.labels(settings.model_name, bool(body.stream)),
     )
-    return AnswerJob([request], ResponsesDialect(context, body, request, use), bool(body.stream))
+    return AnswerJob([request], ResponsesDialect(context, body, request, conversation), bool(body.stream))
 
 
 def check_responses(body: ResponsesRequest, settings: ServerSettings) -> int:
@@ -73,16 +70,20 @@ class ResponsesDialect:
     """The newest of OpenAI's forms."""
 
     def __init__(
-        self, context: ServerContext, body: ResponsesRequest, request: NewRequest, use: ToolUse | None
+        self,
+        context: ServerContext,
+        body: ResponsesRequest,
+        request: NewRequest,
+        conversation: Conversation,
     ) -> None:
         self._body, self._settings = body, context.settings
         self._id, self._max_tokens = request.request_id, request.params.max_tokens
         self._created = int(time())
-        self._writer = None if use is None else ToolWriter(use)
+        self._reader = conversation.reader()
         self._costs = Costs(1)
         self._count = 0  # events so far
         self._items: list[Item] = []  # in the order in which they began
-        self._message: Item | None = None  # the text, once there is some
+        self._texts: dict[str, Item] = {}  # reasoning and text, once there is some, by the type of their part
         self._calls: dict[int, Item] = {}
         self._reason: str | None = None
 
@@ -94,10 +95,9 @@ class ResponsesDialect:
         """Events for new text, new calls and more of their arguments."""
         self._costs.note(delta)
         self._reason = delta.finish_reason
-        is_end = delta.finish_reason is not None
-        text, calls = (delta.text, []) if self._writer is None else self._writer.feed(delta.text, is_end)
-        events = self._text_events(text) if text else []
-        for call in calls:
+        read = self._reader.feed(delta.text, delta.finish_reason is not None)
+        events = self._text_events(REASONING, read.reasoning) + self._text_events(TEXT, read.text or "")
+        for call in read.calls:
             events += self._call_events(call)
         return events
 
@@ -111,10 +111,12 @@ class ResponsesDialect:
     def whole(self, answers: Sequence[Answer], costs: Costs) -> Item:
         answer = answers[0]
         self._reason = answer.last.finish_reason
-        text, calls = (answer.text, []) if self._writer is None else self._writer.whole(answer.text)
-        if text or not calls:
-            self._begin_message()["content"][0]["text"] = text or ""
-        for call in calls:
+        read = self._reader.whole(answer.text)
+        if read.reasoning:
+            self._begin_text(REASONING)["content"][0]["text"] = read.reasoning
+        if read.text or not read.calls:
+            self._begin_text(TEXT)["content"][0]["text"] = read.text or ""
+        for call in read.calls:
             self._begin_call(call)["arguments"] = call.function.arguments
         for item in self._items:
             item["status"] = self._status
@@ -128,20 +130,20 @@ class ResponsesDialect:
         self._count += 1
         return {"type": kind, "sequence_number": self._count - 1, **fields}
 
-    def _text_events(self, text: str) -> list[Item]:
+    def _text_events(self, kind: str, text: str) -> list[Item]:
+        """Events for more text of a kind of part."""
+        if not text:
+            return []
         events: list[Item] = []
-        if self._message is None:
-            item = self._begin_message()
-            place = self._place(item)
-            shown = {**item, "content": []}
-            events.append(
-                self._event("response.output_item.added", output_index=place["output_index"], item=shown)
-            )
-            events.append(self._event("response.content_part.added", **place, part=_part("")))
-        assert self._message is not None
-        self._message["content"][0]["text"] += text
-        place = self._place(self._message)
-        events.append(self._event("response.output_text.delta", **place, delta=text, logprobs=[]))
+        item = self._texts.get(kind)
+        if item is None:
+            item = self._begin_text(kind)
+            place, part = self._place(item), dict(item["content"][0])
+            added = {"output_index": place["output_index"], "item": {**item, "content": []}}
+            events.append(self._event("response.output_item.added", **added))
+            events.append(self._event("response.content_part.added", **place, part=part))
+        item["content"][0]["text"] += text
+        events.append(self._event(f"response.{kind}.delta", **self._place(item), delta=text, **_listed(kind)))
         return events
 
     def _call_events(self, call: ToolCall) -> list[Item]:
@@ -162,9 +164,10 @@ class ResponsesDialect:
     def _done_events(self, item: Item) -> Iterable[Item]:
         item["status"] = self._status
         index = self._items.index(item)
-        if item["type"] == "message":
+        if item["type"] != "function_call":
             place, part = self._place(item), item["content"][0]
-            yield self._event("response.output_text.done", **place, text=part["text"], logprobs=[])
+            kind = part["type"]
+            yield self._event(f"response.{kind}.done", **place, text=part["text"], **_listed(kind))
             yield self._event("response.content_part.done", **place, part=part)
         else:
             place = {"item_id": item["id"], "output_index": index}
@@ -176,16 +179,17 @@ class ResponsesDialect:
             )
         yield self._event("response.output_item.done", output_index=index, item=item)
 
-    def _begin_message(self) -> Item:
-        self._message = {
-            "type": "message",
-            "id": new_id("msg"),
-            "role": "assistant",
-            "status": "in_progress",
-            "content": [_part("")],
-        }
-        self._items.append(self._message)
-        return self._message
+    def _begin_text(self, kind: str) -> Item:
+        own: Item = {"type": "reasoning", "id": new_id("rs"), "summary": []}
+        part: Item = {"type": kind, "text": "", **_listed(kind)}
+        if kind == TEXT:
+            own, part = (
+                {"type": "message", "id": new_id("msg"), "role": "assistant"},
+                {**part, "annotations": []},
+            )
+        self._texts[kind] = {**own, "status": "in_progress", "content": [part]}
+        self._items.append(self._texts[kind])
+        return self._texts[kind]
 
     def _begin_call(self, call: ToolCall) -> Item:
         item: Item = {
@@ -230,8 +234,9 @@ class ResponsesDialect:
         }
 
 
-def _part(text: str) -> Item:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _listed(kind: str) -> Item:
+    """Fields of text that reasoning does not have."""
+    return {"logprobs": []} if kind == TEXT else {}
 
 
 def _usage(stats: RequestStats) -> Item:

@@ -220,7 +220,7 @@ class ToolReader:
                 self._say(held.removesuffix(form.begin), events)
                 self._held, self._inside = form.begin, True
                 return
-            kept = _overlap(held, form.begin)
+            kept = overlap(held, form.begin)
             self._say(held[: len(held) - kept], events)
             self._held = held[len(held) - kept :]
             return
@@ -308,7 +308,7 @@ class ToolReader:
                 self.count += 1
 
 
-def _overlap(text: str, mark: str) -> int:
+def overlap(text: str, mark: str) -> int:
     """How many of the last characters may be the beginning of the mark."""
     return next(
         (size for size in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-size:])), 0

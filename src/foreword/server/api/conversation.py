@@ -1,0 +1,94 @@
+"""A conversation in the model's template, and what its answers are read as: reasoning, text and calls of tools."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from foreword.acceptance.params import SamplingParams
+from foreword.server.api.answer_types import ToolCall
+from foreword.server.api.message_types import Message
+from foreword.server.api.reasoning import Reasoning, ReasoningReader, check_budget, reasoning_format
+from foreword.server.api.request_types import ToolFields
+from foreword.server.api.tool_use import ToolUse, ToolWriter, chosen_format, shown_messages, tool_use
+from foreword.server.context import ServerContext
+from foreword.structured.params import StructuredOutputs
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation as token ids, the tools that its answers may call, and their reasoning."""
+
+    ids: list[int]
+    use: ToolUse | None = None
+    reasoning: Reasoning | None = None
+
+    @staticmethod
+    async def of(
+        context: ServerContext,
+        body: ToolFields,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> "Conversation":
+        """Put messages and tools into the model's template."""
+        tokenizer, settings = context.prompts.tokenizer, context.settings
+        form = chosen_format(settings.tool_call_parser, tokenizer)
+        use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, form)
+        thinks = reasoning_format(settings.reasoning_parser, tokenizer)
+        check_budget(body.thinking_token_budget, thinks)
+        ids = await context.prompts.chat(
+            shown_messages(messages, use, form, tokenizer.takes_tools),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=use.shown() if use is not None and tokenizer.takes_tools else None,
+            variables=variables,
+        )
+        return Conversation(ids, use, Reasoning.after(ids, thinks, tokenizer))
+
+    def bound(
+        self, params: SamplingParams, form: StructuredOutputs | None, budget: int | None
+    ) -> SamplingParams:
+        """The parameters with the form that tools and `form` prescribe, and the reasoning before it."""
+        structured = form if self.use is None else self.use.structured(form)
+        thinking = None if self.reasoning is None else self.reasoning.limit(budget, structured)
+        return replace(params, structured=structured, thinking=thinking)
+
+    def reader(self) -> "AnswerReader":
+        return AnswerReader(self)
+
+
+@dataclass(frozen=True)
+class AnswerPart:
+    """What an answer has gained, or all of it."""
+
+    text: str | None  # None: nothing but calls
+    calls: list[ToolCall]
+    reasoning: str = ""
+
+
+class AnswerReader:
+    """One answer, as it grows or as a whole."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._thinks = None if conversation.reasoning is None else ReasoningReader(conversation.reasoning)
+        self._calls = None if conversation.use is None else ToolWriter(conversation.use)
+
+    def feed(self, text: str, is_end: bool) -> AnswerPart:
+        """What it has gained."""
+        reasoning, text = self._apart(text, is_end)
+        if self._calls is None:
+            return AnswerPart(text, [], reasoning)
+        return AnswerPart(*self._calls.feed(text, is_end), reasoning)
+
+    def whole(self, text: str) -> AnswerPart:
+        """All of it."""
+        reasoning, text = self._apart(text, is_end=True)
+        return AnswerPart(*((text, []) if self._calls is None else self._calls.whole(text)), reasoning)
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        return reason if self._calls is None else self._calls.finish_reason(reason)
+
+    def _apart(self, text: str, is_end: bool) -> tuple[str, str]:
+        return ("", text) if self._thinks is None else self._thinks.feed(text, is_end)

@@ -1,0 +1,134 @@
+"""How families of models mark their reasoning, and reads it apart from an answer's text while it grows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foreword.errors import RequestError
+from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.server.api.tool_reading import AUTO, overlap
+from foreword.structured.params import StructuredOutputs, Thinking
+
+_TAIL = 32
+"""Tokens at the end of a prompt that show whether it has begun the reasoning."""
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """The tags around reasoning, with which an answer begins."""
+
+    name: str
+    begin: str = "<think>"
+    end: str = "</think>"
+    is_open: bool = False  # an answer reasons from its first token on, whether or not the prompt says so
+
+
+FORMATS = {
+    one.name: one
+    for one in (
+        ReasoningFormat("deepseek_r1", is_open=True),
+        ReasoningFormat("deepseek_v3"),
+        ReasoningFormat("ernie45", is_open=True),
+        ReasoningFormat("glm45"),
+        ReasoningFormat("granite", "Here is my thought process:", "Here is my response:"),
+        ReasoningFormat("kimi_k2"),
+        ReasoningFormat("minimax_m2", is_open=True),
+        ReasoningFormat("olmo3", is_open=True),
+        ReasoningFormat("qwen3"),
+        ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>", is_open=True),
+        ReasoningFormat("step3", is_open=True),
+    )
+}
+"""By vLLM's names of parsers."""
+
+
+def reasoning_format(parser: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
+    """The format of a parser; of `auto`, the one whose tags the chat template has. None: reasoning is text."""
+    if parser != AUTO:
+        return FORMATS.get(parser)
+    template = tokenizer.chat_template or ""
+    return next((FORMATS[name] for name in ("seed_oss", "qwen3") if FORMATS[name].end in template), None)
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """The reasoning of one request's answers."""
+
+    form: ReasoningFormat
+    is_open: bool  # the answer begins inside of it
+
+    @staticmethod
+    def after(ids: Sequence[int], form: ReasoningFormat | None, tokenizer: Tokenizer) -> "Reasoning | None":
+        """What follows a prompt; None if it has no reasoning: the prompt has ended it, or there is no format."""
+        if form is None:
+            return None
+        tail = tokenizer.decode(ids[-_TAIL:], skip_special_tokens=False).rstrip()
+        if tail.endswith(form.end):
+            return None
+        return Reasoning(form, form.is_open or tail.endswith(form.begin))
+
+    def limit(self, budget: int | None, form: StructuredOutputs | None) -> Thinking | None:
+        """What the engine has to know of it; None: nothing."""
+        if budget is None and form is None:
+            return None
+        return Thinking(self.form.end, self.form.begin, budget, self.is_open)
+
+
+def check_budget(budget: int | None, form: ReasoningFormat | None) -> None:
+    """Refuse a budget where nothing marks the reasoning."""
+    if budget is not None and form is None:
+        raise RequestError(
+            "thinking_token_budget: this server was started without --reasoning-parser, which names the model's "
+            "tags; leave it out",
+            "thinking_token_budget",
+        )
+
+
+class ReasoningReader:
+    """Takes text as it comes; what may still become a tag, and space before one, is held back."""
+
+    def __init__(self, reasoning: Reasoning) -> None:
+        self._form = reasoning.form
+        self._is_open = reasoning.is_open
+        self._held = ""
+        self._has_thought = False
+        self._read = self._start
+
+    def feed(self, text: str, is_end: bool) -> tuple[str, str]:
+        """(reasoning, other text) that the answer has gained."""
+        self._held += text
+        return self._read(is_end)
+
+    def _start(self, is_end: bool) -> tuple[str, str]:
+        written = self._held.lstrip()
+        if written.startswith(self._form.begin):
+            self._held = written.removeprefix(self._form.begin)
+            self._read = self._thinking
+        elif self._form.begin.startswith(written) and not is_end:
+            return "", ""
+        else:
+            self._read = self._thinking if self._is_open else self._text
+        return self._read(is_end)
+
+    def _thinking(self, is_end: bool) -> tuple[str, str]:
+        """Space at the ends of the reasoning belongs to the tags."""
+        if not self._has_thought:
+            self._held = self._held.lstrip()
+        inside, found, after = self._held.partition(self._form.end)
+        if found:
+            self._held, self._read = after, self._after
+            return inside.rstrip(), self._read(is_end)[1]
+        kept = 0 if is_end else overlap(inside, self._form.end)
+        said = inside[: len(inside) - kept].rstrip()
+        self._held = "" if is_end else inside[len(said) :]
+        self._has_thought |= bool(said)
+        return said, ""
+
+    def _after(self, is_end: bool) -> tuple[str, str]:
+        self._held = self._held.lstrip()
+        if self._held:
+            self._read = self._text
+        return "", self._text(is_end)[1]
+
+    def _text(self, is_end: bool) -> tuple[str, str]:
+        said, self._held = self._held, ""
+        return "", said
