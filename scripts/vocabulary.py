@@ -35,11 +35,8 @@ ALLOWED = re.compile(
 )  # /guesses: a command of the chat; alone: a key of saved files, a tag on the wire
 
 PACKAGES = (
-    "backends",
     "control/policy_file/explaining.py",
     "control/reporting/advising.py",
-    "kernels",
-    "speculation/drafting.py",
     "speculation/measured",
 )
 

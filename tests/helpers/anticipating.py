@@ -22,7 +22,7 @@ from foreword.backends.interface import (
 class AnticipatingRunner:
     """Another runner, with what a device does to texts whose end only it knows: it makes rows for all that may come."""
 
-    anticipates = True
+    drafts_early = True
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
@@ -50,7 +50,7 @@ class AnticipatingRunner:
     def _settled(
         self, wanted: HeadInput, plan: ChainPlan, judged: Unsettled, store: KvStore
     ) -> tuple[HeadInput, ChainPlan]:
-        drawn, guesses = judged.drawn.tolist(), judged.guesses.tolist()
+        drawn, guesses = judged.drawn.tolist(), judged.drafted.tolist()
         tokens = wanted.arrays.token_ids
         tokens[:] = [drawn[-1 - token] for token in tokens]
         behind = []

@@ -34,7 +34,7 @@ def greedy_documents(target: Target, count: int = 240) -> list[Document]:
 
 
 def new_learner(recipe: Recipe, target: Target, documents: Sequence[Document]) -> Learner:
-    vocab_size, wanted = target.config.vocab_size, recipe.vocabulary_size
+    vocab_size, wanted = target.config.vocab_size, recipe.draft_vocab
     vocabulary = (
         whole_vocabulary(vocab_size) if wanted is None else choose_vocabulary(documents, wanted, vocab_size)
     )

@@ -638,8 +638,8 @@ CONTROL_MUTANTS = (
         "a head is told to stop a level too late",
         "drafters/heads/chains.py",
         "_stop_of",
-        "row[:len(told)] = told",
-        "row[1:1 + len(told)] = told[:most - 1]",
+        "row[:len(limits)] = limits",
+        "row[1:1 + len(limits)] = limits[:most - 1]",
         (f"{CHAINS}::test_a_chain_ends_where_the_head_is_no_longer_sure_enough",),
     ),
     Mutant(

@@ -97,10 +97,10 @@ GPU_KERNEL_MUTANTS = (
     Mutant(
         98,
         "a move of rows leaves out those of a head",
-        "backends/cuda/kv_store.py",
-        "CudaKvStore.move",
-        "self.spec.rows",
-        "self.spec.rows[:1]",
+        "backends/torch/kv_store.py",
+        "TorchKvStore.move",
+        "self._arrays.values()",
+        "list(self._arrays.values())[:1]",
         (f"{KERNELS}::test_moves_take_keys_and_values_of_every_kind_along",),
     ),
     Mutant(
@@ -171,8 +171,8 @@ GPU_KERNEL_MUTANTS = (
         "the second level of a chain reads rows that the head never wrote",
         "backends/cuda/heads.py",
         "CudaHead._run_chain",
-        "Sight(positions, seen[level], tables, told.tiles.requests, store.page_size, False, told.starts)",
-        "Sight(positions, seen[level], tables, told.tiles.requests, store.page_size, False, None)",
+        "Sight(positions, seen[level], tables, given.tiles.requests, store.page_size, False, given.starts)",
+        "Sight(positions, seen[level], tables, given.tiles.requests, store.page_size, False, None)",
         (f"{CHAINS}::test_a_chain_has_the_guesses_of_one_call_per_level",),
     ),
 )

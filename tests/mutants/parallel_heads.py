@@ -53,9 +53,9 @@ PARALLEL_HEAD_MUTANTS = (
         73,
         "DFlash's context is not normed",
         "backends/torch/heads.py",
-        "TorchHead._keep_context",
-        "self._norm(self._linear(features, 'fc'), 'hidden_norm.weight')",
-        "self._linear(features, 'fc')",
+        "HeadTensors.context",
+        "self.norm(self.linear(features, 'fc'), 'hidden_norm.weight')",
+        "self.linear(features, 'fc')",
         (f"{LOGITS}[DFlash-torch]",),
     ),
     Mutant(
@@ -80,7 +80,7 @@ PARALLEL_HEAD_MUTANTS = (
         73,
         "rows that a block's call has kept are made again, as if they were not there",
         "drafters/heads/dflash.py",
-        "DFlashHead._fill_and_guess",
+        "DFlashHead._fill_and_draft",
         "fill(runs)",
         "",
         (f"{ONE_CALL}[dflash]",),
@@ -107,7 +107,7 @@ PARALLEL_HEAD_MUTANTS = (
         74,
         "a Medusa block forgets what it was given",
         "backends/torch/head_factory.py",
-        "TorchMedusa._logits",
+        "MedusaTensors.logits",
         "stream + silu(torch.baddbmm(bias[:heads].unsqueeze(1), stream, weight[:heads]))",
         "silu(torch.baddbmm(bias[:heads].unsqueeze(1), stream, weight[:heads]))",
         (f"{LOGITS}[Medusa-torch]",),
@@ -180,15 +180,11 @@ PARALLEL_HEAD_MUTANTS = (
         "an MTP module reads its own state before its norm",
         "models/heads/layouts/mtp.py",
         "read_mtp",
-        "HeadSpec(kind='mtp', hidden_size=hidden, layers=(layer,), norm=read_norm(fields), rope=rope, "
-        "vocab_size=vocab, draft_vocab_size=vocab, target_hidden_size=hidden, num_taps=1, "
-        "boundaries=None, reads_normed=True, join=Join.FUSED, shapes=checked_shapes(files, required, "
-        "optional), norm_output=True, interleaved=interleaved, norms_minus_one=layer.attention.gated, "
+        "described('mtp', Join.FUSED, fields, (layer,), checked_shapes(files, required, optional), rope=rope, "
+        "norm_output=True, interleaved=interleaved, norms_minus_one=layer.attention.gated, "
         "hidden_first=_stored_hidden_first(files))",
-        "HeadSpec(kind='mtp', hidden_size=hidden, layers=(layer,), norm=read_norm(fields), rope=rope, "
-        "vocab_size=vocab, draft_vocab_size=vocab, target_hidden_size=hidden, num_taps=1, "
-        "boundaries=None, reads_normed=True, join=Join.FUSED, shapes=checked_shapes(files, required, "
-        "optional), norm_output=False, interleaved=interleaved, norms_minus_one=layer.attention.gated, "
+        "described('mtp', Join.FUSED, fields, (layer,), checked_shapes(files, required, optional), rope=rope, "
+        "norm_output=False, interleaved=interleaved, norms_minus_one=layer.attention.gated, "
         "hidden_first=_stored_hidden_first(files))",
         (f"{MTP}[DeepSeek-False-torch]",),
     ),
@@ -196,16 +192,16 @@ PARALLEL_HEAD_MUTANTS = (
         75,
         "the norms of an MTP module's inputs are exchanged",
         "backends/torch/heads.py",
-        "TorchHead._begin",
-        "(self._norm(embedded, 'enorm.weight'), self._norm(features, 'hnorm.weight'))",
-        "(self._norm(embedded, 'hnorm.weight'), self._norm(features, 'enorm.weight'))",
+        "HeadTensors.begin",
+        "(self.norm(embedded, 'enorm.weight'), self.norm(features, 'hnorm.weight'))",
+        "(self.norm(embedded, 'hnorm.weight'), self.norm(features, 'enorm.weight'))",
         (f"{MTP}[DeepSeek-False-torch]",),
     ),
     Mutant(
         76,
         "P-EAGLE's unknown places have another token",
         "drafters/heads/eagle.py",
-        "PEagleHead._guess",
+        "PEagleHead._draft",
         "self._mask",
         "0",
         (f"{LOGITS}[P-EAGLE, speculators-cpu]",),
@@ -251,7 +247,7 @@ PARALLEL_HEAD_MUTANTS = (
         "rows of a captured block see no further than themselves",
         "backends/cuda/block_heads.py",
         "_seen",
-        "arrays.prefix_lens + guesses - 1",
+        "arrays.prefix_lens + drafted - 1",
         "arrays.positions",
         (f"{BLOCKS}[dflash]",),
     ),

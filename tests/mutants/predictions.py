@@ -55,7 +55,7 @@ PREDICTION_MUTANTS = (
         60,
         "the prompt is read as if it were the answer",
         "drafters/lookup/prediction.py",
-        "PredictionDrafter._chain",
+        "PredictionDrafter.draft",
         "request.tokens[request.prompt_len + follower.read_tokens:]",
         "request.tokens[follower.read_tokens:]",
         (FOLLOWER,),

@@ -132,7 +132,7 @@ WAIT_MUTANTS = (
         96,
         "a tree ends where the head is unsure behind one of its branches",
         "drafters/heads/dflash.py",
-        "DSparkHead._guess.is_worth",
+        "DSparkHead._draft.is_worth",
         "(sure >= self._confidence).any",
         "(sure >= self._confidence).all",
         (f"{UNIT}/drafters/test_dspark_trees.py",),

@@ -15,6 +15,7 @@ from foreword.acceptance.request import RECORD, RequestSampler
 from foreword.acceptance.rules.trees import NO_TOKEN, DraftTrees, Ints
 from foreword.acceptance.transfer import uploaded
 from foreword.kernels import sampler as native
+from foreword.kernels.placement import placement_of
 from foreword.structured.compiled import Bits
 from foreword.structured.state import unpacked
 
@@ -195,7 +196,7 @@ def within_grammars(logits: Tensor, trees: DraftTrees, samplers: Sequence[Reques
         for request, sampler in enumerate(samplers)
         if sampler.grammar is not None
     }
-    if logits.device.type == "cpu":
+    if placement_of(logits.device).is_host:
         rows, room = logits.numpy(), None
         for first, bits in masks.items():
             room = np.empty((bits.shape[1] * 4, 8), np.float32) if room is None else room

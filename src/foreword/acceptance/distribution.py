@@ -16,6 +16,7 @@ from foreword.acceptance.corrections import corrected_logits
 from foreword.acceptance.rules.trees import NO_TOKEN
 from foreword.acceptance.transfer import uploaded
 from foreword.kernels import sampler as native
+from foreword.kernels.placement import placement_of
 
 LOWEST = torch.finfo(torch.float32).min
 """A masked logit is -inf, which is below this: no floor keeps it."""
@@ -133,7 +134,7 @@ def nucleus_floor(logits: Tensor, peak: Tensor, floor: Tensor, temperature: Tens
 
 def most_candidates(candidate: Tensor) -> int:
     """How many of a row to sort: what the fullest row has. A device is not asked, as that would mean to wait for it."""
-    if candidate.device.type != "cpu":
+    if not placement_of(candidate.device).is_host:
         return candidate.shape[1]
     return max(1, int(candidate.sum(dim=-1).max()))
 

@@ -3,8 +3,8 @@
 This needs no normaliser, so a row's token depends on nothing but the row's own numbers and its key.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from foreword.acceptance.noise import Keys, gumbel, key_tensor
 from foreword.acceptance.rules.trees import NO_TOKEN
 from foreword.acceptance.transfer import uploaded
 from foreword.kernels import sampler as native
-
-_HAS_TRITON = find_spec("triton") is not None
+from foreword.kernels.placement import placement_of
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,8 @@ def sample(logits: Tensor, shape: RowShape, keys: Keys) -> Tensor:
 
     Never waits for the device.
     """
-    if _has_kernels(logits):
-        return _draw_on_gpu(logits, shape, keys)
+    if (kernel := placement_of(logits.device).draw_rows) is not None:
+        return _draw_by(kernel, logits, shape, keys)
     shaped = shape_rows(logits, shape, None)
     if not bool(shape.temperature.any()):
         return torch.stack([shaped.only, shaped.status])
@@ -58,33 +57,27 @@ def sample(logits: Tensor, shape: RowShape, keys: Keys) -> Tensor:
 
 def draw(shaped: Distributions, keys: Keys) -> Tensor:
     """int64 [rows], the token that each row draws with its key; NO_TOKEN where the row has none."""
-    device = shaped.logits.device
-    noise_keys = uploaded(key_tensor(keys), device)
+    noise_keys, placement = (
+        uploaded(key_tensor(keys), shaped.logits.device),
+        placement_of(shaped.logits.device),
+    )
     if shaped.sampler is not None:
         columns = (shaped.logits, shaped.peak, shaped.floor, shaped.temperature, shaped.only)
         return native.draw(shaped.sampler, *columns, noise_keys)
-    if device.type == "cpu":
+    if placement.is_host:
         return best_per_row(kept_tokens(shaped, torch.arange(len(shaped.logits))), noise_keys)
-    if _has_kernels(shaped.logits):
-        from foreword.kernels.triton_draw import draw_rows
-
-        largest = draw_rows(shaped.logits, shaped.temperature, noise_keys, shaped.floor)[0]
+    if placement.draw_rows is not None:
+        largest = placement.draw_rows(shaped.logits, shaped.temperature, noise_keys, shaped.floor)[0]
         return torch.where(shaped.only != NO_TOKEN, shaped.only, largest)
     return best_of_all(shaped, noise_keys)
 
 
-def _has_kernels(logits: Tensor) -> bool:
-    return logits.device.type == "cuda" and _HAS_TRITON
-
-
-def _draw_on_gpu(logits: Tensor, shape: RowShape, keys: Keys) -> Tensor:
-    """`sample` in few kernels, with one copy of the rows' parameters."""
-    from foreword.kernels.triton_draw import draw_rows
-
+def _draw_by(kernel: Callable[..., Tensor], logits: Tensor, shape: RowShape, keys: Keys) -> Tensor:
+    """`sample` by a device's own kernel, with one copy of the rows' parameters."""
     columns = uploaded(torch.stack([shape.temperature.view(torch.int64), key_tensor(keys)]), logits.device)
     floor = None if shape.keeps_all(logits.shape[1]) else floors(logits, shape)[1]
     samples = bool(shape.temperature.any())
-    return draw_rows(logits, columns[0].view(torch.float64), columns[1], floor, samples=samples)
+    return kernel(logits, columns[0].view(torch.float64), columns[1], floor, samples=samples)
 
 
 def best_of_all(shaped: Distributions, noise_keys: Tensor) -> Tensor:

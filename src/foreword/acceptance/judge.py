@@ -17,6 +17,7 @@ from foreword.acceptance.rules.rule import Rule, check_exact
 from foreword.acceptance.rules.trees import NO_TOKEN, Floats, Ints
 from foreword.acceptance.transfer import HostCopy
 from foreword.kernels import sampler as native
+from foreword.kernels.placement import placement_of
 
 _COUPLED = int(Rule.COUPLED)
 
@@ -50,7 +51,11 @@ class Judging:
     def begin(self) -> None:
         """Hand the draws of *coupled* to the device, if there is one to wait for; raises if a rule is not exact."""
         self._check()
-        if self._draws and self.judged.sampler is None and self.judged.logits.device.type != "cpu":
+        if (
+            self._draws
+            and self.judged.sampler is None
+            and not placement_of(self.judged.logits.device).is_host
+        ):
             self._draw()
 
     @property
@@ -98,8 +103,8 @@ def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
     """
     if judged.sampler is not None:
         trees = judged.trees
-        guesses = None if trees.is_plain or judged.wants_draws else (trees.parent_list, trees.token_list)
-        return native.sample(judged.sampler, logits, judged.row_records, judged.positions, guesses)
+        drafted = None if trees.is_plain or judged.wants_draws else (trees.parent_list, trees.token_list)
+        return native.sample(judged.sampler, logits, judged.row_records, judged.positions, drafted)
     return sample(logits, RowShape.of(judged), _keys(judged, Stream.TARGET))
 
 

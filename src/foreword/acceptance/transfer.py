@@ -7,6 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from foreword.kernels.placement import placement_of
+
 Found = Tensor | npt.NDArray[np.int64]
 
 
@@ -30,7 +32,7 @@ class HostCopy:
     @staticmethod
     def begin(found: Found, began: "torch.cuda.Event | None" = None) -> "HostCopy":
         """Start the copy."""
-        if not isinstance(found, Tensor) or found.device.type != "cuda":
+        if not isinstance(found, Tensor) or placement_of(found.device).is_host:
             return HostCopy(found, found)
         copy = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
         copy.copy_(found, non_blocking=True)
@@ -85,8 +87,13 @@ def event(*, timed: bool) -> "torch.cuda.Event":
     return mark
 
 
+def started(device: torch.device) -> "torch.cuda.Event | None":
+    """Record a timed event, from which a device's work can be measured; None: the host works itself."""
+    return None if placement_of(device).is_host else event(timed=True)
+
+
 def uploaded(column: Tensor, device: torch.device) -> Tensor:
     """Return a copy on the device, made asynchronously; the tensor itself if it is there already."""
-    if column.device.type == device.type:
+    if placement_of(column.device) is placement_of(device):
         return column
     return column.contiguous().pin_memory().to(device, non_blocking=True)

@@ -55,7 +55,7 @@ class Padding(Enum):
     """What entries hold that a backend adds to reach a round size."""
 
     ZERO = auto()
-    SPARE_SLOT = auto()  # a KV row that nobody reads
+    SPARE_SLOT = auto()  # a KV row that is not read
     NUM_ROWS = auto()  # the end of the real rows
 
 
@@ -162,8 +162,8 @@ class ForwardBatch:
         batch.__dict__["arrays"] = arrays  # known: it need not be made of the tensors again
         return batch
 
-    def behind(self, drawn: Tensor) -> "ForwardBatch":
-        """The same arrays, of a pass behind the one that draws this."""
+    def after(self, drawn: Tensor) -> "ForwardBatch":
+        """The same arrays, of a pass that depends on the one that draws this."""
         batch = object.__new__(ForwardBatch)
         batch.__dict__.update(self.__dict__, drawn_before=drawn)
         return batch

@@ -22,7 +22,7 @@ from foreword.models.heads.spec import HeadSpec
 
 
 class KvStore(Protocol):
-    """The bytes of all kinds of KV rows, in pages. Who may use which page is none of its business."""
+    """The bytes of all kinds of KV rows, in pages; `kv/` decides who uses which page."""
 
     @property
     def spec(self) -> PageSpec:
@@ -58,14 +58,12 @@ class HeadInput:
     """What one pass of a draft head gets.
 
     Its rows are laid out as those of a target pass: the row of token t writes the KV slot of t. Beside the token it
-    reads the features of position t - 1. A head that only looks at features (DFlash) has two kinds of passes: over
-    committed tokens, where the row of t keeps the features of t, and over a block of guesses, which read their token
-    alone (`are_own`, features of no numbers).
+    reads the features of position t - 1. A head that only attends to features (DFlash) has two kinds of passes: over
+    committed tokens, where the row of t keeps the features of t, and over a block of draft tokens, which read their
+    token alone (`are_own`, features of no numbers).
     """
 
-    arrays: (
-        BatchArrays  # of a forward batch; `logit_rows` are those whose outcome is wanted, and no row is moved
-    )
+    arrays: BatchArrays  # of a forward batch; `logit_rows` are the wanted rows, and no row is moved
     starts: Ints  # int32 [requests], KV rows before this one are seen by none of the request's rows
     features: States  # [rows, feature width]; where they are its own, [rows, hidden size]
     are_own: bool  # what it returned itself for the position before, instead of the target's hidden states
@@ -82,61 +80,61 @@ class HeadOutput:
 
 @dataclass(frozen=True)
 class Unsettled:
-    """Texts whose last tokens a pass under way decides: chains of guesses, and what it draws after each of them.
+    """Texts whose last tokens a pass in flight decides: chains of draft tokens, and what it draws after each of them.
 
-    A guess that is what the pass draws itself becomes part of the text, if all before it do; then comes one more token
-    that it draws.
+    A draft token that is what the pass draws itself becomes part of the text, if all before it do; then comes one more
+    token that it draws.
     """
 
     drawn: Tensor  # int64, on the device: what the pass draws after every row that it judges
-    first: (
-        Ints  # int32 [requests], the row of each one's newest token among these; those of its guesses follow
-    )
-    guesses: Tensor  # int64, on the device
-    places: Ints  # int32 [requests, most guesses], of each one's among them; -1: it has no more
-    ends: Ints  # int32 [requests], KV rows from these on belong to nobody
+    first: Ints  # int32 [requests], the row of each one's newest token among these; its draft's follow
+    drafted: Tensor  # int64, on the device
+    places: Ints  # int32 [requests, longest draft], of each one's draft tokens among them; -1: it has no more
+    ends: Ints  # int32 [requests], KV rows from these on are not reserved
 
 
 @dataclass(frozen=True)
 class ChainStop:
-    """From where on guesses are not worth going on behind, by how sure a head is of them."""
+    """Where chains end, by the confidence of a head in its draft tokens."""
 
-    edges: NDArray[np.float32]  # [classes - 1], of what it gives a guess
-    rates: NDArray[np.float32]  # [requests, classes], how often the guesses of a class are right
-    # [requests, most steps], chance that all guesses so far are right below which a chain ends there
+    edges: NDArray[np.float32]  # [classes - 1], of the confidence
+    rates: NDArray[np.float32]  # [requests, classes], acceptance of draft tokens of a class
+    # [requests, most steps], a chain ends where the probability that all its tokens are accepted is below this
     least: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """Guesses that a head makes one after the other, each from its own states, after the newest token of some texts."""
+    """Chains that a head drafts after the newest tokens of some texts, each token from the head's own states."""
 
     lengths: Ints  # int32 [requests], tokens of each text
-    steps: Ints  # int32 [requests], guesses of each
+    steps: Ints  # int32 [requests], draft tokens of each
     records: Records  # [requests], how each is drawn, with the noise of *coupled*
     token_ids: Ints | None  # int32 [draft vocabulary], the target's ids of the head's tokens; None: the same
     vocab_size: int  # ids below this can be drawn
     unsettled: Unsettled | None = None  # where each text ends: so many tokens after its length; None: there
-    stop: ChainStop | None = None  # for a runner that `stops`, which then says how sure it is
+    stop: ChainStop | None = None  # for a runner that `stops`, which then returns its confidence
 
 
 @dataclass(frozen=True)
 class PendingChains:
-    """The guesses of some requests while a device makes them."""
+    """The chains of some requests while a device drafts them."""
 
     tokens: HostCopy  # int64, the target's ids; -1 where there is no number
-    places: Sequence[Sequence[int]]  # of each request's guesses among them
+    places: Sequence[Sequence[int]]  # of each request's tokens among them
 
 
 class KnownChains(NamedTuple):
-    """The guesses of some requests."""
+    """The chains of some requests."""
 
     tokens: Sequence[Sequence[int]]  # the target's ids
-    confidence: Sequence[Sequence[float]] | None = None  # what the head gives each; None: nobody asked
+    confidence: Sequence[Sequence[float]] | None = (
+        None  # the head's in each token; None: the plan has no stop
+    )
 
 
 Chains = KnownChains | PendingChains
-"""The guesses of every request."""
+"""The chain of every request."""
 
 
 @dataclass(frozen=True)
@@ -177,18 +175,15 @@ class HeadRunner(RowsRunner, Protocol):
     """A draft head that was loaded beside a decoder."""
 
     spec: HeadSpec
-    anticipates: (
-        bool  # whether its chains may follow texts that are `Unsettled`, which no other runner is given
-    )
-
-    stops: bool  # whether its chains end where a plan's `stop` says so, which no other runner is given
+    drafts_early: bool  # whether its chains may follow texts that are `Unsettled`; others get no such plan
+    stops: bool  # whether its chains end where a plan's `stop` says so; others get no such plan
 
     def markov_before(self, tokens: Sequence[int]) -> Tensor:
         """The numbers that a Markov head (DSpark) has for these tokens: float32 [tokens, rank]."""
         ...
 
     def markov_after(self, before: Tensor) -> Tensor:
-        """What it adds to the logits of the places behind them: float32 [tokens, draft vocabulary]."""
+        """What it adds to the logits of the places after them: float32 [tokens, draft vocabulary]."""
         ...
 
 
@@ -254,7 +249,7 @@ class DecodeSize:
 
 
 class Decoder(Protocol):
-    """A loaded model. It holds weights only: where its KV is, every pass is told."""
+    """A loaded model. It holds weights only: every pass names the KV store that it uses."""
 
     config: ModelConfig
 
@@ -275,7 +270,7 @@ class Decoder(Protocol):
 
     @property
     def layer_bytes(self) -> int:
-        """Memory of the layers' weights: all but the embedding, the output head and the last norm."""
+        """Memory of the layers' weights, without the embedding, the output head and the last norm."""
         ...
 
     def with_layers(self, layers: Sequence[int]) -> "Decoder":
@@ -314,7 +309,7 @@ class Decoder(Protocol):
         ...
 
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
-        """Passes that are worth running at the start, because the first of their kind take longer; likely ones first.
+        """Passes to run at the start, because the first of their kind take longer; likely ones first.
 
         Of up to so many requests with texts of up to this length and `rows` new rows each. Empty: a pass takes as long
         the first time as ever.

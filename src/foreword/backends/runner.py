@@ -13,7 +13,7 @@ from foreword.kv.spec import RowSpec
 
 @dataclass(frozen=True)
 class ModelRunner:
-    """What whoever runs passes holds: the engine, a drafter with a model of its own, a benchmark."""
+    """What a caller of passes holds: the engine, a drafter with a model of its own, a benchmark."""
 
     decoder: Decoder
     store: KvStore
@@ -35,7 +35,7 @@ class ModelRunner:
         """One pass, with logits for exactly the ids that can be drawn.
 
         Embeddings are often filled up to a round number; what is after the vocabulary is cut. A draft model may
-        have fewer tokens than the target: it never guesses the others, and reads one of its own in their place.
+        have fewer tokens than the target: it never drafts the others, and reads one of its own in their place.
         """
         batch = _as_known(batch)
         own, wanted = self.decoder.config.vocab_size, self.vocab_size

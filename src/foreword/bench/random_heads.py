@@ -19,10 +19,11 @@ from foreword.drafters.heads.medusa import MedusaDrafter
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
 from foreword.models.config import ModelConfig
-from foreword.models.heads.layouts.common import layer_shapes
+from foreword.models.heads.layouts.common import all_layer_shapes
 from foreword.models.heads.layouts.eagle import MASK_HIDDEN
 from foreword.models.heads.opening import Head, open_head
 from foreword.models.heads.spec import DRAFTERS_OWN, MARKOV
+from foreword.models.heads.writing import layer_config
 from foreword.speculation.drafting import Drafter
 
 MEDUSA_HEADS, DFLASH_LAYERS, DFLASH_BLOCK, DRAFT_VOCAB, TAPS = 5, 5, 16, 32_000, 3
@@ -53,38 +54,19 @@ def write_random_head(method: str, target: ModelConfig, path: Path) -> Path:
     return path
 
 
-def _layer_config(target: ModelConfig, layers: int = 1) -> dict[str, Any]:
-    attention, mlp = target.layer.attention, target.layer.mlp
-    return {
-        "hidden_size": target.hidden_size,
-        "intermediate_size": mlp.intermediate_size,
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
-        "num_hidden_layers": layers,
-        "vocab_size": target.vocab_size,
-        "rms_norm_eps": target.norm.eps,
-        "rope_theta": target.rope.theta,
-    }
-
-
 def _layers(target: ModelConfig, layers: int, inputs: int = 1) -> dict[str, tuple[int, ...]]:
     """Layers like the target's without biases; the first reads `inputs` times as many numbers."""
     layer = target.layer
     attention = replace(layer.attention, bias=False, output_bias=False, qk_norm=False)
     plain = replace(layer, attention=attention, mlp=replace(layer.mlp, bias=False))
     hidden = target.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {}
-    for index in range(layers):
-        shapes |= layer_shapes(index, plain, hidden, hidden if index else inputs * hidden)
-        shapes[f"layers.{index}.input_layernorm.weight"] = (hidden,)
-    return shapes
+    return all_layer_shapes((plain,) * layers, hidden, first_inputs=inputs * hidden, first_norm=True)
 
 
 def _eagle(target: ModelConfig) -> Shaped:
     shapes = _layers(target, 1) | {"fc.weight": (target.hidden_size, 2 * target.hidden_size)}
     del shapes["layers.0.input_layernorm.weight"]
-    return shapes, _layer_config(target)
+    return shapes, layer_config(target)
 
 
 def _eagle3(target: ModelConfig) -> Shaped:
@@ -98,7 +80,7 @@ def _eagle3(target: ModelConfig) -> Shaped:
     middle = max(target.num_layers // 2, 1)
     layers = [min(2, middle), middle, max(target.num_layers - 3, middle)]
     own = {"draft_vocab_size": draft_vocab, "eagle_aux_hidden_state_layer_ids": layers}
-    return shapes, _layer_config(target) | own
+    return shapes, layer_config(target) | own
 
 
 def _p_eagle(target: ModelConfig) -> Shaped:
@@ -112,7 +94,7 @@ def _mtp(target: ModelConfig) -> Shaped:
     module |= {"eh_proj.weight": (hidden, 2 * hidden)}
     module |= {f"{name}.weight": (hidden,) for name in ("enorm", "hnorm", "shared_head.norm")}
     return {f"model.layers.{target.num_layers}.{name}": shape for name, shape in module.items()}, (
-        _layer_config(target)
+        layer_config(target)
     )
 
 
@@ -134,7 +116,7 @@ def _dflash(target: ModelConfig) -> Shaped:
     }
     ids = [0, target.num_layers // 2, target.num_layers - 1]
     own = {"mask_token_id": 0, "target_layer_ids": ids, "block_size": DFLASH_BLOCK}
-    return shapes, _layer_config(target, layers) | {"dflash_config": own}
+    return shapes, layer_config(target, num_layers=layers) | {"dflash_config": own}
 
 
 def _dspark(target: ModelConfig) -> Shaped:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as HfTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
-from foreword.backends.torch.weights import DecoderWeights, LayerWeights
+from foreword.backends.torch.weights import DecoderWeights, weights_from
 from foreword.errors import RequestError
 from foreword.models.config import (
     AttentionSpec,
@@ -23,6 +23,7 @@ from foreword.models.config import (
     RopeSpec,
 )
 from foreword.models.formats.checkpoint import QuantizedTensor, open_checkpoint, stretches
+from foreword.models.heads.writing import layer_config
 from foreword.models.layer_shapes import expected_shapes
 from foreword.models.tokenization.tokenizer import Tokenizer
 
@@ -64,38 +65,39 @@ def draft_shape(target: ModelConfig) -> ModelConfig:
     return replace(SHAPES["llama-1b"], vocab_size=target.vocab_size)
 
 
+class RandomTensors:
+    """Tensors by their names, of the size that trained ones have, drawn when they are requested; norms are ones."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        gain_of: Callable[[int], float] = lambda layer: 1.0,
+    ) -> None:
+        """`gain_of` is what a layer adds to the stream, compared with trained ones."""
+        self.hidden_size = config.hidden_size
+        self.shapes = expected_shapes(config)
+        self._generator = torch.Generator(device).manual_seed(0)
+        self._dtype, self._device, self._gain_of = dtype, device, gain_of
+
+    def tensor(self, name: str) -> Tensor:
+        numbers = self.nothing(*self.shapes[name])
+        if numbers.ndim == 1:
+            return numbers.fill_(1)
+        gain = self._gain_of(_layer_of(name)) if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+        return numbers.normal_(0.0, gain * numbers.shape[1] ** -0.5, generator=self._generator)
+
+    def floats(self, name: str) -> Tensor:
+        return self.tensor(name).float()
+
+    def nothing(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+
 def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
     """Numbers of the size that trained weights have, the same every time."""
-    generator = torch.Generator(device).manual_seed(0)
-    spec, width = config.layer.attention, config.hidden_size
-
-    def matrix(rows: int, columns: int) -> Tensor:
-        numbers = torch.empty((rows, columns), dtype=dtype, device=device)
-        return numbers.normal_(0.0, columns**-0.5, generator=generator)
-
-    def ones() -> Tensor:
-        return torch.ones(width, dtype=dtype, device=device)
-
-    def layer() -> LayerWeights:
-        mlp = config.layer.mlp.intermediate_size
-        return LayerWeights(
-            input_norm=ones(),
-            qkv=matrix(spec.query_width + 2 * spec.kv_width, width),
-            qkv_bias=None,
-            query_norm=None,
-            key_norm=None,
-            output=matrix(width, spec.query_width),
-            output_bias=None,
-            mlp_norm=ones(),
-            gate_up=matrix(2 * mlp, width),
-            gate_up_bias=None,
-            down=matrix(width, mlp),
-            down_bias=None,
-        )
-
-    embedding = matrix(config.vocab_size, width)
-    head = embedding if config.tied_embeddings else matrix(config.vocab_size, width)
-    return DecoderWeights(embedding, tuple(layer() for _ in config.layers), ones(), head)
+    return weights_from(RandomTensors(config, dtype, device), config)
 
 
 EXPERTS_USED = 2
@@ -197,53 +199,14 @@ def _layer_of(name: str) -> int:
 
 
 def _tensors(config: ModelConfig, gain_of: Callable[[int], float]) -> dict[str, Tensor]:
-    """`gain_of` says how loud a layer is."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    generator = torch.Generator(device).manual_seed(0)
-    attention, mlp, width = config.layer.attention, config.layer.mlp.intermediate_size, config.hidden_size
-
-    def matrix(rows: int, columns: int, gain: float = 1.0) -> Tensor:
-        numbers = torch.empty((rows, columns), dtype=torch.bfloat16, device=device)
-        return numbers.normal_(0.0, gain * columns**-0.5, generator=generator).cpu()
-
-    ones = torch.ones(width, dtype=torch.bfloat16)
-    tensors = {
-        "model.embed_tokens.weight": matrix(config.vocab_size, width),
-        "model.norm.weight": ones.clone(),
-    }
-    if not config.tied_embeddings:
-        tensors["lm_head.weight"] = matrix(config.vocab_size, width)
-    for index in range(len(config.layers)):
-        gain, layer = gain_of(index), f"model.layers.{index}."
-        tensors |= {
-            f"{layer}self_attn.q_proj.weight": matrix(attention.query_width, width),
-            f"{layer}self_attn.k_proj.weight": matrix(attention.kv_width, width),
-            f"{layer}self_attn.v_proj.weight": matrix(attention.kv_width, width),
-            f"{layer}self_attn.o_proj.weight": matrix(width, attention.query_width, gain),
-            f"{layer}mlp.gate_proj.weight": matrix(mlp, width),
-            f"{layer}mlp.up_proj.weight": matrix(mlp, width),
-            f"{layer}mlp.down_proj.weight": matrix(width, mlp, gain),
-            f"{layer}input_layernorm.weight": ones.clone(),
-            f"{layer}post_attention_layernorm.weight": ones.clone(),
-        }
-    return tensors
+    source = RandomTensors(config, torch.bfloat16, device, gain_of)
+    return {name: source.tensor(name).cpu() for name in source.shapes}
 
 
 def _write(path: Path, config: ModelConfig, layers: int, tensors: dict[str, Tensor]) -> None:
-    attention = config.layer.attention
-    described = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.layer.mlp.intermediate_size,
-        "num_hidden_layers": layers,
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
+    described = layer_config(config, num_layers=layers) | {
         "max_position_embeddings": 8192,
-        "rms_norm_eps": config.norm.eps,
-        "rope_theta": config.rope.theta,
         "tie_word_embeddings": config.tied_embeddings,
         "torch_dtype": "bfloat16",
     }

@@ -169,7 +169,7 @@ def free_head() -> StepwiseHead:
 class _FreeChains:
     """The runner of such a head."""
 
-    anticipates = True
+    drafts_early = True
     stops = False
     weight_bytes = 0
 
@@ -183,9 +183,9 @@ class _FreeChains:
             newest = arrays.token_ids[arrays.logit_rows]
         else:
             drawn = judged.drawn.numpy()
-            guesses = np.where(judged.places < 0, -1, judged.guesses.numpy()[judged.places])
-            rows = judged.first[:, None] + np.arange(guesses.shape[1])
-            right = np.cumprod(guesses == drawn[np.minimum(rows, len(drawn) - 1)], axis=1).sum(axis=1)
+            drafted = np.where(judged.places < 0, -1, judged.drafted.numpy()[judged.places])
+            rows = judged.first[:, None] + np.arange(drafted.shape[1])
+            right = np.cumprod(drafted == drawn[np.minimum(rows, len(drawn) - 1)], axis=1).sum(axis=1)
             newest = drawn[judged.first + right]
         tokens = torch.from_numpy(_draft_rows(newest).astype(np.int64).ravel())
         places = [range(DRAFT_TOKENS * row, DRAFT_TOKENS * row + DRAFT_TOKENS) for row in range(len(newest))]

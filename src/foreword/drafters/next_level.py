@@ -37,8 +37,8 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     keys = np.concatenate([tree.keys() for tree in trees])
     tokens = draw(shaped, keys).tolist()
     only = shaped.only.tolist()
-    telling = [row for row, rule in enumerate(rules) if rule is not Rule.COUPLED and only[row] < 0]
-    add_tokens(trees, tokens, _drawn_from(shaped, telling))
+    with_q = [row for row, rule in enumerate(rules) if rule is not Rule.COUPLED and only[row] < 0]
+    add_tokens(trees, tokens, _drawn_from(shaped, with_q))
 
 
 def is_drawn_unread(tree: GrowingTree) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from foreword.kernels.native import choose_threads, native_status
+from foreword.kernels.placement import placement_of
 
 if TYPE_CHECKING:
     from foreword.kernels._native import Sampler
@@ -19,8 +20,8 @@ NativeSampler: TypeAlias = "Sampler | None"
 """The compiled one; None: torch does its work."""
 
 
-Guesses: TypeAlias = tuple[list[int], list[int]]
-"""Per row the row before it, -1 at the ends of texts, and the guess, below 0 if it is not known yet."""
+DraftedRows: TypeAlias = tuple[list[int], list[int]]
+"""Per row the row before it, -1 at the ends of texts, and its draft token, below 0 if it is not known yet."""
 
 
 @cache
@@ -39,7 +40,7 @@ if hasattr(os, "register_at_fork"):
 
 def sampler_for(logits: Tensor) -> NativeSampler:
     """The native sampler if it can take these rows: float32 on the CPU, each row in one piece."""
-    fits = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(-1) == 1
+    fits = placement_of(logits.device).is_host and logits.dtype == torch.float32 and logits.stride(-1) == 1
     return native_sampler() if fits else None
 
 
@@ -75,12 +76,12 @@ def sample(
     logits: Tensor,
     records: npt.NDArray[np.void],
     positions: npt.NDArray[np.int64],
-    guesses: Guesses | None = None,
+    drafted: DraftedRows | None = None,
 ) -> npt.NDArray[np.int64]:
     """int64 [2, rows], keys, `floors` and `draw` in one call: each row's token (-1: it has none) and RowStatus.
 
     Records are per row, with the fields named here; positions are those of the tokens that the rows are about. With
-    `guesses` only those rows are drawn from whose guesses were all drawn; the others have no token.
+    `drafted` only those rows are drawn from whose draft tokens were all drawn; the others have no token.
     """
     rows = logits.numpy()
     found = np.empty((2, len(rows)), np.int64)
@@ -94,6 +95,6 @@ def sample(
         positions,
         found[0],
         found[1],
-        guesses,
+        drafted,
     )
     return found

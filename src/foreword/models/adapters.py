@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from foreword.errors import CheckpointError
-from foreword.models.config import LayerSpec, ModelConfig
+from foreword.models.config import ModelConfig
 from foreword.models.formats.hf.checkpoint import read_json_object
 from foreword.models.formats.tensor_files import opened_safetensors
+from foreword.models.layer_shapes import layer_shapes
 
 MAX_RANK = 128
 
@@ -53,23 +54,10 @@ class Lora:
         return max((factor.rank for factor in self.factors.values()), default=0)
 
 
-def module_shape(layer: LayerSpec, module: str, hidden: int) -> tuple[int, int]:
-    """(outputs, inputs) of one of `MODULES`."""
-    attention, inner = layer.attention, layer.mlp.intermediate_size
-    return {
-        "self_attn.q_proj": (attention.query_width, hidden),
-        "self_attn.k_proj": (attention.kv_width, hidden),
-        "self_attn.v_proj": (attention.kv_width, hidden),
-        "self_attn.o_proj": (hidden, attention.query_width),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }[module]
-
-
-def layer_modules(config: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
-    """Of one layer: module -> (outputs, inputs)."""
-    return {module: module_shape(config.layers[layer], module, config.hidden_size) for module in MODULES}
+def layer_modules(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
+    """Of one layer: module -> (outputs, inputs), of those that it has."""
+    shapes = layer_shapes(config.layers[layer], config.hidden_size)
+    return {module: shapes[name] for module in MODULES if (name := f"{module}.weight") in shapes}
 
 
 CONFIG_FILE, TENSOR_FILE = "adapter_config.json", "adapter_model.safetensors"

@@ -103,16 +103,10 @@ def tiny_decoder(vocab_size: int, seed: int) -> TorchDecoder:
     layer = LayerWeights(
         input_norm=torch.ones(HIDDEN),
         qkv=weight(attention.query_width + 2 * attention.kv_width, HIDDEN),
-        qkv_bias=None,
-        query_norm=None,
-        key_norm=None,
         output=weight(HIDDEN, attention.query_width),
-        output_bias=None,
         mlp_norm=torch.ones(HIDDEN),
         gate_up=weight(2 * HIDDEN, HIDDEN),
-        gate_up_bias=None,
         down=weight(HIDDEN, HIDDEN),
-        down_bias=None,
     )
     embedding, head = weight(vocab_size, HIDDEN, scale=1.0), weight(vocab_size, HIDDEN)
     return TorchDecoder(config, DecoderWeights(embedding, (layer,), torch.ones(HIDDEN), head))

@@ -63,7 +63,7 @@ class PassPipeline:
             None if before is None else before.drawn_at(),
         )
         drawn = proposal.pending if before is None else before.newest
-        return batch if drawn is None else batch.behind(drawn)
+        return batch if drawn is None else batch.after(drawn)
 
     def enter(self, launched: Launched) -> None:
         """Note a pass that was handed over, and start the drafts after it that can be started early."""

@@ -22,7 +22,7 @@ def logits_of(
     rows = SequenceRows(kv, tokens, len(tokens), Draft(), run_logits=len(tokens))
     runner = ModelRunner.allocate(tiny_decoder(embedding_rows, 3), 1, 16, vocab_size=vocab_size)
     batch = BatchBuffers(entries=0).lay_out(cache, [rows], [])
-    return runner.forward(batch if drawn is None else batch.behind(drawn)).logits
+    return runner.forward(batch if drawn is None else batch.after(drawn)).logits
 
 
 @pytest.mark.parametrize("vocab_size", [11, None])
@@ -61,7 +61,7 @@ def test_a_decoder_reads_draws_that_are_on_its_device_alone(device: str):
     batch = BatchBuffers(entries=0).lay_out(cache, [SequenceRows(kv, [4, -2, -1], 3, Draft())], [])
     runner = ModelRunner.allocate(decoder, 1, 16)
     decoder.forward = recorded  # type: ignore[method-assign,assignment]
-    runner.forward(batch.behind(torch.tensor([7, 9, 8]).to(device)))
+    runner.forward(batch.after(torch.tensor([7, 9, 8]).to(device)))
     is_known = seen[0].drawn_before is None
     assert is_known == (device == "cpu")
     assert seen[0].token_ids.tolist() == ([4, 9, 7] if is_known else [4, -2, -1])

@@ -25,7 +25,7 @@ def tree(sure_behind: set[int]) -> Draft:
         markov_after=lambda before: torch.zeros(len(before), VOCAB),
     )
     output = HeadOutput(torch.arange(VOCAB * 1.0).repeat(PLACES, 1), torch.zeros(PLACES, 1))
-    (found,) = head._guess([ask(text_request([1], vocab_size=VOCAB), 9, 9)], [PLACES], output)
+    (found,) = head._draft([ask(text_request([1], vocab_size=VOCAB), 9, 9)], [PLACES], output)
     return found
 
 

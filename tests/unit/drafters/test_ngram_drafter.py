@@ -87,7 +87,7 @@ def test_forgetting_frees_the_index():
     drafter.propose([ask(request)])
     drafter.forget(request)
     drafter.forget(request)
-    assert drafter._indexes == {}
+    assert drafter._known == {}
 
 
 def test_a_step_does_the_same_work_at_any_length_of_text():
@@ -105,7 +105,7 @@ def test_a_step_does_the_same_work_at_any_length_of_text():
         drafter = NgramDrafter(NgramConfig())
         request = text_request([random.Random(1).randrange(50) for _ in range(length)])
         drafter.propose([ask(request)])
-        index = drafter._indexes[request.request_id][1]
+        index = drafter._known[request.request_id][1]
         index._tokens = CountingList(index._tokens)
         CountingList.reads = 0
         request.tokens.append(3)

@@ -16,7 +16,7 @@ def guesses_along(expected: list[int], answer: list[int], most: int = 8) -> list
     """How many of the guesses at every place of the answer are right."""
     follower, right = Follower(expected), []
     for place, token in enumerate(answer):
-        guess = list(follower.guess(most))
+        guess = list(follower.continuation(most))
         hits = [a == b for a, b in zip(guess, answer[place:], strict=False)]
         right.append(hits.index(False) if False in hits else len(hits))
         follower.read([token])
@@ -27,7 +27,7 @@ def passes(expected: list[int], answer: list[int], most: int = 8) -> int:
     """Target passes for an answer whose guesses come from here alone."""
     follower, place, count = Follower(expected), 0, 0
     while place < len(answer):
-        guess = follower.guess(most)
+        guess = follower.continuation(most)
         hits = [a == b for a, b in zip(guess, answer[place:], strict=False)]
         taken = (hits.index(False) if False in hits else len(hits)) + 1
         follower.read(answer[place : place + taken])
@@ -67,7 +67,7 @@ def test_it_finds_its_place_again_after_an_edit(edit: str):
 def test_of_equal_places_the_nearest_ahead_wins():
     follower = Follower([1, 2, 3, 4, 10, 11, 20, 10, 11, 30])
     follower.read([1, 2, 3, 4, 99, 10, 11])
-    assert follower.guess(1) == [20]
+    assert follower.continuation(1) == [20]
 
 
 def test_a_false_place_does_not_move_the_search_on():
@@ -75,19 +75,19 @@ def test_a_false_place_does_not_move_the_search_on():
     follower = Follower(expected)
     follower.read([5, 6, 7, 8, 1])  # certain up to the 9
     follower.read([60])  # one token speaks for the end of the text ...
-    assert follower.guess(4) == [61]
+    assert follower.continuation(4) == [61]
     follower.read([50, 51])  # ... but the answer goes on before it
-    assert follower.guess(3) == [52, 53, 54]
+    assert follower.continuation(3) == [52, 53, 54]
 
 
 def test_little_evidence_makes_few_guesses():
     follower = Follower(EXPECTED)
     follower.read([1, EXPECTED[10]])
-    assert follower.guess(8) == EXPECTED[11:13]
+    assert follower.continuation(8) == EXPECTED[11:13]
     follower.read(EXPECTED[11:12])
-    assert follower.guess(8) == EXPECTED[12:16]
+    assert follower.continuation(8) == EXPECTED[12:16]
     follower.read(EXPECTED[12:14])
-    assert follower.guess(8) == EXPECTED[14:22]
+    assert follower.continuation(8) == EXPECTED[14:22]
 
 
 def test_work_is_bounded_where_everything_looks_the_same(monkeypatch: pytest.MonkeyPatch):
@@ -114,7 +114,7 @@ def test_what_it_says_depends_on_the_answer_alone():
         quick.read(answer)
         while slow.read_tokens < len(answer):
             slow.read(answer[slow.read_tokens : slow.read_tokens + rng.randrange(1, 9)])
-        assert (slow.guess(8), slow.followed) == (quick.guess(8), quick.followed)
+        assert (slow.continuation(8), slow.followed) == (quick.continuation(8), quick.followed)
 
 
 def test_expected_tokens_in_the_answer_are_counted_once():

@@ -116,7 +116,7 @@ def test_a_store_that_changes_under_a_running_request_is_matched_again(seed: int
         running = drafter.propose([ask(request)])[0]
         fresh = text_request(list(request.tokens))
         assert drafter.propose([ask(fresh)])[0].tokens == running.tokens
-        drafter._readers.pop(fresh.request_id)
+        drafter._known.pop(fresh.request_id)
 
 
 def test_forgetting_a_request_that_never_drafted_stores_nothing():

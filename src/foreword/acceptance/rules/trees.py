@@ -68,10 +68,6 @@ class DraftTrees:
         """Whether no request has a draft: rows are requests then."""
         return not self.drawn
 
-    def node_count(self, request: int) -> int:
-        """Nodes of one request's draft."""
-        return self.starts[request + 1] - self.starts[request] - 1
-
     def path_to(self, row: int) -> list[int]:
         """The rows from the first level down to a row; empty for a root."""
         path: list[int] = []

@@ -82,7 +82,7 @@ class HeadPacker:
 class CpuHead:
     """One head; its threads are the decoder's."""
 
-    anticipates = False
+    drafts_early = False
     stops = True
 
     def __init__(
@@ -219,15 +219,15 @@ class CpuHead:
 
 
 def _as_drawn(plan: ChainPlan) -> tuple[Any, ...]:
-    """How guesses are drawn, in the order of the bindings."""
+    """How tokens are drawn, in the order of the bindings."""
     fields = [plan.records[name] for name in ("temperature", "top_k", "top_p", "min_p", "stem")]
     return plan.lengths, plan.steps, plan.token_ids, plan.vocab_size, *fields
 
 
 class _Room(NamedTuple):
-    """Where guesses go."""
+    """Where draft tokens go."""
 
-    tokens: Ints  # [requests, most guesses], -1 where there are no more
+    tokens: Ints  # [requests, longest chain], -1 where there are no more
     confidence: NDArray[np.float32] | None
 
     @staticmethod
@@ -244,5 +244,5 @@ class _Room(NamedTuple):
         tokens = [[token for token in row if token >= 0] for row in self.tokens.tolist()]
         if self.confidence is None:
             return KnownChains(tokens)
-        told = self.confidence.tolist()
-        return KnownChains(tokens, [row[: len(own)] for row, own in zip(told, tokens, strict=True)])
+        confidence = self.confidence.tolist()
+        return KnownChains(tokens, [row[: len(own)] for row, own in zip(confidence, tokens, strict=True)])

@@ -42,7 +42,7 @@ FORMS = {
 
 
 def rotated_group(columns: int) -> int:
-    """The most columns per scale that leave the fewest zeros behind the end of a row."""
+    """The most columns per scale that leave the fewest zeros after the end of a row."""
     return min(ROTATED_GROUPS, key=lambda group: (-(-columns // group) * group, -group))
 
 

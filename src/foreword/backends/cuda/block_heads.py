@@ -1,4 +1,4 @@
-"""Heads on a GPU that guess all places in one pass (P-EAGLE, DFlash, DSpark): one captured graph, draws included."""
+"""Heads on a GPU that draft all places in one pass (P-EAGLE, DFlash, DSpark): one captured graph, draws included."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from foreword.acceptance.noise import absorbed
-from foreword.acceptance.transfer import event
+from foreword.acceptance.transfer import started
 from foreword.backends.batch import BatchArrays, ForwardBatch, Ints
+from foreword.backends.cuda.draws import as_chains, drawn_ids, draws_of, words
 from foreword.backends.cuda.graphs import GraphsByMemory
-from foreword.backends.cuda.guess_draws import as_chains, drawn_ids, draws_of, words
-from foreword.backends.cuda.heads import CudaHead
+from foreword.backends.cuda.heads import KernelHead
 from foreword.backends.cuda.kernels.attention import Sight
 from foreword.backends.cuda.kernels.rows import rotate_and_keep, take_rows
-from foreword.backends.cuda.kv_store import CudaKvStore
 from foreword.backends.cuda.layout import Layout, PassShape, round_rows
 from foreword.backends.cuda.upload import UploadedPass
 from foreword.backends.interface import ChainPlan, HeadCall, HeadInput, HeadOutput, KvStore, PendingChains
 from foreword.backends.torch.heads import LentEnds
+from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.upload import Piece
 from foreword.kv.states import as_tensor
 from foreword.models.heads.opening import Head
@@ -39,11 +39,11 @@ class BlockShape:
     requests: int
     levels: int  # places that are drawn, 0: none
     samples: bool = False
-    names: Hashable = None  # of the tokens that can be guessed
+    names: Hashable = None  # of the tokens that can be drafted
 
 
-class _Told(NamedTuple):
-    """What a pass is told beside its arrays, on the device and padded."""
+class _BlockInputs(NamedTuple):
+    """What a pass reads beside its arrays, on the device and padded."""
 
     starts: Tensor  # int32 [rows], of requests: KV rows before these are not there
     seen: Tensor  # int32 [rows], the last position that each row sees
@@ -55,40 +55,43 @@ class _Told(NamedTuple):
     newest: Tensor  # int32 [requests], the token before the first place
 
 
-class CudaBlockHead(CudaHead):
-    """Its passes over guesses run on Triton kernels. Prompts, and whatever branches, are the reference's."""
+CAPTURED_ROWS = 512
+"""Rows of the largest pass that is captured: 32 requests with blocks of 16."""
 
-    captured_rows = 512  # 32 requests with blocks of 16
+
+class CudaBlockHead(KernelHead):
+    """Its passes over draft tokens run on Triton kernels."""
+
+    drafts_early = False  # its chains come from one pass over known texts
 
     def __init__(self, head: Head, rows: str, ends: LentEnds, *, captures: bool) -> None:
-        super().__init__(head, rows, ends, captures=captures)
+        super().__init__(head, rows, ends, captures=captures, captured_rows=CAPTURED_ROWS)
         self._reads_context = head.spec.join is Join.CONTEXT
         self._is_markov = head.spec.has(MARKOV[0] + ".weight")
-        self.anticipates = False  # its chains come from one pass over known texts
         self._passes: GraphsByMemory[BlockShape, tuple[Tensor, Tensor]] = GraphsByMemory()
         if self._in_kernels and self._reads_context:
             for index, layer in enumerate(head.spec.layers):
                 for kind in ("weight", "bias"):
-                    whole = self._weights.get(f"layers.{index}.self_attn.joined.{kind}")
+                    whole = self._tensors.by_name.get(f"layers.{index}.self_attn.joined.{kind}")
                     if whole is not None:
                         queries = layer.attention.num_heads * layer.attention.head_dim
-                        self._weights[f"layers.{index}.{_KV}.{kind}"] = whole[queries:]
+                        self._tensors.by_name[f"layers.{index}.{_KV}.{kind}"] = whole[queries:]
 
     def _chains(self, call: HeadCall, plan: ChainPlan) -> PendingChains | None:
-        names = self._names.of(plan)
-        began = event(timed=True) if self._features.is_cuda else None
+        names = self._ids.of(plan)
+        began = started(self._features.device)
         found = None if names is None else self._run(call.context, call.rows, call.store, plan, names)
         if found is None:
             return None
-        (guesses, _), is_cold = found
-        return as_chains(guesses, plan.steps, began, is_cold)
+        (drawn, _), is_cold = found
+        return as_chains(drawn, plan.steps, began, is_cold)
 
-    def _forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
+    def _output(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
         """What it returns holds until the next pass."""
-        is_guess = len(wanted.arrays.logit_rows) > 0 and wanted.are_own == self._reads_context
-        found = self._run(None, wanted, store) if is_guess else None
+        is_draft = len(wanted.arrays.logit_rows) > 0 and wanted.are_own == self._reads_context
+        found = self._run(None, wanted, store) if is_draft else None
         if found is None:
-            return super()._forward(wanted, store)
+            return self._reference.forward(wanted, store)
         outcome, is_cold = found
         logits, states = (rows[: len(wanted.arrays.logit_rows)] for rows in outcome)
         return HeadOutput(logits, states, is_cold)
@@ -105,7 +108,7 @@ class CudaBlockHead(CudaHead):
 
         None: it cannot.
         """
-        if not self._in_kernels or not isinstance(store, CudaKvStore):
+        if not self._in_kernels or not isinstance(store, TorchKvStore):
             return None
         batch = ForwardBatch.of(blocks.arrays)
         layout = Layout.of(batch, store.page_size, self._group, self._kv_heads)
@@ -119,7 +122,7 @@ class CudaBlockHead(CudaHead):
             *((False, None) if plan is None else draws_of(plan)),
         )
         uploaded = self._upload.send(batch, layout, store.spare_slot)
-        told = self._told(context, blocks, plan, shape, store)
+        given = self._inputs(context, blocks, plan, shape, store)
         read = blocks if context is None and not self._reads_context else context
         features = self._features[:0]
         if read is not None:
@@ -127,22 +130,22 @@ class CudaBlockHead(CudaHead):
 
         def body() -> tuple[Tensor, Tensor]:
             if context is not None:
-                self._keep(features, told, store)
-            logits, states = self._pass(shape, uploaded, told, features, store)
-            return (logits if names is None else self._drawn(logits, told, names, shape)), states
+                self._keep(features, given, store)
+            logits, states = self._pass(shape, uploaded, given, features, store)
+            return (logits if names is None else self._drawn(logits, given, names, shape)), states
 
-        fits = max(shape.rows.rows, shape.context) <= self.captured_rows
+        fits = max(shape.rows.rows, shape.context) <= self._captured_rows
         captured = self._captures and uploaded.stays and fits
         return self._passes.of(store).run(shape, body) if captured else (body(), False)
 
-    def _told(
+    def _inputs(
         self,
         context: HeadInput | None,
         blocks: HeadInput,
         plan: ChainPlan | None,
         shape: BlockShape,
-        store: CudaKvStore,
-    ) -> _Told:
+        store: TorchKvStore,
+    ) -> _BlockInputs:
         rows, wanted, requests = shape.rows.rows, shape.rows.logit_rows, shape.requests
         kept = None if context is None else context.arrays
         none = np.empty(0, np.int32)
@@ -159,52 +162,57 @@ class CudaBlockHead(CudaHead):
         ]
         keys, temperature, starts, seen, positions, slots, places, newest = self._more.copy(pieces)
         draws = keys.view(torch.int64), temperature.view(torch.float64)
-        return _Told(starts, seen, positions, slots, *draws, places, newest)
+        return _BlockInputs(starts, seen, positions, slots, *draws, places, newest)
 
-    def _keep(self, features: Tensor, told: _Told, store: CudaKvStore) -> None:
+    def _keep(self, features: Tensor, given: _BlockInputs, store: TorchKvStore) -> None:
         """The target's states become keys and values of every layer."""
-        context = self._norm(self._linear(features, "fc"), "hidden_norm.weight")
-        cos_sin, (keys, values) = self._angles(told.positions), store.arrays(self._rows)
+        context = self._tensors.context(features)
+        cos_sin, (keys, values) = self._angles(given.positions), store.arrays(self._rows)
         no_queries = context.new_empty((len(context), 0, self.spec.layers[0].attention.head_dim))
         for index in range(len(self.spec.layers)):
-            made = self._linear(context, f"layers.{index}.{_KV}")
+            made = self._tensors.linear(context, f"layers.{index}.{_KV}")
             norms, eps = self._pair_of_norms(index), self.spec.norm.eps
-            rotate_and_keep(made, cos_sin, told.slots, norms, eps, keys[index], values[index], no_queries)
+            rotate_and_keep(made, cos_sin, given.slots, norms, eps, keys[index], values[index], no_queries)
 
     def _pass(
-        self, shape: BlockShape, uploaded: UploadedPass, told: _Told, features: Tensor, store: CudaKvStore
+        self,
+        shape: BlockShape,
+        uploaded: UploadedPass,
+        given: _BlockInputs,
+        features: Tensor,
+        store: TorchKvStore,
     ) -> tuple[Tensor, Tensor]:
         """Logits and states of the wanted rows."""
         batch = uploaded.batch
         sight = Sight(
-            told.seen,
+            given.seen,
             batch.prefix_lens,
             batch.block_tables,
             uploaded.requests,
             store.page_size,
             False,
-            told.starts,
+            given.starts,
         )
-        stream, read = self._begin(batch.token_ids, features, are_own=self._reads_context)
+        stream, read = self._tensors.begin(batch.token_ids, features, are_own=self._reads_context)
         # Rows of a block may see further than their own positions.
         cos_sin = self._angles(batch.positions)
         stream = self._layers(stream, read, cos_sin, sight, batch.slots, uploaded.tiles, store)
         last = take_rows(stream, batch.logit_rows, stream.new_empty((shape.rows.logit_rows, stream.shape[1])))
-        normed = self._norm(last, "norm.weight")
-        return self._logits(normed), normed if self.spec.norm_output else last
+        logits, states = self._tensors.outcome(last)
+        return logits.float(), states
 
-    def _drawn(self, logits: Tensor, told: _Told, names: Tensor, shape: BlockShape) -> Tensor:
+    def _drawn(self, logits: Tensor, given: _BlockInputs, names: Tensor, shape: BlockShape) -> Tensor:
         """int64 [levels, requests], the target's ids; -1 where there is no number."""
         if not self._is_markov:
-            drawn = drawn_ids(logits, told.temperature, told.keys, names, shape.samples)
-            return drawn[told.places]
-        before, guesses = told.newest, []
-        for rows in told.places:
-            after = self.markov_after(self._weights[MARKOV[0] + ".weight"][before.clamp(min=0)])
-            told_now = told.temperature[rows], told.keys[rows]
-            before = drawn_ids(logits[rows] + after, *told_now, names, shape.samples)
-            guesses.append(before)
-        return torch.stack(guesses)
+            drawn = drawn_ids(logits, given.temperature, given.keys, names, shape.samples)
+            return drawn[given.places]
+        before, chain = given.newest, []
+        for rows in given.places:
+            after = self.markov_after(self._tensors.by_name[MARKOV[0] + ".weight"][before.clamp(min=0)])
+            now = given.temperature[rows], given.keys[rows]
+            before = drawn_ids(logits[rows] + after, *now, names, shape.samples)
+            chain.append(before)
+        return torch.stack(chain)
 
 
 class _Draws(NamedTuple):
@@ -221,7 +229,7 @@ class _Draws(NamedTuple):
         ends = np.cumsum(plan.steps)
         owners = np.repeat(np.arange(len(plan.steps)), plan.steps)
         level = np.arange(ends[-1]) - np.repeat(ends - plan.steps, plan.steps)
-        # A request with fewer places draws its last one again: nobody reads that.
+        # A request with fewer places draws its last one again; that is not read.
         places = ends - plan.steps + np.minimum(np.arange(levels)[:, None], plan.steps - 1)
         return _Draws(
             absorbed(plan.records["stem"][owners], plan.lengths[owners] + level),
@@ -232,5 +240,5 @@ class _Draws(NamedTuple):
 
 def _seen(arrays: BatchArrays) -> Ints:
     """The last position that each row sees: its own, or where a block sees all of itself, the block's last."""
-    guesses: Ints = np.unpackbits(arrays.ancestor_masks.view(np.uint8), axis=1).sum(axis=1, dtype=np.int32)
-    return arrays.prefix_lens + guesses - 1
+    drafted: Ints = np.unpackbits(arrays.ancestor_masks.view(np.uint8), axis=1).sum(axis=1, dtype=np.int32)
+    return arrays.prefix_lens + drafted - 1

@@ -1,6 +1,7 @@
 """The llama-family decoder on Triton kernels: decode passes are captured graphs, prompt chunks run as they come."""
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.heads import CudaHead
 from foreword.backends.cuda.kernels.ancestors import ancestor_slots
 from foreword.backends.cuda.kernels.attention import Sight
+from foreword.backends.cuda.kernels.moves import move_rows
 from foreword.backends.cuda.kernels.rows import (
     add_norm,
     embed,
@@ -22,17 +24,17 @@ from foreword.backends.cuda.kernels.rows import (
     take_rows,
     widen,
 )
-from foreword.backends.cuda.kv_store import CudaKvStore
 from foreword.backends.cuda.layout import Layout, PassShape, decode_sizes
 from foreword.backends.cuda.medusa import CudaMedusa
 from foreword.backends.cuda.products import Products
 from foreword.backends.cuda.upload import PassUpload, UploadedPass, attended
-from foreword.backends.interface import DecodeSize, KvStore
+from foreword.backends.interface import DecodeSize, HeadRunner, KvStore
 from foreword.backends.support import require_supported
 from foreword.backends.torch.adapters import on_device
-from foreword.backends.torch.decoder import kv_rows
+from foreword.backends.torch.described import DescribedDecoder
 from foreword.backends.torch.head_factory import TorchHeads
-from foreword.backends.torch.heads import LentEnds, TorchHead
+from foreword.backends.torch.heads import LentEnds
+from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.adapters import Lora
@@ -53,7 +55,7 @@ class CudaHeads:
         self._ends = LentEnds.of(weights)
         self._captures = captures
 
-    def head(self, head: Head, rows: str) -> TorchHead:
+    def head(self, head: Head, rows: str) -> HeadRunner:
         """Load a head with KV rows; layers that are not of the llama kind run on torch."""
         if not head.spec.is_plain:
             return self._reference.head(head, rows)
@@ -69,7 +71,7 @@ class CudaHeads:
         """An exit has KV rows of its own here for all of its layers: then it runs in captured passes."""
 
 
-class CudaDecoder:
+class CudaDecoder(DescribedDecoder):
     """A decoder whose rows have the same bits whatever runs beside them."""
 
     is_shape_invariant = True  # tests/integration/test_shape_invariance.py
@@ -83,10 +85,8 @@ class CudaDecoder:
         enforce_eager: bool = False,
     ) -> None:
         """With `enforce_eager` nothing is captured, neither here nor of the heads beside it."""
-        self.config = config
-        self.weights = weights
+        super().__init__(config, weights)
         self._attention_spec = require_supported(config, "cuda").attention
-        self._kv_rows = kv_rows(config, weights.dtype)
         self._inverse_frequencies = inverse_frequencies(config).to(self.device)
         self._group = self._attention_spec.num_heads // self._attention_spec.num_kv_heads
         self._upload = PassUpload(self.device)
@@ -108,45 +108,16 @@ class CudaDecoder:
         self._table.set(slot, self._adapters.get(slot))
 
     @property
-    def device(self) -> torch.device:
-        return self.weights.device
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.weights.nbytes
-
-    @property
-    def layer_bytes(self) -> int:
-        """Memory of the layers' weights."""
-        return self.weights.layer_bytes
-
-    @property
     def heads(self) -> CudaHeads:
         """Runners of heads in the numbers of this decoder."""
         return CudaHeads(self.config, self.weights, self._captures)
 
-    def with_layers(self, layers: Sequence[int]) -> "CudaDecoder":
-        """A decoder that runs only these layers of this one: the same weights."""
-        return self._remade(self.config.with_layers(layers), self.weights.with_layers(layers))
+    def remade(self, config: ModelConfig, weights: DecoderWeights) -> Self:
+        return type(self)(config, weights, self._products, enforce_eager=not self._captures)
 
-    def beside(self, checkpoint: Checkpoint) -> "CudaDecoder":
-        """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm."""
-        return self._remade(checkpoint.config, self.weights.beside(checkpoint))
-
-    def followed_by(self, more: Checkpoint) -> "CudaDecoder":
-        """A decoder that runs this one's layers, then those of another checkpoint and that one's final norm."""
-        return self._remade(self.config.followed_by(more.config), self.weights.followed_by(more))
-
-    def _remade(self, config: ModelConfig, weights: DecoderWeights) -> "CudaDecoder":
-        return CudaDecoder(config, weights, self._products, enforce_eager=not self._captures)
-
-    def kv_rows(self) -> RowSpec:
-        """Keys and values of all layers, in the numbers of the weights."""
-        return self._kv_rows
-
-    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> CudaKvStore:
+    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> TorchKvStore:
         """Memory for this decoder's rows and the `extra` ones, on its device."""
-        return CudaKvStore(PageSpec.of(self.kv_rows(), extra), num_pages, page_size, self.device)
+        return TorchKvStore(PageSpec.of(self.kv_rows(), extra), num_pages, page_size, self.device, move_rows)
 
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
         """Those whose passes are captured."""
@@ -155,7 +126,7 @@ class CudaDecoder:
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
         """One pass over all rows of `batch` (on the CPU). Nothing in it waits for the device."""
-        if not isinstance(store, CudaKvStore) or store.spec.decoder != self._kv_rows:
+        if not isinstance(store, TorchKvStore) or store.spec.decoder != self._kv_rows:
             raise ValueError("the KV store was made for another decoder")
         check_taps(batch.taps, self.config.num_layers)
         if not all(slot in self._adapters for slot in batch.adapters if slot):
@@ -175,7 +146,7 @@ class CudaDecoder:
         kept = {tap: rows[: len(batch.hidden_rows)].clone() for tap, rows in hidden.items()}
         return ForwardOutput(widen(logits[: len(batch.logit_rows)]), kept, is_cold)
 
-    def _run(self, shape: PassShape, uploaded: UploadedPass, store: CudaKvStore) -> Result:
+    def _run(self, shape: PassShape, uploaded: UploadedPass, store: TorchKvStore) -> Result:
         batch, weights = uploaded.batch, self.weights
         sight = self._sight(shape, uploaded, store.page_size)
         keys, values = store.arrays(DECODER_ROWS)

@@ -131,9 +131,9 @@ def _cut(row_starts: bytes, ancestor_masks: bytes, group: int) -> _Cut:
     starts, counts = bounds[:-1], np.diff(bounds)
     requests = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     most_narrow = 1 << (max(1, NARROW_LINES // group).bit_length() - 1)
-    # Guesses stay in narrow tiles, however many there are: they may branch.
-    guesses = np.bincount(requests, weights=masks.any(axis=1), minlength=len(counts))
-    is_wide = (counts > most_narrow) & (guesses == 0)
+    # Draft tokens stay in narrow tiles, however many there are: they may branch.
+    drafted = np.bincount(requests, weights=masks.any(axis=1), minlength=len(counts))
+    is_wide = (counts > most_narrow) & (drafted == 0)
     narrow_rows = min(power_of_two(int(counts[~is_wide].max(initial=1))), most_narrow)
     wide_rows = max(1, WIDE_LINES // group)
     return _Cut(

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from foreword.acceptance.noise import absorbed
-from foreword.acceptance.transfer import event
+from foreword.acceptance.transfer import started
+from foreword.backends.cuda.draws import DraftIds, as_chains, drawn_ids, draws_of, words
 from foreword.backends.cuda.graphs import GraphCache
-from foreword.backends.cuda.guess_draws import GuessNames, as_chains, drawn_ids, draws_of, words
 from foreword.backends.cuda.layout import round_rows
 from foreword.backends.interface import ChainPlan, Chains, HeadOutput, MedusaCall, PendingChains
-from foreword.backends.torch.head_factory import TorchMedusa
+from foreword.backends.torch.head_factory import MedusaTensors, TorchMedusa
 from foreword.backends.torch.heads import LentEnds
 from foreword.backends.torch.upload import Piece, Upload
 from foreword.models.heads.opening import Head
@@ -22,7 +22,7 @@ _MOST_ROWS = 64
 """Requests of the largest pass that is captured; more of them keep the device busy by themselves."""
 
 _ENTRIES = 1 << 14
-"""32-bit numbers that a pass is told: more than the largest has."""
+"""32-bit numbers that a pass reads: more than the largest has."""
 
 
 @dataclass(frozen=True)
@@ -33,40 +33,42 @@ class MedusaShape:
     heads: int
     draws: bool
     samples: bool = False
-    names: Hashable = None  # of the tokens that can be guessed
+    names: Hashable = None  # of the tokens that can be drafted
 
 
-class CudaMedusa(TorchMedusa):
+class CudaMedusa:
     """The reference's products, without its launches."""
 
     def __init__(self, head: Head, ends: LentEnds, *, captures: bool) -> None:
-        super().__init__(head, ends)
+        self._tensors = MedusaTensors(head, ends)
+        self._reference = TorchMedusa(self._tensors)
+        self.spec, self.weight_bytes = head.spec, self._tensors.nbytes
         self._captures = captures
         self._states = torch.zeros((_MOST_ROWS, head.spec.hidden_size), dtype=ends.dtype, device=ends.device)
-        self._told = Upload(ends.device, _ENTRIES)
-        self._names = GuessNames(head.spec.draft_vocab_size, ends.device)
+        self._upload = Upload(ends.device, _ENTRIES)
+        self._ids = DraftIds(head.spec.draft_vocab_size, ends.device)
         self._graphs: GraphCache[MedusaShape, Tensor] = GraphCache()
 
     @torch.inference_mode()
     def draft(self, call: MedusaCall) -> HeadOutput | Chains:
         """What it returns holds until the next pass."""
-        states, names = call.states, None if call.plan is None else self._names.of(call.plan)
+        states, names = call.states, None if call.plan is None else self._ids.of(call.plan)
         if len(states) > _MOST_ROWS:
-            return super().draft(call)
+            return self._reference.draft(call)
         if call.plan is not None and names is not None:
             return self._chains(states, call.plan, names)
         read = self._placed(states)
         shape = MedusaShape(len(read), self.spec.num_heads, draws=False)
 
         def body() -> Tensor:
-            return self._logits(read, shape.heads)
+            return self._tensors.logits(read, shape.heads)
 
         logits, is_cold = self._run(shape, body)
         return HeadOutput(logits[:, : len(states)].transpose(0, 1), states, is_cold)
 
     def _chains(self, states: Tensor, plan: ChainPlan, names: Tensor) -> PendingChains:
         heads = int(plan.steps.max())
-        began = event(timed=True) if states.is_cuda else None
+        began = started(states.device)
         read = self._placed(states)
         shape = MedusaShape(len(read), heads, True, *draws_of(plan))
         keys = absorbed(plan.records["stem"], plan.lengths + np.arange(heads)[:, None])
@@ -74,15 +76,15 @@ class CudaMedusa(TorchMedusa):
             Piece(words(keys), (heads, 2 * shape.rows), 0),
             Piece(words(plan.records["temperature"].astype(np.float64)), (2 * shape.rows,), 0),
         ]
-        told = self._told.copy(pieces)
-        noise, temperature = told[0].view(torch.int64), told[1].view(torch.float64)
+        uploaded = self._upload.copy(pieces)
+        noise, temperature = uploaded[0].view(torch.int64), uploaded[1].view(torch.float64)
 
         def body() -> Tensor:
-            logits, each = self._logits(read, heads).flatten(0, 1), temperature.repeat(heads)
+            logits, each = self._tensors.logits(read, heads).flatten(0, 1), temperature.repeat(heads)
             return drawn_ids(logits, each, noise.flatten(), names, shape.samples).view(heads, shape.rows)
 
-        guesses, is_cold = self._run(shape, body)
-        return as_chains(guesses, plan.steps, began, is_cold)
+        drawn, is_cold = self._run(shape, body)
+        return as_chains(drawn, plan.steps, began, is_cold)
 
     def _placed(self, states: Tensor) -> Tensor:
         """The states where a captured pass finds them, and some rows of what was there before."""

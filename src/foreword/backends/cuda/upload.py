@@ -1,4 +1,4 @@
-"""A pass on its way to the device: the batch's arrays and the tiles of its rows, in one copy."""
+"""Uploads a pass to the device: the batch's arrays and the tiles of its rows, in one copy."""
 
 from dataclasses import dataclass, replace
 from math import prod

@@ -86,7 +86,6 @@ class TensorParallelDecoder:
         number, own = self.workers.new_number(), self._own
         order = TakeLayers(number, self._number, list(layers))
         taken = self.workers.run(order, lambda: own.with_layers(layers))
-        assert isinstance(taken, RankDecoder)
         return TensorParallelDecoder(
             self._whole, self.config.with_layers(layers), taken, number, self.workers
         )

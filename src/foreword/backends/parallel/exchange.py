@@ -76,7 +76,7 @@ class RankExchange:
     def finish(self, planned: Sequence[Planned], device: torch.device) -> None:
         """Take part in what is left of a pass that has failed here, so that the other ranks come to its end.
 
-        They get NaN; whoever told them to run the pass hears that it has failed. `planned` are all of a pass, in order.
+        They get NaN; the driver of the pass gets its failure. `planned` are all of a pass, in order.
         """
         try:
             for one in planned[self._done :]:
@@ -108,6 +108,8 @@ def join_group(device: torch.device, rank: int, size: int, meeting: str) -> Rank
         nccl._timeout = PASS_TIMEOUT
         return RankExchange(dist.ProcessGroupNCCL(store, rank, size, nccl), rank, size)
     gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]  # nobody else can reach it
+    gloo._devices = [
+        dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
+    ]  # not reachable from elsewhere
     gloo._timeout = PASS_TIMEOUT
     return RankExchange(dist.ProcessGroupGloo(store, rank, size, gloo), rank, size)

@@ -1,4 +1,4 @@
-"""What the driver tells its worker processes, and what they answer: JSON, and bytes behind it where there are arrays.
+"""Orders of the driver to its worker processes, and their answers: JSON, then bytes where there are arrays.
 
 Nothing in it is code, and nothing is needed for it that only servers install. A message has a number, which its
 answer repeats.
@@ -59,14 +59,14 @@ class MakeStore:
 
 @dataclass(frozen=True)
 class Move:
-    """Copy KV rows; the pairs are behind it."""
+    """Copy KV rows; the pairs are its payload."""
 
     store: int
 
 
 @dataclass(frozen=True)
 class SetAdapter:
-    """Put an adapter into a slot, its factors are behind it; nothing behind it: take the adapter away."""
+    """Put an adapter into a slot, its factors are the payload; an empty payload takes the adapter away."""
 
     decoder: int
     slot: int
@@ -74,7 +74,7 @@ class SetAdapter:
 
 @dataclass(frozen=True)
 class Forward:
-    """Run a pass over the batch behind it."""
+    """Run a pass over the batch that is its payload."""
 
     decoder: int
     store: int
@@ -91,12 +91,12 @@ _ORDERS: dict[str, type[Order]] = {
 
 
 @dataclass(frozen=True)
-class Told:
-    """An order on its way."""
+class SentOrder:
+    """An order as it is sent."""
 
     number: int
     order: Order
-    gone: list[int] = field(default_factory=list)  # decoders and stores that nobody needs any more
+    gone: list[int] = field(default_factory=list)  # decoders and stores that are no longer needed
     payload: bytes = b""
 
     def send(self, connection: Connection) -> None:
@@ -110,10 +110,10 @@ class Told:
         connection.send_bytes(self.payload)
 
     @staticmethod
-    def receive(connection: Connection) -> "Told":
+    def receive(connection: Connection) -> "SentOrder":
         head = json.loads(connection.recv_bytes())
         order = _ORDERS[head["kind"]](**head["fields"])
-        return Told(head["number"], order, head["gone"], connection.recv_bytes())
+        return SentOrder(head["number"], order, head["gone"], connection.recv_bytes())
 
 
 @dataclass(frozen=True)

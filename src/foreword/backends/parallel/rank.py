@@ -1,5 +1,7 @@
 """One rank's decoder: its share of every layer, and what it says to the other ranks in a pass."""
 
+from typing import Self
+
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
@@ -55,9 +57,9 @@ class RankDecoder(TorchDecoder):
         self._share = stack
         self._exchange = stack.exchange
 
-    def remade(self, config: ModelConfig, weights: DecoderWeights) -> "RankDecoder":
+    def remade(self, config: ModelConfig, weights: DecoderWeights) -> Self:
         share = self._share
-        return RankDecoder(RankStack(config, weights, share.exchange, share.vocab_size, share.bucketed))
+        return type(self)(RankStack(config, weights, share.exchange, share.vocab_size, share.bucketed))
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
         """This rank's part of a pass. If it fails here, the other ranks still come to its end."""

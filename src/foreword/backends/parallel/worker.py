@@ -26,9 +26,9 @@ from foreword.backends.parallel.messages import (
     MakeStore,
     Move,
     Order,
+    SentOrder,
     SetAdapter,
     TakeLayers,
-    Told,
     parsed_adapter,
     parsed_batch,
     parsed_moves,
@@ -51,12 +51,12 @@ class Worker:
         self._decoders: dict[int, RankDecoder] = {}
         self._stores: dict[int, TorchKvStore] = {}
 
-    def obey(self, told: Told) -> None:
+    def obey(self, sent: SentOrder) -> None:
         """Do what is asked for; nothing is said but by the answer."""
-        for number in told.gone:
+        for number in sent.gone:
             self._decoders.pop(number, None)
             self._stores.pop(number, None)
-        self._do(told.order, told.payload)
+        self._do(sent.order, sent.payload)
 
     def _do(self, order: Order, payload: bytes) -> None:
         match order:
@@ -67,9 +67,7 @@ class Worker:
             case Load(made, path, dtype):
                 self._decoders[made] = self._loaded(Path(path), getattr(torch, dtype))
             case TakeLayers(made, decoder, layers):
-                taken = self._decoders[decoder].with_layers(layers)
-                assert isinstance(taken, RankDecoder)
-                self._decoders[made] = taken
+                self._decoders[made] = self._decoders[decoder].with_layers(layers)
             case MakeStore(made, decoder, num_pages, page_size):
                 self._stores[made] = self._decoders[decoder].new_kv_store(num_pages, page_size)
             case Move(store):
@@ -108,16 +106,16 @@ def serve(connection: Connection) -> None:
     worker = Worker()
     Answer(0).send(connection)  # everything is imported
     while True:
-        told = Told.receive(connection)
+        sent = SentOrder.receive(connection)
         try:
-            worker.obey(told)
+            worker.obey(sent)
         except EngineStopped:
             return
         except Exception as error:
             what = str(error) if isinstance(error, ForewordError) else f"{type(error).__name__}: {error}"
-            Answer(told.number, " ".join(what.split())).send(connection)
+            Answer(sent.number, " ".join(what.split())).send(connection)
         else:
-            Answer(told.number).send(connection)
+            Answer(sent.number).send(connection)
 
 
 def _end_with_the_driver() -> None:

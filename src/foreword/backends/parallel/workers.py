@@ -21,7 +21,7 @@ from typing import TypeVar
 import torch
 
 from foreword.backends.parallel.exchange import RankExchange, join_group
-from foreword.backends.parallel.messages import Answer, Join, Order, Told
+from foreword.backends.parallel.messages import Answer, Join, Order, SentOrder
 from foreword.errors import EngineStopped, RequestError
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class RankFault(RuntimeError):  # noqa: N818 - reads as what happened
 
 @dataclass
 class _Life:
-    """Whether the ranks can still be told anything."""
+    """Whether orders can still be sent to the ranks."""
 
     lost: str = ""  # why not
     closing: bool = False
@@ -51,7 +51,7 @@ class _Life:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def lose(self, reason: str) -> None:
-        """The first reason counts, and is told."""
+        """Keep the first reason and notify the listeners."""
         with self.lock:
             if self.lost or self.closing:
                 return
@@ -124,7 +124,7 @@ class Workers:
         return next(self._numbers)
 
     def forget(self, number: int) -> None:
-        """All ranks may drop what has this number; they are told with the next order. Safe in a finalizer."""
+        """All ranks may drop what has this number; they are notified with the next order. Safe in a finalizer."""
         self._gone.append(number)
 
     def when_lost(self, tell: Callable[[str], None]) -> None:
@@ -136,16 +136,16 @@ class Workers:
     def run(
         self, orders: Order | Sequence[Order], own: Callable[[], T], payloads: bytes | Sequence[bytes] = b""
     ) -> T:
-        """Have all ranks do the same: the others are told, this one does its `own` part, and all must have done it.
+        """Have all ranks do the same: the others get the order, this one does its `own` part, and all must succeed.
 
         What fails at one rank fails here, with all ranks in step; `EngineStopped` if they cannot be.
         """
         each = [orders] * len(self._connections) if isinstance(orders, Order) else orders
-        behind = [payloads] * len(self._connections) if isinstance(payloads, bytes) else payloads
+        each_payload = [payloads] * len(self._connections) if isinstance(payloads, bytes) else payloads
         with self._lock:
             self._check()
             number = next(self._numbers)
-            self._tell(number, each, behind)
+            self._send(number, each, each_payload)
             try:
                 done = own()
             except EngineStopped as error:
@@ -157,11 +157,11 @@ class Workers:
                 raise RankFault(errors[0])
             return done
 
-    def _tell(self, number: int, orders: Sequence[Order], payloads: Sequence[bytes]) -> None:
+    def _send(self, number: int, orders: Sequence[Order], payloads: Sequence[bytes]) -> None:
         gone = [self._gone.popleft() for _ in range(len(self._gone))]
         try:
             for connection, order, payload in zip(self._connections, orders, payloads, strict=True):
-                Told(number, order, gone, payload).send(connection)
+                SentOrder(number, order, gone, payload).send(connection)
         except BaseException as error:  # some have heard it, and others have not
             raise self._broken(f"an order could not be sent: {error}") from error
 
@@ -214,7 +214,7 @@ def _watch(life: _Life, process: _Process, all_of_them: Sequence[_Process], devi
         return
     reason = _whose_end(all_of_them)
     if device == "cuda":
-        # A collective on a GPU would wait for ever, and what it leaves behind must not be read as logits.
+        # A collective on a GPU would wait for ever, and what it leaves must not be read as logits.
         logging.getLogger("foreword").critical("%s", reason)
         os._exit(1)
     life.lose(reason)

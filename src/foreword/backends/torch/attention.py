@@ -68,11 +68,11 @@ def _view(batch: ForwardBatch, group: RequestGroup, page_size: int, empty_slot: 
 
 def _visible(prefix_lens: Tensor, masks: Tensor, logical: Tensor) -> Tensor:
     """Which logical KV rows each row sees: prefix_lens [...], masks [..., words] -> bool [..., kv rows]."""
-    behind = logical - prefix_lens.long().unsqueeze(-1)  # [..., kv rows]; < 0 inside the prefix
-    word, bit = behind.clamp(min=0) // 64, behind.clamp(min=0) % 64
-    in_reach = (behind >= 0) & (word < masks.shape[-1])
+    beyond = logical - prefix_lens.long().unsqueeze(-1)  # [..., kv rows]; < 0 inside the prefix
+    word, bit = beyond.clamp(min=0) // 64, beyond.clamp(min=0) % 64
+    in_reach = (beyond >= 0) & (word < masks.shape[-1])
     words = masks.gather(-1, word.clamp(max=masks.shape[-1] - 1))
-    return (behind < 0) | (in_reach & ((words >> bit) & 1).bool())
+    return (beyond < 0) | (in_reach & ((words >> bit) & 1).bool())
 
 
 def windowed(views: list[GroupView], window: int | None, empty_slot: int) -> list[GroupView]:

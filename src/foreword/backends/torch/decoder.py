@@ -1,6 +1,7 @@
 """The llama-family decoder in plain torch, on CPU and CUDA."""
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -10,19 +11,18 @@ from foreword.backends.interface import DecodeSize, KvStore
 from foreword.backends.support import require_supported
 from foreword.backends.torch.adapters import additions, on_device
 from foreword.backends.torch.attention import PagedKv
+from foreword.backends.torch.described import DescribedDecoder
 from foreword.backends.torch.head_factory import TorchHeads
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.stack import TorchStack
 from foreword.backends.torch.staging import StagedBatch
 from foreword.backends.torch.weights import DecoderWeights
-from foreword.errors import CheckpointError
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.adapters import Lora
 from foreword.models.config import ModelConfig
-from foreword.models.formats.checkpoint import Checkpoint
 
 
-class TorchDecoder:
+class TorchDecoder(DescribedDecoder):
     """A decoder in plain torch: one pass over a `ForwardBatch`, KV in the paged tensors of a store."""
 
     is_shape_invariant = False  # its matrix products choose another order of summation for other sizes
@@ -40,11 +40,10 @@ class TorchDecoder:
         A rank's decoder brings its own `stack`.
         """
         require_supported(config, "torch")
-        self.config = config
+        super().__init__(config, weights)
         padded = weights.device.type == "cuda" if bucketed is None else bucketed
         self._stack = stack or TorchStack(config, weights, padded)
         self._adapters: dict[int, Lora] = {}  # by slot
-        self._kv_rows = kv_rows(config, weights.dtype)
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
         """What is added for the requests whose slot in a batch is this one; None takes it away."""
@@ -54,51 +53,16 @@ class TorchDecoder:
             self._adapters[slot] = on_device(adapter, self.weights.dtype, self.device)
 
     @property
-    def device(self) -> torch.device:
-        return self.weights.device
-
-    @property
-    def weights(self) -> DecoderWeights:
-        """The tensors, for a decoder that shares some of them."""
-        return self._stack.weights
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.weights.nbytes
-
-    @property
-    def layer_bytes(self) -> int:
-        """Memory of the layers' weights."""
-        return self.weights.layer_bytes
-
-    @property
     def heads(self) -> TorchHeads:
         """Runners of heads in the numbers of this decoder."""
         return TorchHeads(self.config, self.weights, self._stack.bucketed)
 
-    def with_layers(self, layers: Sequence[int]) -> "TorchDecoder":
-        """A decoder that runs only these layers of this one: the same weights."""
-        return self.remade(self.config.with_layers(layers), self.weights.with_layers(layers))
-
-    def beside(self, checkpoint: Checkpoint) -> "TorchDecoder":
-        """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm."""
-        return self.remade(checkpoint.config, self.weights.beside(checkpoint))
-
-    def followed_by(self, more: Checkpoint) -> "TorchDecoder":
-        """A decoder that runs this one's layers, then those of another checkpoint and that one's final norm."""
-        return self.remade(self.config.followed_by(more.config), self.weights.followed_by(more))
-
-    def remade(self, config: ModelConfig, weights: DecoderWeights) -> "TorchDecoder":
-        """A decoder of the same kind with other layers."""
-        return TorchDecoder(config, weights, bucketed=self._stack.bucketed)
+    def remade(self, config: ModelConfig, weights: DecoderWeights) -> Self:
+        return type(self)(config, weights, bucketed=self._stack.bucketed)
 
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
         """Nothing is captured."""
         return ()
-
-    def kv_rows(self) -> RowSpec:
-        """Keys and values of all layers, in the numbers of the weights."""
-        return self._kv_rows
 
     def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> TorchKvStore:
         """Memory for this decoder's rows and the `extra` ones, on its device."""
@@ -108,7 +72,7 @@ class TorchDecoder:
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
         """One pass over all rows of `batch` (on the CPU); KV rows are written as it says.
 
-        Nothing in it waits for the device: the host goes on while the pass is under way.
+        Nothing in it waits for the device: the host goes on while the pass is in flight.
         """
         if not isinstance(store, TorchKvStore) or store.spec.decoder != self._kv_rows:
             raise ValueError("the KV store was made for another decoder")
@@ -140,13 +104,3 @@ class TorchDecoder:
             if tap.layer == layer:
                 rows = stream[staged.batch.hidden_rows][: staged.num_hidden]
                 hidden[tap] = self._stack.final_norm(rows) if tap.normed else rows
-
-
-def kv_rows(config: ModelConfig, dtype: torch.dtype) -> RowSpec:
-    """Keys and values of all layers; of latent attention, one row for both."""
-    shapes = {layer.attention.kept for layer in config.layers}
-    if len(shapes) != 1:
-        raise CheckpointError(f"the layers of this {config.architecture} model keep rows of different sizes")
-    heads, dim, values = shapes.pop()
-    numbers = str(dtype).removeprefix("torch.")
-    return RowSpec(DECODER_ROWS, config.num_layers, heads, dim, values, config.widest_window, numbers)

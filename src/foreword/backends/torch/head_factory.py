@@ -1,7 +1,5 @@
 """All kinds of draft heads beside a torch decoder, and the factory that loads them."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
@@ -9,86 +7,20 @@ from torch.nn.functional import silu
 from foreword.backends.batch import ForwardBatch
 from foreword.backends.interface import Chains, HeadCall, HeadInput, HeadOutput, KvStore, MedusaCall
 from foreword.backends.torch.adapters import Additions
-from foreword.backends.torch.attention import GroupView, PagedKv
-from foreword.backends.torch.heads import LentEnds, PagedRows, TorchHead, seen_from
+from foreword.backends.torch.attention import PagedKv
+from foreword.backends.torch.heads import HeadTensors, LentEnds, TorchHead, seen_from
 from foreword.backends.torch.kv_store import TorchKvStore
-from foreword.backends.torch.layers import TorchLayers
-from foreword.backends.torch.rotation import CosSin, Rotations
 from foreword.backends.torch.stack import TorchStack
-from foreword.backends.torch.weights import DecoderWeights, load_layer
+from foreword.backends.torch.weights import DecoderWeights
 from foreword.kv.spec import DECODER_ROWS
 from foreword.kv.states import as_tensor
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head
 
-_LAYERS = "layers."
 
-
-@dataclass(frozen=True)
-class _ModuleTensors:
-    """The tensors of a head's layers."""
-
-    head: Head
-    ends: LentEnds
-
-    @property
-    def hidden_size(self) -> int:
-        return self.head.spec.hidden_size
-
-    def tensor(self, name: str) -> Tensor:
-        return self.head.load(name, self.ends.dtype).to(self.ends.device)
-
-    def floats(self, name: str) -> Tensor:
-        return self.head.load(name).to(self.ends.device)
-
-    def nothing(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=self.ends.dtype, device=self.ends.device)
-
-
-class TorchModule(TorchHead):
-    """A head that runs its layers as a decoder does."""
-
-    def __init__(self, head: Head, rows: str, ends: LentEnds, bucketed: bool) -> None:
-        super().__init__(head, rows, ends, bucketed)
-        spec, source = head.spec, _ModuleTensors(head, ends)
-        self._loaded = [
-            load_layer(source, layer, f"{_LAYERS}{index}.") for index, layer in enumerate(spec.layers)
-        ]
-        self._own_layers = TorchLayers(spec.layers, self._loaded, spec.norm.eps)
-        self._rotations = Rotations(spec.layers, spec.rope, ends.device)
-
-    def _reads(self, name: str) -> bool:
-        """All but what is in the layers."""
-        return super()._reads(name) and not name.startswith(_LAYERS)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Memory of all weights."""
-        return super().weight_bytes + sum(layer.nbytes for layer in self._loaded)
-
-    def _turns(self, positions: Tensor) -> CosSin:
-        turns = self._rotations.of(positions, self._ends.dtype)[0]
-        assert turns is not None
-        return turns
-
-    def _run_layers(
-        self,
-        stream: Tensor,
-        attention_input: Tensor,
-        cos_sin: CosSin,
-        paged: PagedRows,
-        slots: Tensor,
-        views: list[GroupView],
-    ) -> Tensor:
-        for index, (keys, values) in enumerate(paged.layers):
-            kv = PagedKv(keys, values, slots, views)
-            stream = self._own_layers.run(index, stream, cos_sin, kv, Additions())
-        return stream
-
-
-class TorchMedusa:
-    """Heads that read nothing but hidden states."""
+class MedusaTensors:
+    """The tensors of Medusa's heads, stacked, and the products that all runners share."""
 
     def __init__(self, head: Head, ends: LentEnds) -> None:
         self.spec = spec = head.spec
@@ -113,22 +45,31 @@ class TorchMedusa:
         self._outputs = stacked("lm_heads.{}.weight").transpose(1, 2) if has_outputs else None
 
     @property
-    def weight_bytes(self) -> int:
+    def nbytes(self) -> int:
         outputs = 0 if self._outputs is None else self._outputs.nbytes
         return outputs + sum(weight.nbytes + bias.nbytes for weight, bias in self._blocks)
 
-    @torch.inference_mode()
-    def draft(self, call: MedusaCall) -> HeadOutput | Chains:
-        """Return logits: chains are drawn from them."""
-        return HeadOutput(self._logits(call.states, self.spec.num_heads).transpose(0, 1), call.states)
-
-    def _logits(self, states: Tensor, heads: int) -> Tensor:
-        """Of the first `heads`: float32 [heads, rows, draft vocabulary]."""
+    def logits(self, states: Tensor, heads: int) -> Tensor:
+        """Return logits of the first `heads`: float32 [heads, rows, draft vocabulary]."""
         stream = states.to(self._ends.dtype).expand(heads, -1, -1)
         for weight, bias in self._blocks:
             stream = stream + silu(torch.baddbmm(bias[:heads].unsqueeze(1), stream, weight[:heads]))
         outputs = self._outputs
         return (self._ends.project(stream) if outputs is None else torch.bmm(stream, outputs[:heads])).float()
+
+
+class TorchMedusa:
+    """Heads that read nothing but hidden states."""
+
+    def __init__(self, tensors: MedusaTensors) -> None:
+        self.spec, self.weight_bytes = tensors.spec, tensors.nbytes
+        self._tensors = tensors
+
+    @torch.inference_mode()
+    def draft(self, call: MedusaCall) -> HeadOutput | Chains:
+        """Return logits: chains are drawn from them."""
+        logits = self._tensors.logits(call.states, self.spec.num_heads)
+        return HeadOutput(logits.transpose(0, 1), call.states)
 
 
 class TorchExit:
@@ -182,12 +123,11 @@ class TorchHeads:
 
     def head(self, head: Head, rows: str) -> TorchHead:
         """Load a head with KV rows."""
-        kind = TorchHead if head.spec.is_plain else TorchModule
-        return kind(head, rows, LentEnds.of(self._weights), self._bucketed)
+        return TorchHead(HeadTensors(head, LentEnds.of(self._weights)), rows, self._bucketed)
 
     def medusa(self, head: Head) -> TorchMedusa:
         """Load Medusa's heads."""
-        return TorchMedusa(head, LentEnds.of(self._weights))
+        return TorchMedusa(MedusaTensors(head, LentEnds.of(self._weights)))
 
     def exit(self, more: Checkpoint, layer: int, rows: str) -> TorchExit | None:
         """Load an early exit; None where the target has latent attention."""

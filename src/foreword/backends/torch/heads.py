@@ -2,24 +2,28 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, silu
+from torch.nn.functional import embedding, linear, pad, silu
 
 from foreword.backends.batch import ForwardBatch
 from foreword.backends.interface import Chains, HeadCall, HeadInput, HeadOutput, KvStore
-from foreword.backends.torch.attention import GroupView, LayerRows, group_views, paged_attention
+from foreword.backends.torch.adapters import Additions
+from foreword.backends.torch.attention import GroupView, PagedKv, group_views, paged_attention
 from foreword.backends.torch.kv_store import TorchKvStore
+from foreword.backends.torch.layers import TorchLayers
 from foreword.backends.torch.norms import rms_norm
-from foreword.backends.torch.rotation import CosSin
+from foreword.backends.torch.rotation import CosSin, Rotations
 from foreword.backends.torch.staging import StagedBatch, Staging
-from foreword.backends.torch.weights import DecoderWeights
+from foreword.backends.torch.weights import DecoderWeights, load_layer
 from foreword.kv.states import as_tensor
-from foreword.models.config import LayerSpec
 from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, MARKOV, TABLES, Join
 from foreword.models.rope import frequencies, rotate
+
+_LAYERS = "layers."
 
 
 @dataclass(frozen=True)
@@ -41,193 +45,247 @@ class LentEnds:
 
 
 @dataclass(frozen=True)
-class PagedRows:
-    """A head's rows in the pages of a store."""
+class HeadOps:
+    """How a backend computes a head's norms and products."""
 
-    layers: Sequence[tuple[LayerRows, LayerRows]]  # keys and values of each
-    page_size: int
-    spare_slot: int  # padding writes here
-    empty_slot: int  # stands for rows that are not there, and reads as numbers
+    norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm  # (rows, weight, eps)
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear  # (rows, weight, bias)
+
+
+class HeadTensors:
+    """A head's tensors, by speculators' names, and what all its runners compute with them outside its layers."""
+
+    def __init__(self, head: Head, ends: LentEnds, ops: HeadOps | None = None) -> None:
+        self.head, self.spec, self.ends = head, head.spec, ends
+        self._ops = ops or HeadOps()
+        self.by_name = {
+            name: head.load(name, ends.dtype).to(ends.device)
+            for name in head.spec.shapes
+            if self._is_read(name)
+        }
+        head_dim = head.spec.layers[0].attention.head_dim
+        self.frequencies = frequencies(head.spec.rope, head_dim).to(ends.device)
+
+    def _is_read(self, name: str) -> bool:
+        """Whether runners read a tensor by its name; layers that are not plain load their own."""
+        is_drafters = name.startswith(CONFIDENCE) or name in (*TABLES, *DRAFTERS_OWN)
+        return not is_drafters and (self.spec.is_plain or not name.startswith(_LAYERS))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all of them; several names may stand for one part of memory."""
+        return sum(tensor.nbytes for name, tensor in self.by_name.items() if "joined" not in name)
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        """Return the rows normed, if the head has such a norm."""
+        weight = self.by_name.get(name)
+        return x if weight is None else self._ops.norm(x, weight, self.spec.norm.eps)
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        return self._ops.linear(x, self.by_name[name + ".weight"], self.by_name.get(name + ".bias"))
+
+    def begin(self, token_ids: Tensor, features: Tensor, are_own: bool) -> tuple[Tensor, Tensor]:
+        """Return the residual stream, and what the first layer's attention reads."""
+        own = self.by_name.get("embed_tokens.weight")
+        embedded = self.ends.embed(token_ids) if own is None else embedding(token_ids, own)
+        if self.spec.join is Join.CONCAT:
+            if not are_own and self.spec.has("fc.weight"):
+                features = self.linear(self._normed_features(features), "fc")
+            normed = self.norm(features, "layers.0.hidden_norm.weight")
+            before = self.norm(embedded, "layers.0.input_layernorm.weight")
+            stream = normed if self.spec.norm_before_residual else features
+            return stream, torch.cat((before, normed), dim=-1)
+        if self.spec.join is Join.FUSED:
+            before, normed = self.norm(embedded, "enorm.weight"), self.norm(features, "hnorm.weight")
+            stream = self.linear(torch.cat((before, normed), dim=-1), "fc")
+        else:
+            stream = embedded
+        return stream, self.norm(stream, "layers.0.input_layernorm.weight")
+
+    def _normed_features(self, features: Tensor) -> Tensor:
+        if self.spec.has("fc_norm.0.weight"):
+            taps = features.chunk(self.spec.num_taps, dim=-1)
+            normed = [self.norm(tap, f"fc_norm.{index}.weight") for index, tap in enumerate(taps)]
+            return torch.cat(normed, dim=-1)
+        return self.norm(features, "input_norm.weight")
+
+    def context(self, features: Tensor) -> Tensor:
+        """Return what the layers of a DFlash head make keys and values of, from the target's states."""
+        return self.norm(self.linear(features, "fc"), "hidden_norm.weight")
+
+    def outcome(self, last: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits, in the numbers that they were computed in, and states of rows after all layers."""
+        normed, own = self.norm(last, "norm.weight"), self.by_name.get("lm_head.weight")
+        logits = self.ends.project(normed) if own is None else self._ops.linear(normed, own, None)
+        return logits, normed if self.spec.norm_output else last
+
+    @torch.inference_mode()
+    def markov_before(self, tokens: Sequence[int]) -> Tensor:
+        table = self.by_name[MARKOV[0] + ".weight"]
+        return table[torch.tensor(tokens, device=table.device)].float()
+
+    @torch.inference_mode()
+    def markov_after(self, before: Tensor) -> Tensor:
+        return self.linear(before.to(self.ends.dtype), MARKOV[1]).float()
+
+
+class HeadLayers(Protocol):
+    """The layers of a head."""
+
+    nbytes: int  # of weights that are not among the head's tensors
+
+    def turns(self, positions: Tensor) -> CosSin:
+        """Return cosines and sines of every row."""
+        ...
+
+    def run(self, stream: Tensor, read: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
+        """Return the stream after all layers; the first one's attention reads `read`."""
+        ...
+
+    def keep(self, context: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> None:
+        """Write keys and values of every layer from these rows."""
+        ...
+
+
+class PlainLayers:
+    """Layers of the llama kind."""
+
+    nbytes = 0
+
+    def __init__(self, tensors: HeadTensors) -> None:
+        self._tensors = tensors
+
+    def turns(self, positions: Tensor) -> CosSin:
+        angles, dtype = positions.unsqueeze(1).float() * self._tensors.frequencies, self._tensors.ends.dtype
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def run(self, stream: Tensor, read: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
+        for index, rows in enumerate(kv):
+            if index:
+                read = self._tensors.norm(stream, f"layers.{index}.input_layernorm.weight")
+            stream = stream + self._attention(index, read, cos_sin, rows)
+            stream = stream + self._mlp(index, stream)
+        return stream
+
+    def keep(self, context: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> None:
+        for index, rows in enumerate(kv):
+            self._place(index, context, cos_sin, rows)
+
+    def _place(self, index: int, read: Tensor, cos_sin: CosSin, kv: PagedKv) -> None:
+        kv.keys[kv.slots] = rotate(self._heads(index, read, "k"), *cos_sin)
+        kv.values[kv.slots] = self._heads(index, read, "v")
+
+    def _attention(self, index: int, read: Tensor, cos_sin: CosSin, kv: PagedKv) -> Tensor:
+        queries = self._heads(index, read, "q")
+        self._place(index, read, cos_sin, kv)
+        attended = paged_attention(rotate(queries, *cos_sin), kv.keys, kv.values, kv.views)
+        return self._tensors.linear(attended.reshape(len(read), -1), f"layers.{index}.self_attn.o_proj")
+
+    def _heads(self, index: int, read: Tensor, name: str) -> Tensor:
+        """Return queries, keys or values, normed where the head has such a norm: [rows, heads, dim]."""
+        prefix, attention = f"layers.{index}.self_attn.{name}", self._tensors.spec.layers[index].attention
+        projected = self._tensors.linear(read, f"{prefix}_proj").view(len(read), -1, attention.head_dim)
+        return self._tensors.norm(projected, f"{prefix}_norm.weight")
+
+    def _mlp(self, index: int, stream: Tensor) -> Tensor:
+        prefix, own = f"layers.{index}.", self._tensors
+        normed = own.norm(stream, prefix + "post_attention_layernorm.weight")
+        gate, up = (own.linear(normed, f"{prefix}mlp.{name}_proj") for name in ("gate", "up"))
+        return own.linear(silu(gate) * up, prefix + "mlp.down_proj")
+
+
+@dataclass(frozen=True)
+class _ModuleTensors:
+    """The tensors of a module's layers, as a decoder's are loaded."""
+
+    head: Head
+    ends: LentEnds
+
+    @property
+    def hidden_size(self) -> int:
+        return self.head.spec.hidden_size
+
+    def tensor(self, name: str) -> Tensor:
+        return self.head.load(name, self.ends.dtype).to(self.ends.device)
+
+    def floats(self, name: str) -> Tensor:
+        return self.head.load(name).to(self.ends.device)
+
+    def nothing(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.ends.dtype, device=self.ends.device)
+
+
+class ModuleLayers:
+    """Layers of any family, run as a decoder's."""
+
+    def __init__(self, head: Head, ends: LentEnds) -> None:
+        spec, source = head.spec, _ModuleTensors(head, ends)
+        loaded = [load_layer(source, layer, f"{_LAYERS}{index}.") for index, layer in enumerate(spec.layers)]
+        self.nbytes = sum(layer.nbytes for layer in loaded)
+        self._layers = TorchLayers(spec.layers, loaded, spec.norm.eps)
+        self._rotations = Rotations(spec.layers, spec.rope, ends.device)
+        self._dtype = ends.dtype
+
+    def turns(self, positions: Tensor) -> CosSin:
+        turns = self._rotations.of(positions, self._dtype)[0]
+        assert turns is not None
+        return turns
+
+    def run(self, stream: Tensor, read: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
+        for index, rows in enumerate(kv):
+            stream = self._layers.run(index, stream, cos_sin, rows, Additions())
+        return stream
+
+    def keep(self, context: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> None:
+        raise NotImplementedError("modules read their features in every row")
 
 
 class TorchHead:
-    """One head; its tensors go by speculators' names."""
+    """One head that was loaded beside a decoder."""
 
-    anticipates = False
+    drafts_early = False
     stops = False
 
-    def __init__(self, head: Head, rows: str, ends: LentEnds, bucketed: bool) -> None:
-        self.spec = head.spec
+    def __init__(self, tensors: HeadTensors, rows: str, bucketed: bool) -> None:
+        self.spec = tensors.spec
+        self._tensors = tensors
         self._rows = rows
-        self._ends = ends
-        self._weights = {
-            name: head.load(name, ends.dtype).to(ends.device)
-            for name in head.spec.shapes
-            if self._reads(name)
-        }
-        head_dim = head.spec.layers[0].attention.head_dim
-        self._frequencies = frequencies(head.spec.rope, head_dim).to(ends.device)
-        self._staging = Staging(ends.device, bucketed)
-
-    def _reads(self, name: str) -> bool:
-        """Whether a tensor is one of its own weights."""
-        return not name.startswith(CONFIDENCE) and name not in (*TABLES, *DRAFTERS_OWN)
+        self._layers: HeadLayers = (
+            PlainLayers(tensors) if tensors.spec.is_plain else ModuleLayers(tensors.head, tensors.ends)
+        )
+        self._staging = Staging(tensors.ends.device, bucketed)
+        self.markov_before, self.markov_after = tensors.markov_before, tensors.markov_after
 
     @property
     def weight_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._weights.values())
+        return self._tensors.nbytes + self._layers.nbytes
 
     @torch.inference_mode()
     def draft(self, call: HeadCall) -> HeadOutput | Chains:
         """Return logits: chains are grown from them."""
         if call.context is not None:
-            self._forward(call.context, call.store)
-        return self._forward(call.rows, call.store)
+            self.forward(call.context, call.store)
+        return self.forward(call.rows, call.store)
 
-    def _forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
-        paged = self._paged(store)
-        staged = self._staging.stage(ForwardBatch.of(wanted.arrays), paged.page_size, paged.spare_slot)
-        batch, padding = staged.batch, len(staged.batch.token_ids) - len(wanted.features)
-        features = torch.nn.functional.pad(
-            as_tensor(wanted.features).to(self._ends.dtype), (0, 0, 0, padding)
-        )
-        cos_sin = self._turns(batch.positions)
-        slots = batch.slots.long()
-        if self.spec.join is Join.CONTEXT and not wanted.are_own:
-            return self._keep_context(features, cos_sin, paged, slots)
-        views = seen_from(
-            wanted, staged, group_views(staged, paged.page_size, paged.empty_slot), paged.empty_slot
-        )
-        begun = self._begin(batch.token_ids, features, wanted.are_own)
-        stream = self._run_layers(*begun, cos_sin, paged, slots, views)
-        last = stream[batch.logit_rows][: staged.num_logits]
-        normed = self._norm(last, "norm.weight")
-        return HeadOutput(self._logits(normed), normed if self.spec.norm_output else last)
-
-    @torch.inference_mode()
-    def markov_before(self, tokens: Sequence[int]) -> Tensor:
-        table = self._weights[MARKOV[0] + ".weight"]
-        return table[torch.tensor(tokens, device=table.device)].float()
-
-    @torch.inference_mode()
-    def markov_after(self, before: Tensor) -> Tensor:
-        return self._linear(before.to(self._ends.dtype), MARKOV[1]).float()
-
-    def _paged(self, store: KvStore) -> PagedRows:
-        """Where its rows are."""
+    def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
+        """Return logits and states of the wanted rows; rows of a context are kept, and nothing else comes of them."""
         if not isinstance(store, TorchKvStore):
             raise ValueError("the KV store was made for another backend")
-        keys, values = store.arrays(self._rows)
-        layers = list(zip(keys.unbind(), values.unbind(), strict=True))
-        return PagedRows(layers, store.page_size, store.spare_slot, store.empty_slot)
-
-    def _begin(self, token_ids: Tensor, features: Tensor, are_own: bool) -> tuple[Tensor, Tensor]:
-        """The residual stream, and what the first layer's attention reads."""
-        own = self._weights.get("embed_tokens.weight")
-        embedded = self._ends.embed(token_ids) if own is None else embedding(token_ids, own)
-        if self.spec.join is Join.CONCAT:
-            if not are_own and self.spec.has("fc.weight"):
-                features = self._linear(self._normed_features(features), "fc")
-            normed = self._norm(features, "layers.0.hidden_norm.weight")
-            before = self._norm(embedded, "layers.0.input_layernorm.weight")
-            stream = normed if self.spec.norm_before_residual else features
-            return stream, torch.cat((before, normed), dim=-1)
-        if self.spec.join is Join.FUSED:
-            before, normed = self._norm(embedded, "enorm.weight"), self._norm(features, "hnorm.weight")
-            stream = self._linear(torch.cat((before, normed), dim=-1), "fc")
-        else:
-            stream = embedded
-        return stream, self._norm(stream, "layers.0.input_layernorm.weight")
-
-    def _turns(self, positions: Tensor) -> CosSin:
-        """Cosines and sines of every row."""
-        angles = positions.unsqueeze(1).float() * self._frequencies
-        return angles.cos().to(self._ends.dtype), angles.sin().to(self._ends.dtype)
-
-    def _run_layers(
-        self,
-        stream: Tensor,
-        attention_input: Tensor,
-        cos_sin: CosSin,
-        paged: PagedRows,
-        slots: Tensor,
-        views: list[GroupView],
-    ) -> Tensor:
-        """The stream after all layers."""
-        for index, layer in enumerate(self.spec.layers):
-            if index:
-                attention_input = self._norm(stream, f"layers.{index}.input_layernorm.weight")
-            stream = stream + self._attention(
-                index, layer, attention_input, cos_sin, paged.layers[index], slots, views
-            )
-            stream = stream + self._mlp(index, stream)
-        return stream
-
-    def _keep_context(self, features: Tensor, cos_sin: CosSin, paged: PagedRows, slots: Tensor) -> HeadOutput:
-        """The target's states become keys and values of every layer; nothing else comes of them."""
-        context = self._norm(self._linear(features, "fc"), "hidden_norm.weight")
-        for index, layer in enumerate(self.spec.layers):
-            self._place(index, layer, context, cos_sin, paged.layers[index], slots)
-        return HeadOutput(features.new_empty(0, self.spec.draft_vocab_size).float(), context[:0])
-
-    def _normed_features(self, features: Tensor) -> Tensor:
-        if self.spec.has("fc_norm.0.weight"):
-            taps = features.chunk(self.spec.num_taps, dim=-1)
-            normed = [self._norm(tap, f"fc_norm.{index}.weight") for index, tap in enumerate(taps)]
-            return torch.cat(normed, dim=-1)
-        return self._norm(features, "input_norm.weight")
-
-    def _norm(self, x: Tensor, name: str) -> Tensor:
-        """Normed, if the head has such a norm."""
-        weight = self._weights.get(name)
-        return x if weight is None else rms_norm(x, weight, self.spec.norm.eps)
-
-    def _place(
-        self,
-        index: int,
-        layer: LayerSpec,
-        read: Tensor,
-        cos_sin: CosSin,
-        kv: tuple[LayerRows, LayerRows],
-        slots: Tensor,
-    ) -> None:
-        """Write the keys and values of these rows."""
-        keys = self._norm(self._heads(index, layer, read, "k"), f"layers.{index}.self_attn.k_norm.weight")
-        kv[0][slots] = rotate(keys, *cos_sin)
-        kv[1][slots] = self._heads(index, layer, read, "v")
-
-    def _attention(
-        self,
-        index: int,
-        layer: LayerSpec,
-        read: Tensor,
-        cos_sin: CosSin,
-        kv: tuple[LayerRows, LayerRows],
-        slots: Tensor,
-        views: list[GroupView],
-    ) -> Tensor:
-        prefix = f"layers.{index}.self_attn."
-        queries = self._norm(self._heads(index, layer, read, "q"), prefix + "q_norm.weight")
-        self._place(index, layer, read, cos_sin, kv, slots)
-        attended = paged_attention(rotate(queries, *cos_sin), *kv, views)
-        return self._linear(attended.reshape(len(read), -1), prefix + "o_proj")
-
-    def _heads(self, index: int, layer: LayerSpec, read: Tensor, name: str) -> Tensor:
-        projected = self._linear(read, f"layers.{index}.self_attn.{name}_proj")
-        return projected.view(len(read), -1, layer.attention.head_dim)
-
-    def _mlp(self, index: int, stream: Tensor) -> Tensor:
-        prefix = f"layers.{index}."
-        normed = self._norm(stream, prefix + "post_attention_layernorm.weight")
-        gate, up = (self._linear(normed, f"{prefix}mlp.{name}_proj") for name in ("gate", "up"))
-        return self._linear(silu(gate) * up, prefix + "mlp.down_proj")
-
-    def _logits(self, normed: Tensor) -> Tensor:
-        own = self._weights.get("lm_head.weight")
-        return (self._ends.project(normed) if own is None else linear(normed, own)).float()
-
-    def _linear(self, x: Tensor, name: str) -> Tensor:
-        return linear(x, self._weights[name + ".weight"], self._weights.get(name + ".bias"))
+        staged = self._staging.stage(ForwardBatch.of(wanted.arrays), store.page_size, store.spare_slot)
+        batch, padding = staged.batch, len(staged.batch.token_ids) - len(wanted.features)
+        features = pad(as_tensor(wanted.features).to(self._tensors.ends.dtype), (0, 0, 0, padding))
+        cos_sin, slots = self._layers.turns(batch.positions), batch.slots.long()
+        memory = list(zip(*store.arrays(self._rows), strict=True))
+        if self.spec.join is Join.CONTEXT and not wanted.are_own:
+            context = self._tensors.context(features)
+            self._layers.keep(context, cos_sin, [PagedKv(*layer, slots, []) for layer in memory])
+            return HeadOutput(features.new_empty(0, self.spec.draft_vocab_size).float(), context[:0])
+        seen = group_views(staged, store.page_size, store.empty_slot)
+        views = seen_from(wanted, staged, seen, store.empty_slot)
+        begun = self._tensors.begin(batch.token_ids, features, wanted.are_own)
+        stream = self._layers.run(*begun, cos_sin, [PagedKv(*layer, slots, views) for layer in memory])
+        logits, states = self._tensors.outcome(stream[batch.logit_rows][: staged.num_logits])
+        return HeadOutput(logits.float(), states)
 
 
 def seen_from(

@@ -1,9 +1,17 @@
 """KV memory in torch tensors."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from foreword.kv.spec import PageSpec, RowSpec
+
+
+def move_rows(memory: Tensor, copies: Tensor) -> None:
+    """Copy rows (from, to) of one array [layers, physical rows, ...]; all are read before any is written."""
+    source, target = copies.long().unbind(1)
+    memory[:, target] = memory[:, source]
 
 
 class TorchKvStore:
@@ -13,7 +21,16 @@ class TorchKvStore:
     rows which a request does not have.
     """
 
-    def __init__(self, spec: PageSpec, num_pages: int, page_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: PageSpec,
+        num_pages: int,
+        page_size: int,
+        device: torch.device,
+        move: Callable[[Tensor, Tensor], None] = move_rows,
+    ) -> None:
+        """`move` copies the rows of one array."""
+        self._move = move
         self.spec = spec
         self.num_pages = num_pages
         self.page_size = page_size
@@ -33,10 +50,9 @@ class TorchKvStore:
     def move(self, copies: Tensor) -> None:
         """Copy rows (from, to) of all kinds, int32 [copies, 2]; all are read before any is written."""
         if len(copies):
-            source, target = copies.long().unbind(1)
             for pair in self._arrays.values():
                 for array in pair:
-                    array[:, target] = array[:, source]
+                    self._move(array, copies)
 
     def _allocate(self, row: RowSpec, device: torch.device) -> tuple[Tensor, Tensor]:
         dtype: torch.dtype = getattr(torch, row.dtype)

@@ -1,4 +1,4 @@
-"""One layer in plain torch: the decoder's own, and those of modules that guess ahead."""
+"""One layer in plain torch: the decoder's own, and those of MTP modules."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -25,7 +25,7 @@ class RequestGroup:
 class StagedBatch:
     """A batch on the device, padded.
 
-    Padding rows belong to no request, write to a KV row that nobody reads, and are read by nobody. Requests
+    Padding rows belong to no request, write to a KV row that is not read, and are not read themselves. Requests
     after the real ones have neither rows nor KV; there is at least one.
     """
 
@@ -61,7 +61,7 @@ def as_batch(batch: ForwardBatch, arrays: Sequence[Tensor]) -> ForwardBatch:
 
 
 class Staging:
-    """Batches on their way to one decoder's device, padded."""
+    """Uploads batches to one decoder's device, padded."""
 
     def __init__(self, device: torch.device, bucketed: bool, entries: int = 1 << 14) -> None:
         """`bucketed` rounds all sizes up to powers of two, so that few shapes occur.

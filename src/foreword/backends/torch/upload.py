@@ -1,4 +1,4 @@
-"""Arrays on their way from the host to a device: one copy a pass, into memory that stays where it is."""
+"""Uploads arrays from the host to a device: one copy a pass, into memory that stays where it is."""
 
 from collections.abc import Sequence
 from math import prod

@@ -56,22 +56,22 @@ class ExpertWeights:
     shared_gate: Tensor | None  # [1, hidden]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerWeights:
     """One decoder layer. Projections that read the same input are stored as one matrix."""
 
     input_norm: Tensor  # [hidden]; empty: attention reads the stream as it is
     qkv: Tensor  # [query_width + 2 * kv_width, hidden]
-    qkv_bias: Tensor | None
-    query_norm: Tensor | None  # [head_dim], or as wide as all heads
-    key_norm: Tensor | None
+    qkv_bias: Tensor | None = None
+    query_norm: Tensor | None = None  # [head_dim], or as wide as all heads
+    key_norm: Tensor | None = None
     output: Tensor  # [hidden, query_width]
-    output_bias: Tensor | None
+    output_bias: Tensor | None = None
     mlp_norm: Tensor  # [hidden]; empty: the MLP reads the stream as it is
     gate_up: Tensor  # [2 * intermediate, hidden]; of a mixture, the shared experts' (perhaps none)
-    gate_up_bias: Tensor | None
+    gate_up_bias: Tensor | None = None
     down: Tensor  # [hidden, intermediate]
-    down_bias: Tensor | None
+    down_bias: Tensor | None = None
     after_attention: Tensor | None = None  # [hidden], norms of what is added
     after_mlp: Tensor | None = None
     latent: LatentWeights | None = None
@@ -143,12 +143,19 @@ def load_weights(
     config = checkpoint.config
     require_supported(config, "torch")
     loader = WeightLoader(checkpoint, dtype, device, progress)
+    return weights_from(loader, config, ends)
+
+
+def weights_from(
+    loader: LayerSource, config: ModelConfig, ends: DecoderWeights | None = None
+) -> DecoderWeights:
+    """A decoder's weights from any source of tensors."""
     weights = load_ends(loader, config) if ends is None else ends
     layers = tuple(load_layer(loader, layer, f"model.layers.{i}.") for i, layer in enumerate(config.layers))
     return replace(weights, layers=layers)
 
 
-def load_ends(loader: WeightLoader, config: ModelConfig) -> DecoderWeights:
+def load_ends(loader: LayerSource, config: ModelConfig) -> DecoderWeights:
     """Embedding, head and last norm, without layers."""
     embedding = loader.tensor("model.embed_tokens.weight")
     head = embedding if config.tied_embeddings else loader.tensor("lm_head.weight")

@@ -52,8 +52,8 @@ def _stop_of(stops: tuple[Stop | None, ...], most: int) -> ChainStop:
     rates = np.array([_GOES_ON if stop is None else stop.rates for stop in stops], np.float32)
     least = np.zeros((len(stops), most), np.float32)
     for row, stop in zip(least, stops, strict=True):
-        told = () if stop is None else stop.least[:most]
-        row[: len(told)] = told
+        limits = () if stop is None else stop.least[:most]
+        row[: len(limits)] = limits
     return ChainStop(_EDGES, rates, least)
 
 
@@ -72,25 +72,25 @@ def unsettled(plan: ChainPlan, unjudged: Sequence[InFlight], drawn: Tensor) -> C
     return replace(plan, lengths=plan.lengths + 1, unsettled=judged)
 
 
-def drafted(asks: Sequence[DraftTask], guesses: Chains) -> list[Draft]:
+def drafted(asks: Sequence[DraftTask], chains: Chains) -> list[Draft]:
     """Return the chains as drafts."""
-    if isinstance(guesses, PendingChains):
-        source = guesses.tokens
+    if isinstance(chains, PendingChains):
+        source = chains.tokens
         return [
             Draft.on_device(DeviceTokens(source, tuple(places)), len(ask.request.tokens), ask.request.epoch)
-            for ask, places in zip(asks, guesses.places, strict=True)
+            for ask, places in zip(asks, chains.places, strict=True)
         ]
-    told = guesses.confidence or [()] * len(asks)
+    confidences = chains.confidence or [()] * len(asks)
     return [
         Draft.chain(tokens, len(ask.request.tokens), ask.request.epoch, confidence=confidence)
-        for ask, tokens, confidence in zip(asks, guesses.tokens, told, strict=True)
+        for ask, tokens, confidence in zip(asks, chains.tokens, confidences, strict=True)
     ]
 
 
 def is_drawn_alone(sampling: DraftSampling) -> bool:
     """Return whether a draft token depends only on the head's logits, and is returned without its q."""
-    is_told = sampling.rule is not Rule.COUPLED and sampling.record["temperature"] > 0
-    return not is_told and not has_fixed_corrections(sampling)
+    needs_q = sampling.rule is not Rule.COUPLED and sampling.record["temperature"] > 0
+    return not needs_q and not has_fixed_corrections(sampling)
 
 
 @dataclass
@@ -120,7 +120,7 @@ class BegunChain:
         self.length = commit.first + commit.rows + 1  # the newest token has no row yet
         return is_its
 
-    def behind(self, run: Run, ask: DraftTask) -> Draft | None:
+    def draft_after(self, run: Run, ask: DraftTask) -> Draft | None:
         """Return the requested draft, if the chain follows this text and the rows of `run` are in place."""
         kv, wanted = run.pages.kv, min(ask.max_nodes, ask.max_depth)
         if self.kv is not kv or self.first != run.first or self.length != run.end:
@@ -152,7 +152,7 @@ class BegunChains:
     def take(self, run: Run, ask: DraftTask) -> Draft | None:
         """What was begun for this text; whatever it is, it is asked for once."""
         known = self._begun.pop(ask.request.request_id, None)
-        return None if known is None else known.behind(run, ask)
+        return None if known is None else known.draft_after(run, ask)
 
     def forget(self, request_id: int) -> None:
         self._begun.pop(request_id, None)

@@ -114,8 +114,8 @@ class Awaited:
         """Count the tokens from `known` on, which are new."""
         for length, ranked in self._lists:
             for place in range(max(known, length), min(len(tokens), length + len(ranked))):
-                guesses = ranked[place - length]
-                rank = guesses.index(tokens[place]) if tokens[place] in guesses else None
+                ranked_tokens = ranked[place - length]
+                rank = ranked_tokens.index(tokens[place]) if tokens[place] in ranked_tokens else None
                 ranks.saw(place - length, rank)
         while self._lists and self._lists[0][0] + len(self._lists[0][1]) <= len(tokens):
             self._lists.popleft()

@@ -10,13 +10,12 @@ from torch import Tensor
 from foreword.backends.batch import BatchArrays, Ints
 from foreword.backends.interface import HeadCall, HeadInput, HeadOutput
 from foreword.drafters.heads.chains import drafted, plan_chains
-from foreword.drafters.heads.growing import grow_levels, guess_at_once, new_trees
+from foreword.drafters.heads.growing import draft_at_once, grow_levels, new_trees
 from foreword.drafters.heads.in_pages import HeadInPages, fill
 from foreword.drafters.heads.loading import (
     HEAD,
     HeadConfig,
     LoadedHead,
-    check_width,
     drafts_where,
     head_builder,
     load_head,
@@ -50,9 +49,9 @@ class DFlashHead(HeadInPages):
 
     def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`; none where states of the newest committed tokens are not known."""
-        return drafts_where(asks, list(map(self._ready, asks)), self._fill_and_guess)
+        return drafts_where(asks, list(map(self._ready, asks)), self._fill_and_draft)
 
-    def _fill_and_guess(self, asks: list[DraftTask], pages: list[RequestRows]) -> Sequence[Draft]:
+    def _fill_and_draft(self, asks: list[DraftTask], pages: list[RequestRows]) -> Sequence[Draft]:
         runs, starts = self._missing(asks, pages)
         context = self._true_rows(runs, wanted=0) if runs else None
         parts = [self._block(ask, found) for ask, found in zip(asks, pages, strict=True)]
@@ -67,7 +66,7 @@ class DFlashHead(HeadInPages):
         fill(runs)
         if not isinstance(output, HeadOutput):
             return drafted(asks, output)
-        return marked_cold(self._guess(asks, places, output), output.is_cold)
+        return marked_cold(self._draft(asks, places, output), output.is_cold)
 
     def _block_rows(
         self, cache: PagedCache, parts: Sequence[SequenceRows], places: Sequence[int], starts: Ints
@@ -81,8 +80,8 @@ class DFlashHead(HeadInPages):
         arrays = arrays._replace(logit_rows=np.concatenate(wanted).astype(np.int32))
         return HeadInput(arrays, starts, torch.empty(len(arrays.token_ids), 0), are_own=True)
 
-    def _guess(self, asks: Sequence[DraftTask], places: Sequence[int], output: HeadOutput) -> list[Draft]:
-        return guess_at_once(asks, places, output.logits, self._vocabulary, self._width)
+    def _draft(self, asks: Sequence[DraftTask], places: Sequence[int], output: HeadOutput) -> list[Draft]:
+        return draft_at_once(asks, places, output.logits, self._vocabulary, self._width)
 
     def _ready(self, ask: DraftTask) -> RequestRows | None:
         """Return the pages of a request for which a draft is possible."""
@@ -120,15 +119,13 @@ DFLASH = drawn_kind(
 
 
 @dataclass(frozen=True)
-class DSparkConfig:
+class DSparkConfig(HeadConfig):
     """Which head drafts, and how confident it has to be."""
 
-    model: str = ""  # a local path or a hub id; empty: the head shipped for the target
-    tree_width: int = 1  # candidates for every place of the block that are followed; 1 is a chain
     confidence: float = 0.0  # a draft ends before the first place where the head is less sure than this
 
     def __post_init__(self) -> None:
-        check_width(self.tree_width)
+        super().__post_init__()
         if not 0 <= self.confidence < 1:
             raise RequestError(f"confidence must be at least 0 and below 1, not {self.confidence}")
 
@@ -145,7 +142,7 @@ class DSparkHead(DFlashHead):
             raise RequestError("confidence: this head has no confidence head; leave it out")
         self._in_one_call &= confidence == 0
 
-    def _guess(self, asks: Sequence[DraftTask], places: Sequence[int], output: HeadOutput) -> list[Draft]:
+    def _draft(self, asks: Sequence[DraftTask], places: Sequence[int], output: HeadOutput) -> list[Draft]:
         trees, firsts = new_trees(asks, places, self._width)
 
         def level(going: Sequence[HeadTree], rows: list[int]) -> Tensor:

@@ -18,14 +18,13 @@ from foreword.drafters.heads.chains import (
     plan_chains,
     unsettled,
 )
-from foreword.drafters.heads.growing import Begun, grow_by_passes, guess_at_once
+from foreword.drafters.heads.growing import Begun, draft_at_once, grow_by_passes
 from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
 from foreword.drafters.heads.loading import (
     HEAD,
     HEAD_BY_LEVEL,
     HeadConfig,
     LoadedHead,
-    check_width,
     drafts_where,
     head_builder,
     load_head,
@@ -53,7 +52,7 @@ class StepwiseHead(HeadInPages):
         self._width = width
         self.traits = replace(
             self.traits,
-            starts_early=width == 1 and head.runner.anticipates,
+            starts_early=width == 1 and head.runner.drafts_early,
             stops_itself=width == 1 and head.runner.stops,
             acceptance_by_level=head.acceptance_by_level,
         )
@@ -61,7 +60,7 @@ class StepwiseHead(HeadInPages):
 
     def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`; none where the newest token's states are not known."""
-        return drafts_where(asks, list(map(self._newest, asks)), self._guess)
+        return drafts_where(asks, list(map(self._newest, asks)), self._draft)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Keep the newest states; chains started early learn which text they follow."""
@@ -81,7 +80,7 @@ class StepwiseHead(HeadInPages):
         plan = plan_chains(asks, [MAX_DRAFT_NODES] * len(asks), self._vocabulary)
         if plan is None:
             return False
-        rows = self._rows_behind(going, hidden)
+        rows = self._rows_after(going, hidden)
         call = HeadCall(rows, _pages(asks[0]).store, unsettled(plan, going, drawn))
         chains = self._runner.draft(call)
         if not isinstance(chains, PendingChains):
@@ -96,7 +95,7 @@ class StepwiseHead(HeadInPages):
         pages, length = _pages(unjudged.ask), len(unjudged.ask.request.tokens)
         return self._rows_of(pages).end == length and pages.kv.reserved > length + len(unjudged.draft)
 
-    def _rows_behind(self, going: Sequence[InFlight], hidden: Mapping[Tap, Tensor]) -> HeadInput:
+    def _rows_after(self, going: Sequence[InFlight], hidden: Mapping[Tap, Tensor]) -> HeadInput:
         """A row for every token that the texts may gain; the draft starts from the first of each."""
         parts, starts, bounds = [], [], []
         for one in going:
@@ -120,24 +119,24 @@ class StepwiseHead(HeadInPages):
             return None
         return Run(ask.pages, rows, ask.request.tokens, first, end, LAG)
 
-    def _guess(self, asks: list[DraftTask], runs: list[Run]) -> list[Draft]:
+    def _draft(self, asks: list[DraftTask], runs: list[Run]) -> list[Draft]:
         if self.traits.stops_itself and len(asks) > 1:
             alone = [is_drawn_alone(ask.request.sampling) for ask in asks]
             if any(alone) and not all(alone):
-                return self._guess_apart(asks, runs, alone)
+                return self._draft_apart(asks, runs, alone)
         begun = [self._begun.take(run, ask) for run, ask in zip(runs, asks, strict=True)]
         fill([run for run, draft in zip(runs, begun, strict=True) if draft is not None])
         others = [run if draft is None else None for run, draft in zip(runs, begun, strict=True)]
         made = drafts_where(asks, others, self._draft_now)
         return joined([new if old is None else old for old, new in zip(begun, made, strict=True)])
 
-    def _guess_apart(self, asks: list[DraftTask], runs: list[Run], alone: list[bool]) -> list[Draft]:
+    def _draft_apart(self, asks: list[DraftTask], runs: list[Run], alone: list[bool]) -> list[Draft]:
         """Those that need more than the head's logits (a grammar, a bias) do not take the chains of the others."""
         halves = [
             drafts_where(
                 asks,
                 [run if own is half else None for run, own in zip(runs, alone, strict=True)],
-                self._guess,
+                self._draft,
             )
             for half in (True, False)
         ]
@@ -203,7 +202,7 @@ class PEagleHead(StepwiseHead):
         assert head.spec.mask_token_id is not None
         self._mask, self._mask_features = head.spec.mask_token_id, head.own[MASK_HIDDEN].view(1, -1)
 
-    def _guess(self, asks: list[DraftTask], runs: list[Run]) -> list[Draft]:
+    def _draft(self, asks: list[DraftTask], runs: list[Run]) -> list[Draft]:
         tails = [
             Draft.chain(
                 [self._mask] * min(ask.max_nodes - 1, ask.max_depth - 1, run.pages.kv.reserved - run.end),
@@ -218,7 +217,7 @@ class PEagleHead(StepwiseHead):
         fill(runs)
         if not isinstance(output, HeadOutput):
             return drafted(asks, output)
-        drafts = guess_at_once(asks, places, output.logits, self._vocabulary, self._width)
+        drafts = draft_at_once(asks, places, output.logits, self._vocabulary, self._width)
         return list(marked_cold(drafts, output.is_cold))
 
 
@@ -231,15 +230,10 @@ P_EAGLE = drawn_kind(
 
 
 @dataclass(frozen=True)
-class MtpConfig:
-    """Where the module is and what it reads."""
+class MtpConfig(HeadConfig):
+    """Where the module is (by default in the target's own files) and what it reads."""
 
-    model: str = ""  # a local path or a hub id; empty: the target's own files
-    tree_width: int = 1  # candidates that are followed on every level of the draft; 1 is a chain
     pre_norm: bool = False  # it reads the target's last hidden states before the final norm, not after it
-
-    def __post_init__(self) -> None:
-        check_width(self.tree_width)
 
 
 def build_mtp(config: MtpConfig, resources: DrafterResources) -> StepwiseHead:

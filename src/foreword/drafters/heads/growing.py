@@ -102,7 +102,7 @@ def _taken(states: Tensor, rows: list[int]) -> Tensor:
     return states if rows == list(range(len(states))) else states[torch.tensor(rows)]
 
 
-def guess_at_once(
+def draft_at_once(
     asks: Sequence[DraftTask], places: Sequence[int], logits: Tensor, vocabulary: DraftVocabulary, width: int
 ) -> list[Draft]:
     """A chain, or a tree of `width`, for every ask.

@@ -14,6 +14,7 @@ from foreword.backends.interface import HeadRunner, RowsRunner
 from foreword.drafters.names import OWN_METHODS
 from foreword.drafters.registry import DrafterResources
 from foreword.errors import RequestError
+from foreword.kernels.placement import placement_of
 from foreword.kv.spec import RowSpec
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.files import HeadFiles
@@ -49,7 +50,7 @@ class DraftVocabulary:
     def likeliest(self, logits: Tensor) -> list[int]:
         """The target's id of every row's largest logit, the lowest of equals; -1 where that is no number."""
         own = self._drawable(logits)
-        if own.device.type == "cpu":
+        if placement_of(own.device).is_host:
             # In numpy: every level pays for this, and torch's calls take ten times as long.
             rows = own.numpy()
             columns = rows.argmax(axis=1).tolist()
@@ -92,7 +93,8 @@ class HeadConfig:
     tree_width: int = 1  # candidates that are followed on every level of the draft; 1 is a chain
 
     def __post_init__(self) -> None:
-        check_width(self.tree_width)
+        if not 1 <= self.tree_width <= MAX_DRAFT_NODES:
+            raise RequestError(f"tree_width must be in 1 .. {MAX_DRAFT_NODES}, not {self.tree_width}")
 
 
 @dataclass(frozen=True)
@@ -197,12 +199,6 @@ def taps_of(spec: HeadSpec) -> tuple[Tap, ...]:
 
 def vocabulary_of(head: Head, resources: DrafterResources) -> DraftVocabulary:
     return DraftVocabulary(head.token_ids, resources.vocab_size, resources.target.device)
-
-
-def check_width(width: int) -> None:
-    """Refuse a tree that is wider than a draft can be."""
-    if not 1 <= width <= MAX_DRAFT_NODES:
-        raise RequestError(f"tree_width must be in 1 .. {MAX_DRAFT_NODES}, not {width}")
 
 
 def method_of(model: str) -> str:

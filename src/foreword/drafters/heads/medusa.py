@@ -22,11 +22,11 @@ from foreword.drafters.heads.choices import (
     read_choices,
     shape_of,
 )
-from foreword.drafters.heads.growing import grow_levels, guess_at_once
+from foreword.drafters.heads.growing import draft_at_once, grow_levels
 from foreword.drafters.heads.loading import (
     HEAD,
     DraftVocabulary,
-    check_width,
+    HeadConfig,
     drafts_where,
     head_path,
     open_fitting,
@@ -45,17 +45,13 @@ MEASURED, FROM_FILE = "measured", "file"
 
 
 @dataclass(frozen=True)
-class MedusaConfig:
+class MedusaConfig(HeadConfig):
     """Which heads draft, and in which tree."""
 
-    model: str = ""  # a local path or a hub id; empty: the head shipped for the target
-    tree_width: int = 1  # candidates for every place that are followed by their score; 1 is a chain
-    medusa_choices: Any = (
-        None  # a tree of ranks instead: a list of paths, "file" (those in config.json) or "measured"
-    )
+    medusa_choices: Any = None  # ranks instead of a width: paths, "file" (those in config.json), "measured"
 
     def __post_init__(self) -> None:
-        check_width(self.tree_width)
+        super().__post_init__()
         if self.medusa_choices not in (None, MEASURED, FROM_FILE):
             read_choices(self.medusa_choices, "speculation")
 
@@ -112,9 +108,9 @@ class MedusaDrafter(Drafter):
 
     def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """A chain or a tree; none where the newest state is not known."""
-        return drafts_where(asks, list(map(self._newest_state, asks)), self._guess)
+        return drafts_where(asks, list(map(self._newest_state, asks)), self._draft)
 
-    def _guess(self, asks: Sequence[DraftTask], states: Sequence[Tensor]) -> Sequence[Draft]:
+    def _draft(self, asks: Sequence[DraftTask], states: Sequence[Tensor]) -> Sequence[Draft]:
         places = [self._runner.spec.num_heads] * len(asks)
         is_chain = self._choices is None and self._width == 1
         plan = plan_chains(asks, places, self._vocabulary) if is_chain else None
@@ -123,7 +119,7 @@ class MedusaDrafter(Drafter):
             return drafted(asks, output)
         logits = output.logits  # [asks, heads, draft vocabulary]
         if self._choices is None:
-            drafts = guess_at_once(asks, places, logits.flatten(0, 1), self._vocabulary, self._width)
+            drafts = draft_at_once(asks, places, logits.flatten(0, 1), self._vocabulary, self._width)
         else:
             drafts = [self._by_choices(ask, rows) for ask, rows in zip(asks, logits, strict=True)]
         return marked_cold(drafts, output.is_cold)
@@ -201,11 +197,11 @@ def _tree_of_ranks(ask: DraftTask, paths: Paths, ranked: list[list[int]]) -> Dra
     tokens: list[int] = []
     parents: list[int] = []
     for path in paths:
-        guesses = ranked[len(path) - 1]
-        if path[:-1] in nodes and path[-1] < len(guesses):
+        ranked_tokens = ranked[len(path) - 1]
+        if path[:-1] in nodes and path[-1] < len(ranked_tokens):
             parents.append(nodes[path[:-1]])
             nodes[path] = len(tokens)
-            tokens.append(guesses[path[-1]])
+            tokens.append(ranked_tokens[path[-1]])
     return Draft(tuple(tokens), tuple(parents), len(ask.request.tokens), ask.request.epoch)
 
 

@@ -1,13 +1,12 @@
 """Drafts what structured output leaves no choice about."""
 
-from collections.abc import Sequence
-
+from foreword.drafters.lookup.by_request import LookupDrafter
 from foreword.drafters.registry import NoSettings, chosen_kind
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Drafter, DraftTask, Traits
+from foreword.speculation.drafting import DraftTask, Traits
 
 
-class GrammarDrafter(Drafter):
+class GrammarDrafter(LookupDrafter[None]):
     """Drafts the tokens that must come: the keys of a schema, what stands between them, and the end.
 
     They are verified like any draft; that the target has no choice either is what its masks say.
@@ -21,15 +20,11 @@ class GrammarDrafter(Drafter):
         needs_target="the form of an answer stays with the target",
     )
 
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
-        """A chain for every ask whose answer goes on in one way only."""
-        return [_forced(ask) for ask in asks]
-
-
-def _forced(ask: DraftTask) -> Draft:
-    grammar = ask.request.sampling.grammar
-    tokens = () if grammar is None else grammar.forced(min(ask.max_nodes, ask.max_depth))
-    return Draft.chain(tokens, len(ask.request.tokens), ask.request.epoch)
+    def draft(self, ask: DraftTask) -> Draft:
+        """A chain, empty where the answer can go on in more ways than one."""
+        grammar = ask.request.sampling.grammar
+        tokens = () if grammar is None else grammar.forced(min(ask.max_nodes, ask.max_depth))
+        return Draft.chain(tokens, len(ask.request.tokens), ask.request.epoch)
 
 
 KIND = chosen_kind(

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from foreword.drafters.lookup.by_request import LookupDrafter
 from foreword.drafters.lookup.judged_draft import READS_DRAWS, JudgedDraft
 from foreword.drafters.registry import NoSettings, chosen_kind
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Commit, Drafter, DraftRequest, DraftTask
+from foreword.speculation.drafting import Commit, DraftTask
 
 _BYTES_PER_REQUEST = 3_000
 """Memory of one request's draft, most of it the random numbers."""
@@ -26,35 +27,25 @@ class _Ahead:
     random: Random = field(default_factory=lambda: Random(0))  # for places that nothing is known of
 
 
-class JacobiDrafter(Drafter):
+class JacobiDrafter(LookupDrafter[_Ahead]):
     """Drafts chains; where nothing was drawn yet, of tokens of the prompt."""
 
     traits = READS_DRAWS
-
-    def __init__(self) -> None:
-        self._known: dict[int, _Ahead] = {}
-
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
-        """A chain as long as it may be for every ask."""
-        return [self._chain(ask) for ask in asks]
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """The target's draws from the text's new end on are the next draft."""
         for commit in commits:
             ahead = self._known.get(commit.request.request_id)
             if ahead is not None and len(commit.draft):
-                ahead.tokens = _next_guesses(ahead.tokens, commit)
+                ahead.tokens = _next_draft(ahead.tokens, commit)
                 ahead.end = len(commit.request.tokens)
-
-    def forget(self, request: DraftRequest) -> None:
-        """Drop the draft of a request that has ended."""
-        self._known.pop(request.request_id, None)
 
     def memory_bytes(self) -> int:
         """Estimate the memory of all running requests."""
         return len(self._known) * _BYTES_PER_REQUEST
 
-    def _chain(self, ask: DraftTask) -> Draft:
+    def draft(self, ask: DraftTask) -> Draft:
+        """A chain as long as it may be."""
         request = ask.request
         ahead = self._known.setdefault(request.request_id, _Ahead())
         length = min(ask.max_nodes, ask.max_depth)
@@ -66,12 +57,12 @@ class JacobiDrafter(Drafter):
         return Draft.chain(ahead.tokens[:length], len(request.tokens), request.epoch)
 
 
-def _next_guesses(guessed: Sequence[int], commit: Commit) -> list[int]:
+def _next_draft(drafted: Sequence[int], commit: Commit) -> list[int]:
     """Return what was drawn along the draft, without the positions that the text has filled since."""
     judged = JudgedDraft(commit)
     drawn = []
-    for length in range(len(guessed) + 1):
-        token = judged.drawn_after(judged.follow(guessed[:length]))
+    for length in range(len(drafted) + 1):
+        token = judged.drawn_after(judged.follow(drafted[:length]))
         if token is None:
             break
         drawn.append(token)

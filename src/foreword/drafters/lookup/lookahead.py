@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
+from foreword.drafters.lookup.by_request import LookupDrafter
 from foreword.drafters.lookup.judged_draft import READS_DRAWS, JudgedDraft
 from foreword.drafters.registry import chosen_kind
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Commit, Drafter, DraftRequest, DraftTask
+from foreword.speculation.drafting import Commit, DraftRequest, DraftTask
 
 Gram = tuple[int, ...]
 """What followed a token once."""
@@ -119,18 +120,14 @@ def _columns(rows: int, room: int, max_depth: int) -> int:
     return min((room + 1) // rows, max_depth - rows + 2)
 
 
-class LookaheadDrafter(Drafter):
+class LookaheadDrafter(LookupDrafter["_Reader"]):
     """Drafts what the pool has for the newest token, beside the window that fills the pool."""
 
     traits = READS_DRAWS
 
     def __init__(self, config: LookaheadConfig) -> None:
+        super().__init__()
         self._config = config
-        self._known: dict[int, _Reader] = {}
-
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
-        """Return n-grams and window as one tree for every ask."""
-        return [self._tree(ask) for ask in asks]
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Move the windows on by what the target drew after them."""
@@ -139,16 +136,13 @@ class LookaheadDrafter(Drafter):
             if reader is not None and len(commit.draft):
                 reader.observe(commit)
 
-    def forget(self, request: DraftRequest) -> None:
-        """Drop window and pool of a request that has ended."""
-        self._known.pop(request.request_id, None)
-
     def memory_bytes(self) -> int:
         """About what the windows and pools of all running requests take."""
         pools = sum(reader.pool.memory_bytes() for reader in self._known.values())
         return pools + len(self._known) * _BYTES_PER_REQUEST
 
-    def _tree(self, ask: DraftTask) -> Draft:
+    def draft(self, ask: DraftTask) -> Draft:
+        """N-grams and window as one tree."""
         request = ask.request
         reader = self._known.get(request.request_id)
         if reader is None or reader.read_tokens > len(request.tokens):

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foreword.drafters.lookup.by_request import LookupDrafter
 from foreword.drafters.registry import chosen_kind
 from foreword.errors import RequestError
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask, Traits
+from foreword.speculation.drafting import DraftRequest, DraftTask, Traits
 
 _BYTES_PER_RUN, _BYTES_PER_REPEATED = 120, 300
 """Memory of one indexed run with its key, and of what followed one that was seen again, as tracemalloc has it on
@@ -84,7 +85,7 @@ class NgramIndex:
                 found.add(token, position)
             known.append(token)
 
-    def guess(self, count: int) -> tuple[list[int], int]:
+    def continuation(self, count: int) -> tuple[list[int], int]:
         """What followed the longest known run that ends the text, and how many tokens match before it.
 
         A repeating text is repeated on.
@@ -116,41 +117,34 @@ class NgramIndex:
         return len(self._tokens)
 
 
-class NgramDrafter(Drafter):
+class NgramDrafter(LookupDrafter[tuple[int, NgramIndex]]):
     """Drafts chains from each request's own text."""
 
     traits = Traits(is_free=True)
 
     def __init__(self, config: NgramConfig) -> None:
+        super().__init__()
         self._config = config
-        self._indexes: dict[int, tuple[int, NgramIndex]] = {}  # request -> (epoch, index)
-
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
-        """A chain for every ask, empty where nothing matches."""
-        return [self._chain(ask) for ask in asks]
-
-    def forget(self, request: DraftRequest) -> None:
-        """Drop the index of a request that has ended."""
-        self._indexes.pop(request.request_id, None)
 
     def memory_bytes(self) -> int:
         """About what the indexes of all running requests take."""
-        return sum(index.memory_bytes() for _, index in self._indexes.values())
+        return sum(index.memory_bytes() for _, index in self._known.values())
 
-    def _chain(self, ask: DraftTask) -> Draft:
+    def draft(self, ask: DraftTask) -> Draft:
+        """A chain, empty where nothing matches."""
         request = ask.request
         index = self._index(request)
         index.extend(request.tokens[len(index) :])
-        guessed, matched = index.guess(min(ask.max_nodes, ask.max_depth))
-        sure = [_CONFIDENCE[min(matched + place, LONGEST_MATCH)] for place in range(len(guessed))]
-        return Draft.chain(guessed, len(request.tokens), request.epoch, confidence=sure)
+        drafted, matched = index.continuation(min(ask.max_nodes, ask.max_depth))
+        sure = [_CONFIDENCE[min(matched + place, LONGEST_MATCH)] for place in range(len(drafted))]
+        return Draft.chain(drafted, len(request.tokens), request.epoch, confidence=sure)
 
     def _index(self, request: DraftRequest) -> NgramIndex:
         """The request's index; a new one if its text is not the indexed text grown on."""
-        epoch, index = self._indexes.get(request.request_id, (request.epoch, None))
+        epoch, index = self._known.get(request.request_id, (request.epoch, None))
         if index is None or epoch != request.epoch or len(index) > len(request.tokens):
             index = NgramIndex(self._config.prompt_lookup_min, self._config.prompt_lookup_max)
-            self._indexes[request.request_id] = (request.epoch, index)
+            self._known[request.request_id] = (request.epoch, index)
         return index
 
 

@@ -4,9 +4,10 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
+from foreword.drafters.lookup.by_request import LookupDrafter
 from foreword.drafters.registry import NoSettings, chosen_kind
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask, Traits
+from foreword.speculation.drafting import DraftTask, Traits
 
 _COMPARED = 8
 """Tokens at the end of the answer that are compared when its place is looked for."""
@@ -57,7 +58,7 @@ class Follower:
                 self._unclaimed += 1
                 self._find()
 
-    def guess(self, most: int) -> Sequence[int]:
+    def continuation(self, most: int) -> Sequence[int]:
         """What the text has next; the less speaks for the place, the less of it."""
         if self._next is None:
             return ()
@@ -108,27 +109,17 @@ class Follower:
         return length
 
 
-class PredictionDrafter(Drafter):
+class PredictionDrafter(LookupDrafter[Follower]):
     """Drafts chains along the expected answer of each request; nothing for requests without one."""
 
     traits = Traits(follows="prediction")
-
-    def __init__(self) -> None:
-        self._known: dict[int, Follower] = {}  # request -> its place
-
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
-        """A chain for every ask, empty where the answer has left the expected text."""
-        return [self._chain(ask) for ask in asks]
-
-    def forget(self, request: DraftRequest) -> None:
-        """Drop the place of a request that has ended."""
-        self._known.pop(request.request_id, None)
 
     def memory_bytes(self) -> int:
         """About what the texts of running requests take."""
         return sum(follower.memory_bytes() for follower in self._known.values())
 
-    def _chain(self, ask: DraftTask) -> Draft:
+    def draft(self, ask: DraftTask) -> Draft:
+        """A chain, empty where the answer has left the expected text."""
         request = ask.request
         if not request.prediction:
             return Draft()
@@ -136,8 +127,8 @@ class PredictionDrafter(Drafter):
         if follower is None or request.prompt_len + follower.read_tokens > len(request.tokens):
             follower = self._known[request.request_id] = Follower(request.prediction)
         follower.read(request.tokens[request.prompt_len + follower.read_tokens :])
-        guessed = follower.guess(min(ask.max_nodes, ask.max_depth))
-        return Draft.chain(guessed, len(request.tokens), request.epoch)
+        drafted = follower.continuation(min(ask.max_nodes, ask.max_depth))
+        return Draft.chain(drafted, len(request.tokens), request.epoch)
 
 
 def count_followed(expected: Sequence[int], answer: Sequence[int]) -> int:

@@ -1,6 +1,5 @@
 """Retrieval (REST, He et al. 2023, arXiv 2311.08252): what followed the same words in a datastore follows again."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,10 +7,11 @@ import numpy as np
 
 from foreword.drafters.datastore.format import DEPTH, DatastoreError, fingerprint
 from foreword.drafters.datastore.search import Datastore, Ints
+from foreword.drafters.lookup.by_request import LookupDrafter
 from foreword.drafters.registry import DrafterResources, chosen_kind
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.drafting import Drafter, DraftTask
+from foreword.speculation.drafting import DraftTask
 
 _TOKEN_BITS = 32
 _LEFT_OUT = -2
@@ -50,16 +50,13 @@ def build_rest(config: RestConfig, resources: DrafterResources) -> "RestDrafter"
     return RestDrafter(config, store)
 
 
-class RestDrafter(Drafter):
+class RestDrafter(LookupDrafter[None]):
     """Drafts trees of the most frequent continuations. It keeps nothing of a request."""
 
     def __init__(self, config: RestConfig, store: Datastore) -> None:
+        super().__init__()
         self._config = config
         self._store = store
-
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
-        """A tree for every ask, empty where the text's end is not in the datastore."""
-        return [self._tree(ask) for ask in asks]
 
     def close(self) -> None:
         self._store.close()
@@ -68,7 +65,8 @@ class RestDrafter(Drafter):
         """None of its own: the datastore is mapped, and the system keeps of it what it has room for."""
         return 0
 
-    def _tree(self, ask: DraftTask) -> Draft:
+    def draft(self, ask: DraftTask) -> Draft:
+        """A tree, empty where the text's end is not in the datastore."""
         request, config = ask.request, self._config
         end = np.array(request.tokens[-config.max_match :], np.int64)
         matches = self._store.longest_matches(end, config.min_match, config.max_matches)

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from foreword.drafters.lookup.by_request import LookupDrafter
 from foreword.drafters.lookup.suffix_automaton import ROOT, SuffixAutomaton
 from foreword.drafters.registry import DrafterResources, chosen_kind
 from foreword.errors import RequestError
 from foreword.speculation import draft as drafts
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask, Traits
+from foreword.speculation.drafting import DraftRequest, DraftTask, Traits
 
 _REMATCHED = 64
 """Tokens that are read again to find a request's place in a store that has changed."""
@@ -133,29 +134,25 @@ def build_suffix_drafter(config: SuffixConfig, resources: DrafterResources) -> "
     return SuffixDrafter(config, resources.encode(text))
 
 
-class SuffixDrafter(Drafter):
+class SuffixDrafter(LookupDrafter[_Reader]):
     """Drafts trees of likely continuations, as deep as the match is long and as wide as it is undecided."""
 
     traits = Traits(learns_answers=True, is_free=True)
 
     def __init__(self, config: SuffixConfig, warm_text: Sequence[int] = ()) -> None:
+        super().__init__()
         self._config = config
         self._warm_text = warm_text
         self._stores: dict[str, SuffixStore] = {}
-        self._readers: dict[int, _Reader] = {}
-
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
-        """A tree for every ask, from the place that promises most accepted tokens."""
-        return [self._tree(ask) for ask in asks]
 
     def forget(self, request: DraftRequest) -> None:
         """A request has ended: remember its answer for its tenant, drop the rest."""
-        if self._readers.pop(request.request_id, None) is not None:
+        if self._known.pop(request.request_id, None) is not None:
             self.store(request.tenant).add(request.tokens[request.prompt_len :])
 
     def memory_bytes(self) -> int:
         """About what the texts of running requests and the past answers of all tenants take."""
-        own = sum(reader.own.memory_bytes() for reader in self._readers.values())
+        own = sum(reader.own.memory_bytes() for reader in self._known.values())
         return own + sum(store.memory_bytes() for store in self._stores.values())
 
     def store(self, tenant: str) -> SuffixStore:
@@ -169,7 +166,8 @@ class SuffixDrafter(Drafter):
             del self._stores[next(iter(self._stores))]
         return store
 
-    def _tree(self, ask: DraftTask) -> Draft:
+    def draft(self, ask: DraftTask) -> Draft:
+        """A tree from the place that promises most accepted tokens."""
         request = ask.request
         reader = self._reader(request)
         reader.read(request.tokens)
@@ -178,17 +176,17 @@ class SuffixDrafter(Drafter):
             for match in reader.matches()
             if match.length >= self._config.min_match
         ]
-        best = max(trees, key=lambda tree: tree.expected, default=GuessedTree())
+        best = max(trees, key=lambda tree: tree.expected, default=LikelyTree())
         return Draft(tuple(best.tokens), tuple(best.parents), len(request.tokens), request.epoch)
 
     def _reader(self, request: DraftRequest) -> _Reader:
-        reader = self._readers.get(request.request_id)
+        reader = self._known.get(request.request_id)
         if reader is None or reader.epoch != request.epoch or reader.own.num_tokens > len(request.tokens):
-            reader = self._readers[request.request_id] = _Reader(request.epoch, self.store(request.tenant))
+            reader = self._known[request.request_id] = _Reader(request.epoch, self.store(request.tenant))
         return reader
 
 
-class GuessedTree:
+class LikelyTree:
     """Nodes while they are being chosen, and how many of them are expected to be accepted."""
 
     def __init__(self) -> None:
@@ -204,10 +202,10 @@ class GuessedTree:
         return len(self.tokens) - 1
 
 
-def expand(match: Match, config: SuffixConfig, ask: DraftTask) -> GuessedTree:
+def expand(match: Match, config: SuffixConfig, ask: DraftTask) -> LikelyTree:
     """The likeliest nodes after a match, most likely first, by how often each followed."""
     max_depth = min(ask.max_depth, max(1, int(match.length * config.depth_per_match)))
-    tree = GuessedTree()
+    tree = LikelyTree()
     order = 0  # of equally likely nodes the first found wins
     frontier: list[tuple[float, int, int, int, int, int]] = []  # (-p, order, token, state, parent, depth)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foreword.acceptance.transfer import HostCopy, event
+from foreword.acceptance.transfer import HostCopy, started
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
@@ -116,7 +116,7 @@ class AutoregressiveDrafter(Drafter):
         return self._known[request.request_id][1]
 
     def _write(self, trees: Sequence[GrowingTree]) -> None:
-        began = event(timed=True) if self._runner.decoder.device.type == "cuda" else None
+        began = started(self._runner.decoder.device)
         trees, logits = self._catch_up(trees)
         if not trees:
             return
@@ -161,11 +161,11 @@ class AutoregressiveDrafter(Drafter):
 
     def _catch_up(self, trees: Sequence[GrowingTree]) -> tuple[list[GrowingTree], Tensor]:
         """Read committed tokens of many requests in one pass; returns who has read all, with what may follow."""
-        behind = [len(tree.request.tokens) - 1 - self._kv(tree.request).computed for tree in trees]
+        missing_rows = [len(tree.request.tokens) - 1 - self._kv(tree.request).computed for tree in trees]
         # Those with little first: a long text must not delay the drafts of others.
-        shares = fair_shares(behind, self._size.rows_per_pass)
+        shares = fair_shares(missing_rows, self._size.rows_per_pass)
         rows, ready = [], []
-        for tree, missing, share in zip(trees, behind, shares, strict=True):
+        for tree, missing, share in zip(trees, missing_rows, shares, strict=True):
             kv, tokens = self._kv(tree.request), tree.request.tokens
             if share == missing:
                 ready.append(tree)

@@ -103,7 +103,7 @@ class ExitHead(HeadInPages):
 
     def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`; none where the target has not read the text up to the newest token."""
-        return drafts_where(asks, list(map(self._ready, asks)), self._guess)
+        return drafts_where(asks, list(map(self._ready, asks)), self._draft)
 
     def _ready(self, ask: DraftTask) -> RequestRows | None:
         """Return the pages of a request for which a draft is possible."""
@@ -112,7 +112,7 @@ class ExitHead(HeadInPages):
             pages if pages is not None and pages.kv.computed >= end > 0 and pages.kv.reserved > end else None
         )
 
-    def _guess(self, asks: list[DraftTask], pages: list[RequestRows]) -> list[Draft]:
+    def _draft(self, asks: list[DraftTask], pages: list[RequestRows]) -> list[Draft]:
         runs, starts = self._missing(asks, pages)
         store = pages[0].store
         if runs:

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from foreword.errors import CheckpointError, RequestError
+from foreword.models.config import ModelConfig
 from foreword.models.heads.files import PICKLES
 from foreword.models.heads.layouts.common import IDS, OURS, SCALE
 from foreword.models.heads.layouts.eagle import section
@@ -39,6 +40,29 @@ def write_head(
     config = speculators_config(head) | dict(extra or {})
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return sum(file.stat().st_size for file in out.iterdir())
+
+
+def layer_config(target: ModelConfig, intermediate: int | None = None, num_layers: int = 1) -> dict[str, Any]:
+    """config.json of llama layers with the target's sizes, as Hugging Face writes it."""
+    attention = target.layer.attention
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": target.hidden_size,
+        "intermediate_size": intermediate or target.layer.mlp.intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rms_norm_eps": target.norm.eps,
+        "rope_theta": target.rope.theta,
+        "rope_scaling": None,
+        "max_position_embeddings": target.context_length,
+        "vocab_size": target.vocab_size,
+    }
 
 
 def stored_tensors(head: Head) -> dict[str, Tensor]:

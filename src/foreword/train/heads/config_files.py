@@ -17,29 +17,6 @@ from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.tokenization.tokenizer import Tokenizer
 
 
-def layer_config(target: ModelConfig, intermediate: int, num_layers: int = 1) -> dict[str, Any]:
-    """A llama layer with the target's sizes, as Hugging Face writes it."""
-    attention = target.layer.attention
-    return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": target.hidden_size,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "rms_norm_eps": target.norm.eps,
-        "rope_theta": target.rope.theta,
-        "rope_scaling": None,
-        "max_position_embeddings": target.context_length,
-        "vocab_size": target.vocab_size,
-    }
-
-
 def speculators_section(algorithm: str, checkpoint: Checkpoint, draft_tokens: int) -> dict[str, Any]:
     """What speculators says of every head: how it is asked, and for which target."""
     family = next(family for family in ARCHITECTURES if family.name == checkpoint.config.architecture)

@@ -16,19 +16,13 @@ from torch.nn.functional import embedding, linear
 from foreword.backends.torch.norms import rms_norm
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.heads.writing import layer_config
 from foreword.models.rope import rotate
-from foreword.train.heads.config_files import layer_config, speculators_section
-from foreword.train.heads.learner import (
-    LearnedFiles,
-    Learner,
-    begin_matrices,
-    check_taps,
-    scaled_taps,
-    scales_of,
-)
+from foreword.train.heads.config_files import speculators_section
+from foreword.train.heads.learner import LearnedFiles, TapsHead, check_taps
 from foreword.train.passes.attention import chain_attention
 from foreword.train.passes.layers import LayerHalves, LayerTensors, layer_tensors, tracked
-from foreword.train.passes.packing import PackedBatch, sample_batch
+from foreword.train.passes.packing import PackedBatch
 from foreword.train.passes.target import Features, Target
 from foreword.train.passes.vocabulary import DraftVocabulary, vocabulary_tensors
 from foreword.train.texts.documents import Document
@@ -53,10 +47,6 @@ class DFlashRecipe:
 
     method: ClassVar[str] = "dflash"
 
-    @property
-    def vocabulary_size(self) -> int | None:
-        return self.draft_vocab
-
     def check(self, target: ModelConfig) -> None:
         check_taps(self.taps, target)
 
@@ -70,62 +60,49 @@ def spread_taps(num_layers: int, count: int = 3) -> tuple[int, ...]:
     return tuple(sorted({min(2 + round(i * (last - 1) / (count - 1)), num_layers) for i in range(count)}))
 
 
-class DFlashHead(Learner):
+class DFlashHead(TapsHead):
     """Layers whose keys and values of the past are made from the target's states, and of the block from itself."""
 
-    method = "dflash"
-    tap_scales: Tensor
     mask_token: Tensor
 
     def __init__(
         self, target: Target, vocabulary: DraftVocabulary, recipe: DFlashRecipe, *, compiled: bool = False
     ) -> None:
-        super().__init__(target, vocabulary, recipe.taps or spread_taps(target.config.num_layers))
-        self._recipe = recipe
+        taps = recipe.taps or spread_taps(target.config.num_layers)
         hidden, (heads, kv_heads, dim) = target.config.hidden_size, target.sizes
-        self.intermediate = recipe.intermediate or target.config.layer.mlp.intermediate_size
+        intermediate = recipe.intermediate or target.config.layer.mlp.intermediate_size
         sizes = {
             "q": (heads * dim, hidden), "kv": (kv_heads * dim, hidden), "o": (hidden, heads * dim),
-            "up": (self.intermediate, hidden), "down": (hidden, self.intermediate),
+            "up": (intermediate, hidden), "down": (hidden, intermediate),
         }  # fmt: skip
         numbers = range(recipe.layers)
         shapes = {f"layers.{i}.{name}": sizes[kind] for i in numbers for name, kind in _LAYER.items()}
-        shapes["fc"] = (hidden, len(self.taps) * hidden)
-        self.matrices = nn.ParameterDict({_key(n): nn.Parameter(torch.empty(s)) for n, s in shapes.items()})
+        shapes["fc"] = (hidden, len(taps) * hidden)
         widths = {f"layers.{i}.{name}": dim if "attn" in name else hidden for i in numbers for name in _NORMS}
         widths |= {"hidden_norm": hidden, "norm": hidden}
-        self.norms = nn.ParameterDict({_key(n): nn.Parameter(torch.ones(w)) for n, w in widths.items()})
-        self.lm_head = nn.Parameter(torch.empty(len(vocabulary.token_ids), hidden))
-        self.register_buffer("tap_scales", torch.ones(len(self.taps)))
+        super().__init__(target, vocabulary, taps, shapes, widths)
+        self._recipe, self.intermediate = recipe, intermediate
         self.register_buffer("mask_token", torch.zeros((), dtype=torch.int64))
         self._plain, self._halves = LayerHalves(compiled=False), LayerHalves(compiled=compiled, dynamic=False)
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:
-        """Small random layers; the output is the target's own, and the mask a token that texts hardly have."""
-        target = self.target
-        begin_matrices(self.matrices, seed, damped=("o_proj", "down_proj"))
-        self.norms["norm"].copy_(target.weights.final_norm)
-        self.lm_head.copy_(target.weights.head[self.vocabulary.token_ids])
-        counts = np.zeros(target.config.vocab_size, np.int64)
+        """The mask is a token that texts hardly have."""
+        super().begin(documents, seed)
+        counts = np.zeros(self.target.config.vocab_size, np.int64)
         for document in documents:
             np.add.at(counts, document.tokens, 1)
         self.mask_token.fill_(int(counts.argmin()))
-        batch = sample_batch(documents, target.device)
-        self.tap_scales.copy_(scales_of(target.features(batch, self.taps).taps))
 
     def loss_steps(self, depth: int) -> int:
         return min(depth, self._recipe.draft_tokens)
-
-    def output(self, step: int) -> Tensor:
-        return self.lm_head
 
     def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
         target, eps, slots = self.target, self.target.config.norm.eps, self._recipe.draft_tokens + 1
         weights = {
             name: tensor.to(target.dtype) for name, tensor in self.weights().items() if name != _OUTPUT
         }
-        past = linear(scaled_taps(features, self.tap_scales), weights["fc.weight"])
+        past = linear(self.scaled_taps(features), weights["fc.weight"])
         past = rms_norm(past, weights["hidden_norm.weight"], eps)
         rows = batch.tail_rows
         masks = self.mask_token.expand(len(rows) * (slots - 1))
@@ -191,7 +168,3 @@ class DFlashHead(Learner):
             "speculators_config": speculators_section("dflash", checkpoint, draft_tokens),
         }
         return LearnedFiles(config, self.file_tensors() | vocabulary_tensors(self.vocabulary))
-
-
-def _key(name: str) -> str:
-    return name.replace(".", "/")

@@ -33,10 +33,7 @@ class DraftRecipe:
     kv_heads: int | None = None
 
     method: ClassVar[str] = "draft"
-
-    @property
-    def vocabulary_size(self) -> int | None:
-        return None
+    draft_vocab: ClassVar[None] = None  # all tokens
 
     def check(self, target: ModelConfig) -> None:
         self._copied(target, self._config(target))
@@ -82,8 +79,6 @@ class DraftRecipe:
 
 class DraftModel(LayerStack):
     """Where it is as wide as the target, embedding and output matrix are the target's and stay as they are."""
-
-    method = "draft"
 
     def __init__(
         self,

@@ -11,19 +11,13 @@ from torch.nn.functional import embedding, linear, silu
 from foreword.backends.torch.norms import rms_norm
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.heads.writing import layer_config
 from foreword.models.rope import rotate
-from foreword.train.heads.config_files import layer_config, speculators_section
-from foreword.train.heads.learner import (
-    LearnedFiles,
-    Learner,
-    begin_matrices,
-    check_taps,
-    scaled_taps,
-    scales_of,
-)
+from foreword.train.heads.config_files import speculators_section
+from foreword.train.heads.learner import LearnedFiles, TapsHead, check_taps
 from foreword.train.passes.attention import chain_attention
 from foreword.train.passes.layers import Sizes
-from foreword.train.passes.packing import PackedBatch, sample_batch
+from foreword.train.passes.packing import PackedBatch
 from foreword.train.passes.target import Features, Target
 from foreword.train.passes.vocabulary import DraftVocabulary, vocabulary_tensors
 from foreword.train.texts.documents import Document
@@ -41,10 +35,6 @@ class Eagle3Recipe:
     intermediate: int | None = None
 
     method: ClassVar[str] = "eagle3"
-
-    @property
-    def vocabulary_size(self) -> int | None:
-        return self.draft_vocab
 
     def check(self, target: ModelConfig) -> None:
         check_taps(self.taps, target)
@@ -67,11 +57,8 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
     return (low, min(max(num_layers // 2, low + 1), high - 1), high)
 
 
-class Eagle3Head(Learner):
+class Eagle3Head(TapsHead):
     """One layer that reads a token and a state side by side; its own state is the next step's."""
-
-    method = "eagle3"
-    tap_scales: Tensor
 
     def __init__(
         self,
@@ -82,10 +69,8 @@ class Eagle3Head(Learner):
         *,
         compiled: bool = False,
     ) -> None:
-        super().__init__(target, vocabulary, taps)
         heads, kv_heads, dim = target.sizes
         hidden = target.config.hidden_size
-        self.intermediate = intermediate
         wide, queries, keys = 2 * hidden, heads * dim, kv_heads * dim
         sizes = {
             "fc": (hidden, len(taps) * hidden),
@@ -97,30 +82,18 @@ class Eagle3Head(Learner):
             "up_proj": (intermediate, hidden),
             "down_proj": (hidden, intermediate),
         }
-        self.matrices = nn.ParameterDict(
-            {name: nn.Parameter(torch.empty(size)) for name, size in sizes.items()}
-        )
-        self.norms = nn.ParameterDict({name: nn.Parameter(torch.ones(hidden)) for name in _NORMS})
-        self.lm_head = nn.Parameter(torch.empty(len(vocabulary.token_ids), hidden))
-        self.register_buffer("tap_scales", torch.ones(len(taps)))
+        super().__init__(target, vocabulary, taps, sizes, dict.fromkeys(_NORMS, hidden))
+        self.intermediate = intermediate
         self._plain = _Parts(compiled=False)
         self._parts = _Parts(compiled=compiled)
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:
-        """Small random matrices; the state begins as the last tap, the output as the target's own."""
-        target = self.target
-        begin_matrices(self.matrices, seed, damped=("o_proj", "down_proj"))
-        fc = self.matrices["fc"]
+        """The state begins as the last tap."""
+        super().begin(documents, seed)
+        fc, hidden = self.matrices["fc"], self.target.config.hidden_size
         fc.zero_()
-        fc[:, -target.config.hidden_size :] = torch.eye(target.config.hidden_size)
-        self.norms["norm"].copy_(target.weights.final_norm)
-        self.lm_head.copy_(target.weights.head[self.vocabulary.token_ids])
-        batch = sample_batch(documents, target.device)
-        self.tap_scales.copy_(scales_of(target.features(batch, self.taps).taps))
-
-    def output(self, step: int) -> Tensor:
-        return self.lm_head
+        fc[:, -hidden:] = torch.eye(hidden)
 
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
         tensors = self.file_tensors() | vocabulary_tensors(self.vocabulary)
@@ -144,8 +117,7 @@ class Eagle3Head(Learner):
         def token_states(token_ids: Tensor) -> Tensor:
             return rms_norm(embedding(token_ids, target.weights.embedding), weights["input_layernorm"], eps)
 
-        taps = scaled_taps(features, self.tap_scales)
-        state = parts.state(taps, weights["fc"], weights["hidden_norm"], eps)
+        state = parts.state(self.scaled_taps(features), weights["fc"], weights["hidden_norm"], eps)
         token = token_states(batch.token_ids.roll(-1))
         keys, values = parts.keys_values(
             token, state, weights["k_proj"], weights["v_proj"], *target.head_rotation(batch.positions), sizes

@@ -26,10 +26,7 @@ class ExitRecipe:
     layer: int | None = None  # layers of the target that run; None: a quarter of them
 
     method: ClassVar[str] = "exit"
-
-    @property
-    def vocabulary_size(self) -> int | None:
-        return None
+    draft_vocab: ClassVar[None] = None  # all tokens
 
     def check(self, target: ModelConfig) -> None:
         self._layer(target)
@@ -48,8 +45,6 @@ class ExitRecipe:
 
 class ExitAdapter(LayerStack):
     """It reads the residual stream after `layer` layers; embedding and output matrix are the target's."""
-
-    method = "exit"
 
     def __init__(
         self, target: Target, vocabulary: DraftVocabulary, layer: int, *, compiled: bool = False

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from foreword.errors import RequestError
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
-from foreword.train.passes.packing import PackedBatch
+from foreword.train.passes.packing import PackedBatch, sample_batch
 from foreword.train.passes.target import Features, Target
 from foreword.train.passes.vocabulary import DraftVocabulary
 from foreword.train.texts.documents import Document
@@ -39,7 +39,6 @@ class Learner(nn.Module, ABC):
     the logits of that token. Weights are float32; a pass casts them to the target's numbers once.
     """
 
-    method: ClassVar[str]
     matrices: nn.ParameterDict  # Muon moves these, AdamW all other parameters
 
     def __init__(self, target: Target, vocabulary: DraftVocabulary, taps: Sequence[int] = ()) -> None:
@@ -102,13 +101,63 @@ class Learner(nn.Module, ABC):
         return [parameter for parameter in self.parameters() if id(parameter) not in matrices]
 
 
+class TapsHead(Learner):
+    """A head on the target's states at the taps, with an output matrix of its own over the draft vocabulary."""
+
+    tap_scales: Tensor
+
+    def __init__(
+        self,
+        target: Target,
+        vocabulary: DraftVocabulary,
+        taps: Sequence[int],
+        shapes: Mapping[str, tuple[int, int]],
+        widths: Mapping[str, int],
+    ) -> None:
+        """`shapes` are those of its matrices, `widths` those of its norms."""
+        super().__init__(target, vocabulary, taps)
+        # Names of parameters must have no dots.
+        self.matrices = nn.ParameterDict(
+            {name.replace(".", "/"): nn.Parameter(torch.empty(shape)) for name, shape in shapes.items()}
+        )
+        self.norms = nn.ParameterDict(
+            {name.replace(".", "/"): nn.Parameter(torch.ones(width)) for name, width in widths.items()}
+        )
+        self.lm_head = nn.Parameter(torch.empty(len(vocabulary.token_ids), target.config.hidden_size))
+        self.register_buffer("tap_scales", torch.ones(len(self.taps)))
+
+    @torch.no_grad()
+    def begin(self, documents: Sequence[Document], seed: int) -> None:
+        """Small random matrices, smaller still where they write into the residual stream; the target's own output."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, matrix in self.matrices.items():
+            matrix.copy_(torch.randn(matrix.shape, generator=generator) * (0.5 / matrix.shape[1] ** 0.5))
+            if name.endswith(("o_proj", "down_proj")):
+                matrix.mul_(0.1)
+        self.norms["norm"].copy_(self.target.weights.final_norm)
+        self.lm_head.copy_(self.target.weights.head[self.vocabulary.token_ids])
+        taps = self.target.features(sample_batch(documents, self.target.device), self.taps).taps
+        # Factors that make all taps about equally large, so that the optimiser treats them alike. By the median,
+        # since a few tokens (a text's first, above all) have states a hundred times larger.
+        sizes = [tap.float().pow(2).mean(-1).sqrt().median() for tap in taps]
+        self.tap_scales.copy_(1 / torch.stack(sizes).clamp(min=1e-6))
+
+    def scaled_taps(self, features: Features) -> Tensor:
+        """The taps side by side, [rows, taps * hidden]."""
+        taps = torch.cat(features.taps, dim=-1)
+        return taps * self._tap_columns().to(taps.dtype)
+
+    def output(self, step: int) -> Tensor:
+        return self.lm_head
+
+
 class Recipe(Protocol):
     """The shape of a learner, from which it can be made again; a frozen dataclass of plain values."""
 
     method: ClassVar[str]
 
     @property
-    def vocabulary_size(self) -> int | None:
+    def draft_vocab(self) -> int | None:
         """Tokens that can be drafted: the most frequent ones; None: all."""
         ...
 
@@ -125,31 +174,6 @@ def check_taps(taps: Sequence[int] | None, target: ModelConfig) -> None:
     """Refuse boundaries that the target does not have."""
     if wrong := [tap for tap in taps or () if not 0 <= tap <= target.num_layers]:
         raise RequestError(f"--taps must be within 0 .. {target.num_layers}, not {wrong[0]}")
-
-
-@torch.no_grad()
-def begin_matrices(matrices: nn.ParameterDict, seed: int, damped: Sequence[str] = ()) -> None:
-    """Small random values; the names in `damped` write into the residual stream and begin smaller still."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, matrix in matrices.items():
-        matrix.copy_(torch.randn(matrix.shape, generator=generator) * (0.5 / matrix.shape[1] ** 0.5))
-        if name.endswith(tuple(damped)):
-            matrix.mul_(0.1)
-
-
-@torch.no_grad()
-def scales_of(taps: Sequence[Tensor]) -> Tensor:
-    """Factors that make all taps about equally large, so that the optimiser treats them alike."""
-    # The median, since a few tokens (a text's first, above all) have states a hundred times larger.
-    sizes = [tap.float().pow(2).mean(-1).sqrt().median() for tap in taps]
-    return 1 / torch.stack(sizes).clamp(min=1e-6)
-
-
-def scaled_taps(features: Features, scales: Tensor) -> Tensor:
-    """The taps side by side, [rows, taps * hidden]."""
-    taps = torch.cat(features.taps, dim=-1)
-    width = taps.shape[1] // len(scales)
-    return taps * scales.repeat_interleave(width).to(taps.dtype)
 
 
 def stored(tensor: Tensor) -> Tensor:

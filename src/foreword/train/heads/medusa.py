@@ -27,10 +27,6 @@ class MedusaRecipe:
 
     method: ClassVar[str] = "medusa"
 
-    @property
-    def vocabulary_size(self) -> int | None:
-        return self.draft_vocab
-
     def check(self, target: ModelConfig) -> None:
         """Any target will do."""
 
@@ -40,8 +36,6 @@ class MedusaRecipe:
 
 class MedusaHeads(Learner):
     """Head i reads the state of the newest token that the target has seen, and drafts the token i + 2 after it."""
-
-    method = "medusa"
 
     def __init__(
         self, target: Target, vocabulary: DraftVocabulary, recipe: MedusaRecipe, *, compiled: bool = False

@@ -219,7 +219,7 @@ def _trainer(target: Target, texts: RunTexts, run: TrainRun, watcher: Watcher) -
         vocabulary = saved.vocabulary(vocab_size)
     elif given is not None:
         vocabulary = stored_vocabulary(given, vocab_size)
-    elif (wanted := run.recipe.vocabulary_size) is not None:
+    elif (wanted := run.recipe.draft_vocab) is not None:
         vocabulary = choose_vocabulary(documents, wanted, vocab_size)
     else:
         vocabulary = whole_vocabulary(vocab_size)

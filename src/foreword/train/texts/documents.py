@@ -84,7 +84,7 @@ def count_shards(directory: Path) -> int:
 def require_written_by(directory: Path, model: str) -> None:
     """Refuse texts of another model. A shard that does not say whose it is, is taken as it is."""
     for path in sorted(directory.glob(_PATTERN)):
-        with _told_of(path), safe_open(path, "numpy") as file:
+        with _shard_errors(path), safe_open(path, "numpy") as file:
             writer = file.metadata().get(_MODEL, model)
         if writer != model:
             raise RequestError(f"{path} was written by another model; give texts of this one")
@@ -97,7 +97,7 @@ def read_shards(directory: Path) -> Iterator[Document]:
 
 
 def _read_shard(path: Path) -> Iterator[Document]:
-    with _told_of(path):
+    with _shard_errors(path):
         with safe_open(path, "numpy") as file:
             kinds = json.loads(file.metadata()["kinds"])
             parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -114,7 +114,7 @@ def _read_shard(path: Path) -> Iterator[Document]:
 
 
 @contextmanager
-def _told_of(path: Path) -> Iterator[None]:
+def _shard_errors(path: Path) -> Iterator[None]:
     """Report a shard that cannot be read in one line."""
     try:
         yield

@@ -172,11 +172,12 @@ def test_moves_read_everything_before_they_write():
 
 
 def test_moves_take_keys_and_values_of_every_kind_along():
-    from foreword.backends.cuda.kv_store import CudaKvStore
+    from foreword.backends.cuda.kernels.moves import move_rows
+    from foreword.backends.torch.kv_store import TorchKvStore
     from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 
     kinds = RowSpec(DECODER_ROWS, 2, 2, 4), RowSpec("head", 1, 1, 6)
-    store = CudaKvStore(PageSpec.of(kinds[0], kinds[1:]), 2, 4, KERNEL_DEVICE)
+    store = TorchKvStore(PageSpec.of(kinds[0], kinds[1:]), 2, 4, KERNEL_DEVICE, move_rows)
     arrays = [memory for kind in kinds for memory in store.arrays(kind.name)]
     for memory in arrays:
         memory.copy_(random(*memory.shape))

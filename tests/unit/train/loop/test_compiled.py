@@ -41,7 +41,7 @@ def test_compiled_steps_are_the_plain_ones(
     for compiled in (True, False):
         weights = target.weights
         own = Target(target.config, weights, compiled=compiled)
-        vocab_size, wanted = target.config.vocab_size, recipe.vocabulary_size
+        vocab_size, wanted = target.config.vocab_size, recipe.draft_vocab
         vocabulary = (
             whole_vocabulary(vocab_size)
             if wanted is None

@@ -1,4 +1,4 @@
-"""Attention of any number of rows per request over paged KV: committed prefix, then the ancestors of a guess.
+"""Attention of any number of rows per request over paged KV: committed prefix, then the ancestors of a draft token.
 
 A row's result is the same bits whatever runs beside it. The positions that it sees are cut into parts of PART
 positions, and parts are merged in their order. A key stands in the lane of its position, not of its slot: an ancestor
@@ -60,7 +60,7 @@ def _merge(peak, mass, total, peak2, mass2, total2):
 def _rows_at(
     keys, values, slot, there, kv_head, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Keys [dim, PART] and values [PART, dim] of these slots: both are on their way before either is used."""
+    """Keys [dim, PART] and values [PART, dim] of these slots: both are being loaded before either is used."""
     dim = tl.arange(0, DIM_BLOCK)
     at = (slot[None, :] * KV_HEADS + kv_head) * DIM + dim[:, None]
     k = tl.load(keys + at, mask=there[None, :] & (dim < DIM)[:, None], other=0.0)
@@ -215,7 +215,7 @@ class Sight:
     block_tables: Tensor
     ancestors: Tensor  # int32 [rows, MAX_DRAFT_NODES], see `ancestor_slots`
     page_size: int
-    has_trees: bool  # whether guesses of any request branch
+    has_trees: bool  # whether the draft of any request branches
     starts: Tensor | None = (
         None  # int32 [requests], positions before these are seen by none; None: all are there
     )

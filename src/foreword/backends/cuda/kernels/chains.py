@@ -1,4 +1,4 @@
-"""Where the texts end that a head goes on from, and where its guesses go: worked out on the device."""
+"""Where the texts end that a head drafts after, and where its draft rows go: computed on the device."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @triton.jit
-def _run_lengths(drawn, first, guesses, places, out, most, room, BLOCK: tl.constexpr):
+def _run_lengths(drawn, first, drafted, places, out, most, room, BLOCK: tl.constexpr):
     request = tl.arange(0, BLOCK)
     going = request < room
     row = tl.load(first + request, mask=going, other=0)
@@ -17,27 +17,27 @@ def _run_lengths(drawn, first, guesses, places, out, most, room, BLOCK: tl.const
     for level in range(most):
         place = tl.load(places + request * most + level, mask=going, other=-1)
         going = going & (place >= 0)
-        guess = tl.load(guesses + place, mask=going, other=0)
+        token = tl.load(drafted + place, mask=going, other=0)
         own = tl.load(drawn + row + level, mask=going, other=-1)
-        going = going & (tl.maximum(guess, 0) == own)
+        going = going & (tl.maximum(token, 0) == own)
         found += going.to(tl.int32)
     tl.store(out + request, found, mask=request < room)
 
 
-def run_lengths(drawn: Tensor, first: Tensor, guesses: Tensor, places: Tensor, out: Tensor) -> None:
-    """How many of each one's guesses, from the first on, are what was drawn in their place.
+def run_lengths(drawn: Tensor, first: Tensor, drafted: Tensor, places: Tensor, out: Tensor) -> None:
+    """How many of each one's draft tokens, from the first on, are what was drawn in their place.
 
-    drawn and guesses int64; first int32 [requests], places int32 [requests, most], -1 where there is none; into
-    out int32 [requests]. A guess that could not be drawn was read as token 0.
+    drawn and drafted int64; first int32 [requests], places int32 [requests, most], -1 where there is none; into
+    out int32 [requests]. A draft token that could not be drawn was read as token 0.
     """
     room, most = places.shape
     _run_lengths[(1,)](
-        drawn, first, guesses, places, out, most, room, BLOCK=triton.next_power_of_2(room)
+        drawn, first, drafted, places, out, most, room, BLOCK=triton.next_power_of_2(room)
     )  # fmt: skip
 
 
 class ChainPlaces(NamedTuple):
-    """Of every guess [levels, requests], where its own row goes; and of every request, the row that is guessed from."""
+    """Where the row of every draft token [levels, requests] goes, and the row that every draft starts from."""
 
     last: Tensor  # int32 [requests]
     keys: Tensor  # int64, of the noise that it is drawn with
@@ -47,20 +47,20 @@ class ChainPlaces(NamedTuple):
 
 @triton.jit
 def _chain_places(
-    wanted, behind, lengths, steps, ends, stems, tables, last, keys, positions, slots,
+    wanted, gained_by, lengths, steps, ends, stems, tables, last, keys, positions, slots,
     room, pages, page_size, spare_slot, BLOCK: tl.constexpr,
 ):  # fmt: skip
     level = tl.program_id(0)
     request = tl.arange(0, BLOCK)
     there = request < room
-    gained = tl.load(behind + request, mask=there, other=0)
+    gained = tl.load(gained_by + request, mask=there, other=0)
     position = tl.load(lengths + request, mask=there, other=0) + gained + level
     stem = tl.load(stems + request, mask=there, other=0).to(tl.uint64, bitcast=True)
     key = (stem + 0x9E3779B97F4A7C15) ^ position.to(tl.uint64)
     key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9
     key = (key ^ (key >> 27)) * 0x94D049BB133111EB
     key = key ^ (key >> 31)
-    # The row of the last guess is read by nobody.
+    # The row of the last draft token is not read.
     is_read = there & (level + 1 < tl.load(steps + request, mask=there, other=0))
     is_kept = is_read & (position < tl.load(ends + request, mask=there, other=0))
     page = tl.minimum(position // page_size, pages - 1)
@@ -77,10 +77,10 @@ def _chain_places(
 class ChainEnds(NamedTuple):
     """What is known of every request [requests] before."""
 
-    wanted: Tensor  # int32, row of the pass that it would be guessed from if nothing were behind
-    behind: Tensor  # int32, tokens by which its text is longer
+    wanted: Tensor  # int32, row of the pass that its draft starts from if its text gains nothing
+    gained_by: Tensor  # int32, tokens by which its text is longer
     lengths: Tensor  # int32, its tokens without those
-    steps: Tensor  # int32, guesses of each; 0: there is no such request
+    steps: Tensor  # int32, draft tokens of each; 0: there is no such request
     ends: Tensor  # int32, KV rows from here on are not its own
     stems: Tensor  # int64, of its noise
 

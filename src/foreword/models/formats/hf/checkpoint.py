@@ -32,13 +32,13 @@ _PREFIXES = ("model.mtp_layers.", "model.mtp.", "mtp.", "medusa_head.", "medusa_
 def without_draft_modules(files: Mapping[str, Path], settings: Mapping[str, Any]) -> dict[str, Path]:
     """The decoder's own tensors. DeepSeek's and GLM's modules are numbered like layers after the last."""
     layers, modules = settings.get("num_hidden_layers"), settings.get("num_nextn_predict_layers")
-    behind = (
+    after_last = (
         range(layers, layers + modules) if isinstance(layers, int) and isinstance(modules, int) else range(0)
     )
 
     def is_module(name: str) -> bool:
         numbered = _LAYER.match(name)
-        return name.startswith(_PREFIXES) or (numbered is not None and int(numbered[1]) in behind)
+        return name.startswith(_PREFIXES) or (numbered is not None and int(numbered[1]) in after_last)
 
     return {name: file for name, file in files.items() if not is_module(name)}
 
@@ -52,7 +52,7 @@ _DERIVED_TENSOR = ".rotary_emb.inv_freq"  # old checkpoints store these; the dec
 class HfCheckpoint:
     """One model directory."""
 
-    _told = False  # what unpacking costs
+    _warned = False  # what unpacking costs
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -122,15 +122,15 @@ class HfCheckpoint:
         parts = self._parts[whole]
         if self._scheme is None or "" in parts:
             return self._read(parts[""])
-        self._tell_once(self._scheme)
+        self._warn_once(self._scheme)
         stored = {part: self._tensor(name) for part, name in parts.items()}
         return unpacked(self._scheme, stored, whole, self.path)
 
-    def _tell_once(self, scheme: Scheme) -> None:
+    def _warn_once(self, scheme: Scheme) -> None:
         """What unpacking costs, in one line."""
-        if self._told:
+        if self._warned:
             return
-        self._told = True
+        self._warned = True
         stored = sum(file.stat().st_size for file in set(self._files.values()))
         numbers = sum(math.prod(shape) for shape in expected_shapes(self.config).values())
         logging.getLogger("foreword").warning(

@@ -156,7 +156,7 @@ def layer_specs(fields: ConfigFields, family: Architecture, count: int) -> tuple
     return tuple(layers)
 
 
-def layer_behind(fields: ConfigFields, family: Architecture) -> LayerSpec:
+def layer_after_last(fields: ConfigFields, family: Architecture) -> LayerSpec:
     """Return the spec of one more layer after the last: an MTP module."""
     mlp = _experts_mlp(fields, family) or _mlp(fields, family)
     return LayerSpec(attention_spec(fields, family), mlp, family.norms)

@@ -1,12 +1,13 @@
 """What the layouts of heads share: one set of tensor names, boundaries of hidden states, layer shapes, kinds."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from foreword.errors import CheckpointError
-from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, NormSpec
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec
 from foreword.models.formats.fields import ConfigFields, check_heads
 from foreword.models.heads.spec import Shapes
+from foreword.models.layer_shapes import layer_shapes as decoder_layer_shapes
 
 SCALE = "_scale"
 """Appended to a matrix's name, it names the scales of its 8-bit numbers."""
@@ -137,29 +138,24 @@ def read_layers(fields: ConfigFields, present: Shapes, count: int | None = None)
     return tuple(layer(index) for index in range(count or fields.count("num_hidden_layers", 1)))
 
 
-def read_norm(fields: ConfigFields) -> NormSpec:
-    return NormSpec(fields.number("rms_norm_eps", 1e-6))
-
-
 def layer_shapes(index: int, layer: LayerSpec, hidden: int, inputs: int) -> dict[str, tuple[int, ...]]:
     """Tensors of a layer whose attention reads `inputs` numbers; the norm before it is the caller's affair."""
-    prefix, attention, mlp = f"layers.{index}.", layer.attention, layer.mlp
-    linears = {
-        "self_attn.q_proj": (attention.query_width, inputs, attention.bias),
-        "self_attn.k_proj": (attention.kv_width, inputs, attention.bias),
-        "self_attn.v_proj": (attention.kv_width, inputs, attention.bias),
-        "self_attn.o_proj": (hidden, attention.query_width, attention.output_bias),
-        "mlp.gate_proj": (mlp.intermediate_size, hidden, mlp.bias),
-        "mlp.up_proj": (mlp.intermediate_size, hidden, mlp.bias),
-        "mlp.down_proj": (hidden, mlp.intermediate_size, mlp.bias),
-    }
-    shapes: dict[str, tuple[int, ...]] = {prefix + "post_attention_layernorm.weight": (hidden,)}
-    if attention.qk_norm:
-        shapes |= {prefix + f"self_attn.{name}_norm.weight": (attention.head_dim,) for name in "qk"}
-    for name, (rows, columns, bias) in linears.items():
-        shapes[prefix + name + ".weight"] = (rows, columns)
-        if bias:
-            shapes[prefix + name + ".bias"] = (rows,)
+    shapes = decoder_layer_shapes(layer, hidden)
+    del shapes["input_layernorm.weight"]
+    for name in ("q", "k", "v"):
+        shapes[f"self_attn.{name}_proj.weight"] = (shapes[f"self_attn.{name}_proj.weight"][0], inputs)
+    return {f"layers.{index}.{name}": shape for name, shape in shapes.items()}
+
+
+def all_layer_shapes(
+    layers: Sequence[LayerSpec], hidden: int, *, first_inputs: int, first_norm: bool
+) -> dict[str, tuple[int, ...]]:
+    """Tensors of all layers; `first_norm`: the first has a norm before its attention as the others have."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for index, layer in enumerate(layers):
+        shapes |= layer_shapes(index, layer, hidden, hidden if index else first_inputs)
+        if index or first_norm:
+            shapes[f"layers.{index}.input_layernorm.weight"] = (hidden,)
     return shapes
 
 

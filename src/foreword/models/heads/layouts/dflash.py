@@ -5,10 +5,9 @@ DSpark is one with a small Markov head over the tokens of a block.
 
 from foreword.errors import CheckpointError
 from foreword.models.formats.fields import ConfigFields
-from foreword.models.formats.hf.rope import rope_spec
 from foreword.models.heads.files import HeadFiles, checked_shapes, vocabulary_shapes
-from foreword.models.heads.layouts.common import layer_ids, layer_shapes, mask_token, read_layers, read_norm
-from foreword.models.heads.layouts.eagle import count_taps, section
+from foreword.models.heads.layouts.common import all_layer_shapes, layer_ids, mask_token, read_layers
+from foreword.models.heads.layouts.eagle import count_taps, described, section
 from foreword.models.heads.spec import CONFIDENCE, MARKOV, HeadSpec, Join, Shapes
 
 MAX_BLOCK = 64
@@ -30,28 +29,23 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
     taps = count_taps(files, target_hidden)
     required = {**required, "fc.weight": (hidden, taps * target_hidden)}
     required |= {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
-    for index, layer in enumerate(layers):
-        required |= layer_shapes(index, layer, hidden, hidden)
-        required[f"layers.{index}.input_layernorm.weight"] = (hidden,)
+    required |= all_layer_shapes(layers, hidden, first_inputs=hidden, first_norm=True)
     _refuse_variants(inner, nested)
     is_dspark = MARKOV[0] + ".weight" in present
     if is_dspark:
         markov, confidence = _dspark_shapes(files, vocab, draft_vocab, hidden)
         required, optional = {**required, **markov}, {**optional, **confidence}
-    return HeadSpec(
-        kind="dspark" if is_dspark else "dflash",
-        hidden_size=hidden,
-        layers=layers,
-        norm=read_norm(inner),
-        rope=rope_spec(inner),
-        vocab_size=vocab,
+    return described(
+        "dspark" if is_dspark else "dflash",
+        Join.CONTEXT,
+        inner,
+        layers,
+        checked_shapes(files, required, optional),
         draft_vocab_size=draft_vocab,
         target_hidden_size=target_hidden,
         num_taps=taps,
         boundaries=_boundaries(fields, nested, taps),
         reads_normed=False,
-        join=Join.CONTEXT,
-        shapes=checked_shapes(files, required, optional),
         mask_token_id=mask_token(fields, vocab),
         block_size=_block_size(fields, nested),
         is_causal=nested.flag("causal", inner.flag("is_causal", False)),

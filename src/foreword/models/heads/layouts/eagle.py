@@ -1,20 +1,15 @@
 """EAGLE heads: EAGLE-3 as its publishers write it, and EAGLE-1 and -2, the same weights under two names."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from foreword.errors import CheckpointError
-from foreword.models.config import LayerSpec
+from foreword.models.config import LayerSpec, NormSpec
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.hf.rope import rope_spec
 from foreword.models.heads.files import HeadFiles, checked_shapes, vocabulary_shapes
-from foreword.models.heads.layouts.common import (
-    layer_shapes,
-    mask_token,
-    named_boundaries,
-    read_layers,
-    read_norm,
-)
-from foreword.models.heads.spec import HeadSpec, Join
+from foreword.models.heads.layouts.common import all_layer_shapes, mask_token, named_boundaries, read_layers
+from foreword.models.heads.spec import HeadSpec, Join, Shapes
 
 MASK_HIDDEN = "mask_hidden"
 """P-EAGLE's stand-in for the target's hidden states at places that are not known yet."""
@@ -26,10 +21,8 @@ def read_eagle3(files: HeadFiles) -> HeadSpec:
     is_parallel = MASK_HIDDEN in present
     inner = section(fields, "transformer_layer_config") or fields
     hidden, vocab = inner.count("hidden_size"), inner.count("vocab_size")
-    target_hidden, draft_vocab = (
-        fields.count("target_hidden_size", hidden),
-        fields.count("draft_vocab_size", vocab),
-    )
+    target_hidden = fields.count("target_hidden_size", hidden)
+    draft_vocab = fields.count("draft_vocab_size", vocab)
     layers, boundaries, has_fc = read_layers(inner, present), named_boundaries(fields), "fc.weight" in present
     taps = count_taps(files, target_hidden) if has_fc else 1
     if boundaries is not None and has_fc and len(boundaries) != taps:
@@ -40,7 +33,7 @@ def read_eagle3(files: HeadFiles) -> HeadSpec:
     required, optional = vocabulary_shapes(vocab, draft_vocab, hidden)
     required = {
         **required,
-        **_layer_shapes(layers, hidden),
+        **all_layer_shapes(layers, hidden, first_inputs=2 * hidden, first_norm=False),
         **_input_shapes(files, hidden, taps, target_hidden),
     }
     optional = {
@@ -50,26 +43,48 @@ def read_eagle3(files: HeadFiles) -> HeadSpec:
         "layers.0.input_layernorm.weight": (hidden,),
         MASK_HIDDEN: (1, 1, taps * target_hidden),
     }
-    return HeadSpec(
-        kind="p_eagle" if is_parallel else "eagle3",
-        hidden_size=hidden,
-        layers=layers,
-        norm=read_norm(inner),
-        rope=rope_spec(inner),
-        vocab_size=vocab,
+    return described(
+        "p_eagle" if is_parallel else "eagle3",
+        Join.CONCAT,
+        inner,
+        layers,
+        checked_shapes(files, required, optional),
         draft_vocab_size=draft_vocab,
         target_hidden_size=target_hidden,
         num_taps=taps,
         boundaries=boundaries if has_fc else None,
         reads_normed=not has_fc,
-        join=Join.CONCAT,
-        shapes=checked_shapes(files, required, optional),
         # Files in speculators' layout that say nothing mean True (vLLM reads them so); EAGLE's own and P-EAGLE False.
         norm_before_residual=fields.flag(
             "norm_before_residual", "speculators_model_type" in fields.values and not is_parallel
         ),
         norm_output=fields.flag("norm_output", False),
         mask_token_id=mask_token(fields, vocab) if is_parallel else None,
+    )
+
+
+def described(
+    kind: str,
+    join: Join,
+    inner: ConfigFields,
+    layers: tuple[LayerSpec, ...],
+    shapes: Shapes,
+    **more: Any,  # noqa: ANN401 - other fields of HeadSpec
+) -> HeadSpec:
+    """A head; by default it drafts all tokens from the target's last hidden states, after the final norm."""
+    hidden, vocab = inner.count("hidden_size"), inner.count("vocab_size")
+    usual: dict[str, Any] = {
+        "norm": NormSpec(inner.number("rms_norm_eps", 1e-6)),
+        "vocab_size": vocab,
+        "draft_vocab_size": vocab,
+        "target_hidden_size": hidden,
+        "num_taps": 1,
+        "boundaries": None,
+        "reads_normed": True,
+    }
+    rope = more.pop("rope", None) or rope_spec(inner)
+    return HeadSpec(
+        kind=kind, hidden_size=hidden, layers=layers, rope=rope, join=join, shapes=shapes, **usual | more
     )
 
 
@@ -88,16 +103,6 @@ def count_taps(files: HeadFiles, target_hidden: int) -> int:
             "get the head again"
         )
     return columns // target_hidden
-
-
-def _layer_shapes(layers: tuple[LayerSpec, ...], hidden: int) -> dict[str, tuple[int, ...]]:
-    """The first layer reads embedding and features side by side, the others are llama's."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for index, layer in enumerate(layers):
-        shapes |= layer_shapes(index, layer, hidden, hidden if index else 2 * hidden)
-        if index:
-            shapes[f"layers.{index}.input_layernorm.weight"] = (hidden,)
-    return shapes
 
 
 def _input_shapes(files: HeadFiles, hidden: int, taps: int, width: int) -> dict[str, tuple[int, ...]]:
@@ -129,22 +134,11 @@ def read_eagle(files: HeadFiles) -> HeadSpec:
     layers = read_layers(inner, files.shapes)
     required, optional = vocabulary_shapes(vocab, vocab, hidden)
     required = {**required, "fc.weight": (hidden, 2 * hidden)}
-    for index, layer in enumerate(layers):
-        required |= layer_shapes(index, layer, hidden, hidden)
-        if index:
-            required[f"layers.{index}.input_layernorm.weight"] = (hidden,)
-    return HeadSpec(
-        kind="eagle",
-        hidden_size=hidden,
-        layers=layers,
-        norm=read_norm(inner),
-        rope=rope_spec(inner),
-        vocab_size=vocab,
-        draft_vocab_size=vocab,
-        target_hidden_size=hidden,
-        num_taps=1,
-        boundaries=None,
-        reads_normed=True,
-        join=Join.FUSED,
-        shapes=checked_shapes(files, required, {**optional, "fc.bias": (hidden,)}),
+    required |= all_layer_shapes(layers, hidden, first_inputs=hidden, first_norm=False)
+    return described(
+        "eagle",
+        Join.FUSED,
+        inner,
+        layers,
+        checked_shapes(files, required, {**optional, "fc.bias": (hidden,)}),
     )

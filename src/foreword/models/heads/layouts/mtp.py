@@ -10,11 +10,11 @@ from foreword.models.architectures.architecture import Architecture, Rope, Switc
 from foreword.models.architectures.mixtures import GATED_EXPERTS, QWEN2_MOE
 from foreword.models.config import LayerSpec, RopeSpec
 from foreword.models.formats.fields import ConfigFields, check_experts
-from foreword.models.formats.hf.config import hf_family, layer_behind
+from foreword.models.formats.hf.config import hf_family, layer_after_last
 from foreword.models.formats.hf.rope import rope_spec
 from foreword.models.heads.files import HeadFiles, checked_shapes, vocabulary_shapes
-from foreword.models.heads.layouts.common import read_layers, read_norm
-from foreword.models.heads.layouts.eagle import section
+from foreword.models.heads.layouts.common import read_layers
+from foreword.models.heads.layouts.eagle import described, section
 from foreword.models.heads.spec import HeadSpec, Join, Shapes
 from foreword.models.layer_shapes import layer_shapes
 
@@ -126,20 +126,13 @@ def read_mtp(files: HeadFiles) -> HeadSpec:
         "fc.weight": (hidden, 2 * hidden),
         **{f"{name}.weight": (hidden,) for name in ("enorm", "hnorm", "norm")},
     }
-    return HeadSpec(
-        kind="mtp",
-        hidden_size=hidden,
-        layers=(layer,),
-        norm=read_norm(fields),
+    return described(
+        "mtp",
+        Join.FUSED,
+        fields,
+        (layer,),
+        checked_shapes(files, required, optional),
         rope=rope,
-        vocab_size=vocab,
-        draft_vocab_size=vocab,
-        target_hidden_size=hidden,
-        num_taps=1,
-        boundaries=None,
-        reads_normed=True,
-        join=Join.FUSED,
-        shapes=checked_shapes(files, required, optional),
         norm_output=True,  # what it reads of itself is normed like what it reads of the target
         interleaved=interleaved,
         norms_minus_one=layer.attention.gated,  # all who have the one have the other
@@ -176,7 +169,7 @@ def _gated_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, Rop
 def _layer_of(
     family: Architecture, fields: ConfigFields, files: HeadFiles
 ) -> tuple[LayerSpec, RopeSpec, bool]:
-    layer = layer_behind(fields, family)
+    layer = layer_after_last(fields, family)
     check_experts((f"model.{name}" for name in files.shapes), [layer], str(files.path))
     return layer, rope_spec(fields, family.rope, layer.attention.rotary_dim), family.rope.interleaved
 

@@ -1,4 +1,4 @@
-"""What captured heads share when they draw their guesses on the device."""
+"""What captured heads share when they draw their draft tokens on the device."""
 
 from collections.abc import Hashable
 
@@ -12,7 +12,7 @@ from foreword.backends.interface import ChainPlan, PendingChains
 from foreword.kernels.triton_draw import draw_rows
 
 
-class GuessNames:
+class DraftIds:
     """The target's ids of a head's tokens, on the device."""
 
     def __init__(self, draft_vocab_size: int, device: torch.device) -> None:
@@ -35,7 +35,7 @@ class GuessNames:
 
 
 def draws_of(plan: ChainPlan) -> tuple[bool, Hashable]:
-    """What a capture has built in of how guesses are drawn."""
+    """Return what a capture has built in of how tokens are drawn."""
     return bool(plan.records["temperature"].any()), id(plan.token_ids)
 
 
@@ -49,10 +49,10 @@ def words(array: np.ndarray) -> Ints:
     return np.ascontiguousarray(array).view(np.int32)
 
 
-def as_chains(guesses: Tensor, steps: Ints, began: "torch.cuda.Event | None", is_cold: bool) -> PendingChains:
-    """Guesses [levels, requests, some of them padding] as a chain for each; nobody waits for the device."""
-    width = guesses.shape[1]
+def as_chains(drawn: Tensor, steps: Ints, began: "torch.cuda.Event | None", is_cold: bool) -> PendingChains:
+    """Return tokens [levels, requests, some of them padding] as a chain for each, without waiting for the device."""
+    width = drawn.shape[1]
     places = [range(place, place + width * count, width) for place, count in enumerate(steps.tolist())]
-    tokens = HostCopy.begin(guesses.reshape(-1), began)
+    tokens = HostCopy.begin(drawn.reshape(-1), began)
     tokens.is_cold = is_cold
     return PendingChains(tokens, places)

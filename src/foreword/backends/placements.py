@@ -1,0 +1,20 @@
+"""Devices that backends compute on besides the host."""
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from foreword.kernels.placement import Placement, offer_placement
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def _draw_rows(*arguments: Any, **options: Any) -> "Tensor":  # noqa: ANN401 - those of the kernel
+    from foreword.kernels.triton_draw import draw_rows  # Triton is there only where it is used
+
+    return draw_rows(*arguments, **options)
+
+
+def offer_gpus() -> None:
+    """Let acceptance and drafters work on rows of a GPU."""
+    offer_placement("cuda", Placement(draw_rows=None if find_spec("triton") is None else _draw_rows))

@@ -1,0 +1,57 @@
+"""What decoders on torch tensors share: their description, and decoders that are made of their weights."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+
+from foreword.backends.torch.weights import DecoderWeights
+from foreword.errors import CheckpointError
+from foreword.kv.spec import DECODER_ROWS, RowSpec
+from foreword.models.config import ModelConfig
+from foreword.models.formats.checkpoint import Checkpoint
+
+
+class DescribedDecoder(ABC):
+    """A decoder's config, weights and KV rows; what a backend adds is how passes are run."""
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+        self.config = config
+        self.weights = weights  # for a decoder that shares some of them
+        self.weight_bytes, self.layer_bytes = weights.nbytes, weights.layer_bytes
+        self._kv_rows = _kv_rows(config, weights.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.device
+
+    def with_layers(self, layers: Sequence[int]) -> Self:
+        """A decoder that runs only these layers of this one: the same weights."""
+        return self.remade(self.config.with_layers(layers), self.weights.with_layers(layers))
+
+    def beside(self, checkpoint: Checkpoint) -> Self:
+        """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm."""
+        return self.remade(checkpoint.config, self.weights.beside(checkpoint))
+
+    def followed_by(self, more: Checkpoint) -> Self:
+        """A decoder that runs this one's layers, then those of another checkpoint and that one's final norm."""
+        return self.remade(self.config.followed_by(more.config), self.weights.followed_by(more))
+
+    @abstractmethod
+    def remade(self, config: ModelConfig, weights: DecoderWeights) -> Self:
+        """A decoder of the same kind with other layers."""
+
+    def kv_rows(self) -> RowSpec:
+        """Keys and values of all layers, in the numbers of the weights."""
+        return self._kv_rows
+
+
+def _kv_rows(config: ModelConfig, dtype: torch.dtype) -> RowSpec:
+    """Keys and values of all layers; of latent attention, one row for both."""
+    shapes = {layer.attention.kept for layer in config.layers}
+    if len(shapes) != 1:
+        raise CheckpointError(f"the layers of this {config.architecture} model keep rows of different sizes")
+    heads, dim, values = shapes.pop()
+    numbers = str(dtype).removeprefix("torch.")
+    return RowSpec(DECODER_ROWS, config.num_layers, heads, dim, values, config.widest_window, numbers)

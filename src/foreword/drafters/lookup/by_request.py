@@ -1,0 +1,26 @@
+"""What lookups share: each request is drafted for by itself, from what is kept of it."""
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
+
+Kept = TypeVar("Kept")
+
+
+class LookupDrafter(Drafter, Generic[Kept]):
+    """Keeps something for every request until it has ended."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Kept] = {}  # by request
+
+    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
+        return [self.draft(ask) for ask in asks]
+
+    def draft(self, ask: DraftTask) -> Draft:
+        """Return one request's draft."""
+        raise NotImplementedError
+
+    def forget(self, request: DraftRequest) -> None:
+        self._known.pop(request.request_id, None)
