@@ -37,6 +37,7 @@ def alone(index: int, core: EngineCore) -> Request:
     request = core.prepare(NewRequest("alone", PROMPT, replace(PARAMS, n=index + 1)))[index]
     request.queued.leader = None
     request.sampler = RequestSampler(PARAMS, TokenLimits(VOCAB, (EOS,)), PROMPT, 9, sample=index)
+    request.answer._sampler = request.sampler
     core.enqueue([request])
     run(core)
     return request

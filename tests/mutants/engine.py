@@ -105,8 +105,8 @@ ENGINE_MUTANTS = (
         "only the newest of the accepted tokens is counted",
         "engine/requests/answer.py",
         "AnswerState.commit",
-        "sampler.commit(tokens)",
-        "sampler.commit(tokens[-1:])",
+        "self._sampler.commit(tokens)",
+        "self._sampler.commit(tokens[-1:])",
         (WORLDS,),
     ),
     Mutant(

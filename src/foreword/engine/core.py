@@ -1,7 +1,6 @@
 """Requests in, committed tokens out: the engine without threads."""
 
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 
 from foreword.acceptance.rules.rule import Rule
@@ -28,7 +27,6 @@ from foreword.engine.scheduling.scheduler import Scheduler, SchedulerSizes, chec
 from foreword.engine.text import Vocabulary
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
-from foreword.speculation.measured.situation import Situation
 from foreword.speculation.recovery import Recovery, StepInFlight
 from foreword.speculation.report import StageSeconds, StepReport
 from foreword.speculation.step import Stepper
@@ -71,6 +69,8 @@ class EngineCore:
             clock=parts.clock,
             store=self.runner.store,
         )
+        self.situation = self._stepper.situation  # what was measured: acceptance by cohort, the cost of steps
+        self.faults = self._stepper.faults.counts  # what was recovered from, by stage
         self._recovery = Recovery(self._stepper)
         self.steps_ahead = config.steps_ahead or passes_in_flight(target.device)
         self._lookahead = LookaheadGate(self._policy, self._stepper.faults)
@@ -96,6 +96,8 @@ class EngineCore:
             self._grammars,
             parts.steering,
         )
+        # Whether `prepare` would answer at once, without making a drafter or compiling a grammar first.
+        self.is_prepared_for = self._intake.is_prepared_for
         self.speculation_service = SpeculationService(
             self.cache, parts.policy, parts.steering, self.drafters, rule
         )
@@ -111,11 +113,6 @@ class EngineCore:
         return self.scheduler.has_requests
 
     @property
-    def idle_seconds(self) -> float | None:
-        """Longest time between two calls of `launch` while there are no requests; None: any time."""
-        return self.speculation_service.idle_seconds
-
-    @property
     def speculating(self) -> bool:
         """The switch for all requests: off, all decode plainly; on, as each requests it."""
         return self.situation.speculating
@@ -123,20 +120,6 @@ class EngineCore:
     @speculating.setter
     def speculating(self, on: bool) -> None:
         self.situation.speculating = on
-
-    @property
-    def situation(self) -> Situation:
-        """What was measured: acceptance by cohort, the cost of steps."""
-        return self._stepper.situation
-
-    @property
-    def faults(self) -> Counter[str]:
-        """What went wrong in steps and was recovered from, by stage."""
-        return self._stepper.faults.counts
-
-    def is_prepared_for(self, new: NewRequest) -> bool:
-        """Whether `prepare` would answer at once, without making a drafter or compiling a grammar first."""
-        return self._intake.is_prepared_for(new)
 
     def prepare(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
         """Check a request and make ready what it needs; nothing is queued. Raises `RequestError`."""

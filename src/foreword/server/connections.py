@@ -6,9 +6,8 @@ import logging
 import resource
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from time import monotonic
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import h11
 import msgspec
@@ -71,14 +70,6 @@ _REFUSAL = (
 )
 
 
-class Closable(Protocol):
-    """A connection, as far as the limiter is concerned."""
-
-    def abort(self) -> None:
-        """Close it now."""
-        ...
-
-
 class ConnectionLimiter:
     """Keeps the number of connections bounded.
 
@@ -88,10 +79,10 @@ class ConnectionLimiter:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._waiting: dict[Closable, None] = {}  # for a whole request head, the longest first
-        self._busy: set[Closable] = set()
+        self._waiting: dict[BoundedProtocol, None] = {}  # for a whole request head, the longest first
+        self._busy: set[BoundedProtocol] = set()
 
-    def opened(self, connection: Closable) -> bool:
+    def opened(self, connection: "BoundedProtocol") -> bool:
         """Take a new connection, which waits; False if there is no place for it."""
         if len(self._waiting) + len(self._busy) >= self._most:
             log.warning("all %d connections are taken: those that ask nothing are closed", self._most)
@@ -103,39 +94,34 @@ class ConnectionLimiter:
         self._waiting[connection] = None
         return True
 
-    def busy(self, connection: Closable) -> None:
+    def busy(self, connection: "BoundedProtocol") -> None:
         if connection in self._waiting:
             del self._waiting[connection]
             self._busy.add(connection)
 
-    def idle(self, connection: Closable) -> None:
+    def idle(self, connection: "BoundedProtocol") -> None:
         """The request is answered; the connection waits for another."""
         if connection in self._busy:
             self._busy.discard(connection)
             self._waiting[connection] = None
 
-    def closed(self, connection: Closable) -> None:
+    def closed(self, connection: "BoundedProtocol") -> None:
         self._waiting.pop(connection, None)
         self._busy.discard(connection)
 
 
-@dataclass(frozen=True)
-class Capacity:
-    """How many connections fit the process's file descriptors."""
+def capacity(limits: Limits) -> tuple[int, int]:
+    """Return how many connections fit this process's file descriptors, and how many are accepted at once.
 
-    connections: int
-    accept_batch: int  # connections that are accepted before the event loop can close any
-
-    @staticmethod
-    def of(limits: Limits) -> "Capacity":
-        """The configured number, or what the descriptors of this process allow."""
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if files == resource.RLIM_INFINITY:
-            files = 1 << 20
-        batch = max(1, min(32, files // 32))
-        # A closed connection keeps its descriptor for some turns of the event loop; in each, others are accepted.
-        spare = min(_OWN_FILES, files // 2) + 4 * batch
-        return Capacity(max(1, min(limits.connections, files - spare)), batch)
+    The second is the number that is accepted before the event loop can close any.
+    """
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files == resource.RLIM_INFINITY:
+        files = 1 << 20
+    batch = max(1, min(32, files // 32))
+    # A closed connection keeps its descriptor for some turns of the event loop; in each, others are accepted.
+    spare = min(_OWN_FILES, files // 2) + 4 * batch
+    return max(1, min(limits.connections, files - spare)), batch
 
 
 class _Timer:
@@ -272,12 +258,12 @@ class WebServer(uvicorn.Server):
     """
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        capacity = Capacity.of(limits)
+        connections, at_once = capacity(limits)
         config = uvicorn.Config(
             app,
-            http=bounded_protocol(limits, capacity.connections),
+            http=bounded_protocol(limits, connections),
             timeout_keep_alive=round(limits.idle_seconds),
-            backlog=capacity.accept_batch,
+            backlog=at_once,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -18,13 +18,6 @@ from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
 OK, NOT_FINITE, ALL_MASKED = int(RowStatus.OK), int(RowStatus.NOT_FINITE), int(RowStatus.ALL_MASKED)
 
 
-def accept(
-    logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[Draft], wants_draws: bool = False
-) -> list[Verdict]:
-    """The verdicts of a pass at once."""
-    return Acceptance.begin(logits, entries, drafts, wants_draws).verdicts()
-
-
 class Acceptance(NamedTuple):
     """The drafts of a pass, of every request whose next token can be drawn, while they are being judged."""
 

@@ -22,8 +22,8 @@ from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest, as_
 Notifies = Callable[[StepRequest], bool]
 """Whether a request's own drafter is notified of it."""
 
-PLANNING = 2
-"""Observers, the first of the list, that the next plan depends on."""
+_Observers = Sequence[tuple[str, Callable[[StepReport], None]]]
+"""Stages, for faults, and what is called."""
 
 
 class StepObservers:
@@ -38,13 +38,10 @@ class StepObservers:
         self._faults, self._memory = faults, memory
         self._policy_drafters = list(policy.drafters())
         self._notifies: Notifies | None = getattr(policy, "notifies", None)
-        self._observers: Sequence[tuple[str, Callable[[StepReport], None]]] = (
-            ("books", situation.learn),
-            ("learn", policy.learn),
-            ("books", situation.count),
-        )
+        self._planning: _Observers = (("books", situation.learn), ("learn", policy.learn))
+        self._others: _Observers = (("books", situation.count),)
         self._reports: list[StepReport] = []  # that some observer has not seen
-        self._planned = 0  # of these, the first that PLANNING observers have seen
+        self._planned = 0  # of these, the first that the planning observers have seen
 
     def of_pass(self, entries: Sequence[PassEntry], plans: Plans) -> "Observation":
         """Return the drafters that observe a pass."""
@@ -59,7 +56,7 @@ class StepObservers:
     def before_plan(self) -> None:
         """Call the observers that the next plan depends on."""
         for report in self._reports[self._planned :]:
-            self._call(self._observers[:PLANNING], report)
+            self._call(self._planning, report)
         self._planned = len(self._reports)
 
     def catch_up(self) -> None:
@@ -67,11 +64,9 @@ class StepObservers:
         self.before_plan()
         reports, self._reports, self._planned = self._reports, [], 0
         for report in reports:
-            self._call(self._observers[PLANNING:], report)
+            self._call(self._others, report)
 
-    def _call(
-        self, observers: Sequence[tuple[str, Callable[[StepReport], None]]], report: StepReport
-    ) -> None:
+    def _call(self, observers: "_Observers", report: StepReport) -> None:
         for stage, observe in observers:
             with self._faults.forgiven(stage):
                 observe(report)

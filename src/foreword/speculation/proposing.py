@@ -46,6 +46,8 @@ class Proposal:
     @property
     def pending(self) -> Tensor | None:
         """int64, the draft tokens of the pass that are on a device; None: there are none."""
+        if not any(self.sources):
+            return None
         found = (draft.device for draft in self.drafts if draft.device is not None)
         return next((tokens.source.on_device for tokens in found), None)
 
@@ -214,10 +216,11 @@ def call_drafters(
                 empty=empty,
                 seconds=seconds,
                 lag=sum([plan.lag for _, plan, _ in group]),
-                is_cold=any(answer.is_cold for answer in answers),
+                is_cold=True in [answer.is_cold for answer in answers],
             )
         )
-        sources.append(next((draft.device.source for draft in answers if draft.device is not None), None))
+        devices = [answer.device for answer in answers if answer.device is not None]
+        sources.append(devices[0].source if devices else None)
     return Proposal(drafts, calls, asked, sources)
 
 

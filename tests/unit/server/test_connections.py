@@ -12,10 +12,10 @@ import uvicorn
 from foreword.server import connections
 from foreword.server.connections import (
     BoundedProtocol,
-    Capacity,
     ConnectionLimiter,
     OncePerMinute,
     bounded_protocol,
+    capacity,
     on_loop_error,
 )
 from foreword.server.settings import Limits
@@ -268,9 +268,9 @@ def test_places_are_given_back():
 @pytest.mark.parametrize(("files", "most"), [(1 << 20, 1024), (1024, 832), (128, 48), (16, 4)])
 def test_connections_leave_files_for_the_rest(files, most, monkeypatch):
     monkeypatch.setattr(connections.resource, "getrlimit", lambda _: (files, files))
-    capacity = Capacity.of(Limits())
-    assert capacity.connections == most
-    assert capacity.connections + 4 * capacity.accept_batch < files
+    fitting, at_once = capacity(Limits())
+    assert fitting == most
+    assert fitting + 4 * at_once < files
 
 
 def test_a_line_is_written_once_a_minute(caplog):

@@ -132,7 +132,7 @@ def test_one_that_is_chosen_of_several_is_told_once():
 class TellsNobody(Chooses):
     """Leaves the head out but where it is the head's turn."""
 
-    def tells(self, request: object) -> bool:
+    def notifies(self, request: object) -> bool:
         return False
 
 

@@ -154,7 +154,7 @@ def test_one_that_is_asked_aside_is_asked_in_the_same_call_and_changes_nothing()
     requests = [make_request(cache, [1, 2, 3], seed=seed) for seed in (1, 2)]
     kept: list[Draft] = []
     looked_at = ShadowDraft(DraftPlan("second", second, 2, 2), kept.append)
-    plans = [DraftPlan("first", first, 2, 2, aside=looked_at), DraftPlan("second", second, 2, 2)]
+    plans = [DraftPlan("first", first, 2, 2, shadow=looked_at), DraftPlan("second", second, 2, 2)]
     entries = [PassEntry.of(request, request.lag) for request in requests]
     proposal = call_drafters(entries, plans, lambda: 0.0)
     assert [(call.method, call.asks) for call in proposal.calls] == [("first", 1), ("second", 2)]

@@ -73,21 +73,17 @@ class DrafterPool:
         self.provided: DrafterNeeds | None = None  # what the engine can give a drafter; None: not known yet
         self._is_closed = False
         self.default: DraftPlan | None = None  # of requests that don't say
-        self._default_config: SpeculationConfig | None = None
+        self.default_config: SpeculationConfig | None = None
         self.set_default(default)
 
     def set_default(self, config: SpeculationConfig | None) -> None:
         """Set the drafter of requests that name none; None: no drafter. The one before is released."""
-        before = None if self._default_config is None else _key(self._default_config)
+        before = None if self.default_config is None else _key(self.default_config)
         self.default = None if config is None else self._get(config)
-        self._default_config = config
+        self.default_config = config
         if before is not None and (config is None or before != _key(config)):
             with self._lock:
                 self._release_drafter(before)
-
-    @property
-    def default_config(self) -> SpeculationConfig | None:
-        return self._default_config
 
     def offer(self, config: SpeculationConfig) -> Drafter:
         """Make a drafter ready for requests that will ask for it."""
@@ -95,10 +91,10 @@ class DrafterPool:
 
     def resolve(self, setting: SpeculationSetting, known: AnswerHints = NO_HINTS) -> DraftPlan | None:
         """Return the plan of a request with this setting; see `SpeculationConfig.parse`."""
-        config = parse_setting(setting, self._default_config)
-        plan = (
-            self.default if config is self._default_config else None if config is None else self._get(config)
-        )
+        config = parse_setting(setting, self.default_config)
+        plan = self.default
+        if config is not self.default_config:
+            plan = None if config is None else self._get(config)
         return self.with_hints(plan, setting, known)
 
     def with_hints(
@@ -125,7 +121,7 @@ class DrafterPool:
 
     def is_ready(self, setting: SpeculationSetting, known: AnswerHints = NO_HINTS) -> bool:
         """Whether `resolve` would answer at once, without making a drafter."""
-        config = parse_setting(setting, self._default_config)
+        config = parse_setting(setting, self.default_config)
         wanted = [] if config is None else [config]
         wanted += self._first(setting, known, is_speculating=config is not None)
         with self._lock:
@@ -288,7 +284,7 @@ class DrafterPool:
 
     def _make_room(self) -> None:
         """Release the drafters that were requested longest ago, if there are too many; never the default."""
-        kept = None if self._default_config is None else _key(self._default_config)
+        kept = None if self.default_config is None else _key(self.default_config)
         for key in [key for key in self._drafters if key != kept]:
             if len(self._drafters) <= MAX_DRAFTERS:
                 return

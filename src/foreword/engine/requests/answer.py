@@ -69,6 +69,7 @@ class AnswerState:
         limits: RequestLimits,
         text: AnswerText | None,
         shows_drafts: bool,
+        sampler: RequestSampler,
     ) -> None:
         self.tokens = list(prompt)  # committed: the prompt, then what was generated
         self.prompt_len = len(prompt)
@@ -81,6 +82,7 @@ class AnswerState:
         self.asks_too_much = False  # the error is what the request's own parameters lead to
         self.error_param: str | None = None  # of these, the first
         self._limits = limits
+        self._sampler = sampler
         self._keeps_stop = params.include_stop_str_in_output
         self._text = text
         self._watches = text is not None and text.watches  # whether any text can end the answer
@@ -101,18 +103,18 @@ class AnswerState:
         """Return how many of these next tokens belong to the answer."""
         return len(tokens) if self._goes_on(tokens) else self._end(tokens).kept
 
-    def commit(self, verdict: Verdict, sampler: RequestSampler) -> None:
+    def commit(self, verdict: Verdict) -> None:
         """Take the tokens of a verdict, here and in the sampler, and note whether the answer has ended."""
         tokens = verdict.tokens
         end = _GOES_ON if self._goes_on(tokens) else self._end(tokens)
         if end is not _GOES_ON and end.kept != len(tokens):
             raise ValueError(f"{len(tokens)} tokens to commit, but the answer ends after {end.kept}")
-        restrictions = sampler.restrictions() if verdict.is_asked else []
+        restrictions = self._sampler.restrictions() if verdict.is_asked else []
         before = None if self._text is None else self._text.state()
         try:  # what can fail comes first: if it does, nothing may have changed
             written = self._text_of(tokens, end)
             if tokens:
-                sampler.commit(tokens)
+                self._sampler.commit(tokens)
         except BaseException:
             if self._text is not None and before is not None:
                 self._text.go_back(before)

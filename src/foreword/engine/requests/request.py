@@ -13,7 +13,6 @@ from foreword.engine.requests.assignment import Assignment
 from foreword.engine.text import AnswerText
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.requests import DrafterView
-from foreword.speculation.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,10 @@ class Request:
     ) -> None:
         self.identity = identity = identity or RequestIdentity()
         self.request_id = request_id
-        self.answer = AnswerState(prompt, params, limits, text, identity.reports_progress)
+        self.answer = AnswerState(prompt, params, limits, text, identity.reports_progress, sampler)
         self.tokens = self.answer.tokens  # the same list
-        self.kept = self.answer.kept  # called for every request of every step
+        # Called for every request of every step.
+        self.kept, self.commit = self.answer.kept, self.answer.commit
         self.params = params
         self.sampler = sampler
         self.accounting = Accounting()
@@ -136,10 +136,6 @@ class Request:
         """Whether its next pass can be laid out before the token of the pass in flight is known."""
         draws = self.kv.begin == len(self.tokens)
         return not draws or (self.room > 1 and self.sampler.can_be_followed)
-
-    def commit(self, verdict: Verdict) -> None:
-        """Take the tokens of a verdict with all that belongs to them, and note whether the answer has ended."""
-        self.answer.commit(verdict, self.sampler)
 
     def fail(self, error: str) -> None:
         """End the answer with an error."""
