@@ -116,13 +116,14 @@ async def smallest(body: Body, shows: Callable[[Body], Awaitable[bool]]) -> Body
 
 
 Ask = Callable[[Body], Awaitable[ServerAnswer]]
+Told = Callable[[ServerAnswer], str]
 
 CONTEXT = 40
 """Characters shown before the place where two texts part."""
 
 
 async def must_agree(
-    check: str, ground: Ground, bodies: Sequence[Body], ways: tuple[Ask, Ask], words: tuple[str, str]
+    ground: Ground, bodies: Sequence[Body], ways: tuple[Ask, Ask], words: tuple[str, str]
 ) -> ClaimVerdict:
     """Return the verdict of a claim that two ways to send a request lead to one text; `words` name the ways."""
     one, other = ways
@@ -144,13 +145,25 @@ async def must_agree(
         left, right = await one(small), await other(small)
         if left.said == right.said:  # it does not happen every time: show the request with which it did
             small, left, right = body, await one(body), await other(body)
-        return refuted(check, tried, f"{words[0]} and {words[1]} differ {place}", shown(left, right, words))
+        return refuted(tried, f"{words[0]} and {words[1]} differ {place}", shown(left, right, words))
     if not ties:
-        return held(check, len(bodies))
+        return held(len(bodies))
     place = _first_difference(*ties[0])
     detail = f"{len(ties)} of {len(bodies)} differ at ties within {ground.tolerance} nats, the first {place}"
     example = shown(*ties[0], words)
-    return ClaimVerdict(check, ClaimStatus.DIFFERS_AT_TIES, len(bodies), detail, reproduction=example)
+    return ClaimVerdict(ClaimStatus.DIFFERS_AT_TIES, len(bodies), detail, reproduction=example)
+
+
+async def refuted_by(
+    ground: Ground, body: Body, fault: str, tried: int, fault_of: Told, got: Told
+) -> ClaimVerdict:
+    """Return the verdict of a claim that one answer refutes, with a small request that shows the fault."""
+
+    async def shows(smaller: Body) -> bool:
+        return bool(fault_of(await ground.server.ask(smaller)))
+
+    answer = await ground.server.ask(await smallest(body, shows))
+    return refuted(tried, fault, Reproduction([answer.body], got(answer), fault_of(answer) or fault))
 
 
 def shown(left: ServerAnswer, right: ServerAnswer, words: tuple[str, str]) -> Reproduction:

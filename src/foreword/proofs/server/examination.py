@@ -6,10 +6,7 @@ from typing import Any
 
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
-from foreword.proofs.server.checks.distributions import Logprobs, OwnLaw, WithoutSpeculation
-from foreword.proofs.server.checks.parameters import Bias, Penalties, Several
-from foreword.proofs.server.checks.seeds import GreedySpeculation, SeedAlone, SeedBatch, SeedTraffic, Streamed
-from foreword.proofs.server.checks.texts import Ends, Offsets, StopTexts, UsageCounts
+from foreword.proofs.server.checks import distributions, parameters, seeds, texts
 from foreword.proofs.server.client import Broken, RefusedByServer, Server
 from foreword.proofs.server.comparing import FailsTogether
 from foreword.proofs.server.ground import (
@@ -26,22 +23,22 @@ from foreword.proofs.server.ground import (
     refuted,
 )
 
-CHECKS: Sequence[type[Check]] = (
-    SeedAlone,
-    Streamed,
-    GreedySpeculation,
-    SeedBatch,
-    SeedTraffic,
-    UsageCounts,
-    Logprobs,
-    Offsets,
-    StopTexts,
-    Ends,
-    Several,
-    Penalties,
-    Bias,
-    OwnLaw,
-    WithoutSpeculation,
+CHECKS: Sequence[Check] = (
+    seeds.alone,
+    seeds.streamed,
+    seeds.greedy_speculation,
+    seeds.in_a_batch,
+    seeds.after_traffic,
+    texts.usage,
+    distributions.logprobs,
+    texts.offsets,
+    texts.stops,
+    texts.ends,
+    parameters.several,
+    parameters.penalties,
+    parameters.bias,
+    distributions.own_law,
+    distributions.without_speculation,
 )
 """In the order in which they rest on each other."""
 
@@ -65,7 +62,7 @@ async def prepare(
     return Ground(server, plan, await probe(server), plain, tolerance, seed)
 
 
-def chosen(names: Sequence[str]) -> Sequence[type[Check]]:
+def chosen(names: Sequence[str]) -> Sequence[Check]:
     """The checks of these claims and of those that they rest on."""
     known = {check.name: check for check in CHECKS}
     if unknown := [name for name in names if name not in known]:
@@ -77,13 +74,13 @@ def chosen(names: Sequence[str]) -> Sequence[type[Check]]:
     return [check for check in CHECKS if check.name in wanted]
 
 
-def cost(ground: Ground, checks: Sequence[type[Check]] = CHECKS) -> Cost:
+def cost(ground: Ground, checks: Sequence[Check] = CHECKS) -> Cost:
     """What the examination costs at most, as long as nothing is refuted."""
-    return Cost(MOST_REQUESTS, {check.name: check().cost(ground) for check in checks})
+    return Cost(MOST_REQUESTS, {check.name: check.cost(ground) for check in checks})
 
 
 async def examine(
-    ground: Ground, progress: StageProgress | None = None, checks: Sequence[type[Check]] = CHECKS
+    ground: Ground, progress: StageProgress | None = None, checks: Sequence[Check] = CHECKS
 ) -> AsyncIterator[ClaimVerdict]:
     """Every verdict as it is found."""
     before = _asked(ground)
@@ -98,7 +95,7 @@ async def examine(
 
         show()
         fresh = replace(ground, plan=plan, on_judged=show, extent=Extent())
-        verdict = await _verdict(check(), fresh, refuted_names)
+        verdict = await _verdict(check, fresh, refuted_names)
         if verdict.outcome is ClaimStatus.REFUTED:
             refuted_names.add(check.name)
         if verdict.outcome is ClaimStatus.FAILS_TOGETHER:  # the checks to come send one request at a time
@@ -112,10 +109,12 @@ def _asked(ground: Ground) -> int:
 
 async def _verdict(check: Check, ground: Ground, refuted_names: set[str]) -> ClaimVerdict:
     # Where the server gives one answer per request, draws take one request each and do not depend on `n`.
-    unused = {Several.name} if ground.abilities.n == 1 else set()
+    unused = {parameters.several.name} if ground.abilities.n == 1 else set()
     if lost := [name for name in check.rests_on if name in refuted_names - unused]:
-        return not_tried(check.name, f"rests on {', '.join(lost)}, which was refuted")
-    return replace(await _examined(check, ground), extent=ground.extent)
+        found = not_tried(f"rests on {', '.join(lost)}, which was refuted")
+    else:
+        found = replace(await _examined(check, ground), extent=ground.extent)
+    return replace(found, check=check.name)
 
 
 async def _examined(check: Check, ground: Ground) -> ClaimVerdict:
@@ -123,16 +122,16 @@ async def _examined(check: Check, ground: Ground) -> ClaimVerdict:
     try:
         return await check.examine(ground)
     except RefusedByServer as refusal:
-        return not_tried(check.name, f"the server refuses it: {refusal}")
+        return not_tried(f"the server refuses it: {refusal}")
     except Broken as fault:
         shown = Reproduction([fault.body], str(fault), "an answer")
-        return refuted(check.name, 1, f"the server fails: {fault}", shown)
+        return refuted(1, f"the server fails: {fault}", shown)
     except FailsTogether as fault:
         ground.judged(fault.prompt, fault.alone)
         count = len(fault.bodies)
         shown = Reproduction(fault.bodies, str(fault), "an answer to each, as alone", at_once=True)
         detail = f"{fault}, beside {count - 1} other(s); the same request alone is answered"
-        return ClaimVerdict(check.name, ClaimStatus.FAILS_TOGETHER, count, detail, reproduction=shown)
+        return ClaimVerdict(ClaimStatus.FAILS_TOGETHER, count, detail, reproduction=shown)
 
 
 def as_json(verdict: ClaimVerdict) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """What every check is given: the server, its abilities and the plan; and what it returns: a verdict."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from foreword.proofs.server.client import Body, Broken, RefusedByServer, Server, ServerAnswer
 
@@ -186,13 +186,13 @@ class Reproduction:
 class ClaimVerdict:
     """One line of the report."""
 
-    check: str
     outcome: ClaimStatus
     tried: int = 0  # cases: requests compared, tokens drawn
     detail: str = ""
     visible: str = ""  # the fault that would have been seen
     reproduction: Reproduction | None = None
     extent: Extent = field(default_factory=Extent)
+    check: str = ""  # the claim's name
 
     @property
     def words(self) -> str:
@@ -201,21 +201,21 @@ class ClaimVerdict:
         return f"{self.outcome.value} in {self.tried:,}" if has_cases else self.outcome.value
 
 
-def held(check: str, tried: int, detail: str = "") -> ClaimVerdict:
+def held(tried: int, detail: str = "") -> ClaimVerdict:
     """Return the verdict of a claim that held in every case; not tried if there was none."""
     if not tried:
-        return not_tried(check, detail or "no request showed it")
+        return not_tried(detail or "no request showed it")
     share = 1 - (1 - CONFIDENCE) ** (1 / tried)
     visible = f"a fault in {share:.1%} of requests like these ({CONFIDENCE:.0%})"
-    return ClaimVerdict(check, ClaimStatus.HELD, tried, detail, visible)
+    return ClaimVerdict(ClaimStatus.HELD, tried, detail, visible)
 
 
-def not_tried(check: str, why: str) -> ClaimVerdict:
-    return ClaimVerdict(check, ClaimStatus.NOT_TRIED, detail=why)
+def not_tried(why: str) -> ClaimVerdict:
+    return ClaimVerdict(ClaimStatus.NOT_TRIED, detail=why)
 
 
-def refuted(check: str, tried: int, detail: str, reproduction: Reproduction) -> ClaimVerdict:
-    return ClaimVerdict(check, ClaimStatus.REFUTED, tried, detail, reproduction=reproduction)
+def refuted(tried: int, detail: str, reproduction: Reproduction) -> ClaimVerdict:
+    return ClaimVerdict(ClaimStatus.REFUTED, tried, detail, reproduction=reproduction)
 
 
 @dataclass(frozen=True)
@@ -251,17 +251,55 @@ class Ground:
         return {**body, "logprobs": self.abilities.logprobs} if self.abilities.logprobs else body
 
 
-class Check(Protocol):
-    """A claim that a server makes to its users."""
+@dataclass(frozen=True)
+class Need:
+    """What a check takes."""
 
-    name: ClassVar[str]
-    claim: ClassVar[str]  # a sentence
-    rests_on: ClassVar[tuple[str, ...]]  # names of claims without which its outcome would say nothing
+    is_met: Callable[[Ground], bool]
+    without: str  # why the check is not tried without it
+
+
+LOGPROBS = Need(lambda ground: bool(ground.abilities.logprobs), "the server lists no log probabilities")
+PLAIN = Need(
+    lambda ground: ground.plain is not None,
+    "needs --plain-url, or --plain-body with what turns speculation off",
+)
+
+Examine = Callable[[Ground], Awaitable[ClaimVerdict]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A claim that a server makes to its users, and how it is examined."""
+
+    name: str
+    claim: str  # a sentence
+    requests: Callable[
+        [Ground], int
+    ]  # at most; a few more where it is refuted, to find a small one that shows it
+    verdict: Examine  # asks and judges; `RefusedByServer`: the server has not got what it takes
+    rests_on: tuple[str, ...]  # names of claims without which its outcome would say nothing
+    needs: Need | None
 
     def cost(self, ground: Ground) -> int:
-        """Requests at most, unless the claim is refuted: then a few more, to find a small one that shows it."""
-        ...
+        """Requests at most, unless the claim is refuted."""
+        return self.requests(ground) if self._can_try(ground) else 0
 
     async def examine(self, ground: Ground) -> ClaimVerdict:
-        """Ask and judge. `Refused`: the server has not got what it takes."""
-        ...
+        if self.needs is not None and not self._can_try(ground):
+            return not_tried(self.needs.without)
+        return await self.verdict(ground)
+
+    def _can_try(self, ground: Ground) -> bool:
+        return self.needs is None or self.needs.is_met(ground)
+
+
+def check(
+    name: str,
+    claim: str,
+    requests: Callable[[Ground], int],
+    rests_on: tuple[str, ...] = (),
+    needs: Need | None = None,
+) -> Callable[[Examine], Check]:
+    """Make a check of a function that asks and judges."""
+    return lambda verdict: Check(name, claim, requests, verdict, rests_on, needs)

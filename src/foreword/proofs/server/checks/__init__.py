@@ -1,1 +1,1 @@
-"""One claim a server makes to its users per file; all have the interface of `check.py`."""
+"""Claims that a server makes to its users, each a `Check`."""

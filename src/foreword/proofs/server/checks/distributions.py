@@ -1,9 +1,7 @@
 """Log probabilities are the model's own, and tokens are drawn with them, with speculation and without."""
 
 from collections import defaultdict
-from dataclasses import dataclass
 from math import exp, log
-from typing import ClassVar
 
 import numpy as np
 
@@ -24,10 +22,13 @@ from foreword.proofs.server.evidence import (
 )
 from foreword.proofs.server.ground import (
     CONFIDENCE,
+    LOGPROBS,
+    PLAIN,
     ClaimStatus,
     ClaimVerdict,
     Ground,
     Reproduction,
+    check,
     held,
     not_tried,
     refuted,
@@ -37,75 +38,59 @@ PLACES = 3
 """Tokens of an answer that are scored again by a request of their own."""
 
 
-@dataclass(frozen=True)
-class _Fault:
-    bodies: list[Body]
-    got: str
-    expected: str
-
-
-class Logprobs:
-    """Lists that make sense in themselves, and the same numbers when the text is read instead of written."""
-
-    name: ClassVar[str] = "logprobs"
-    claim: ClassVar[str] = (
-        "log probabilities form a law, greedy takes their largest, and a re-score repeats them"
-    )
-    rests_on: ClassVar[tuple[str, ...]] = ("seed alone",)
-
-    def cost(self, ground: Ground) -> int:
-        if not ground.abilities.logprobs:
-            return 0
-        return ground.plan.prompts * (1 + PLACES + (ground.plain is not None))
-
-    async def examine(self, ground: Ground) -> ClaimVerdict:
-        if not ground.abilities.logprobs:
-            return not_tried(self.name, "the server lists no log probabilities")
-        answers = places = 0
-        for text in ground.plan.texts:
-            body = ground.greedy(text)
-            if ground.abilities.token_ids:
-                body["return_token_ids"] = True
-            answer = await ground.server.ask(body)
-            fault = _law_fault(answer, ground.tolerance) or await self._plain_fault(ground, body, answer)
-            scored = 0
-            if fault is None:
-                fault, scored = await self._rescored(ground, answer)
+@check(
+    "logprobs",
+    "log probabilities form a law, greedy takes their largest, and a re-score repeats them",
+    lambda ground: ground.plan.prompts * (1 + PLACES + (ground.plain is not None)),
+    ("seed alone",),
+    LOGPROBS,
+)
+async def logprobs(ground: Ground) -> ClaimVerdict:
+    """Lists must make sense in themselves, and have the same numbers when the text is read instead of written."""
+    places = 0
+    for text in ground.plan.texts:
+        body = ground.greedy(text)
+        if ground.abilities.token_ids:
+            body["return_token_ids"] = True
+        answer = await ground.server.ask(body)
+        fault = _law_fault(answer, ground.tolerance) or await _plain_fault(ground, body, answer)
+        if fault is None:
+            fault, scored = await _rescored(ground, answer)
             places += scored
-            answers += 1
-            ground.judged(text, answer)
-            if fault is not None:
-                shown = Reproduction(fault.bodies, fault.got, fault.expected)
-                return refuted(self.name, places, f"{fault.got}, expected {fault.expected}", shown)
-        if not places:
-            return held(self.name, answers, "no token could be scored again")
-        return held(self.name, places, "tokens scored again")
+        ground.judged(text, answer)
+        if fault is not None:
+            return refuted(places, f"{fault.got}, expected {fault.expected}", fault)
+    if not places:
+        return held(len(ground.plan.texts), "no token could be scored again")
+    return held(places, "tokens scored again")
 
-    async def _rescored(self, ground: Ground, answer: ServerAnswer) -> tuple[_Fault | None, int]:
-        """Ask for single tokens after prompts that end with the answer so far."""
-        tokens, scored = answer.first.tokens, 0
-        for place in sorted({len(tokens) * k // (PLACES + 1) for k in range(1, PLACES + 1)}):
-            prompt = _prefix(ground, answer, place)
-            again = await ground.server.ask({**answer.body, "prompt": prompt, "max_tokens": 1})
-            if not again.first.tokens or not _is_same_prefix(answer, again, place):
-                continue  # read as other tokens than it was written: it says nothing
-            scored += 1
-            if fault := _difference(tokens[place], again.first.tokens[0], ground.tolerance):
-                bodies = [{**answer.body, "max_tokens": place + 1}, dict(again.body)]
-                return _Fault(bodies, f"token {place}: {fault[0]}", f"re-scored: {fault[1]}"), scored
-        return None, scored
 
-    async def _plain_fault(self, ground: Ground, body: Body, answer: ServerAnswer) -> _Fault | None:
-        if ground.plain is None:
-            return None
-        plain = await ground.plain.ask(body)
-        for place, (a, b) in enumerate(zip(answer.first.tokens, plain.first.tokens, strict=False)):
-            if a.text != b.text:
-                return None  # another check's business
-            if fault := _difference(a, b, ground.tolerance):
-                bodies = [{**answer.body, "max_tokens": place + 1}, {**plain.body, "max_tokens": place + 1}]
-                return _Fault(bodies, f"token {place}: {fault[0]}", f"without speculation: {fault[1]}")
+async def _rescored(ground: Ground, answer: ServerAnswer) -> tuple[Reproduction | None, int]:
+    """Ask for single tokens after prompts that end with the answer so far."""
+    tokens, scored = answer.first.tokens, 0
+    for place in sorted({len(tokens) * k // (PLACES + 1) for k in range(1, PLACES + 1)}):
+        prompt = _prefix(ground, answer, place)
+        again = await ground.server.ask({**answer.body, "prompt": prompt, "max_tokens": 1})
+        if not again.first.tokens or not _is_same_prefix(answer, again, place):
+            continue  # read as other tokens than it was written: it says nothing
+        scored += 1
+        if fault := _difference(tokens[place], again.first.tokens[0], ground.tolerance):
+            bodies = [{**answer.body, "max_tokens": place + 1}, dict(again.body)]
+            return Reproduction(bodies, f"token {place}: {fault[0]}", f"re-scored: {fault[1]}"), scored
+    return None, scored
+
+
+async def _plain_fault(ground: Ground, body: Body, answer: ServerAnswer) -> Reproduction | None:
+    if ground.plain is None:
         return None
+    plain = await ground.plain.ask(body)
+    for place, (a, b) in enumerate(zip(answer.first.tokens, plain.first.tokens, strict=False)):
+        if a.text != b.text:
+            return None  # another check's business
+        if fault := _difference(a, b, ground.tolerance):
+            bodies = [{**one.body, "max_tokens": place + 1} for one in (answer, plain)]
+            return Reproduction(bodies, f"token {place}: {fault[0]}", f"without speculation: {fault[1]}")
+    return None
 
 
 def _prefix(ground: Ground, answer: ServerAnswer, place: int) -> str | list[int]:
@@ -123,7 +108,7 @@ def _is_same_prefix(answer: ServerAnswer, again: ServerAnswer, place: int) -> bo
     return again.usage.prompt == answer.usage.prompt + place
 
 
-def _law_fault(answer: ServerAnswer, tolerance: float) -> _Fault | None:
+def _law_fault(answer: ServerAnswer, tolerance: float) -> Reproduction | None:
     for place, token in enumerate(answer.first.tokens):
         if not token.top:
             continue
@@ -132,9 +117,9 @@ def _law_fault(answer: ServerAnswer, tolerance: float) -> _Fault | None:
         said = f"token {place}: {token.text!r} {token.logprob:.3f}"
         bodies = [{**answer.body, "max_tokens": place + 1}]
         if mass > 1 + tolerance:
-            return _Fault(bodies, f"token {place}: chances of {mass:.3f} in all", "at most 1")
+            return Reproduction(bodies, f"token {place}: chances of {mass:.3f} in all", "at most 1")
         if HALF not in token.text and abs(token.logprob - best) > tolerance:
-            return _Fault(bodies, said, f"greedy takes the largest, {token.top[0][0]!r} {best:.3f}")
+            return Reproduction(bodies, said, f"greedy takes the largest, {token.top[0][0]!r} {best:.3f}")
     return None
 
 
@@ -151,58 +136,53 @@ EVENTS = ("the likeliest token", "the second", "the third to fifth", "a token th
 _RANKS = ((0, 1), (1, 2), (2, 5))
 
 
-class OwnLaw:
-    """The first tokens of many answers at temperature 1, each against the list that came with it."""
+@check(
+    "distribution against own logprobs",
+    "at temperature 1 tokens are drawn with the chances that the server's log probabilities tell",
+    requests_for,
+    ("logprobs", "n"),
+    LOGPROBS,
+)
+async def own_law(ground: Ground) -> ClaimVerdict:
+    """Compare the first tokens of many answers at temperature 1, each with the list that came with it."""
+    drawn = _Drawn()
+    async for prompt, answer, choice in draw(ground, ground.server, ground.plan.depth, 1, logprobs=True):
+        drawn.bodies.setdefault(prompt, dict(answer.body))
+        drawn.add(prompt, choice)
+    chances, happened = drawn.arrays(drawn.rows)
+    seen = log_evidence(chances, happened)
+    bias = visible_bias(chances[:, 0], len(EVENTS) * len(BETS), OWN_LOGPROBS)
+    if seen >= log(1 / OWN_LOGPROBS):
+        if drawn.hidden_ends / max(len(drawn.rows), 1) > bias / 4:
+            return not_tried("the server lists no end token, whose chance is then not known")
+        return _refuted_law(drawn, seen)
+    upper = drawn.first_distance()
+    detail = f"evidence e^{seen:.1f} of e^{log(1 / OWN_LOGPROBS):.1f}; TV of first tokens ≤ {upper:.3f}"
+    visible = f"a total variation of {bias:.2%} towards {EVENTS[0]} ({CONFIDENCE:.0%})"
+    return ClaimVerdict(ClaimStatus.NOT_REFUTED, len(chances), detail, visible)
 
-    name: ClassVar[str] = "distribution against own logprobs"
-    claim: ClassVar[str] = (
-        "at temperature 1 tokens are drawn with the chances that the server's log probabilities tell"
+
+def _refuted_law(drawn: "_Drawn", seen: float) -> ClaimVerdict:
+    """The prompt, and the fewest tokens of its answers, in which it shows most."""
+    by_prompt = defaultdict(list)
+    for row in drawn.rows:
+        by_prompt[row[0]].append(row)
+    prompt = max(by_prompt, key=lambda text: log_evidence(*drawn.arrays(by_prompt[text])))
+    rows = by_prompt[prompt]
+    for depth in range(1, max(row[1] for row in rows) + 2):
+        rows = [row for row in by_prompt[prompt] if row[1] < depth]
+        if log_evidence(*drawn.arrays(rows)) >= log(1 / OWN_LOGPROBS):
+            break
+    chances, happened = drawn.arrays(rows)
+    event = int(gains(chances, happened).max(axis=1).argmax())
+    body = {**drawn.bodies[prompt], "max_tokens": depth}
+    body.pop("seed")  # it takes many
+    seen_text = f"in {len(rows)} draws {EVENTS[event]} came {happened[:, event].sum()} times"
+    shown = Reproduction([body], seen_text, f"{chances[:, event].sum():.0f} times")
+    detail = f"evidence e^{seen:.1f}, {EVENTS[event]} came too " + (
+        "often" if happened[:, event].sum() > chances[:, event].sum() else "seldom"
     )
-    rests_on: ClassVar[tuple[str, ...]] = ("logprobs", "n")
-
-    def cost(self, ground: Ground) -> int:
-        return requests_for(ground) if ground.abilities.logprobs else 0
-
-    async def examine(self, ground: Ground) -> ClaimVerdict:
-        if not ground.abilities.logprobs:
-            return not_tried(self.name, "the server lists no log probabilities")
-        drawn = _Drawn()
-        async for prompt, answer, choice in draw(ground, ground.server, ground.plan.depth, 1, logprobs=True):
-            drawn.bodies.setdefault(prompt, dict(answer.body))
-            drawn.add(prompt, choice)
-        chances, happened = drawn.arrays(drawn.rows)
-        seen = log_evidence(chances, happened)
-        bias = visible_bias(chances[:, 0], len(EVENTS) * len(BETS), OWN_LOGPROBS)
-        if seen >= log(1 / OWN_LOGPROBS):
-            if drawn.hidden_ends / max(len(drawn.rows), 1) > bias / 4:
-                return not_tried(self.name, "the server lists no end token, whose chance is then not known")
-            return self._refuted(drawn, seen)
-        upper = drawn.first_distance()
-        detail = f"evidence e^{seen:.1f} of e^{log(1 / OWN_LOGPROBS):.1f}; TV of first tokens ≤ {upper:.3f}"
-        visible = f"a total variation of {bias:.2%} towards {EVENTS[0]} ({CONFIDENCE:.0%})"
-        return ClaimVerdict(self.name, ClaimStatus.NOT_REFUTED, len(chances), detail, visible)
-
-    def _refuted(self, drawn: "_Drawn", seen: float) -> ClaimVerdict:
-        """The prompt, and the fewest tokens of its answers, in which it shows most."""
-        by_prompt = defaultdict(list)
-        for row in drawn.rows:
-            by_prompt[row[0]].append(row)
-        prompt = max(by_prompt, key=lambda text: log_evidence(*drawn.arrays(by_prompt[text])))
-        rows = by_prompt[prompt]
-        for depth in range(1, max(row[1] for row in rows) + 2):
-            rows = [row for row in by_prompt[prompt] if row[1] < depth]
-            if log_evidence(*drawn.arrays(rows)) >= log(1 / OWN_LOGPROBS):
-                break
-        chances, happened = drawn.arrays(rows)
-        event = int(gains(chances, happened).max(axis=1).argmax())
-        body = {**drawn.bodies[prompt], "max_tokens": depth}
-        body.pop("seed")  # it takes many
-        seen_text = f"in {len(rows)} draws {EVENTS[event]} came {happened[:, event].sum()} times"
-        shown = Reproduction([body], seen_text, f"{chances[:, event].sum():.0f} times")
-        detail = f"evidence e^{seen:.1f}, {EVENTS[event]} came too " + (
-            "often" if happened[:, event].sum() > chances[:, event].sum() else "seldom"
-        )
-        return refuted(self.name, len(drawn.rows), detail, shown)
+    return refuted(len(drawn.rows), detail, shown)
 
 
 Row = tuple[str, int, tuple[float, ...], tuple[bool, ...]]
@@ -266,45 +246,39 @@ DEPTH = 3
 """Tokens of the texts that are compared: the more, the rarer each text is."""
 
 
-class WithoutSpeculation:
-    """Texts of a few tokens drawn with and without speculation, prompt by prompt."""
+@check(
+    "distribution with and without speculation",
+    "texts have the same law with speculation and without",
+    lambda ground: 2 * requests_for(ground),
+    ("n",),
+    PLAIN,
+)
+async def without_speculation(ground: Ground) -> ClaimVerdict:
+    """Draw texts of a few tokens with and without speculation, prompt by prompt."""
+    assert ground.plain is not None
+    with_it = await _texts(ground, ground.server, 2)
+    without = await _texts(ground, ground.plain, 3)
+    alarm = WITHOUT_SPECULATION / len(with_it)
+    contrasts = {prompt: contrast(without[prompt], drawn) for prompt, drawn in with_it.items()}
+    prompt = min(contrasts, key=lambda text: contrasts[text].p)
+    worst, draws = contrasts[prompt], len(with_it[prompt])
+    if worst.p < alarm:
+        return _refuted_texts(ground, prompt, worst, len(with_it) * draws)
+    shift = visible_shift(0.25, draws, alarm)
+    visible = f"a text of a quarter's chance that is off by {shift:.1%} ({CONFIDENCE:.0%})"
+    detail = f"smallest p {worst.p:.2g} of {alarm:.1g}"
+    return ClaimVerdict(ClaimStatus.NOT_REFUTED, 2 * len(with_it) * draws, detail, visible)
 
-    name: ClassVar[str] = "distribution with and without speculation"
-    claim: ClassVar[str] = "texts have the same law with speculation and without"
-    rests_on: ClassVar[tuple[str, ...]] = ("n",)
 
-    def cost(self, ground: Ground) -> int:
-        return 2 * requests_for(ground) if ground.plain else 0
-
-    async def examine(self, ground: Ground) -> ClaimVerdict:
-        if ground.plain is None:
-            return not_tried(self.name, "needs --plain-url, or --plain-body with what turns speculation off")
-        with_it = await _texts(ground, ground.server, 2)
-        without = await _texts(ground, ground.plain, 3)
-        alarm = WITHOUT_SPECULATION / len(with_it)
-        worst: tuple[float, str, Contrast] | None = None
-        for prompt, drawn in with_it.items():
-            found = contrast(without[prompt], drawn)
-            if worst is None or found.p < worst[0]:
-                worst = found.p, prompt, found
-        assert worst is not None
-        draws = len(with_it[worst[1]])
-        if worst[0] < alarm:
-            return self._refuted(ground, worst[1], worst[2], len(with_it) * draws)
-        shift = visible_shift(0.25, draws, alarm)
-        visible = f"a text of a quarter's chance that is off by {shift:.1%} ({CONFIDENCE:.0%})"
-        detail = f"smallest p {worst[0]:.2g} of {alarm:.1g}"
-        return ClaimVerdict(self.name, ClaimStatus.NOT_REFUTED, 2 * len(with_it) * draws, detail, visible)
-
-    def _refuted(self, ground: Ground, prompt: str, found: Contrast, tried: int) -> ClaimVerdict:
-        body = ground.server.wire_body(ground.sampled(prompt, 0, max_tokens=DEPTH, n=ground.abilities.n))
-        body.pop("seed")
-        without, with_it = found.counts
-        shown = Reproduction(
-            [body], f"{found.cell!r} {with_it} times with speculation", f"{without} times as without"
-        )
-        detail = f"{found.cell!r} has another chance with speculation (p = e^{log(max(found.p, 1e-300)):.0f})"
-        return refuted(self.name, tried, detail, shown)
+def _refuted_texts(ground: Ground, prompt: str, found: Contrast, tried: int) -> ClaimVerdict:
+    body = ground.server.wire_body(ground.sampled(prompt, 0, max_tokens=DEPTH, n=ground.abilities.n))
+    body.pop("seed")
+    without, with_it = found.counts
+    shown = Reproduction(
+        [body], f"{found.cell!r} {with_it} times with speculation", f"{without} times as without"
+    )
+    detail = f"{found.cell!r} has another chance with speculation (p = e^{log(max(found.p, 1e-300)):.0f})"
+    return refuted(tried, detail, shown)
 
 
 async def _texts(ground: Ground, server: Server, seeds: int) -> dict[str, list[str]]:

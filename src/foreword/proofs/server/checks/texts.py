@@ -1,48 +1,43 @@
 """What an answer says of itself is right: counts, offsets, stop texts and its end."""
 
-from typing import ClassVar
-
 from foreword.proofs.server.client import HALF, Body, Choice, ServerAnswer
-from foreword.proofs.server.comparing import brief, smallest
-from foreword.proofs.server.ground import ClaimVerdict, Ground, Reproduction, held, not_tried, refuted
+from foreword.proofs.server.comparing import brief, refuted_by
+from foreword.proofs.server.ground import (
+    LOGPROBS,
+    ClaimVerdict,
+    Ground,
+    Reproduction,
+    check,
+    held,
+    not_tried,
+    refuted,
+)
 
 
-class UsageCounts:
-    """Whole and streamed answers, cut at several lengths."""
-
-    name: ClassVar[str] = "usage"
-    claim: ClassVar[str] = "usage counts the tokens that were written, and its total is the sum"
-    rests_on: ClassVar[tuple[str, ...]] = ()
-
-    def cost(self, ground: Ground) -> int:
-        return 4 * ground.plan.prompts
-
-    async def examine(self, ground: Ground) -> ClaimVerdict:
-        tried = 0
-        for seed, text in enumerate(ground.plan.texts):
-            for tokens in (1, ground.plan.tokens - 3):
-                body = ground.with_logprobs(ground.sampled(text, seed, max_tokens=tokens))
-                whole, streamed = await ground.server.ask(body), await ground.server.stream(body)
-                ground.judged(text, whole, streamed)
-                if whole.usage is None:
-                    return not_tried(self.name, "the server tells no usage")
-                tried += 2
-                if fault := _usage_fault(whole) or _usage_fault(streamed):
-                    return await self._refuted(ground, body, fault, tried)
-                if streamed.usage is not None and whole.usage.prompt != streamed.usage.prompt:
-                    fault = f"a prompt of {whole.usage.prompt} tokens has {streamed.usage.prompt} in a stream"
-                    return await self._refuted(ground, body, fault, tried)
-        return held(self.name, tried)
-
-    async def _refuted(self, ground: Ground, body: Body, fault: str, tried: int) -> ClaimVerdict:
-        async def shows(smaller: Body) -> bool:
-            return bool(_usage_fault(await ground.server.ask(smaller)))
-
-        answer = await ground.server.ask(await smallest(body, shows))
-        shown = Reproduction(
-            [answer.body], f"{answer.usage} of {brief(answer)}", _usage_fault(answer) or fault
-        )
-        return refuted(self.name, tried, fault, shown)
+@check(
+    "usage",
+    "usage counts the tokens that were written, and its total is the sum",
+    lambda ground: 4 * ground.plan.prompts,
+)
+async def usage(ground: Ground) -> ClaimVerdict:
+    """Ask for whole and streamed answers, cut at several lengths."""
+    tried = 0
+    for seed, text in enumerate(ground.plan.texts):
+        for tokens in (1, ground.plan.tokens - 3):
+            body = ground.with_logprobs(ground.sampled(text, seed, max_tokens=tokens))
+            whole, streamed = await ground.server.ask(body), await ground.server.stream(body)
+            ground.judged(text, whole, streamed)
+            if whole.usage is None:
+                return not_tried("the server tells no usage")
+            tried += 2
+            fault = _usage_fault(whole) or _usage_fault(streamed)
+            if not fault and streamed.usage is not None and whole.usage.prompt != streamed.usage.prompt:
+                fault = f"a prompt of {whole.usage.prompt} tokens has {streamed.usage.prompt} in a stream"
+            if fault:
+                return await refuted_by(
+                    ground, body, fault, tried, _usage_fault, lambda one: f"{one.usage} of {brief(one)}"
+                )
+    return held(tried)
 
 
 def _usage_fault(answer: ServerAnswer) -> str:
@@ -62,39 +57,28 @@ def _usage_fault(answer: ServerAnswer) -> str:
     return ""
 
 
-class Offsets:
-    """Greedy and sampled answers with log probabilities."""
+@check(
+    "offsets",
+    "the listed tokens are those of the text, each at its offset",
+    lambda ground: 2 * ground.plan.prompts,
+    needs=LOGPROBS,
+)
+async def offsets(ground: Ground) -> ClaimVerdict:
+    """Ask for greedy and sampled answers with log probabilities."""
 
-    name: ClassVar[str] = "offsets"
-    claim: ClassVar[str] = "the listed tokens are those of the text, each at its offset"
-    rests_on: ClassVar[tuple[str, ...]] = ()
-
-    def cost(self, ground: Ground) -> int:
-        return 2 * ground.plan.prompts if ground.abilities.logprobs else 0
-
-    async def examine(self, ground: Ground) -> ClaimVerdict:
-        if not ground.abilities.logprobs:
-            return not_tried(self.name, "the server lists no log probabilities")
-        tried = 0
-        for seed, text in enumerate(ground.plan.texts):
-            for body in (ground.greedy(text), ground.with_logprobs(ground.sampled(text, seed))):
-                answer = await ground.server.ask(body)
-                ground.judged(text, answer)
-                tried += 1
-                if fault := _offset_fault(answer.first):
-                    return await self._refuted(ground, body, fault, tried)
-        return held(self.name, tried)
-
-    async def _refuted(self, ground: Ground, body: Body, fault: str, tried: int) -> ClaimVerdict:
-        async def shows(smaller: Body) -> bool:
-            return bool(_offset_fault((await ground.server.ask(smaller)).first))
-
-        answer = await ground.server.ask(await smallest(body, shows))
+    def got(answer: ServerAnswer) -> str:
         tokens = [token.text for token in answer.first.tokens]
-        got = f"{tokens[:12]} at {answer.first.offsets[:12]} of {answer.text[:80]!r}"
-        return refuted(
-            self.name, tried, fault, Reproduction([answer.body], got, _offset_fault(answer.first) or fault)
-        )
+        return f"{tokens[:12]} at {answer.first.offsets[:12]} of {answer.text[:80]!r}"
+
+    tried = 0
+    for seed, text in enumerate(ground.plan.texts):
+        for body in (ground.greedy(text), ground.with_logprobs(ground.sampled(text, seed))):
+            answer = await ground.server.ask(body)
+            ground.judged(text, answer)
+            tried += 1
+            if fault := _offset_fault(answer.first):
+                return await refuted_by(ground, body, fault, tried, lambda one: _offset_fault(one.first), got)
+    return held(tried)
 
 
 def _offset_fault(choice: Choice) -> str:
@@ -120,47 +104,41 @@ STOPS = 3
 """Places of an answer that are made stop texts."""
 
 
-class StopTexts:
-    """Pieces of a known answer become stop texts, within tokens and across them."""
+@check(
+    "stop",
+    "an answer with a stop text is the answer without it, up to where the stop text begins",
+    lambda ground: ground.plan.prompts * (1 + 2 * STOPS),
+    ("seed alone", "streamed equals whole"),
+)
+async def stops(ground: Ground) -> ClaimVerdict:
+    """Make stop texts of pieces of a known answer, within tokens and across them."""
+    tried = 0
+    for seed, text in enumerate(ground.plan.texts):
+        body = ground.sampled(text, seed)
+        unstopped = await ground.server.ask(body)
+        ground.judged(text, unstopped)
+        whole = unstopped.text
+        for stop, place in _stops(whole):
+            for ask in (ground.server.ask, ground.server.stream):
+                answer = await ask({**body, "stop": [stop]})
+                ground.judged(text, answer)
+                tried += 1
+                if (answer.text, answer.first.finish_reason) != (whole[:place], "stop"):
+                    fault = f"with the stop {stop!r} the text is not what stands before it"
+                    small = {**answer.body, **await _smaller(ground, body, stop, place)}
+                    shown = Reproduction([small], brief(answer), f"{whole[:place][-120:]!r} (stop)")
+                    return refuted(tried, fault, shown)
+    return held(tried)
 
-    name: ClassVar[str] = "stop"
-    claim: ClassVar[str] = (
-        "an answer with a stop text is the answer without it, up to where the stop text begins"
-    )
-    rests_on: ClassVar[tuple[str, ...]] = ("seed alone", "streamed equals whole")
 
-    def cost(self, ground: Ground) -> int:
-        return ground.plan.prompts * (1 + 2 * STOPS)
-
-    async def examine(self, ground: Ground) -> ClaimVerdict:
-        tried = 0
-        for seed, text in enumerate(ground.plan.texts):
-            body = ground.sampled(text, seed)
-            unstopped = await ground.server.ask(body)
-            ground.judged(text, unstopped)
-            whole = unstopped.text
-            for stop, place in _stops(whole):
-                for ask in (ground.server.ask, ground.server.stream):
-                    answer = await ask({**body, "stop": [stop]})
-                    ground.judged(text, answer)
-                    tried += 1
-                    if (answer.text, answer.first.finish_reason) != (whole[:place], "stop"):
-                        fault = f"with the stop {stop!r} the text is not what stands before it"
-                        small = await self._smaller(ground, body, stop, place)
-                        shown = Reproduction(
-                            [{**answer.body, **small}], brief(answer), f"{whole[:place][-120:]!r} (stop)"
-                        )
-                        return refuted(self.name, tried, fault, shown)
-        return held(self.name, tried)
-
-    async def _smaller(self, ground: Ground, body: Body, stop: str, place: int) -> Body:
-        """Fewest tokens that still reach the stop text."""
-        tokens = 1
-        while tokens < body["max_tokens"]:
-            if len((await ground.server.ask({**body, "max_tokens": tokens})).text) >= place + len(stop):
-                return {"max_tokens": tokens}
-            tokens *= 2
-        return {}
+async def _smaller(ground: Ground, body: Body, stop: str, place: int) -> Body:
+    """Fewest tokens that still reach the stop text."""
+    tokens = 1
+    while tokens < body["max_tokens"]:
+        if len((await ground.server.ask({**body, "max_tokens": tokens})).text) >= place + len(stop):
+            return {"max_tokens": tokens}
+        tokens *= 2
+    return {}
 
 
 def _stops(text: str) -> list[tuple[str, int]]:
@@ -178,31 +156,27 @@ MORE = 8
 """Tokens that are allowed beyond those of the first answer."""
 
 
-class Ends:
-    """The same seed with more room: the same text if it had ended, a longer one if it was cut."""
-
-    name: ClassVar[str] = "ends"
-    claim: ClassVar[str] = "finish_reason is right: stop texts go no further with more room, cut ones do"
-    rests_on: ClassVar[tuple[str, ...]] = ("seed alone",)
-
-    def cost(self, ground: Ground) -> int:
-        return 4 * ground.plan.prompts
-
-    async def examine(self, ground: Ground) -> ClaimVerdict:
-        tried = ended = 0
-        for seed, text in enumerate(ground.plan.texts):
-            for tokens in (ground.plan.tokens // 2, ground.plan.tokens):
-                body = ground.sampled(text, seed, max_tokens=tokens)
-                answer = await ground.server.ask(body)
-                longer = await ground.server.ask({**body, "max_tokens": tokens + MORE})
-                ground.judged(text, answer, longer)
-                tried += 1
-                ended += answer.first.finish_reason == "stop"
-                if fault := _end_fault(answer, longer):
-                    bodies = [answer.body, longer.body]
-                    shown = Reproduction(bodies, f"{brief(answer)}, then {brief(longer)}", fault)
-                    return refuted(self.name, tried, fault, shown)
-        return held(self.name, tried, f"{ended} ended by themselves")
+@check(
+    "ends",
+    "finish_reason is right: stop texts go no further with more room, cut ones do",
+    lambda ground: 4 * ground.plan.prompts,
+    ("seed alone",),
+)
+async def ends(ground: Ground) -> ClaimVerdict:
+    """Give the same seed more room: the same text if it had ended, a longer one if it was cut."""
+    tried = ended = 0
+    for seed, text in enumerate(ground.plan.texts):
+        for tokens in (ground.plan.tokens // 2, ground.plan.tokens):
+            body = ground.sampled(text, seed, max_tokens=tokens)
+            answer = await ground.server.ask(body)
+            longer = await ground.server.ask({**body, "max_tokens": tokens + MORE})
+            ground.judged(text, answer, longer)
+            tried += 1
+            ended += answer.first.finish_reason == "stop"
+            if fault := _end_fault(answer, longer):
+                got = f"{brief(answer)}, then {brief(longer)}"
+                return refuted(tried, fault, Reproduction([answer.body, longer.body], got, fault))
+    return held(tried, f"{ended} ended by themselves")
 
 
 def _end_fault(answer: ServerAnswer, longer: ServerAnswer) -> str:
