@@ -6,7 +6,7 @@ however many steps they took, must be the target's.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -15,10 +15,11 @@ import numpy as np
 
 from foreword.acceptance.batch import Judgement
 from foreword.acceptance.distribution import distributions
+from foreword.acceptance.draw import Kept
 from foreword.acceptance.reference import probabilities
 from foreword.acceptance.rules import block, token, traversal
 from foreword.acceptance.rules.chains import ChainPlan, ChainRows, leftover, leftover_weights
-from foreword.acceptance.rules.drawn import Drawn, Floats, Ints
+from foreword.acceptance.rules.drawn import Drawn, Floats
 from foreword.acceptance.rules.rule import Rule
 from foreword.acceptance.rules.trees import DraftTrees
 from foreword.proofs.cases import Case, SmallDrafter, target_logits
@@ -28,114 +29,6 @@ Law = dict[Tokens, float]
 
 POSITIONS = 3
 """The joint distribution is over this many positions."""
-
-
-@dataclass(frozen=True)
-class Chain:
-    """One draft that could happen, and how likely it is."""
-
-    tokens: Tokens
-    drawn: tuple[Drawn | None, ...]
-    probability: float
-
-
-def possible_chains(draft: SmallDrafter, history: Tokens, length: int) -> Iterator[Chain]:
-    """Yield every chain of this length that the drafter can draft after a history."""
-    if length == 0:
-        yield Chain((), (), 1.0)
-        return
-    for drafted, q, chance in draft.next_tokens(history):
-        for rest in possible_chains(draft, (*history, drafted), length - 1):
-            yield Chain((drafted, *rest.tokens), (q, *rest.drawn), chance * rest.probability)
-
-
-def step_law(case: Case, draft: SmallDrafter, history: Tokens, length: int) -> Law:
-    """The distribution of what one step commits after a history (prompt included)."""
-    chains = list(possible_chains(draft, history, length))
-    sampler = case.sampler()
-    sampler.commit(history[len(case.prompt) :])
-    nodes = range(length + 1)
-    histories = [[(*history, *chain.tokens[:depth]) for depth in nodes] for chain in chains]
-    logits = target_logits([case] * len(chains), histories)
-    trees = DraftTrees.stack(
-        [chain.tokens for chain in chains],
-        [range(-1, length - 1)] * len(chains),
-        [chain.drawn for chain in chains],
-    )
-    judged = Judgement.of(logits, trees, [sampler] * len(chains))
-    rows = ChainRows.of(distributions(judged), trees, np.arange(len(trees.tokens)))
-    rule = token if case.rule is Rule.TOKEN else block
-    plan = rule.plan(rows, np.flatnonzero(trees.depths > 0))
-    law: Law = defaultdict(float)
-    for pattern in product((True, False), repeat=length):
-        weight, chance = outcome_of_pattern(trees, plan, np.array(pattern, np.bool_))
-        stops = rule.stop_rows(trees, plan.accept, chance)
-        likely = np.array([chain.probability for chain in chains]) * weight
-        add_outcomes(law, rows, plan, stops, likely)
-    return law
-
-
-def outcome_of_pattern(trees: DraftTrees, plan: ChainPlan, pattern: np.ndarray) -> tuple[Floats, Floats]:
-    """([chains], [rows]): how likely the uniforms accept just the nodes of the pattern, and such uniforms."""
-    wanted = np.concatenate([[True], pattern])[trees.depths]
-    chance = np.where(wanted, plan.accept / 2, (plan.accept + 1) / 2)
-    weight = np.where(wanted, plan.accept, 1 - plan.accept)
-    weight[trees.depths == 0] = 1.0
-    per_chain: Floats = np.multiply.reduceat(weight, trees.roots)
-    return per_chain, chance
-
-
-def add_outcomes(law: Law, rows: ChainRows, plan: ChainPlan, stops: np.ndarray, likely: Floats) -> None:
-    """Add every own token after every chain's accepted path, where that can happen at all."""
-    trees = rows.trees
-    kept = leftover_weights(rows, leftover(trees, plan, stops))
-    weights = kept.log_weights.exp().numpy()
-    chain_of = trees.request_of_row[kept.rows.numpy()]
-    shares = weights / np.bincount(chain_of, weights, len(likely))[chain_of]
-    for chain, own, share in zip(chain_of, kept.ids.tolist(), shares, strict=True):
-        if likely[chain] > 0:
-            accepted = trees.tokens[trees.roots[chain] + 1 : stops[chain] + 1]
-            law[(*accepted.tolist(), own)] += float(likely[chain] * share)
-
-
-def text_law(case: Case, draft: SmallDrafter, length: int, positions: int = POSITIONS) -> Law:
-    """The joint distribution of the first tokens after the prompt, over as many steps as they take."""
-    return joint_law(lambda history: step_law(case, draft, history, length), case.prompt, positions)
-
-
-def joint_law(step: Callable[[Tokens], Law], prompt: Tokens, positions: int = POSITIONS) -> Law:
-    """Return the same where `step` gives the distribution of what one step commits after a history."""
-    step = cache(step)
-
-    def after(history: Tokens, left: int) -> Law:
-        law: Law = defaultdict(float)
-        for committed, chance in step(history).items():
-            if len(committed) >= left:
-                law[committed[:left]] += chance
-                continue
-            for rest, share in after((*history, *committed), left - len(committed)).items():
-                law[(*committed, *rest)] += chance * share
-        return law
-
-    return after(prompt, positions)
-
-
-def target_law(case: Case, positions: int = POSITIONS) -> Law:
-    """The same joint distribution from the slow reference of the target alone."""
-    law: Law = {(): 1.0}
-    for _ in range(positions):
-        longer: Law = {}
-        for tokens, chance in law.items():
-            logits = target_logits([case], [[(*case.prompt, *tokens)]])[0].tolist()
-            row = probabilities(logits, case.params, case.limits, case.prompt, tokens, case.allowed(tokens))
-            longer |= {(*tokens, v): chance * p for v, p in enumerate(row) if p > 0}
-        law = longer
-    return law
-
-
-def worst_deviation(law: Mapping[Tokens, float], other: Mapping[Tokens, float]) -> float:
-    """The largest difference of two distributions at any text."""
-    return max(abs(law.get(text, 0.0) - other.get(text, 0.0)) for text in {*law, *other})
 
 
 @dataclass(frozen=True)
@@ -190,9 +83,8 @@ def possible_trees(drafting: TreeDrafting, history: Tokens) -> Iterator[Possible
     yield from grow(PossibleTree(), ())
 
 
-def tree_step_law(drafting: TreeDrafting, history: Tokens) -> Law:
-    """The distribution of what one step commits after a history (prompt included)."""
-    case, drafts = drafting.model.case, list(possible_trees(drafting, history))
+def judged_rows(case: Case, drafts: Sequence[PossibleTree], history: Tokens) -> ChainRows:
+    """Return the rows of one pass over all drafts after a history (prompt included)."""
     sampler = case.sampler()
     sampler.commit(history[len(case.prompt) :])
     histories = [[(*history, *draft.path(node)) for node in range(-1, len(draft.tokens))] for draft in drafts]
@@ -201,15 +93,97 @@ def tree_step_law(drafting: TreeDrafting, history: Tokens) -> Law:
         [d.tokens for d in drafts], [d.parents for d in drafts], [d.drawn for d in drafts]
     )
     judged = Judgement.of(logits, trees, [sampler] * len(drafts))
-    rows = ChainRows.of(distributions(judged), trees, np.arange(len(trees.tokens)))
-    requests = np.arange(len(drafts))
+    return ChainRows.of(distributions(judged), trees, np.arange(len(trees.tokens)))
+
+
+def step_law(case: Case, draft: SmallDrafter, history: Tokens, length: int) -> Law:
+    """The distribution of what one step commits after a history (prompt included), with chains of this length."""
+    chains = list(possible_trees(TreeDrafting(draft, tuple(range(-1, length - 1))), history))
+    rows = judged_rows(case, chains, history)
+    trees, rule = rows.trees, token if case.rule is Rule.TOKEN else block
+    plan = rule.plan(rows, np.flatnonzero(trees.depths > 0))
+    likely = np.array([chain.probability for chain in chains])
+    law: Law = defaultdict(float)
+    for pattern in product((True, False), repeat=length):
+        weight, chance = outcome_of_pattern(trees, plan, np.array(pattern, np.bool_))
+        kept = leftover_weights(rows, leftover(trees, plan, rule.stop_rows(trees, plan.accept, chance)))
+        weights, chain_of = kept.log_weights.exp().numpy(), trees.request_of_row[kept.rows.numpy()]
+        shares = weights / np.bincount(chain_of, weights, len(chains))[chain_of]
+        _add_outcomes(law, trees, kept, shares, likely * weight)
+    return law
+
+
+def outcome_of_pattern(trees: DraftTrees, plan: ChainPlan, pattern: np.ndarray) -> tuple[Floats, Floats]:
+    """([chains], [rows]): how likely the uniforms accept just the nodes of the pattern, and such uniforms."""
+    wanted = np.concatenate([[True], pattern])[trees.depths]
+    chance = np.where(wanted, plan.accept / 2, (plan.accept + 1) / 2)
+    weight = np.where(wanted, plan.accept, 1 - plan.accept)
+    weight[trees.depths == 0] = 1.0
+    per_chain: Floats = np.multiply.reduceat(weight, trees.roots)
+    return per_chain, chance
+
+
+def _add_outcomes(law: Law, trees: DraftTrees, kept: Kept, shares: Floats, likely: Floats) -> None:
+    """Add every own token after every draft's accepted path, where that can happen at all."""
+    for row, own, share in zip(kept.rows.tolist(), kept.ids.tolist(), shares.tolist(), strict=True):
+        weight = likely[trees.request_of_row[row]]
+        if weight > 0:
+            accepted = [trees.token_list[node] for node in trees.path_to(row)]
+            law[(*accepted, own)] += float(weight * share)
+
+
+def text_law(case: Case, draft: SmallDrafter, length: int, positions: int = POSITIONS) -> Law:
+    """The joint distribution of the first tokens after the prompt, over as many steps as they take."""
+    return joint_law(lambda history: step_law(case, draft, history, length), case.prompt, positions)
+
+
+def joint_law(step: Callable[[Tokens], Law], prompt: Tokens, positions: int = POSITIONS) -> Law:
+    """Return the same where `step` gives the distribution of what one step commits after a history."""
+    step = cache(step)
+
+    def after(history: Tokens, left: int) -> Law:
+        law: Law = defaultdict(float)
+        for committed, chance in step(history).items():
+            if len(committed) >= left:
+                law[committed[:left]] += chance
+                continue
+            for rest, share in after((*history, *committed), left - len(committed)).items():
+                law[(*committed, *rest)] += chance * share
+        return law
+
+    return after(prompt, positions)
+
+
+def target_law(case: Case, positions: int = POSITIONS) -> Law:
+    """The same joint distribution from the slow reference of the target alone."""
+    law: Law = {(): 1.0}
+    for _ in range(positions):
+        longer: Law = {}
+        for tokens, chance in law.items():
+            logits = target_logits([case], [[(*case.prompt, *tokens)]])[0].tolist()
+            row = probabilities(logits, case.params, case.limits, case.prompt, tokens, case.allowed(tokens))
+            longer |= {(*tokens, v): chance * p for v, p in enumerate(row) if p > 0}
+        law = longer
+    return law
+
+
+def worst_deviation(law: Mapping[Tokens, float], other: Mapping[Tokens, float]) -> float:
+    """The largest difference of two distributions at any text."""
+    return max(abs(law.get(text, 0.0) - other.get(text, 0.0)) for text in {*law, *other})
+
+
+def tree_step_law(drafting: TreeDrafting, history: Tokens) -> Law:
+    """The distribution of what one step commits after a history (prompt included)."""
+    drafts = list(possible_trees(drafting, history))
+    rows, requests = judged_rows(drafting.model.case, drafts, history), np.arange(len(drafts))
     plan = traversal.plan(rows, requests)
     likely = np.array([draft.probability for draft in drafts])
     law: Law = defaultdict(float)
     for turn in range(len(drafting.parents) + 1):
-        weight, chance = outcome_of_turn(trees, plan.accept, turn)
-        stops = traversal.stop_rows(trees, requests, plan.accept, chance)
-        _add_tree_outcomes(law, rows, plan, stops, likely * weight)
+        weight, chance = outcome_of_turn(rows.trees, plan.accept, turn)
+        stops = traversal.stop_rows(rows.trees, requests, plan.accept, chance)
+        kept = traversal.leftover_weights(rows, plan, stops)
+        _add_outcomes(law, rows.trees, kept, kept.log_weights.exp().numpy(), likely * weight)
     return law
 
 
@@ -227,20 +201,6 @@ def outcome_of_turn(trees: DraftTrees, accept: Floats, turn: int) -> tuple[Float
         last = 1.0 if order[turn] == trees.starts[request] else accept[order[turn]]
         weights.append(float(np.prod(1 - accept[before]) * last))
     return np.array(weights), chance
-
-
-def _add_tree_outcomes(
-    law: Law, rows: ChainRows, plan: traversal.TraversalPlan, stops: Ints, likely: Floats
-) -> None:
-    """Add every own token after every tree's accepted path, where that can happen at all."""
-    trees = rows.trees
-    kept = traversal.leftover_weights(rows, plan, stops)
-    shares = kept.log_weights.exp().tolist()
-    for row, own, share in zip(kept.rows.tolist(), kept.ids.tolist(), shares, strict=True):
-        weight = likely[trees.request_of_row[row]]
-        if weight > 0:
-            accepted = [trees.token_list[node] for node in trees.path_to(row)]
-            law[(*accepted, own)] += float(weight * share)
 
 
 def tree_text_law(drafting: TreeDrafting, positions: int = POSITIONS) -> Law:

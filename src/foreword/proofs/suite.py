@@ -1,8 +1,9 @@
 """The suites that `foreword prove` runs, each a function from its size to rows of the report."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from foreword.progress import StageProgress
 from foreword.proofs.cases import Case, DraftKind, SmallDrafter
 from foreword.proofs.coupled import noise_checks, pathwise_mismatches
 from foreword.proofs.enumeration import (
+    Law,
     TreeDrafting,
     step_law,
     target_law,
@@ -148,45 +150,43 @@ def small_case(rule: Rule, params: SamplingParams, target: int) -> Case:
     return Case(params, TokenLimits(3, (0,), words), (1, 2), 0, 1000 + target, rule=rule, spread=1.0)
 
 
+def _worst(size: ProofSize, rule: Rule, laws: Callable[[Case], Iterator[Law]]) -> tuple[int, float]:
+    """(laws tried, the largest deviation from the target's) over all parameters and targets."""
+    worst, tried = 0.0, 0
+    for params in PARAMETERS.values():
+        for target in range(size.targets):
+            case = small_case(rule, params, target)
+            expected = target_law(case)
+            for law in laws(case):
+                worst, tried = max(worst, worst_deviation(law, expected)), tried + 1
+    return tried, worst
+
+
 def enumerated(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
     """*Token* and *block*: the joint law of three positions over several steps, to 1e-9."""
     for rule in CHAIN_RULES:
-        for done, draft_kind in enumerate(DraftKind):
-            worst, tried = 0.0, 0
-            for params in PARAMETERS.values():
-                for target in range(size.targets):
-                    case = small_case(rule, params, target)
-                    expected = target_law(case)
-                    for length in size.chains:
-                        law = text_law(case, SmallDrafter(case, draft_kind), length)
-                        worst, tried = max(worst, worst_deviation(law, expected)), tried + 1
+        for done, kind in enumerate(DraftKind):
+
+            def laws(case: Case, kind: DraftKind = kind) -> Iterator[Law]:
+                return (text_law(case, SmallDrafter(case, kind), length) for length in size.chains)
+
+            found = _worst(size, rule, laws)
             progress(f"enumerating {rule.name.lower()}", done + 1, len(DraftKind))
-            yield bounded(
-                rule.name.lower(), f"joint law by enumeration, {draft_kind.value}", tried, worst, EXACT
-            )
+            yield bounded(rule.name.lower(), f"joint law by enumeration, {kind.value}", *found, EXACT)
 
 
 def enumerated_trees(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
     """*Traversal*: the same for trees, their siblings drawn with and without replacement."""
-    for done, draft_kind in enumerate(DraftKind):
-        for replaced in (False, True):
-            worst, tried = 0.0, 0
-            for params in PARAMETERS.values():
-                for target in range(size.targets):
-                    case = small_case(Rule.TRAVERSAL, params, target)
-                    expected, model = target_law(case), SmallDrafter(case, draft_kind)
-                    for shape in size.trees:
-                        law = tree_text_law(TreeDrafting(model, TREES[shape], replaced))
-                        worst, tried = max(worst, worst_deviation(law, expected)), tried + 1
-            progress("enumerating traversal", 2 * done + replaced + 1, 2 * len(DraftKind))
-            how = "with" if replaced else "without"
-            yield bounded(
-                "traversal",
-                f"joint law by enumeration, trees {how} replacement, {draft_kind.value}",
-                tried,
-                worst,
-                EXACT,
-            )
+    for done, (kind, replaced) in enumerate(product(DraftKind, (False, True)), 1):
+
+        def laws(case: Case, kind: DraftKind = kind, replaced: bool = replaced) -> Iterator[Law]:
+            model = SmallDrafter(case, kind)
+            return (tree_text_law(TreeDrafting(model, TREES[shape], replaced)) for shape in size.trees)
+
+        found = _worst(size, Rule.TRAVERSAL, laws)
+        progress("enumerating traversal", done, 2 * len(DraftKind))
+        how = f"trees {'with' if replaced else 'without'} replacement"
+        yield bounded("traversal", f"joint law by enumeration, {how}, {kind.value}", *found, EXACT)
 
 
 def like_block(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
