@@ -1,6 +1,5 @@
 """`foreword bench compare`: Foreword and other engines on the same model, prompts and machine."""
 
-import importlib
 import json
 import os
 import subprocess
@@ -8,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -15,8 +15,8 @@ from time import sleep
 from typing import Any
 
 import foreword
-from foreword.bench.pictures import require_matplotlib, save_figure
-from foreword.bench.skeleton import Interval, bootstrap
+from foreword.bench.pictures import new_figure, save_figure
+from foreword.bench.skeleton import Interval, bootstrap, take_turns
 from foreword.errors import RequestError
 from foreword.models.sources.builtin import cache_directory
 from foreword.progress import StageProgress
@@ -214,13 +214,16 @@ class Race:
                 runner.answer(self.prompts[0], 4)
                 runners.append(runner)
             whole = self.rounds * len(self.prompts) * len(runners)
-            for turn in range(self.rounds):
-                for place, prompt in enumerate(self.prompts):
-                    for runner in runners:
-                        progress(runner.contestant.label, len(answers), whole)
-                        sleep(PAUSE_SECONDS)
-                        reply = runner.answer(prompt, self.count)
-                        answers.append(_answer(runner.contestant.label, place, turn, reply))
+
+            def ask(runner: Runner, number: int) -> None:
+                turn, place = divmod(number, len(self.prompts))
+                progress(runner.contestant.label, len(answers), whole)
+                sleep(PAUSE_SECONDS)
+                reply = runner.answer(self.prompts[place], self.count)
+                answers.append(_answer(runner.contestant.label, place, turn, reply))
+
+            arms = {runner.contestant.label: partial(ask, runner) for runner in runners}
+            take_turns(arms, self.rounds * len(self.prompts), warm_up=0)
         return answers, absent
 
 
@@ -290,10 +293,7 @@ def _speed(answers: Sequence[PeerAnswer], label: str) -> float:
 
 def plot_comparison(rows: Sequence[ComparisonRow], baseline: str, path: Path, title: str) -> None:
     """A bar per contestant with its interval, the baseline at 1."""
-    require_matplotlib()
-    figure = importlib.import_module("matplotlib.figure").Figure(
-        figsize=(8, 1.2 + 0.4 * len(rows)), layout="constrained"
-    )
+    figure = new_figure(8, 1.2 + 0.4 * len(rows))
     axes = figure.subplots()
     heights = [row.ratio.middle for row in rows]
     errors = [

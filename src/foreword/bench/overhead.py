@@ -18,6 +18,7 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.backends.interface import Decoder, KvStore
 from foreword.bench.methods import Method, request_config
 from foreword.bench.prompts import own_prompts
+from foreword.bench.skeleton import take_turns
 from foreword.control.fixed import FixedPolicy
 from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
@@ -28,7 +29,6 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.text import Vocabulary
 from foreword.errors import RequestError
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
-from foreword.progress import Progress
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftTask
 from foreword.speculation.measured.situation import Situation
@@ -119,31 +119,20 @@ def measure_overhead(
         while not request.output_ids:
             on_progress(f"reading {context} tokens", request.kv.computed, context)
             engine.step()
-        steps = _take_turns(
-            engine,
-            policy,
-            list(turns),
-            repeats,
-            partial(on_progress, f"drafting after {context} tokens"),
-        )
+        arms = {turn: partial(_step, engine, policy, turn) for turn in turns}
+        show = partial(on_progress, f"drafting after {context} tokens")
+        steps = take_turns(arms, repeats + 1, show, warm_up=0)
         engine.abort(request.name)
         found += [_overhead(label, context, steps) for label in configs]
     return found
 
 
-def _take_turns(
-    engine: EngineCore, policy: TurnPolicy, turns: Sequence[str], repeats: int, on_progress: Progress
-) -> dict[str, list[StageSeconds]]:
-    """Where the time of every turn's steps went; each one's first is apart from `repeats` others."""
-    steps: dict[str, list[StageSeconds]] = {turn: [] for turn in turns}
-    for done in range(repeats + 1):
-        on_progress(done, repeats + 1)
-        for turn in turns:
-            policy.turn = turn
-            before = engine.seconds
-            engine.step()
-            steps[turn].append(engine.seconds - before)
-    return steps
+def _step(engine: EngineCore, policy: TurnPolicy, turn: str, _: int) -> StageSeconds:
+    """Where the time of a step of this turn went."""
+    policy.turn = turn
+    before = engine.seconds
+    engine.step()
+    return engine.seconds - before
 
 
 def _overhead(label: str, context: int, steps: Mapping[str, Sequence[StageSeconds]]) -> Overhead:

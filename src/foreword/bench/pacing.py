@@ -1,9 +1,9 @@
 """What the timing of a stream leaks about its text: streams of a real engine, and a classifier of prompts."""
 
-import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.acceptance.params import SamplingParams
-from foreword.bench.pictures import require_matplotlib, save_figure
+from foreword.bench.pictures import draw_bars, new_figure, save_figure
+from foreword.bench.skeleton import take_turns
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.errors import RequestError
@@ -74,17 +75,22 @@ def record(
     on_progress: Callable[[int, int], None],
 ) -> list[Trace]:
     """Answer every prompt `repeats` times, alone on the engine, in turns so that a drift of speed hits all alike."""
-    traces: list[Trace] = []
-    for repeat in range(repeats):
-        for number, prompt in enumerate(prompts):
-            on_progress(len(traces), repeats * len(prompts))
-            traces.append(Trace(number, repeat, _answer(engine, prompt, params, speculate)))
-    return traces
+    arms = {
+        str(number): partial(_trace, engine, prompt, params, speculate, number)
+        for number, prompt in enumerate(prompts)
+    }
+    turns = take_turns(arms, repeats, on_progress, warm_up=0)
+    return [trace for own in zip(*turns.values(), strict=True) for trace in own]
 
 
-def _answer(
-    engine: EngineCore, prompt: Sequence[int], params: SamplingParams, speculate: bool
-) -> tuple[tuple[float, tuple[int, ...]], ...]:
+def _trace(
+    engine: EngineCore,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    speculate: bool,
+    number: int,
+    repeat: int,
+) -> Trace:
     engine.add(
         NewRequest("pacing", tuple(prompt), params, speculation={"fixed": True} if speculate else False)
     )
@@ -97,7 +103,7 @@ def _answer(
             first = now if first is None else first
             bursts.append((now - first, _sizes(delta)))
             ended = delta.finish_reason is not None
-    return tuple(bursts)
+    return Trace(number, repeat, tuple(bursts))
 
 
 def _sizes(delta: AnswerDelta) -> tuple[int, ...]:
@@ -187,9 +193,7 @@ def plot_pacing(
     examples: dict[str, Sequence[WireChunk]], rows: Sequence[ClassifierResult], path: Path
 ) -> None:
     """Left: chunks on the wire, by kind of stream. Right: accuracy of the classifier."""
-    require_matplotlib()
-    figure_module = importlib.import_module("matplotlib.figure")  # needs no display, keeps no global state
-    figure = figure_module.Figure(figsize=(11.0, 5.0), layout="constrained")
+    figure = new_figure(11.0, 5.0)
     grid = figure.add_gridspec(len(examples), 2, width_ratios=(3, 2))
     first = None
     for place, (name, chunks) in enumerate(examples.items()):
@@ -211,16 +215,10 @@ def _draw_chunks(axes: Any, name: str, chunks: Sequence[WireChunk]) -> None:  # 
 
 
 def _draw_accuracy(axes: Any, rows: Sequence[ClassifierResult]) -> None:  # noqa: ANN401 - an optional package
-    kinds = list(dict.fromkeys(row.features for row in rows))
-    streams = list(dict.fromkeys(row.stream for row in rows))
-    width = 0.8 / len(streams)
-    for place, stream in enumerate(streams):
-        heights = [100 * row.accuracy for row in rows if row.stream == stream]
-        middles = [index + width * (place - (len(streams) - 1) / 2) for index in range(len(kinds))]
-        axes.bar_label(axes.bar(middles, heights, width, label=stream), fmt="%.0f", fontsize=8, padding=1)
-    axes.axhline(100 * rows[0].chance, color="black", linewidth=0.8, linestyle="--", label="chance")
-    axes.set_xticks(range(len(kinds)), kinds, rotation=15, ha="right")
+    heights: dict[str, dict[str, float]] = {}
+    for row in rows:
+        heights.setdefault(row.stream, {})[row.features] = 100 * row.accuracy
+    draw_bars(axes, heights, (100 * rows[0].chance, "chance"), "%.0f")
     axes.set_ylabel("prompts named right, %")
     axes.set_ylim(0, 110)
     axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    axes.spines[["top", "right"]].set_visible(False)

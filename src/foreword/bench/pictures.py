@@ -19,6 +19,31 @@ def require_matplotlib() -> Any:  # noqa: ANN401 - an optional package
         ) from None
 
 
+def new_figure(width: float, height: float) -> Any:  # noqa: ANN401 - an optional package
+    """An empty picture of this size in inches; it needs no display and keeps no global state."""
+    require_matplotlib()
+    figure = importlib.import_module("matplotlib.figure").Figure
+    return figure(figsize=(width, height), layout="constrained")
+
+
+def draw_bars(
+    axes: Any,  # noqa: ANN401 - an optional package
+    heights: Mapping[str, Mapping[str, float]],
+    level: tuple[float, str],
+    form: str,
+) -> None:
+    """Groups of bars with their heights: `heights` by legend and group; and a dashed line at a level."""
+    groups = list(dict.fromkeys(group for own in heights.values() for group in own))
+    width = 0.8 / len(heights)
+    for place, (name, own) in enumerate(heights.items()):
+        middles = [groups.index(group) + width * (place - (len(heights) - 1) / 2) for group in own]
+        bars = axes.bar(middles, list(own.values()), width, label=name)
+        axes.bar_label(bars, fmt=form, fontsize=7, padding=1)
+    axes.axhline(level[0], color="black", linewidth=0.8, linestyle="--", label=level[1])
+    axes.set_xticks(range(len(groups)), groups, rotation=20, ha="right")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def save_figure(figure: Any, path: Path) -> None:  # noqa: ANN401 - an optional package
     """Write the picture, in the format that the file's name asks for."""
     try:
@@ -44,9 +69,7 @@ class Chart:
 
 def save_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
     """The charts side by side in one picture, all from zero up."""
-    require_matplotlib()
-    figure_module = importlib.import_module("matplotlib.figure")  # needs no display, keeps no global state
-    figure = figure_module.Figure(figsize=(1.0 + 4.5 * len(charts), 4.2), layout="constrained")
+    figure = new_figure(1.0 + 4.5 * len(charts), 4.2)
     for axes, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
         _draw(axes, chart)
     figure.suptitle(title, fontsize=11)

@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from foreword.bench.page import Lines, chart, colours_of, html_page, section
+from foreword.bench.skeleton import optional
 from foreword.simulate.scenario import Autoscale, Scenario
 from foreword.simulate.sweep import Point
-from foreword.simulate.world import LOOK_SECONDS, SimulationResult, figure
+from foreword.simulate.world import LOOK_SECONDS, SimulationResult
 
 
 def scaling_summary(scenario: Scenario, outcome: SimulationResult) -> str:
@@ -62,7 +63,8 @@ def simulation_page(
         f"simulated: {fleet.targets} targets, {fleet.nodes} draft nodes, batch {fleet.batch}, K {scenario.k}"
     )
     colours = colours_of(list(dict.fromkeys([*compared, *(point.who for point in points)])))
-    sections = [section("as it is", _over_time(scenario, compared, colours), _HEADS, _rows(compared))]
+    rows = [_row(who, one) for who, one in compared.items()]
+    sections = [section("as it is", _over_time(scenario, compared, colours), _HEADS, rows)]
     for axis in dict.fromkeys(point.axis for point in points):
         own = [point for point in points if point.axis == axis]
         charts = [chart(f"{name} by {axis}", _lines(own, read), colours) for name, read in _FIGURES]
@@ -95,18 +97,14 @@ def _lines(points: Sequence[Point], read: Callable[[SimulationResult], float | N
     return lines
 
 
-def _rows(compared: Mapping[str, SimulationResult]) -> list[tuple[str, ...]]:
-    return [_row(who, one) for who, one in compared.items()]
-
-
 def _row(who: str, one: SimulationResult) -> tuple[str, ...]:
     return (
         who,
         f"{one.tokens_per_second:.0f}",
         f"{one.tokens_per_second_per_target:.0f}",
-        figure(one.tokens_per_pass, ".2f"),
-        figure(one.token_ms_p50, ".2f"),
-        figure(one.token_ms_p95, ".2f"),
+        optional(one.tokens_per_pass, ".2f"),
+        optional(one.token_ms_p50, ".2f"),
+        optional(one.token_ms_p95, ".2f"),
         "-" if one.latency_p95 is None else f"{one.latency_p95:.2f} s",
-        figure(one.cost_per_million, ".3g"),
+        optional(one.cost_per_million, ".3g"),
     )

@@ -87,11 +87,6 @@ def _percentile(values: list[float], percent: float) -> float | None:
     return float(np.percentile(values, percent)) if values else None
 
 
-def figure(value: float | None, form: str) -> str:
-    """As people read it."""
-    return "-" if value is None else format(value, form)
-
-
 BINS = 60
 """Parts of the time, for pictures of what happened when."""
 

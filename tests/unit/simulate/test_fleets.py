@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from foreword.bench.skeleton import optional
 from foreword.errors import RequestError
 from foreword.simulate.costs import AcceptanceCurve
 from foreword.simulate.report import scaling_summary
@@ -19,7 +20,7 @@ from foreword.simulate.scenario import (
     Scenario,
     Traffic,
 )
-from foreword.simulate.world import SimulationResult, World, figure
+from foreword.simulate.world import SimulationResult, World
 
 SMALL = Scenario(FleetSize(targets=2, nodes=2, batch=4), traffic=Traffic(prompt=16, answer=64), seconds=4.0)
 
@@ -44,7 +45,7 @@ def test_nothing_is_told_of_tokens_where_there_were_none():
     found = run(replace(SMALL, traffic=Traffic((0.5,), prompt=10**9), seconds=1.0))
     assert found.tokens == 0
     assert (found.token_ms_p50, found.token_ms_p95, found.cost_per_million) == (None, None, None)
-    assert (figure(None, ".2f"), figure(1.5, ".2f")) == ("-", "1.50")
+    assert (optional(None, ".2f"), optional(1.5, ".2f")) == ("-", "1.50")
 
 
 @pytest.mark.parametrize("failure", ["kill:0@1+1", "kill:1@1+0", "kill:1@4+1", "hang:1@99"])

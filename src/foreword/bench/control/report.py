@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from foreword.bench.control.changes import LEAST_WORST, MOST_RATIO, MixedTraffic, Reaction
 from foreword.bench.control.windows import CONTROLLER, LEAST_OF_BEST, LEAST_RATIO, MIXED, ControlCell
 from foreword.bench.pictures import Chart
-from foreword.bench.skeleton import Interval
+from foreword.bench.skeleton import Column, Interval, optional, table
 
 MOST_PROBES = 0.01
 """Largest share of step time for shadow drafts, which are only compared with the text."""
@@ -103,10 +102,12 @@ def _if(is_missed: bool, figure: str) -> Sequence[str]:
 
 def goal_table(verdicts: Sequence[GoalResult]) -> Table:
     """A line for every promise."""
-    table = Table("goal", "", "closest", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    for one in verdicts:
-        table.add_row(one.goal, "[green]pass[/green]" if one.holds else "[red]miss[/red]", one.figure)
-    return table
+    columns: dict[str, Column] = {
+        "goal": "{.goal}",
+        "": lambda one: "[green]pass[/green]" if one.holds else "[red]miss[/red]",
+        "closest": "{.figure}",
+    }
+    return table(verdicts, columns)
 
 
 def shown(ratio: Interval) -> str:
@@ -151,41 +152,33 @@ class ControlBenchReport:
 
 def cell_table(cells: Sequence[ControlCell], title: str) -> Table:
     """A line for every cell. Fits 80 columns."""
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    table.title_justify = "left"
-    for name in (
-        "kind",
-        "batch",
-        "plain\ntok/s",
-        "controller\nx plain",
-        "best fixed\nof half",
-        "controller\nx best",
-        "learning\nx plain",
-    ):
-        table.add_column(name, justify="left" if name in ("kind", "best fixed\nof half") else "right")
-    for cell in cells:
+
+    def to_plain(cell: ControlCell) -> str:
         colour = "green" if cell.holds else "red"
-        table.add_row(
-            cell.kind,
-            str(cell.batch),
-            f"{cell.plain_rate:.1f}",
-            f"[{colour}]{shown(cell.ratios[CONTROLLER])}[/{colour}]",
-            cell.best.label,
-            shown(cell.best.ratio),
-            "" if cell.learning is None else f"{cell.learning:.2f}",
-        )
-    return table
+        return f"[{colour}]{shown(cell.ratios[CONTROLLER])}[/{colour}]"
+
+    columns: dict[str, Column] = {
+        "kind": "{.kind}",
+        "batch": "{.batch}",
+        "plain\ntok/s": "{.plain_rate:.1f}",
+        "controller\nx plain": to_plain,
+        "best fixed\nof half": "{.best.label}",
+        "controller\nx best": lambda cell: shown(cell.best.ratio),
+        "learning\nx plain": lambda cell: optional(cell.learning, ".2f", ""),
+    }
+    return table(cells, columns, title)
 
 
 def reaction_table(reactions: Sequence[Reaction]) -> Table:
     """A line for every change."""
-    table = Table("what changes", "", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    for name in ("settled\nafter s", "then\nx plain", "worst 5 s\nx plain"):
-        table.add_column(name, justify="right")
-    for one in reactions:
-        cells = (f"{one.seconds:.1f}", f"{one.ratio:.2f}", f"{one.worst:.2f}")
-        table.add_row(one.condition, one.phase, *cells)
-    return table
+    columns = {
+        "what changes": "{.condition}",
+        "": "{.phase}",
+        "settled\nafter s": "{.seconds:.1f}",
+        "then\nx plain": "{.ratio:.2f}",
+        "worst 5 s\nx plain": "{.worst:.2f}",
+    }
+    return table(reactions, columns)
 
 
 def ratio_chart(cells: Sequence[ControlCell]) -> Chart:

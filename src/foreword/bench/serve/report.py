@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -260,13 +260,10 @@ def _kind(outcome: RequestOutcome) -> str:
 
 def report_json(report: Report) -> dict[str, Any]:
     """The report as JSON; times are milliseconds but for `seconds`."""
-    failures = report.failures
-    return {
-        "seconds": report.seconds,
-        "sent": report.sent,
-        "completed": report.completed,
-        "dropped": report.dropped,
-        "drops_too_late": report.drops_too_late,
+    found, failures = asdict(report), report.failures
+    for only_shown in ("with_text", "good"):
+        del found[only_shown]
+    return found | {
         "failed": failures.total,
         "failures": failures.by_kind,
         "failure_details": failures.details,
@@ -275,23 +272,14 @@ def report_json(report: Report) -> dict[str, Any]:
             "with_retry_after": failures.too_many_with_retry_after,
             "retry_after": list(failures.retry_after),
         },
-        "without_usage": report.without_usage,
-        "counted_by_chunks": report.counted_by_chunks,
-        "tokens_per_chunk_known": report.tokens_per_chunk_known,
-        "prompt_tokens": report.prompt_tokens,
-        "output_tokens": report.output_tokens,
         "requests_per_second": report.per_second(report.completed),
         "output_tokens_per_second": report.per_second(report.output_tokens),
-        "goodput": _goodput_json(report),
+        "goodput": None
+        if report.good is None
+        else {
+            "good": report.good,
+            "share": report.good_share,
+            "requests_per_second": report.per_second(report.good),
+        },
         "latencies": {name: values.as_json() for name, values in report.latencies.items()},
-    }
-
-
-def _goodput_json(report: Report) -> dict[str, Any] | None:
-    if report.good is None:
-        return None
-    return {
-        "good": report.good,
-        "share": report.good_share,
-        "requests_per_second": report.per_second(report.good),
     }

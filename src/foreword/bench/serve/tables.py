@@ -1,6 +1,5 @@
 """The report of a load test as tables and as a picture."""
 
-import importlib
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from foreword.bench.pictures import require_matplotlib, save_figure
+from foreword.bench.pictures import new_figure, save_figure
 from foreword.bench.serve.answer import Ending, RequestOutcome
 from foreword.bench.serve.report import PERCENTILES, GoodputLimits, Report, Spread, gaps, time_to_first_token
 
@@ -104,14 +103,12 @@ def _notes(report: Report) -> Iterator[tuple[str, str]]:
 
 def plot_latencies(outcomes: Sequence[RequestOutcome], path: Path, title: str) -> None:
     """Two charts side by side, of completed requests: the distributions of TTFT and ITL, as cumulative shares."""
-    require_matplotlib()
-    figure_module = importlib.import_module("matplotlib.figure")
     completed = [outcome for outcome in outcomes if outcome.ending is Ending.COMPLETED]
     samples = {
         "TTFT": [value for outcome in completed if (value := time_to_first_token(outcome)) is not None],
         "ITL (gap between chunks)": list(chain.from_iterable(map(gaps, completed))),
     }
-    figure = figure_module.Figure(figsize=(9.0, 4.0), layout="constrained")
+    figure = new_figure(9.0, 4.0)
     for axes, (name, seconds) in zip(figure.subplots(1, 2, sharey=True), samples.items(), strict=True):
         if seconds:
             axes.ecdf([1e3 * value for value in seconds])

@@ -5,17 +5,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from foreword.cli.console import stage_bar, stdout
 from foreword.cli.options.common import one_of
 from foreword.cli.options.grouped import option
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
+    from foreword.bench.skeleton import Column
     from foreword.simulate.scenario import Scenario
-    from foreword.simulate.sweep import FleetTrial, Goal, SmallestFleet
+    from foreword.simulate.sweep import Goal, SmallestFleet
 
 VARIED = ("targets", "nodes")
 
@@ -60,11 +58,21 @@ class GoalOptions:
 
 def search_goal(scenario: "Scenario", goal: "Goal", vary: str | None, most: int | None) -> dict[str, Any]:
     """Search, print what was tried and the answers, and return both for --json."""
+    from foreword.bench.skeleton import optional, table
     from foreword.simulate.sweep import Vary, find_fleets
 
     with stage_bar() as on_stage:
         trials, answers = find_fleets(scenario, goal, Vary(vary or "targets"), most or 128, on_stage)
-    stdout.print(_table(trials))
+    columns: dict[str, Column] = {
+        "drafting": "{.who}",
+        "targets": "{.targets}",
+        "nodes": "{.nodes}",
+        "tok/s": "{.tokens_per_second:.0f}",
+        "ms/tok\np95": lambda one: optional(one.token_ms_p95, ".2f"),
+        "cost per\nhour": "{.cost_per_hour:g}",
+        "goal": lambda one: "missed" if one.missed else "reached",
+    }
+    stdout.print(table(trials, columns))
     for line in answer_lines(answers):
         stdout.print(line, markup=False, soft_wrap=True)
     return {"goal": asdict(goal), "trials": list(map(asdict, trials)), "answers": list(map(asdict, answers))}
@@ -87,23 +95,3 @@ def answer_lines(answers: "Sequence[SmallestFleet]") -> list[str]:
 
 def _counted(count: int, name: str) -> str:
     return f"{count} {name}{'' if count == 1 else 's'}"
-
-
-def _table(trials: "Sequence[FleetTrial]") -> Table:
-    from foreword.simulate.world import figure
-
-    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    table.add_column("drafting", no_wrap=True)
-    for name in ("targets", "nodes", "tok/s", "ms/tok\np95", "cost per\nhour", "goal"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for one in trials:
-        table.add_row(
-            one.who,
-            str(one.targets),
-            str(one.nodes),
-            f"{one.tokens_per_second:.0f}",
-            figure(one.token_ms_p95, ".2f"),
-            f"{one.cost_per_hour:g}",
-            "missed" if one.missed else "reached",
-        )
-    return table

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from foreword.cli.bench.common import made
 from foreword.cli.cluster.goals import GoalOptions, search_goal
@@ -19,8 +17,9 @@ from foreword.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from foreword.bench.skeleton import Column
     from foreword.simulate.calibration import Calibration
-    from foreword.simulate.scenario import FleetSize, Scenario
+    from foreword.simulate.scenario import Scenario
     from foreword.simulate.world import SimulationResult
 
 WAITING = ("worth", "all", "none")
@@ -36,12 +35,6 @@ class FleetOptions:
     zones: int = option(1, "Number of zones over which targets and nodes are distributed.", min=1)
     target_price: float = option(10.0, "Price of a target per hour.", min=0)
     node_price: float = option(1.0, "Price of a draft node per hour.", min=0)
-
-    def fleet(self) -> "FleetSize":
-        """Return the simulated fleet."""
-        from foreword.simulate.scenario import FleetSize
-
-        return FleetSize(self.targets, self.nodes, self.zones, self.batch)
 
 
 @dataclass(frozen=True)
@@ -132,11 +125,19 @@ class LoadOptions:
 
     def scenario(self, fleet: FleetOptions, calibration: "Calibration") -> "Scenario":
         """Return what is simulated."""
-        from foreword.simulate.scenario import Autoscale, Failure, HourlyPrices, Scenario, Traffic, WaitRule
+        from foreword.simulate.scenario import (
+            Autoscale,
+            Failure,
+            FleetSize,
+            HourlyPrices,
+            Scenario,
+            Traffic,
+            WaitRule,
+        )
 
         scaling = Autoscale() if self.boot_s is None else Autoscale(self.boot_s)
         return Scenario(
-            fleet.fleet(),
+            FleetSize(fleet.targets, fleet.nodes, fleet.zones, fleet.batch),
             calibration.network,
             Traffic(_rates(self.rate), self.prompt, self.answer),
             HourlyPrices(fleet.target_price, fleet.node_price),
@@ -215,12 +216,25 @@ def _check_numbers(*groups: FleetOptions | CostOptions | LoadOptions | GoalOptio
 
 def _compared(calibration: "Calibration", scenario: "Scenario", page: Path | None) -> dict[str, Any]:
     """Run the four ways of drafting, print them, and return them for --json."""
+    from foreword.bench.skeleton import optional, table
     from foreword.simulate.sweep import compare_ways
 
     with stage_bar() as on_stage:
         compared = compare_ways(scenario, on_stage)
     about = _about(calibration, scenario, compared)
-    stdout.print(_table(compared))
+    plain = compared["plain"].tokens_per_second
+    columns: dict[str, Column] = {
+        "drafting": "{0[0]}",
+        "tok/s": "{0[1].tokens_per_second:.0f}",
+        "x plain": lambda one: f"{one[1].tokens_per_second / plain:.2f}" if plain else "-",
+        "tok per\npass": lambda one: optional(one[1].tokens_per_pass, ".2f"),
+        "ms/tok\np50": lambda one: optional(one[1].token_ms_p50, ".2f"),
+        "\np95": lambda one: optional(one[1].token_ms_p95, ".2f"),
+        "wait": "{0[1].waiting_share:.0%}",
+        "nodes\nbusy": lambda one: optional(one[1].node_busy_share, ".0%"),
+        "cost per\nmillion": lambda one: optional(one[1].cost_per_million, ".3g"),
+    }
+    stdout.print(table(compared.items(), columns))
     _print_lines(about)
     points = [] if page is None else _write_page(page, scenario, compared, about)
     return {"ways": {who: asdict(outcome) for who, outcome in compared.items()}, "sweep": points}
@@ -263,39 +277,6 @@ def _about(
         f"an hour costs {scenario.prices.target:g} for a target, {scenario.prices.node:g} for a node"
     )
     return lines
-
-
-def _table(compared: "Mapping[str, SimulationResult]") -> Table:
-    from foreword.simulate.world import figure
-
-    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    table.add_column("drafting", no_wrap=True)
-    names = (
-        "tok/s",
-        "x plain",
-        "tok per\npass",
-        "ms/tok\np50",
-        "\np95",
-        "wait",
-        "nodes\nbusy",
-        "cost per\nmillion",
-    )
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    plain = compared["plain"].tokens_per_second
-    for who, one in compared.items():
-        table.add_row(
-            who,
-            f"{one.tokens_per_second:.0f}",
-            f"{one.tokens_per_second / plain:.2f}" if plain else "-",
-            figure(one.tokens_per_pass, ".2f"),
-            figure(one.token_ms_p50, ".2f"),
-            figure(one.token_ms_p95, ".2f"),
-            f"{one.waiting_share:.0%}",
-            figure(one.node_busy_share, ".0%"),
-            figure(one.cost_per_million, ".3g"),
-        )
-    return table
 
 
 def _write_page(
