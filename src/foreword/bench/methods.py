@@ -1,12 +1,15 @@
 """Parses the drafters to measure."""
 
 import json
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from foreword.drafters.config import SpeculationConfig
+from foreword.bench.skeleton import PLAIN
+from foreword.drafters.config import SpeculationConfig, SpeculationSetting
 from foreword.drafters.registry import drafter_kinds
 from foreword.errors import RequestError
 
@@ -57,6 +60,19 @@ def request_config(method: Method, llm: "LLM", folder: Path) -> Mapping[str, Any
     if choice.config is None:
         raise RequestError(f"speculation is off by default here: {choice.reason}")
     return choice.config.as_mapping()
+
+
+class MethodBench:
+    """A model and the methods that are compared on it."""
+
+    def __init__(self, llm: "LLM", methods: Sequence[Method]) -> None:
+        self._llm = llm
+        self._folder = TemporaryDirectory(prefix="foreword-heads-")  # of random heads; it goes with the bench
+        folder = Path(self._folder.name)
+        configs = {method.label: request_config(method, llm, folder) for method in methods}
+        llm.offer([SpeculationConfig.parse(config) for config in configs.values()])
+        self._speculation: dict[str, SpeculationSetting] = {PLAIN: False, **configs}
+        self._name = secrets.token_hex(4)  # nothing that an earlier bench on this model has taught counts
 
 
 def is_random(label: str) -> bool:

@@ -2,13 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 from foreword.acceptance.params import SamplingParams
 from foreword.backends.interface import Decoder
 from foreword.bench.drafters.decode import DecodeRun, decode
+from foreword.bench.drafters.summary import summed
 from foreword.bench.prompts import BenchPrompt
 from foreword.bench.quality import Divergence, combined, divergence, log_probabilities
 from foreword.bench.skeleton import PLAIN
@@ -44,34 +46,34 @@ class KindDivergence:
     found: Divergence
 
 
-@dataclass
+@dataclass(frozen=True)
 class RuleRun:
     """The engine with one rule at one temperature, over all texts."""
 
     rule: str  # or plain
     temperature: float
     kind: str
-    tokens: int = 0
-    passes: int = 0
-    drafts: list[int] = field(default_factory=list)  # that have this level
-    accepted: list[int] = field(default_factory=list)  # at this level
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    accept_seconds: float = 0.0
+    tokens: int
+    passes: int
+    drafts: tuple[int, ...]  # that have this level
+    accepted: tuple[int, ...]  # at this level
+    draft_seconds: float
+    verify_seconds: float
+    accept_seconds: float
 
     @staticmethod
-    def of(rule: str, temperature: float, kind: str, run: DecodeRun) -> "RuleRun":
+    def of(rule: str, temperature: float, kind: str, runs: Sequence[DecodeRun]) -> "RuleRun":
         return RuleRun(
             rule,
             temperature,
             kind,
-            run.tokens,
-            run.passes,
-            list(run.drafted_per_position),
-            list(run.accepted_per_position),
-            run.draft_seconds,
-            run.verify_seconds,
-            run.accept_seconds,
+            sum(run.tokens for run in runs),
+            sum(run.passes for run in runs),
+            summed([run.drafted_per_position for run in runs]),
+            summed([run.accepted_per_position for run in runs]),
+            sum(run.draft_seconds for run in runs),
+            sum(run.verify_seconds for run in runs),
+            sum(run.accept_seconds for run in runs),
         )
 
     @property
@@ -83,10 +85,14 @@ class RuleRun:
     def tokens_per_pass(self) -> float:
         return self.tokens / self.passes if self.passes else 0.0
 
-    def add(self, other: "RuleRun") -> None:
-        for name in ("tokens", "passes", "draft_seconds", "verify_seconds", "accept_seconds"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.drafts, self.accepted = _sums(self.drafts, other.drafts), _sums(self.accepted, other.accepted)
+
+class RuleAnswer(NamedTuple):
+    """One answer of the engine."""
+
+    rule: str
+    temperature: float
+    kind: str
+    run: DecodeRun
 
 
 @dataclass(frozen=True)
@@ -122,18 +128,18 @@ class PairBench:
 
     def run(
         self, prompts: Sequence[BenchPrompt], progress: StageProgress
-    ) -> tuple[list[KindDivergence], list[RuleRun]]:
+    ) -> tuple[list[KindDivergence], list[RuleAnswer]]:
         """Every temperature, kind and rule."""
         tokenizer, room = self._target.tokenizer, self._room
         encoded = [(prompt.category, encode_prompt(tokenizer, prompt.text)) for prompt in prompts]
         encoded = [one for one in encoded if len(one[1]) + self._settings.max_tokens <= room]
         if not encoded:
             raise RequestError(f"no prompt fits into a context of {room} tokens with its answer")
-        runs: list[RuleRun] = []
+        runs: list[RuleAnswer] = []
         texts: list[_Text] = []
         for rule in (PLAIN, *RULES):
             for kind, temperature, prompt, run in self._answers(rule, encoded, progress):
-                runs.append(RuleRun.of(rule, temperature, kind, run))
+                runs.append(RuleAnswer(rule, temperature, kind, run))
                 if rule == PLAIN:
                     texts.append(_Text(kind, temperature, [*prompt, *run.token_ids], len(prompt)))
         return self._divergences(texts, progress), runs
@@ -184,18 +190,17 @@ def _scores(decoder: Decoder, text: _Text) -> Tensor:
     return log_probabilities(decoder, text.tokens)[text.prompt_len - 1 : -1].float().cpu()
 
 
-def merged(runs: Sequence[RuleRun], *, by_kind: bool) -> list[RuleRun]:
-    """Runs of the same rule and temperature together, and of the same kind if that is asked for."""
-    sums: dict[tuple[str, float, str], RuleRun] = {}
-    for run in runs:
-        key = (run.rule, run.temperature, run.kind if by_kind else "all")
-        sums.setdefault(key, RuleRun(*key)).add(run)
-    return list(sums.values())
+def merged(answers: Sequence[RuleAnswer], *, by_kind: bool) -> list[RuleRun]:
+    """Answers of the same rule and temperature together, and of the same kind if that is asked for."""
+    groups: dict[tuple[str, float, str], list[DecodeRun]] = defaultdict(list)
+    for one in answers:
+        groups[one.rule, one.temperature, one.kind if by_kind else "all"].append(one.run)
+    return [RuleRun.of(*key, runs) for key, runs in groups.items()]
 
 
-def expectations(runs: Sequence[RuleRun], guesses: int) -> list[Expectation]:
+def expectations(answers: Sequence[RuleAnswer], guesses: int) -> list[Expectation]:
     """Return the expected gain for every rule, temperature and number of draft tokens up to the measured one."""
-    together = merged(runs, by_kind=False)
+    together = merged(answers, by_kind=False)
     plain = {run.temperature: run for run in together if run.rule == PLAIN}
     found = []
     for run in together:
@@ -211,9 +216,3 @@ def expectations(runs: Sequence[RuleRun], guesses: int) -> list[Expectation]:
             cost = pass_cost(k, DraftingCost(per_token), curve)
             found.append(Expectation(run.rule, run.temperature, k, tokens, cost, tokens / cost))
     return found
-
-
-def _sums(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    width = max(len(one), len(other))
-    padded = [list(part) + [0] * (width - len(part)) for part in (one, other)]
-    return [a + b for a, b in zip(*padded, strict=True)]

@@ -22,6 +22,8 @@ from foreword.structured.state import GrammarError, unpacked
 
 TARGET_SALT = 0x5EED
 
+Tokens = tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class Case:
@@ -214,3 +216,22 @@ class SmallDrafter:
         drawn = Drawn(support, q[support])
         for token in support:
             yield int(token), drawn, float(q[token])
+
+
+@dataclass(frozen=True)
+class PossibleTree:
+    """One draft that could happen, and how likely it is; where q has too few tokens it has fewer nodes."""
+
+    tokens: Tokens = ()
+    parents: tuple[int, ...] = ()
+    drawn: tuple[Drawn | None, ...] = ()
+    probability: float = 1.0
+
+    def path(self, node: int) -> Tokens:
+        """The tokens from the first level down to a node."""
+        return () if node < 0 else (*self.path(self.parents[node]), self.tokens[node])
+
+    def grown(self, token: int, parent: int, q: Drawn | None, chance: float) -> "PossibleTree":
+        return PossibleTree(
+            (*self.tokens, token), (*self.parents, parent), (*self.drawn, q), self.probability * chance
+        )

@@ -11,7 +11,7 @@ from foreword.acceptance.judge import judge
 from foreword.acceptance.noise import Keys, Stream, absorbed, bits, gumbel, key_tensor, stems
 from foreword.acceptance.rules.drawn import Floats
 from foreword.acceptance.rules.trees import DraftTrees
-from foreword.proofs.cases import Case, random_case, target_logits
+from foreword.proofs.cases import Case, PossibleTree, random_case, target_logits
 
 LENGTH = 6
 """Tokens of plain text that each case is compared on."""
@@ -19,27 +19,8 @@ LENGTH = 6
 BATCH = 128
 
 
-@dataclass(frozen=True)
-class Tree:
-    """A draft: tokens and parents, as in `Draft`."""
-
-    tokens: list[int]
-    parents: list[int]
-
-    def path(self, node: int) -> list[int]:
-        """The tokens from the first level down to a node."""
-        tokens: list[int] = []
-        while node != -1:
-            tokens.insert(0, self.tokens[node])
-            node = self.parents[node]
-        return tokens
-
-
-EMPTY = Tree([], [])
-
-
 def step_batch(
-    cases: Sequence[Case], texts: Sequence[Sequence[int]], drafts: Sequence[Tree]
+    cases: Sequence[Case], texts: Sequence[Sequence[int]], drafts: Sequence[PossibleTree]
 ) -> list[list[int]]:
     """One batched step: the tokens that each request commits after its text (prompt included)."""
     samplers = [case.sampler() for case in cases]
@@ -64,21 +45,20 @@ def plain_texts(cases: Sequence[Case], length: int) -> list[list[int]]:
     """Each case's text, prompt included, one token at a time without any draft."""
     texts = [list(case.prompt) for case in cases]
     for _ in range(length):
-        for text, new in zip(texts, step_batch(cases, texts, [EMPTY] * len(cases)), strict=True):
+        for text, new in zip(texts, step_batch(cases, texts, [PossibleTree()] * len(cases)), strict=True):
             text.extend(new)
     return texts
 
 
-def likely_tree(rng: np.random.Generator, vocab: int, truth: Sequence[int]) -> Tree:
+def likely_tree(rng: np.random.Generator, vocab: int, truth: Sequence[int]) -> PossibleTree:
     """A random tree in which many nodes continue the true text, so that verdicts of all depths occur."""
-    tree = Tree([], [])
+    tree = PossibleTree()
     for node in range(int(rng.integers(0, 12))):
         parent = int(rng.integers(max(-1, node - 3), node))
         path = tree.path(parent)
-        true_next = truth[len(path)] if path == list(truth[: len(path)]) and len(path) < len(truth) else -1
+        true_next = truth[len(path)] if path == tuple(truth[: len(path)]) and len(path) < len(truth) else -1
         token = true_next if true_next >= 0 and rng.random() < 0.6 else int(rng.integers(vocab))
-        tree.tokens.append(token)
-        tree.parents.append(parent)
+        tree = tree.grown(token, parent, None, 1.0)
     return tree
 
 

@@ -19,12 +19,11 @@ from foreword.acceptance.draw import Kept
 from foreword.acceptance.reference import probabilities
 from foreword.acceptance.rules import block, token, traversal
 from foreword.acceptance.rules.chains import ChainPlan, ChainRows, leftover, leftover_weights
-from foreword.acceptance.rules.drawn import Drawn, Floats
+from foreword.acceptance.rules.drawn import Floats
 from foreword.acceptance.rules.rule import Rule
 from foreword.acceptance.rules.trees import DraftTrees
-from foreword.proofs.cases import Case, SmallDrafter, target_logits
+from foreword.proofs.cases import Case, PossibleTree, SmallDrafter, Tokens, target_logits
 
-Tokens = tuple[int, ...]
 Law = dict[Tokens, float]
 
 POSITIONS = 3
@@ -38,25 +37,6 @@ class TreeDrafting:
     model: SmallDrafter
     parents: tuple[int, ...]  # of the nodes, -1 for those of the first level
     replaced: bool = False
-
-
-@dataclass(frozen=True)
-class PossibleTree:
-    """One draft that could happen, and how likely it is; where q has too few tokens it has fewer nodes."""
-
-    tokens: Tokens = ()
-    parents: tuple[int, ...] = ()
-    drawn: tuple[Drawn | None, ...] = ()
-    probability: float = 1.0
-
-    def path(self, node: int) -> Tokens:
-        """The tokens from the first level down to a node."""
-        return () if node < 0 else (*self.path(self.parents[node]), self.tokens[node])
-
-    def grown(self, token: int, parent: int, q: Drawn | None, chance: float) -> "PossibleTree":
-        return PossibleTree(
-            (*self.tokens, token), (*self.parents, parent), (*self.drawn, q), self.probability * chance
-        )
 
 
 def possible_trees(drafting: TreeDrafting, history: Tokens) -> Iterator[PossibleTree]:

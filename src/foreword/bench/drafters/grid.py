@@ -1,23 +1,19 @@
 """Drafters by category, temperature and concurrent requests."""
 
-import secrets
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import cycle, groupby, islice
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 from typing import Any
 
 from foreword.acceptance.params import SamplingParams
 from foreword.bench.drafters.summary import summed
-from foreword.bench.methods import Method, request_config
+from foreword.bench.methods import Method, MethodBench
 from foreword.bench.page import Lines, chart, colours_of, html_page, section
 from foreword.bench.prompts import BenchPrompt
 from foreword.bench.skeleton import PLAIN
-from foreword.drafters.config import SpeculationConfig, SpeculationSetting
 from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
 from foreword.engine.requests.accounting import Accounting
@@ -109,18 +105,12 @@ class GridSettings:
     ignore_eos: bool = False  # continue to `max_tokens` after an end token
 
 
-class GridBench:
+class GridBench(MethodBench):
     """A model and the methods that are compared on it."""
 
     def __init__(self, llm: LLM, methods: Sequence[Method], settings: GridSettings) -> None:
-        self._llm = llm
-        self._folder = TemporaryDirectory(prefix="foreword-heads-")  # of random heads; it goes with the bench
-        folder = Path(self._folder.name)
-        configs = {method.label: request_config(method, llm, folder) for method in methods}
-        llm.offer([SpeculationConfig.parse(config) for config in configs.values()])
-        self._speculation: dict[str, SpeculationSetting] = {PLAIN: False, **configs}
+        super().__init__(llm, methods)
         self._settings = settings
-        self._name = secrets.token_hex(4)  # nothing that an earlier bench on this model has taught counts
 
     def measure(
         self,

@@ -1,21 +1,18 @@
 """Decodes every prompt plainly and with every drafter, in turn; finished measurements are kept in a file."""
 
 import json
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median_low
-from tempfile import TemporaryDirectory
 from typing import Any, Generic, TypeVar
 
 from foreword.acceptance.params import SamplingParams
 from foreword.bench.drafters.decode import DecodeRun, Record, decode
-from foreword.bench.methods import Method, request_config
+from foreword.bench.methods import Method, MethodBench
 from foreword.bench.prompts import BenchPrompt
 from foreword.bench.skeleton import PLAIN, take_turns
-from foreword.drafters.config import SpeculationConfig, SpeculationSetting
 from foreword.engine.llm import LLM
 from foreword.errors import RequestError
 
@@ -121,18 +118,12 @@ class BenchSettings:
         return f"repeat {repeat}" if self.history else f"repeat {repeat} of {prompt.key}"
 
 
-class DrafterBench:
+class DrafterBench(MethodBench):
     """A model and the methods that are compared on it; one answers at a time."""
 
     def __init__(self, llm: LLM, methods: Sequence[Method], settings: BenchSettings) -> None:
-        self._llm = llm
-        self._folder = TemporaryDirectory(prefix="foreword-heads-")  # of random heads; it goes with the bench
-        folder = Path(self._folder.name)
-        configs = {method.label: request_config(method, llm, folder) for method in methods}
-        llm.offer([SpeculationConfig.parse(config) for config in configs.values()])
+        super().__init__(llm, methods)
         self._settings = settings
-        self._name = secrets.token_hex(4)  # nothing that an earlier bench on this model has taught counts
-        self._speculation: dict[str, SpeculationSetting] = {PLAIN: False, **configs}
 
     def measure(
         self, prompts: Sequence[BenchPrompt], known: Sequence[Record], on_progress: OnProgress

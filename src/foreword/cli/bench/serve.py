@@ -12,7 +12,7 @@ import typer
 
 from foreword.cli.bench.common import DATASET, MOST_TOKENS, TEMPERATURE, draw, prompts_of
 from foreword.cli.console import JsonCommand, plot_option, stage_bar, stdout
-from foreword.cli.options.grouped import REQUIRED, option
+from foreword.cli.options.grouped import REQUIRED, option, picked
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -99,17 +99,13 @@ class Serve(JsonCommand):
         requests = self.num_requests
         if requests is None and self.duration is None:
             requests = DEFAULT_REQUESTS
-        return LoadSettings(
-            self.rate, clients, requests, self.duration, self.timeout, self.disconnect, self.seed
-        )
+        return picked(LoadSettings, self, concurrency=clients, num_requests=requests)
 
     def _question(self) -> "Question":
         from foreword.bench.serve.load import Question, extra_fields
 
         extra = extra_fields(self.speculation, self.extra_body)
-        return Question(
-            self.model or "", self.endpoint, self.max_tokens, self.temperature, self.seed, extra=extra
-        )
+        return picked(Question, self, model=self.model or "", extra=extra)
 
     async def _run(
         self, address: str, question: "Question", load: "LoadSettings", prompts: "Sequence[BenchPrompt]"

@@ -60,10 +60,11 @@ def command(kind: type[Command]) -> Callable[..., None]:
 Settings = TypeVar("Settings")
 
 
-def picked(kind: type[Settings], given: object) -> Settings:
-    """Return a dataclass of the options that are named as its fields."""
+def picked(kind: type[Settings], given: object, **more: Any) -> Settings:  # noqa: ANN401
+    """Return a dataclass of the options that are named as its fields, and of `more`, which comes first."""
     wanted: Any = kind
-    return kind(**{one.name: getattr(given, one.name) for one in fields(wanted)})
+    own = {one.name: getattr(given, one.name) for one in fields(wanted) if hasattr(given, one.name)}
+    return kind(**(own | more))
 
 
 def options_command(function: Callable[..., None]) -> Callable[..., None]:

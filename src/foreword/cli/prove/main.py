@@ -1,6 +1,6 @@
 """`foreword prove`: verify exactness."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import isfinite
 from time import perf_counter
 
@@ -90,7 +90,7 @@ class Prove(JsonCommand):
         plain = None
         if self.plain_body is not None:
             plain = json_object("--plain-body", self.plain_body, '{"speculation": false}')
-        asked = replace(picked(Asked, self), plain_body=plain, only=tuple(self.only or ()))
+        asked = picked(Asked, self, plain_body=plain, only=tuple(self.only or ()))
         prove_server(asked, plan, dry_run=self.dry_run, as_json=self.as_json)
 
     def _rules(self) -> None:

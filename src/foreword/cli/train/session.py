@@ -16,6 +16,7 @@ import typer
 
 from foreword.bench.pictures import Chart, save_charts
 from foreword.cli.console import stage_bar, stderr, stdout
+from foreword.cli.options.grouped import picked
 from foreword.cli.train.options import CommonOptions
 from foreword.errors import RequestError
 
@@ -179,8 +180,10 @@ def run_training(
             muon=rates.muon if options.muon is None else options.muon,
             adam=rates.adam if options.adam is None else options.adam,
         )
-        run = TrainRun(
-            out=options.out,
+        settings = picked(TrainSettings, options, rates=rates, compiled=place.compiled)
+        run = picked(
+            TrainRun,
+            options,
             recipe=recipe,
             model=place.identity,
             batch_rows=options.batch_tokens or (_GPU_BATCH if place.on_gpu else _CPU_BATCH),
@@ -188,20 +191,8 @@ def run_training(
             seconds=None if options.minutes is None else 60 * options.minutes,
             began=began,
             clock=clock,
-            steps=options.steps,
-            final=options.final,
-            decay_share=options.decay_share,
-            resume=options.resume,
-            begin=options.begin,
-            evaluate_every=options.evaluate_every,
             report_every=50 if place.on_gpu else 10,
-            settings=TrainSettings(
-                depth=options.depth,
-                rates=rates,
-                sharpness=options.sharpness,
-                seed=options.seed,
-                compiled=place.compiled,
-            ),
+            settings=settings,
             command=shlex.join(["foreword", *sys.argv[1:]]),
             stop=stopped,
         )
@@ -213,8 +204,6 @@ def run_training(
     if options.export is not None:
         write_pieces(options.out, options.export, bits=options.export_bits, model=place.identity)
     if options.plot is not None:
-        from foreword.cli.train.session import save_curves
-
         save_curves(run.log, options.plot, f"{recipe.method} for {options.model}")
     say(f"{options.out}: {recipe.method}, with a card in README.md")
 

@@ -1,10 +1,13 @@
 """Divergences against laws that can be worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from foreword.bench.pair import RuleRun, expectations, merged
+from foreword.bench.drafters.decode import DecodeRun
+from foreword.bench.pair import RuleAnswer, expectations, merged
 from foreword.bench.quality import combined, coupled_agreement, divergence
 from foreword.proofs.suite import coupled_agreement as drawn_agreement
 
@@ -51,9 +54,15 @@ def test_means_are_over_places():
     assert combined([one, other]).places == 4
 
 
+def answer(rule: str, kind: str = "chat", **figures) -> RuleAnswer:
+    run = DecodeRun(0, 0, 0, 0, 1.0, 0.0, 0.0, 0.0, None, ())
+    return RuleAnswer(rule, 0.0, kind, replace(run, **figures))
+
+
 def test_what_to_expect_follows_from_acceptance_and_times():
-    plain = RuleRun("plain", 0.0, "chat", tokens=10, passes=10, verify_seconds=1.0)
-    drafted = RuleRun("token", 0.0, "chat", 20, 10, [10, 10], [8, 4], draft_seconds=0.2, verify_seconds=1.4)
+    plain = answer("plain", tokens=10, passes=10, verify_seconds=1.0)
+    levels = {"drafted_per_position": (10, 10), "accepted_per_position": (8, 4)}
+    drafted = answer("token", tokens=20, passes=10, **levels, draft_seconds=0.2, verify_seconds=1.4)
     one, two = expectations([plain, drafted], guesses=2)
     assert (one.k, one.tokens_per_pass) == (1, pytest.approx(1.8))
     assert one.cost == pytest.approx(0.1 + 1.2)  # a guess is a tenth of a pass, two rows a fifth more
@@ -62,7 +71,8 @@ def test_what_to_expect_follows_from_acceptance_and_times():
 
 
 def test_runs_are_added_up_by_rule_and_temperature():
-    runs = [RuleRun("token", 0.0, kind, 4, 2, [2], [1]) for kind in ("chat", "code")]
-    (together,) = merged(runs, by_kind=False)
-    assert (together.tokens, together.drafts, together.per_position) == (8, [4], [0.5])
-    assert len(merged(runs, by_kind=True)) == 2
+    levels = {"drafted_per_position": (2,), "accepted_per_position": (1,)}
+    answers = [answer("token", kind, tokens=4, passes=2, **levels) for kind in ("chat", "code")]
+    (together,) = merged(answers, by_kind=False)
+    assert (together.tokens, together.drafts, together.per_position) == (8, (4,), [0.5])
+    assert len(merged(answers, by_kind=True)) == 2
