@@ -222,7 +222,7 @@ class Race:
                 reply = runner.answer(self.prompts[place], self.count)
                 answers.append(_answer(runner.contestant.label, place, turn, reply))
 
-            arms = {runner.contestant.label: partial(ask, runner) for runner in runners}
+            arms = {str(place): partial(ask, runner) for place, runner in enumerate(runners)}
             take_turns(arms, self.rounds * len(self.prompts), warm_up=0)
         return answers, absent
 
