@@ -43,9 +43,7 @@ _OK = int(RowStatus.OK)  # members of an enumeration take longer to look up and 
 class Judgement:
     """The rows to be judged in one step: logits, drafts, and every request's parameters as arrays."""
 
-    logits: (
-        Tensor  # float32 [rows, vocab], cut to the vocabulary and to what grammars allow; never written to
-    )
+    logits: Tensor  # float32 [rows, vocab], cut to the vocabulary and what grammars allow; never written to
     trees: DraftTrees
     samplers: Sequence[RequestSampler]  # [requests], for the ragged parts (bias, bad words, seen tokens)
     records: Records  # [requests], RECORD

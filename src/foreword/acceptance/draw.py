@@ -57,10 +57,8 @@ def sample(logits: Tensor, shape: RowShape, keys: Keys) -> Tensor:
 
 def draw(shaped: Distributions, keys: Keys) -> Tensor:
     """int64 [rows], the token that each row draws with its key; NO_TOKEN where the row has none."""
-    noise_keys, placement = (
-        uploaded(key_tensor(keys), shaped.logits.device),
-        placement_of(shaped.logits.device),
-    )
+    device = shaped.logits.device
+    noise_keys, placement = uploaded(key_tensor(keys), device), placement_of(device)
     if shaped.sampler is not None:
         columns = (shaped.logits, shaped.peak, shaped.floor, shaped.temperature, shaped.only)
         return native.draw(shaped.sampler, *columns, noise_keys)

@@ -109,9 +109,8 @@ class RequestSampler:
         self.vocab_size = limits.vocab_size
         self.record_bytes = bytearray(RECORD.itemsize)
         self.record: Record = np.ndarray((), RECORD, self.record_bytes)
-        self._counters = memoryview(self.record_bytes).cast(
-            "q"
-        )  # numpy takes ten times as long for one number
+        # Numpy takes ten times as long for one number.
+        self._counters = memoryview(self.record_bytes).cast("q")
         self._fill_record(params, limits, seed, sample, rule)
         self.bias_ids: Ints = np.fromiter(params.logit_bias.keys(), np.int64)
         self.bias_values: Floats = np.fromiter(params.logit_bias.values(), np.float64)
@@ -183,14 +182,9 @@ class RequestSampler:
     def drafting(self) -> "DraftSampling":
         """What a drafter has to know to draw as this request does, at this step."""
         if self._drafting is None:
+            corrections = self.bias_ids, self.bias_values, self.allowed_ids
             self._drafting = DraftSampling(
-                self.vocab_size,
-                b"",
-                self.bias_ids,
-                self.bias_values,
-                self.allowed_ids,
-                self.rule,
-                self.grammar,
+                self.vocab_size, b"", *corrections, self.rule, self.grammar
             ).__dict__
         # Made at every step: nothing but the record has changed.
         now = object.__new__(DraftSampling)

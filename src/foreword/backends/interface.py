@@ -128,9 +128,7 @@ class KnownChains(NamedTuple):
     """The chains of some requests."""
 
     tokens: Sequence[Sequence[int]]  # the target's ids
-    confidence: Sequence[Sequence[float]] | None = (
-        None  # the head's in each token; None: the plan has no stop
-    )
+    confidence: Sequence[Sequence[float]] | None = None  # in each token; None: the plan has no stop
 
 
 Chains = KnownChains | PendingChains

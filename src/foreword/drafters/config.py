@@ -37,9 +37,7 @@ class SpeculationConfig:
     max_depth: int | None = None  # deepest level of a tree; None: as deep as there are nodes
     # Plain decoding while at least this many requests run; None: never.
     disable_by_batch_size: int | None = None
-    fixed: bool = (
-        False  # draft this many tokens in every step; else it is the most, and the controller decides
-    )
+    fixed: bool = False  # draft so many tokens in every step; else at most so many, as the controller decides
     # Several methods: "first" that has something to say, "merge" into one tree, or "route": the one that pays most.
     combine: str = "first"
     draft_timeout: float = 1.0  # seconds to wait for a plug-in's draft

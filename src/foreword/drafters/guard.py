@@ -157,9 +157,7 @@ class GuardedDrafter(Drafter):
         if not isinstance(answer, Draft):
             self._fault("type", f"a {type(answer).__name__} instead of a draft")
             return Draft()
-        if (
-            answer.epoch == ask.request.epoch
-        ):  # one that comes late is cut after what the text has passed is gone
+        if answer.epoch == ask.request.epoch:  # a late one loses what the text has passed
             answer = answer.rebase(ask.request.tokens)
         nodes = len(answer)
         if nodes > ask.max_nodes:
@@ -238,9 +236,7 @@ class CallerThread:
             self._late()
             raise NoAnswer(f"no answer within {self._time_limit:g} s")
         self._lateness = max(self._lateness - 1, 0)
-        if isinstance(
-            call.error, KeyboardInterrupt
-        ):  # Ctrl-C comes to the main thread alone: it is the drafter's
+        if isinstance(call.error, KeyboardInterrupt):  # Ctrl-C comes to the main thread alone: the drafter's
             raise RuntimeError("it raised KeyboardInterrupt") from call.error
         if call.error is not None:
             raise call.error

@@ -103,9 +103,7 @@ class DrafterNeeds:
     taps: tuple[Tap, ...] = ()  # hidden states of the target, given with every commit
     rows: tuple[RowSpec, ...] = ()  # KV rows of its own in the target's pages
     draws: bool = False  # what the target itself draws after every node that is verified
-    scratch: int = (
-        0  # rows that it writes after the text while it drafts, where these are more than its nodes
-    )
+    scratch: int = 0  # rows that it writes after the text while it drafts, where more than its nodes
 
     def __or__(self, other: "DrafterNeeds") -> "DrafterNeeds":
         taps = tuple(dict.fromkeys((*self.taps, *other.taps)))
@@ -167,9 +165,7 @@ class Traits:
     kind: DraftSource = DraftSource.LOOKUP
     needs: DrafterNeeds = NO_NEEDS
     starts_early: bool = False  # `draft_early` may start the next draft while a pass is in flight
-    stops_itself: bool = (
-        False  # ends a draft where `DraftTask.stop` says; the time of a call then depends on its depth
-    )
+    stops_itself: bool = False  # ends a draft where `DraftTask.stop` says; its time then depends on the depth
     expects_requests: bool = False  # `expect` announces requests that wait for their first pass
     may_be_absent: bool = False  # it may be unable to draft for a while, as `absent` says
     # Acceptance by level that was published with it, each level given that those above hold; empty: unknown.
@@ -177,9 +173,7 @@ class Traits:
     drafts_by_level: bool = False  # the time of a call grows with the depth of its draft
     follows: str = ""  # what a request must carry for a draft: "prediction" or "grammar"; empty: nothing
     learns_answers: bool = False  # its drafts depend on the tenant's earlier answers
-    is_free: bool = (
-        False  # takes neither files nor memory worth counting: any client of a server may select it
-    )
+    is_free: bool = False  # takes no files and hardly any memory: any client of a server may select it
     needs_target: str = ""  # why it cannot run on a draft node; empty: it can
 
     @staticmethod

@@ -40,11 +40,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     try:
         yield partial
         partial.replace(path)
-    except (
-        OSError,
-        RuntimeError,
-        SafetensorError,
-    ) as error:  # torch and safetensors have errors of their own
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own errors
         reason = " ".join(str(error).split())
         raise RequestError(
             f"{path} cannot be written ({reason}); make room or choose another directory"

@@ -107,10 +107,8 @@ def leftover_weights(chains: ChainRows, plan: TraversalPlan, stops: Ints) -> Kep
     order = np.sort(stops).tolist()
     rests = [plan.rests[row] for row in order]
     rows = np.repeat(np.array(order, np.int64), [len(rest.ids) for rest in rests])
-    ids, probs = (
-        _joined([rest.ids for rest in rests], np.int64),
-        _joined([r.probs for r in rests], np.float64),
-    )
+    ids = _joined([rest.ids for rest in rests], np.int64)
+    probs = _joined([rest.probs for rest in rests], np.float64)
     alive = probs > 0
     device = chains.totals.device
     found = (torch.from_numpy(column[alive]).to(device) for column in (rows, ids, probs))

@@ -25,9 +25,7 @@ class CpuLayer:
 
     attention_norm: Tensor | None  # None: the stream is read as it is
     mlp_norm: Tensor | None
-    matrices: (
-        "list[_native.PackedMatrix]"  # q, k, v, output, gate, up, down; the last three may be shared experts'
-    )
+    matrices: "list[_native.PackedMatrix]"  # q, k, v, output, and gate, up, down, perhaps of shared experts
     query_norm: Tensor | None
     key_norm: Tensor | None
     experts: "_native.Experts | None" = None

@@ -44,9 +44,8 @@ def sorted_suffixes(tokens: npt.NDArray[np.integer], count: int, depth: int) -> 
         raise ValueError(f"at most {MOST_TOKENS} tokens are sorted at once, not {len(tokens)}")
     keys, length = _first_keys(tokens, depth)
     order, _ = _sorted_places(keys)
-    ranks = np.empty(
-        len(order), np.int32
-    )  # of every start by `length` tokens: where those like it begin in `order`
+    # Of every start by `length` tokens: where those like it begin in `order`.
+    ranks = np.empty(len(order), np.int32)
     unsettled = _rank(order, keys, np.arange(len(order), dtype=np.int32), ranks)
     while length < depth and len(unsettled):
         starts = order[unsettled]

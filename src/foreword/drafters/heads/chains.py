@@ -102,9 +102,7 @@ class BegunChain:
     first: int  # the first row that was made: the text's length before the pass
     pages: list[int]  # in which these rows lie, as far as the text can grow
     tokens: DeviceTokens  # of the chain that was started
-    length: int | None = (
-        None  # of the text that it follows; None: there is no verdict yet, or the pass has failed
-    )
+    length: int | None = None  # of the text that it follows; None: no verdict yet, or the pass has failed
 
     @staticmethod
     def of(unjudged: InFlight, source: HostCopy, places: Sequence[int]) -> "BegunChain":

@@ -200,9 +200,8 @@ class _Reader:
     def observe(self, commit: Commit) -> None:
         """What was drawn after the last row is the next row; the columns' n-grams go into the pool."""
         judged, drawn = JudgedDraft(commit), []
-        keys = (
-            [commit.request.tokens[commit.draft.committed_len - 1], *self._rows[0][1:]] if self._rows else []
-        )
+        newest = commit.request.tokens[commit.draft.committed_len - 1]
+        keys = [newest, *self._rows[0][1:]] if self._rows else []
         for column, key in enumerate(keys):
             token = judged.drawn_after(judged.follow(self._path(column)))
             if token is None:

@@ -140,9 +140,8 @@ class AutoregressiveDrafter(Drafter):
         while trees:
             levels.append(draw_unread(trees, logits))
             for row, tree in enumerate(trees):
-                tree.grow(
-                    [(0.0, tree.frontier[0], -1 - row, None)]
-                )  # the id that stands for what the row draws
+                # The id stands for what the row draws.
+                tree.grow([(0.0, tree.frontier[0], -1 - row, None)])
             going_on = [tree for tree in trees if not tree.is_done]
             if going_on:
                 rows = [self._newest_level(tree) for tree in going_on]

@@ -140,9 +140,7 @@ class LayerSkipConfig:
     exit_layer: int = 0  # keep the first layers up to this many; 0: half of them
     adapter: str | None = None  # what `foreword train exit` wrote; it says itself after which layer it comes
     tree_width: int = 1  # nodes on every level of the draft; 1 is a chain
-    own_kv: bool = (
-        False  # an adapter's layers keep KV rows of their own, also where they could share the target's
-    )
+    own_kv: bool = False  # an adapter's layers keep KV rows of their own, also where the target's would do
 
     def __post_init__(self) -> None:
         if self.layers is not None and not _are_numbers(self.layers):

@@ -95,9 +95,7 @@ class Rope:
     theta: float = 10000.0  # where config.json names none
     partial: float = 1.0  # part of a head that turns, where config.json does not say
     local_theta: float | None = None  # windowed layers turn by this, or by `rope_local_base_freq`
-    unrotated_every: int | None = (
-        None  # every so many layers, one does not turn, unless `no_rope_layers` says
-    )
+    unrotated_every: int | None = None  # of so many layers one does not turn, unless `no_rope_layers` says
     yarn_is_longrope: bool = False  # an old name of it
     interleaved: bool = False  # rotated pairs stand side by side in the stored weights
 
@@ -119,9 +117,7 @@ class GgufNames:
     interleaved: bool  # rotated pairs stand side by side in the rows of a head, not half of them apart
     layer_tensors: Mapping[str, str]  # blk.N.<key> -> model.layers.N.<value>
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # one matrix -> those it is made of
-    settings: Mapping[str, object] | None = (
-        None  # what files may leave unsaid, by keys of config.json; None: nothing
-    )
+    settings: Mapping[str, object] | None = None  # what files may leave unsaid, by keys of config.json
     deep: int | None = None  # models of so many layers scale scores by hidden size / heads, not by head size
 
 

@@ -26,9 +26,7 @@ class Join(Enum):
 
     CONCAT = "concat"  # EAGLE-3: side by side into the attention; the features are the residual stream
     FUSED = "fused"  # EAGLE-1, MTP: through one matrix into the residual stream
-    CONTEXT = (
-        "context"  # DFlash: never; features are only looked at, and the rows that look read their token alone
-    )
+    CONTEXT = "context"  # DFlash: never; rows attend to the features and read their token alone
     NONE = "none"  # Medusa: no token is read
 
 
@@ -58,9 +56,7 @@ class HeadSpec:
     interleaved: bool = False  # rotated pairs stand side by side in the stored weights
     norms_minus_one: bool = False  # the weights of norms are stored less one
     hidden_first: bool = False  # a fused `fc.weight` is stored for features before the embedding
-    mask_token_id: int | None = (
-        None  # stands for tokens that are not known yet, in heads that draft many at once
-    )
+    mask_token_id: int | None = None  # stands for unknown tokens, in heads that draft many at once
     block_size: int = 0  # DFlash: rows of one block, the newest token's and masks
     is_causal: bool = False  # DFlash: rows of a block do not see those after them
     anchor_drafts: bool = False  # DFlash: a row drafts what follows it; else, what a mask stands for

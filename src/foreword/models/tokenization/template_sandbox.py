@@ -174,9 +174,8 @@ class _FieldSizes(SandboxedFormatter):
         widths = [int(number) for number in _NUMBER.findall(format_spec)]
         self.total += sum(widths) + (len(value) if isinstance(value, _SIZED) else 1)
         _check(self.total)
-        return (
-            str(value)[:32] if isinstance(value, int | str) else ""
-        )  # it may belong to another field's spec
+        # It may belong to another field's spec.
+        return str(value)[:32] if isinstance(value, int | str) else ""
 
 
 def _check(length: int) -> None:

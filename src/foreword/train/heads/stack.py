@@ -105,13 +105,8 @@ class LayerStack(Learner):
                 names = [f"self_attn.{name}_proj.{kind}" for name in "qkv"]
                 parts |= dict(zip(names, torch.split(qkv, widths), strict=True))
             if gate_up is not None:
-                parts |= dict(
-                    zip(
-                        [f"mlp.{n}_proj.{kind}" for n in ("gate", "up")],
-                        torch.split(gate_up, mlp),
-                        strict=True,
-                    )
-                )
+                names = [f"mlp.{name}_proj.{kind}" for name in ("gate", "up")]
+                parts |= dict(zip(names, torch.split(gate_up, mlp), strict=True))
         own = self.weights()
         for name, tensor in parts.items():
             if tensor is not None:

@@ -93,19 +93,9 @@ def train(
         rates = [round(rate, 3) for rate in report.by_level]
         files = replace(files, config={**files.config, "acceptance_by_level": rates})
     digest = write_output(run.out, files)
-    write_card(
-        run.out,
-        Card(
-            run.recipe.method,
-            checkpoint.path.name,
-            run.command,
-            trainer.step,
-            trainer.size.rows,
-            digest,
-            tuple(texts.summary()),
-            reports,
-        ),
-    )
+    size = trainer.step, trainer.size.rows
+    target_name, data = checkpoint.path.name, tuple(texts.summary())
+    write_card(run.out, Card(run.recipe.method, target_name, run.command, *size, digest, data, reports))
     return reports
 
 

@@ -174,12 +174,8 @@ class Trainer:
         return min(-(-round(self.size.tails * share) // CHUNK) * CHUNK, self.size.tails)
 
     def _progress(self, means: list[float], speed: float, factor: float) -> TrainProgress:
-        loss, gradient, alive, hits = (
-            means[0],
-            means[1],
-            means[2 : 2 + self._depth],
-            means[2 + self._depth :],
-        )
+        loss, gradient, *by_level = means
+        alive, hits = by_level[: self._depth], by_level[self._depth :]
         self._alive = [count / self.size.tails for count in alive]
         shares = tuple(hit / max(count, 1e-9) for hit, count in zip(hits, alive, strict=True))
         return TrainProgress(self.step, loss, shares, gradient, speed * self.size.rows, speed, factor)

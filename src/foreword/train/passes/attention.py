@@ -172,10 +172,8 @@ def _own_backward(
     # Sums of products and not matrix products: a hundred thousand matrices of three rows would each be a call.
     kv_heads = own_keys.shape[1]
     queries, grads = _grouped(q, kv_heads), _grouped(grad, kv_heads)  # [rows, kv heads, group, 1, dim]
-    keys, values = (
-        own_keys.float().unsqueeze(2),
-        own_values.float().unsqueeze(2),
-    )  # [rows, kv heads, 1, steps, dim]
+    # [rows, kv heads, 1, steps, dim]
+    keys, values = own_keys.float().unsqueeze(2), own_values.float().unsqueeze(2)
     scale = 1 / math.sqrt(q.shape[-1])
     weights = (_own_scores(q, own_keys) - logsumexp.t().unsqueeze(-1)).exp()  # [rows, heads, steps]
     weights = weights.view(*queries.shape[:3], -1, 1)

@@ -68,15 +68,7 @@ class OutputLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         grad_states, grad_matrix = ctx.saved_tensors
-        return (
-            grad_states * grad,
-            None if grad_matrix is None else grad_matrix * grad,
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        return grad_states * grad, None if grad_matrix is None else grad_matrix * grad, *[None] * 5
 
 
 @torch.no_grad()

@@ -136,11 +136,8 @@ def pack(documents: Sequence[Document], size: BatchSize, device: torch.device) -
     if not 0 <= tail_rest <= rest:
         raise ValueError("the documents do not fit into the batch")
     if rest:
-        lengths, heads, tail_lengths = (
-            [*lengths, rest],
-            [*heads, rest - tail_rest],
-            [*tail_lengths, tail_rest],
-        )
+        lengths, heads = [*lengths, rest], [*heads, rest - tail_rest]
+        tail_lengths = [*tail_lengths, tail_rest]
     begins = np.cumsum([0, *lengths[:-1]])
     token_ids = np.concatenate([*(document.tokens for document in documents), np.zeros(rest, np.int32)])
     is_answer = np.concatenate([*(document.is_answer for document in documents), np.zeros(rest, np.bool_)])

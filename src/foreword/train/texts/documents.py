@@ -118,13 +118,5 @@ def _shard_errors(path: Path) -> Iterator[None]:
     """Report a shard that cannot be read in one line."""
     try:
         yield
-    except (
-        OSError,
-        SafetensorError,
-        ValueError,
-        KeyError,
-        TypeError,
-        IndexError,
-        AttributeError,
-    ) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise RequestError(f"{path} is no shard of training texts ({error}); remove it") from None

@@ -47,12 +47,10 @@ class EndlessBatch:
         self._values = [torch.zeros(shape, dtype=target.dtype, device=device) for _ in layers]
         self._numbers = torch.arange(rows, device=device)
         self._cache_rows = CacheRows.of(self._numbers)
-        self._noise_keys = torch.randint(1 << 62, (rows,), generator=torch.Generator().manual_seed(seed)).to(
-            device
-        )
-        self._tokens = torch.zeros(
-            rows, dtype=torch.int64, device=device
-        )  # newest of each row, not in the cache
+        generator = torch.Generator().manual_seed(seed)
+        self._noise_keys = torch.randint(1 << 62, (rows,), generator=generator).to(device)
+        # The newest of each row, which is not in the cache.
+        self._tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self._left = torch.zeros(rows, dtype=torch.int64, device=device)  # tokens to write; 0: the row rests
         self._temperatures = torch.zeros(rows, device=device)

@@ -216,9 +216,7 @@ class Sight:
     ancestors: Tensor  # int32 [rows, MAX_DRAFT_NODES], see `ancestor_slots`
     page_size: int
     has_trees: bool  # whether the draft of any request branches
-    starts: Tensor | None = (
-        None  # int32 [requests], positions before these are seen by none; None: all are there
-    )
+    starts: Tensor | None = None  # int32 [requests], positions before these are not seen; None: all are
 
 
 @dataclass(frozen=True)

@@ -88,9 +88,7 @@ def gptq_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
     bits = own.count("bits")
     if bits not in (2, 4, 8):
         raise own.unsupported(f"GPTQ in {bits} bits")
-    kept_less_one = (
-        own.text("checkpoint_format", "gptq") != "gptq_v2"
-    )  # zeros; an accident that became the format
+    kept_less_one = own.text("checkpoint_format", "gptq") != "gptq_v2"  # an accident that became the format
     return Scheme(
         f"GPTQ, {bits} bits",
         "qweight",

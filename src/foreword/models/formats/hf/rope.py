@@ -107,9 +107,7 @@ def _scaling(rope: ConfigFields, family: Rope, dim: int | None) -> tuple[RopeSca
     if any(isinstance(value, Mapping) for value in rope.values.values()):
         raise rope.unsupported("rope settings that differ between layers")
     match kind:
-        case (
-            "default" | "dynamic"
-        ):  # dynamic scaling begins after the stated context, which is the limit here
+        case "default" | "dynamic":  # dynamic scaling begins after the stated context, the limit here
             return None, 1.0
         case "linear":
             return LinearRopeScaling(rope.number("factor")), 1.0
@@ -158,10 +156,8 @@ def _longrope(rope: ConfigFields, dim: int) -> tuple[FrequencyFactors, float]:
     Rows of KV are kept and shared between texts, so that they cannot be turned again when a text grows; vLLM and
     llama.cpp choose by the context, too.
     """
-    original, context = (
-        rope.count("original_max_position_embeddings"),
-        rope.count("max_position_embeddings"),
-    )
+    original = rope.count("original_max_position_embeddings")
+    context = rope.count("max_position_embeddings")
     if original < 2:
         raise rope.malformed("original_max_position_embeddings", "at least 2")
     factor = rope.number("factor") if rope.get("factor") is not None else context / original

@@ -27,10 +27,8 @@ _RENAMED = (
     (re.compile(r"^aux_norm_low\."), "fc_norm.0."),  # SGLang
     (re.compile(r"^aux_norm_mid\."), "fc_norm.1."),
     (re.compile(r"^aux_norm_high\."), "fc_norm.2."),
-    (
-        re.compile(r"^(?:medusa_heads?\.)?(\d+)\.(\d+)\.linear\."),
-        r"blocks.\1.layers.\2.",
-    ),  # Medusa, as vLLM has it
+    # Medusa, as vLLM has it.
+    (re.compile(r"^(?:medusa_heads?\.)?(\d+)\.(\d+)\.linear\."), r"blocks.\1.layers.\2."),
     (re.compile(r"^(?:medusa_heads?\.)?(\d+)\.\d+\.weight"), r"lm_heads.\1.weight"),
 )
 _LATER_NORM = re.compile(r"^layers\.([1-9]\d*)\.hidden_norm\.")
