@@ -23,33 +23,43 @@ OPEN_PATHS = frozenset({"/health", "/ready"}) | PAGE_PATHS
 """Routes that answer without a key."""
 
 
-class AuthMiddleware:
+class HttpMiddleware:
+    """Base of ASGI middleware: other scopes than HTTP pass through, and what `_refusal` finds is answered here."""
+
+    def __init__(self, app: ASGIApp, on_refusal: Callable[[int], None] = lambda status: None) -> None:
+        self._app, self._on_refusal = app, on_refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request through, or answer it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif (refusal := self._refusal(scope)) is not None:
+            self._on_refusal(refusal.status)
+            await refusal.response()(scope, receive, send)
+        else:
+            await self._pass_on(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        return None
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+class AuthMiddleware(HttpMiddleware):
     """ASGI middleware: refuses long headers and unknown keys, and notes who sent a request.
 
     Puts the `ApiCaller` into the request's state, for `caller_of`.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, on_refusal: Callable[[int], None]) -> None:
-        self._app = app
-        self._on_refusal = on_refusal
+        super().__init__(app, on_refusal)
         self._header_bytes = settings.limits.header_bytes
         self._anyone = None if settings.api_keys else ApiCaller("", trusted=True)
         self._callers = {
             _digest(key): ApiCaller(tenant_of(key), trusted=True, is_admin=key in settings.admin_keys)
             for key in (*settings.api_keys, *settings.admin_keys)
         }
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request through, or answer it."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            self._on_refusal(refusal.status)
-            await refusal.response(scope["path"])(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._header_bytes:
@@ -91,43 +101,28 @@ def _digest(key: str) -> bytes:
     return sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-class HeadMiddleware:
+class HeadMiddleware(HttpMiddleware):
     """ASGI middleware: routes see a GET request; the web server, which knows the true method, sends no body."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
-        if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}
-        await self._app(scope, receive, send)
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_head = scope["method"] == "HEAD"
+        await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
 
 
 ANY = "*"
 _PREFLIGHT_SECONDS = 600  # how long a browser may cache the answer
 
 
-class OriginMiddleware:
+class OriginMiddleware(HttpMiddleware):
     """ASGI middleware: refuses foreign hosts and origins, and answers for the origins that may come (CORS)."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, on_refusal: Callable[[int], None]) -> None:
-        self._app = app
+        super().__init__(app, on_refusal)
         self._hosts = settings.allowed_hosts
         self._origins = settings.cors_origins
-        self._on_refusal = on_refusal
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request through, or answer it."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        refusal = self._refusal(headers)
-        if refusal is not None:
-            self._on_refusal(refusal.status)
-            await refusal.response(scope["path"])(scope, receive, send)
-            return
         granted = self._granted(headers.get("origin"))
         if granted is None:
             await self._app(scope, receive, send)
@@ -136,7 +131,8 @@ class OriginMiddleware:
         else:
             await self._app(scope, receive, _with_cors(send, granted))
 
-    def _refusal(self, headers: Headers) -> ApiError | None:
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        headers = Headers(scope=scope)
         host = headers.get("host", "")
         if self._hosts is not None and not _is_allowed_host(host, self._hosts):
             return ApiError(
@@ -218,21 +214,18 @@ def mark_broken(scope: Scope) -> None:
     scope["state"][BROKEN] = True
 
 
-class RequestLogMiddleware:
+class RequestLogMiddleware(HttpMiddleware):
     """ASGI middleware: `X-Request-Id` as given or fresh, in the request's state, the answer and the access log.
 
     It also adds the header that names the fields of the body that were ignored.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-        self._app = app
+        super().__init__(app)
         self._logs = settings.access_log
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and note how it ends."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if _USABLE.fullmatch(given) else f"req-{secrets.token_hex(16)}"
         scope.setdefault("state", {})["request_id"] = request_id

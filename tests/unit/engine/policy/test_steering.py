@@ -178,9 +178,9 @@ def test_an_idle_engine_reads_a_changed_file(tmp_path: Path, monkeypatch: pytest
 
 def test_an_engine_without_a_policy_file_sleeps_until_there_is_work(tmp_path: Path):
     here = world(tmp_path)
-    assert here.core.idle_seconds == WATCH_SECONDS
+    assert here.core.speculation_service.idle_seconds == WATCH_SECONDS
     here.core.speculation_service._steering = None
-    assert here.core.idle_seconds is None
+    assert here.core.speculation_service.idle_seconds is None
 
 
 @pytest.mark.parametrize(
