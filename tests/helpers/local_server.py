@@ -75,6 +75,7 @@ class LocalServer:
     client: LocalEngine
     context: ServerContext
     call: Callable[[Callable[[], Any]], Any]  # runs a function on the server's event loop
+    loop: asyncio.AbstractEventLoop
 
     def http(self, **headers: str) -> httpx.Client:
         return httpx.Client(base_url=self.url, headers=headers, timeout=60, verify=False)  # quicker to make
@@ -101,7 +102,9 @@ def local_server(model: Path, settings: ServerSettings, engine: FakeEngine) -> I
         return asyncio.run_coroutine_threadsafe(run(), loop).result(30)
 
     try:
-        yield LocalServer(f"http://127.0.0.1:{listening.getsockname()[1]}", engine, client, context, call)
+        yield LocalServer(
+            f"http://127.0.0.1:{listening.getsockname()[1]}", engine, client, context, call, loop
+        )
     finally:
         web.should_exit = True
         thread.join(30)

@@ -9,6 +9,7 @@ import typer
 
 from foreword import __version__
 from foreword.cli import (
+    batch,
     console,
     datastore,
     demo,
@@ -50,6 +51,7 @@ app.command()(chat.chat)
 app.command()(chat.run)
 app.command()(demo.demo)
 app.command(cls=ServeCommand)(serve.serve)
+app.command()(batch.batch)
 app.command()(router.router)
 app.command("draft-node")(draft_node.draft_node)
 app.command()(models.pull)

@@ -33,10 +33,40 @@ if TYPE_CHECKING:
     import socket
 
     from foreword.drafters.config import SpeculationConfig
+    from foreword.models.formats.checkpoint import Checkpoint
     from foreword.server.settings import ServerSettings
+    from foreword.wire.supervisor import SupervisorSettings
 
 
 log = logging.getLogger("foreword.server")
+
+
+@dataclass(frozen=True)
+class ParsingOptions:
+    """How requests are read, and what is read from answers."""
+
+    served_model_name: str | None = option(None, "Name of the model in the API.")
+    strict_fields: bool = flag("Refuse requests with unknown fields instead of ignoring those.")
+    tool_call_parser: str = option(
+        "auto", "Format of tool calls; auto: from the chat template.", metavar="NAME"
+    )
+    reasoning_parser: str = option(
+        "none",
+        "Format of reasoning, such as qwen3 or deepseek_r1; auto: from the chat template; none: it is text.",
+        metavar="NAME",
+    )
+
+    def settings(self, model: str) -> dict[str, Any]:
+        """Return the fields of `ServerSettings` that these options give."""
+        from foreword.server.api import reasoning, tool_formats
+
+        calls, thoughts = ("auto", *tool_formats.FORMATS), ("auto", "none", *reasoning.FORMATS)
+        return {
+            "model_name": self.served_model_name or _short_name(model),
+            "strict_fields": self.strict_fields,
+            "tool_call_parser": one_of("--tool-call-parser", self.tool_call_parser, calls),
+            "reasoning_parser": one_of("--reasoning-parser", self.reasoning_parser, thoughts),
+        }
 
 
 @dataclass(frozen=True)
@@ -52,7 +82,6 @@ class ApiOptions:
         None, "LoRA adapters (PEFT folders) and their names: a=x b=y; repeatable.", metavar="NAME=PATH"
     )
     allow_lora_loading: bool = flag("Let clients load and unload adapters by path.")
-    served_model_name: str | None = option(None, "Name of the model in the API.")
     hide_speculation: bool = flag("Omit acceptance from answers and /health.")
     stream_pacing: str = option(
         "burst", "Stream tokens as burst (immediately) or even (even cadence, padded)."
@@ -60,41 +89,25 @@ class ApiOptions:
     speculation_switch: bool = flag(
         "Let POST /speculation switch speculation; with API keys it needs an --admin-key."
     )
-    strict_fields: bool = flag("Refuse requests with unknown fields instead of ignoring those.")
     max_queued: int = option(64, "Most queued answers; more are refused with 429.", min=0)
-    tool_call_parser: str = option(
-        "auto", "Format of tool calls; auto: from the chat template.", metavar="NAME"
-    )
-    reasoning_parser: str = option(
-        "none",
-        "Format of reasoning, such as qwen3 or deepseek_r1; auto: from the chat template; none: it is text.",
-        metavar="NAME",
-    )
 
-    def settings(self, model: str, listening: ListeningOptions, running: int) -> "ServerSettings":
+    def settings(
+        self, model: str, listening: ListeningOptions, parsing: ParsingOptions, running: int
+    ) -> "ServerSettings":
         """Return the server's settings; what cannot be right is refused."""
-        from foreword.server.api import reasoning, tool_reading
         from foreword.server.settings import STREAM_PACINGS, Limits, ServerSettings
 
-        heard = listening.settings()
-        name = self.served_model_name or _short_name(model)
+        heard, read = listening.settings(), parsing.settings(model)
         return ServerSettings(
-            model_name=name,
             admin_keys=admin_keys(self.admin_key, heard["api_keys"]),
             limits=Limits(running=running, queued=self.max_queued),
-            strict_fields=self.strict_fields,
             show_speculation=not self.hide_speculation,
             stream_pacing=one_of("--stream-pacing", self.stream_pacing, STREAM_PACINGS),
             allow_switch=self.speculation_switch,
-            tool_call_parser=one_of(
-                "--tool-call-parser", self.tool_call_parser, ("auto", *tool_reading.FORMATS)
-            ),
-            reasoning_parser=one_of(
-                "--reasoning-parser", self.reasoning_parser, ("auto", "none", *reasoning.FORMATS)
-            ),
-            adapters=named_paths("--lora-modules", self.lora_modules, name),
+            adapters=named_paths("--lora-modules", self.lora_modules, read["model_name"]),
             allow_adapter_loading=self.allow_lora_loading,
             **heard,
+            **read,
         )
 
 
@@ -147,6 +160,7 @@ def serve(
     model: ModelArgument = DEFAULT_MODEL,
     listening: ListeningOptions,
     api: ApiOptions,
+    parsing: ParsingOptions,
     drafting: SpeculationOptions,
     nodes: NodeOptions,
     speculation_policy: PolicyOption = None,
@@ -160,7 +174,7 @@ def serve(
     """
     # What can be refused is refused here, and the port taken, before torch is imported.
     address, choice, remote = listening.address(), drafting.choice(), nodes.settings()
-    settings = api.settings(model, listening, engine.max_num_seqs)
+    settings = api.settings(model, listening, parsing, engine.max_num_seqs)
     config = engine.config()
     if speculation_policy is not None:
         config["speculation_policy"] = str(checked_policy(speculation_policy))
@@ -168,11 +182,10 @@ def serve(
     start = {**asdict(compute), "config": config, "adapters": dict(settings.adapters)}
     with address.bind() as port:
         need_server_extra()
-        path = _fetched(model)
-        invariant = _is_shape_invariant(path, compute)
-        local = _drafting(path, choice, invariant, engine.acceptance_rule)
+        path = fetched(model)
+        local = default_drafting(path, choice, compute, engine.acceptance_rule)
         settings = replace(settings, speculation=with_nodes(local, remote))
-        _run(path, settings, port, start, engine, generation_config)
+        _run(prepared(path, settings, start, engine, generation_config), port, engine)
 
 
 def _is_shape_invariant(path: Path, compute: ComputeOptions) -> bool:
@@ -187,7 +200,9 @@ def _is_shape_invariant(path: Path, compute: ComputeOptions) -> bool:
     return is_shape_invariant(fitted(choice, config, backend=backend, dtype=compute.dtype, device=place))
 
 
-def _drafting(path: Path, setting: str, invariant: bool, acceptance_rule: str) -> "SpeculationConfig | None":
+def default_drafting(
+    path: Path, setting: str, compute: ComputeOptions, acceptance_rule: str
+) -> "SpeculationConfig | None":
     """Return the default drafter; requests are checked against it in this process."""
     from foreword.engine.drafting.default_speculation import choose_speculation
     from foreword.models.formats.checkpoint import open_checkpoint
@@ -195,44 +210,61 @@ def _drafting(path: Path, setting: str, invariant: bool, acceptance_rule: str) -
 
     checkpoint = open_checkpoint(path)
     head = find_head(checkpoint, checkpoint.tokenizer())
+    invariant = _is_shape_invariant(path, compute)
     return choose_speculation(setting, invariant, acceptance_rule, head).config
 
 
-def _fetched(model: str) -> Path:
+def fetched(model: str) -> Path:
+    """Return where a model is; one that is not here yet is fetched."""
     from foreword.models.sources.resolve import resolve_model
 
     with loading_bar() as on_stage:
         return resolve_model(model, on_progress=on_stage)
 
 
-def _run(
+@dataclass(frozen=True)
+class PreparedServer:
+    """What is known of a server before its engine starts."""
+
+    settings: "ServerSettings"
+    supervision: "SupervisorSettings"
+    checkpoint: "Checkpoint"
+
+
+def prepared(
     path: Path,
     settings: "ServerSettings",
-    listening: "socket.socket",
     start: dict[str, Any],
     engine: EngineOptions,
     generation_config: str,
-) -> None:
+) -> PreparedServer:
+    """Return how to start an engine; `start` has the fields of `Start` besides model and drafter."""
     from foreword.engine.loader import sampling_defaults
     from foreword.models.formats.checkpoint import open_checkpoint
-    from foreword.server.app import ServerRun
     from foreword.wire.frames import Start
     from foreword.wire.supervisor import DEFAULT_FACTORY, SupervisorSettings
 
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    if settings.allow_switch and settings.api_keys and not settings.admin_keys:
-        log.warning(
-            "POST /speculation is refused for all API keys; give --admin-key to use --speculation-switch"
-        )
     speculation = settings.speculation
     if speculation is not None:
-        start["speculation"] = speculation.as_mapping()
+        start = {**start, "speculation": speculation.as_mapping()}
     checkpoint = open_checkpoint(path)
     settings = replace(settings, sampling=sampling_defaults(checkpoint, generation_config))
     supervision = SupervisorSettings(
         Start(str(path), **start), engine.engine_factory or DEFAULT_FACTORY, hang_seconds=engine.hang_seconds
     )
-    run = ServerRun(settings, supervision, checkpoint.tokenizer(), listening)
+    return PreparedServer(settings, supervision, checkpoint)
+
+
+def _run(ready: PreparedServer, listening: "socket.socket", engine: EngineOptions) -> None:
+    from foreword.server.app import ServerRun
+
+    settings, checkpoint = ready.settings, ready.checkpoint
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    if settings.allow_switch and settings.api_keys and not settings.admin_keys:
+        log.warning(
+            "POST /speculation is refused for all API keys; give --admin-key to use --speculation-switch"
+        )
+    run = ServerRun(settings, ready.supervision, checkpoint.tokenizer(), listening)
     stderr.print(f"[dim]loading {settings.model_name} ...[/dim]")
     with ExitStack() as until_ready:
         on_stage = until_ready.enter_context(loading_bar())

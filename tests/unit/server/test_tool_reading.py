@@ -5,6 +5,7 @@ import random
 import pytest
 
 from foreword.server.api.message_types import ToolFunction
+from foreword.server.api.tool_formats import format_of
 from foreword.server.api.tool_reading import (
     FORMATS,
     Called,
@@ -13,7 +14,6 @@ from foreword.server.api.tool_reading import (
     Said,
     ToolFormat,
     ToolReader,
-    format_of,
 )
 from foreword.server.api.tool_use import ToolUse, ToolWriter
 

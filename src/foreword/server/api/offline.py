@@ -22,7 +22,7 @@ from foreword.server.api.request_types import (
 )
 from foreword.server.api.responses import RESPONSES, response_form
 from foreword.server.api.sampling_types import SamplingFields
-from foreword.server.api.tool_reading import format_of
+from foreword.server.api.tool_formats import format_of
 from foreword.server.api.tool_use import tool_use
 from foreword.server.context import check_speculation
 from foreword.server.settings import Limits, ServerSettings

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from foreword.server.api.untagged_calls import CallObject, Found, UntaggedReader
 from foreword.structured.params import StructuredOutputs
@@ -56,6 +56,12 @@ class ToolFormat:
         tag = {"begin": self.begin + self.inner, "schema": _laid_out(schema), "end": self.inner + self.end}
         return StructuredOutputs(structural_tag={"structures": [tag], "triggers": [self.begin]})
 
+    def reader(
+        self, tools: Mapping[str, Mapping[str, Any]], only_calls: bool = False, most: int | None = None
+    ) -> "ToolReading":
+        """What reads an answer with these tools (schemas of arguments by name); see `ToolReader`."""
+        return ToolReader(self, tools, only_calls, most)
+
     def _call_schema(self, name: str, schema: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON schema
         return {
             "title": f"tool {name}",  # named in errors about its schema
@@ -82,22 +88,17 @@ FORMATS = {
         ToolFormat("hermes", "<tool_call>", "</tool_call>", "\n"),
         ToolFormat("smollm", "<tool_call>", "</tool_call>", is_list=True),
         ToolFormat("llama3_json", arguments="parameters", hidden="<|python_tag|>"),
+        ToolFormat("llama4_json", arguments="parameters", hidden="<|python_tag|>"),
         ToolFormat("mistral", is_list=True, hidden="[TOOL_CALLS]"),
+        ToolFormat("granite", is_list=True, hidden="<|tool_call|>"),
+        ToolFormat("hunyuan_a13b", "<tool_calls>", "</tool_calls>", is_list=True),
+        ToolFormat("internlm", "<|action_start|><|plugin|>", "<|action_end|>", "\n", "parameters"),
+        ToolFormat("jamba", "<tool_calls>", "</tool_calls>", "\n", is_list=True),
+        ToolFormat("phi4_mini_json", is_list=True, hidden="functools"),
+        ToolFormat("xlam", is_list=True),
     )
 }
-"""By vLLM's names of parsers."""
-
-
-def format_of(template: str | None) -> ToolFormat:
-    """The format that a chat template teaches; SmolLM's, which needs no template, for one that teaches none."""
-    source = template or ""
-    if "[TOOL_CALLS]" in source:
-        return FORMATS["mistral"]
-    if "<tool_call>" in source:
-        return FORMATS["hermes"]
-    if "<|python_tag|>" in source or '"parameters": dictionary' in source:
-        return FORMATS["llama3_json"]
-    return FORMATS["smollm"]
+"""By vLLM's names of parsers; `tool_formats` has those that are no JSON objects, too."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,25 @@ def joined(events: list[Event]) -> list[Event]:
         else:
             merged.append(event)
     return merged
+
+
+class ToolReading(Protocol):
+    """Reads text and calls from one answer while it grows."""
+
+    count: int  # calls so far
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the text so far ends inside a call."""
+        ...
+
+    def feed(self, text: str) -> list[Event]:
+        """What the answer has gained."""
+        ...
+
+    def finish(self) -> list[Event]:
+        """What was held back at its end."""
+        ...
 
 
 _BETWEEN = " \n\t\r,;[]"

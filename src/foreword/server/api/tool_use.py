@@ -12,17 +12,8 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.answer_types import CalledTool, ToolCall
 from foreword.server.api.identity import new_id
 from foreword.server.api.message_types import NAMED, Message, Tool, ToolFunction
-from foreword.server.api.tool_reading import (
-    AUTO,
-    FORMATS,
-    Called,
-    Event,
-    Given,
-    Said,
-    ToolFormat,
-    ToolReader,
-    format_of,
-)
+from foreword.server.api.tool_formats import FORMATS, CallFormat, format_of
+from foreword.server.api.tool_reading import AUTO, Called, Event, Given, Said, ToolReading
 from foreword.structured.params import StructuredOutputs
 
 _INTRODUCTION = """You may call tools. These are the tools, as JSON:
@@ -36,15 +27,15 @@ To call one or more, answer with nothing but this, and do so only if it helps:
 class ToolUse:
     """The tools that an answer may call, and how."""
 
-    form: ToolFormat
+    form: CallFormat
     functions: Sequence[ToolFunction]
     choice: str = "auto"  # or "required"; one that is named is required, and the only one
     is_named: bool = False
     most: int | None = None  # calls
 
-    def reader(self) -> ToolReader:
+    def reader(self) -> ToolReading:
         schemas = {function.name: function.argument_schema for function in self.functions}
-        return ToolReader(self.form, schemas, only_calls=self.choice == "required", most=self.most)
+        return self.form.reader(schemas, only_calls=self.choice == "required", most=self.most)
 
     def structured(self, other: StructuredOutputs | None) -> StructuredOutputs | None:
         """The form of the answer; `other` is what is asked for besides."""
@@ -68,7 +59,7 @@ class ToolUse:
 
 
 def tool_use(
-    tools: Sequence[Tool] | None, choice: str | None, parallel: bool | None, form: ToolFormat
+    tools: Sequence[Tool] | None, choice: str | None, parallel: bool | None, form: CallFormat
 ) -> ToolUse | None:
     """None if no tool may be called."""
     functions = [tool.function for tool in tools or ()]
@@ -87,12 +78,12 @@ def tool_use(
     return ToolUse(form, functions, choice or "auto", most=1 if parallel is False else None)
 
 
-def chosen_format(parser: str, tokenizer: Tokenizer) -> ToolFormat:
+def chosen_format(parser: str, tokenizer: Tokenizer) -> CallFormat:
     return format_of(tokenizer.chat_template) if parser == AUTO else FORMATS[parser]
 
 
 def shown_messages(
-    messages: Sequence[Message], use: ToolUse | None, form: ToolFormat, takes_tools: bool
+    messages: Sequence[Message], use: ToolUse | None, form: CallFormat, takes_tools: bool
 ) -> list[dict[str, Any]]:
     """The conversation for a chat template; for one that knows no tools, with all of them said in its words."""
     if takes_tools:
@@ -106,7 +97,7 @@ def shown_messages(
     return [{"role": "system", "content": _introduction(use)}, *shown]
 
 
-def _in_words(message: Message, form: ToolFormat) -> dict[str, Any]:
+def _in_words(message: Message, form: CallFormat) -> dict[str, Any]:
     shown = message.as_template_sees_it()
     if message.role == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message.text}\n</tool_response>"}

@@ -1,0 +1,88 @@
+"""`foreword batch`: answer a file of requests."""
+
+import asyncio
+import logging
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foreword.cli.console import DEFAULT_MODEL, ComputeOptions, ModelOption, loading_bar, progress_bar, stderr
+from foreword.cli.options.common import GenerationConfigOption, SpeculationOptions
+from foreword.cli.options.grouped import options_command
+from foreword.cli.options.serve import need_server_extra
+from foreword.cli.serve import EngineOptions, ParsingOptions, default_drafting, fetched, prepared
+from foreword.progress import Progress
+
+Requests = Annotated[
+    Path,
+    typer.Argument(
+        metavar="IN.jsonl",
+        help='Requests, one per line: {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {}}.',
+    ),
+]
+Answers = Annotated[
+    Path, typer.Argument(metavar="OUT.jsonl", help="Answers, one per line; those that it has are kept.")
+]
+
+
+@options_command
+def batch(
+    requests: Requests,
+    answers: Answers,
+    *,
+    model: ModelOption = DEFAULT_MODEL,
+    parsing: ParsingOptions,
+    drafting: SpeculationOptions,
+    generation_config: GenerationConfigOption = "auto",
+    engine: EngineOptions,
+    compute: ComputeOptions,
+) -> None:
+    """Answer a file of requests in OpenAI's batch format, without a server.
+
+    A run that was interrupted continues with the same command. Requests may name the routes of OpenAI, Anthropic and
+    Ollama. A line that fails has its error in the answers.
+
+    Example: foreword batch in.jsonl out.jsonl --model smollm2-135m
+    """
+    need_server_extra()
+    from foreword.server.batch import Batch, BatchCounts, begin_answers, run_batch
+    from foreword.server.settings import Limits, ServerSettings
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    choice = drafting.choice()
+    found = Batch.read(requests, answers)
+    limits = Limits(running=engine.max_num_seqs, queued=2**31)
+    settings = ServerSettings(limits=limits, **parsing.settings(model))
+    with begin_answers(answers, found.answered) as out:
+        counts = BatchCounts(len(found.answered))
+        if found.requests or found.refused:
+            path = fetched(model)
+            settings = replace(
+                settings, speculation=default_drafting(path, choice, compute, engine.acceptance_rule)
+            )
+            start = {**asdict(compute), "config": engine.config()}
+            ready = prepared(path, settings, start, engine, generation_config)
+            with ExitStack() as bars:
+                on_stage = bars.enter_context(loading_bar())
+
+                def on_ready() -> Progress:
+                    return bars.enter_context(progress_bar("answers"))
+
+                run = run_batch(
+                    ready.settings,
+                    ready.supervision,
+                    ready.checkpoint.tokenizer(),
+                    found,
+                    out,
+                    on_stage,
+                    on_ready,
+                )
+                counts = asyncio.run(run)
+    stderr.print(
+        f"{counts.answered} answered, {counts.failed} failed, {counts.kept} kept from before: {answers}",
+        markup=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,215 @@
+"""Answers a file of requests without a port: OpenAI's batch files, through the server's own routes."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, TextIO
+
+import httpx2
+from fastapi import FastAPI
+
+from foreword.errors import RequestError
+from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.progress import Progress, StageProgress
+from foreword.server.app import create_app, create_context
+from foreword.server.settings import ServerSettings
+from foreword.wire.supervisor import Supervisor, SupervisorSettings
+
+URLS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/api/chat",
+    "/api/generate",
+    "/generate",
+)
+"""Routes that a request of a batch may name."""
+
+_TRIES = 3
+"""Times that a request is sent while the engine is restarting."""
+
+_FULL_OR_STARTING = (429, 503)
+
+
+class LineError(RequestError):
+    """A line of a batch that is no request."""
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """One line of a batch."""
+
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+    @staticmethod
+    def of(value: object) -> "BatchRequest":
+        """The request of a line's JSON; raises `LineError` with the field that is wrong."""
+        if not isinstance(value, dict):
+            raise LineError("must be a JSON object with custom_id, method, url and body")
+        custom_id, body = value.get("custom_id"), value.get("body")
+        if not isinstance(custom_id, str) or not custom_id:
+            raise LineError("custom_id: must be a text that is not empty")
+        if value.get("method") != "POST":
+            raise LineError("method: must be POST")
+        if value.get("url") not in URLS:
+            raise LineError(f"url: must be one of {', '.join(URLS)}")
+        if not isinstance(body, dict):
+            raise LineError("body: must be an object")
+        if body.get("stream"):
+            raise LineError("body.stream: answers of a batch are whole; leave it out")
+        return BatchRequest(custom_id, value["url"], {**body, "stream": False})
+
+
+@dataclass
+class Batch:
+    """The requests of a file that have no answer yet, and the answers that are there."""
+
+    requests: list[BatchRequest] = field(default_factory=list)
+    answered: list[str] = field(default_factory=list)  # lines of the answers' file
+    refused: list[dict[str, Any]] = field(default_factory=list)  # answers to lines that are no requests
+
+    @staticmethod
+    def read(requests: Path, answers: Path) -> "Batch":
+        """Read both files; answers that another run has written are kept, unless a retry may do better."""
+        batch, kept = Batch(), dict(_answered(answers))
+        seen: set[str] = set()
+        for number, line in enumerate(_lines(requests), start=1):
+            try:
+                asked = BatchRequest.of(_json(line))
+                if asked.custom_id in seen:
+                    raise LineError(f"custom_id: {asked.custom_id[:64]!r} is that of an earlier line")
+            except LineError as error:
+                batch.refused.append(_failure(None, f"line {number}: {error}"))
+                continue
+            seen.add(asked.custom_id)
+            if asked.custom_id not in kept:
+                batch.requests.append(asked)
+        if other := kept.keys() - seen:
+            raise RequestError(
+                f"{answers} has an answer to {min(other)[:64]!r}, which is not in {requests}; name another file"
+            )
+        batch.answered = list(kept.values())
+        return batch
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            yield from (line for line in file if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{path} cannot be read: {error}") from None
+
+
+def _json(line: str) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        raise LineError("is not JSON") from None
+
+
+def _answered(path: Path) -> Iterator[tuple[str, str]]:
+    """(custom_id, line) of the answers in a file that are final; a line that was cut is none."""
+    for line in _lines(path) if path.exists() else ():
+        try:
+            value = _json(line)
+        except LineError:
+            continue
+        answer = value.get("response") if isinstance(value, dict) else None
+        if isinstance(value, dict) and isinstance(answer, dict) and answer.get("status_code", 500) < 500:
+            yield str(value.get("custom_id")), line.rstrip("\n")
+
+
+def _failure(custom_id: str | None, message: str, code: str = "invalid_line") -> dict[str, Any]:
+    return _line(custom_id, None, {"code": code, "message": message})
+
+
+def _line(custom_id: str | None, response: object, error: object = None) -> dict[str, Any]:
+    return {
+        "id": f"batch_req_{token_hex(12)}",
+        "custom_id": custom_id,
+        "response": response,
+        "error": error,
+    }
+
+
+@dataclass
+class BatchCounts:
+    """How the requests of a batch ended."""
+
+    kept: int = 0  # answers of an earlier run
+    answered: int = 0
+    failed: int = 0
+
+
+async def answer_all(
+    app: FastAPI, batch: Batch, out: TextIO, at_once: int, on_progress: Progress
+) -> BatchCounts:
+    """Answer all requests, so many at a time; each answer is written when it is whole."""
+    counts = BatchCounts(len(batch.answered))
+    total = len(batch.answered) + len(batch.refused) + len(batch.requests)
+    waiting = iter(batch.requests)
+
+    def write(line: dict[str, Any]) -> None:
+        response = line["response"]
+        is_answer = response is not None and response["status_code"] < 400
+        counts.answered += is_answer
+        counts.failed += not is_answer
+        out.write(json.dumps(line, ensure_ascii=False) + "\n")
+        out.flush()
+        on_progress(counts.kept + counts.answered + counts.failed, total)
+
+    async def work(client: httpx2.AsyncClient) -> None:
+        for asked in waiting:
+            write(await _answer(client, asked))
+
+    on_progress(counts.kept, total)
+    for line in batch.refused:
+        write(line)
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as client:
+        await asyncio.gather(*(work(client) for _ in range(at_once)))
+    return counts
+
+
+async def _answer(client: httpx2.AsyncClient, asked: BatchRequest) -> dict[str, Any]:
+    for left in reversed(range(_TRIES)):
+        answer = await client.post(asked.url, json=asked.body)
+        if answer.status_code not in _FULL_OR_STARTING or not left:
+            break
+        await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
+    sent = {"status_code": answer.status_code, "request_id": answer.headers["x-request-id"]}
+    return _line(asked.custom_id, {**sent, "body": answer.json()})
+
+
+def begin_answers(path: Path, lines: Sequence[str]) -> TextIO:
+    """Open the file of answers with those that are kept; a run that is cut here loses none of them."""
+    fresh = path.with_name(path.name + ".part")
+    fresh.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    fresh.replace(path)
+    return path.open("a", encoding="utf-8")
+
+
+async def run_batch(
+    settings: ServerSettings,
+    supervision: SupervisorSettings,
+    tokenizer: Tokenizer,
+    batch: Batch,
+    out: TextIO,
+    on_stage: StageProgress,
+    on_ready: Callable[[], Progress],
+) -> BatchCounts:
+    """Start an engine and answer a batch; `on_ready` returns what shows the progress of the answers."""
+    supervisor = Supervisor(supervision, on_stage)
+    context = create_context(settings, supervisor, tokenizer)
+    try:
+        await supervisor.start()
+        return await answer_all(create_app(context), batch, out, settings.limits.running, on_ready())
+    finally:
+        await supervisor.stop()
+        context.prompts.close()

@@ -1,0 +1,111 @@
+"""Calls that are no JSON objects are read when they are whole, wherever the answer is cut into deltas."""
+
+import json
+import random
+
+import pytest
+
+from foreword.server.api.message_types import ToolFunction
+from foreword.server.api.tool_blocks import BLOCK_FORMATS
+from foreword.server.api.tool_formats import FORMATS, format_of
+from foreword.server.api.tool_reading import Called, Given, Said
+from foreword.server.api.tool_use import ToolUse, ToolWriter
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "tags": {"type": "array"}},
+}
+TOOLS = {"weather": SCHEMA, "now": {"type": "object", "properties": {}}}
+CALLS = [
+    ("weather", {"city": "San José, 7", "days": 3, "tags": ["a", "ü"]}),
+    ("now", {}),
+    ("weather", {"city": "12"}),
+]
+
+WRITTEN = {
+    "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n3\n"
+    "</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>days</arg_key>\n"
+    "<arg_value>3</arg_value>\n</tool_call>",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+    '{"city": "Oslo", "days": 3}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
+    '{"city": "Oslo", "days": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+    '{"city": "Oslo", "days": 3}<|tool_call_end|><|tool_calls_section_end|>',
+    "pythonic": "[weather(city='Oslo', days=3)]",
+}
+WRITTEN |= {"qwen3_xml": WRITTEN["qwen3_coder"], "llama4_pythonic": WRITTEN["pythonic"]}
+
+
+def read(name: str, pieces: list[str], most: int | None = None) -> tuple[str, list[tuple[str, object]]]:
+    reader = BLOCK_FORMATS[name].reader(TOOLS, most=most)
+    events = [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
+    said = "".join(event.text for event in events if isinstance(event, Said))
+    names = [event.name for event in events if isinstance(event, Called)]
+    given = {event.index: event.text for event in events if isinstance(event, Given)}
+    return said, [(name, json.loads(given[number])) for number, name in enumerate(names)]
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_what_is_known_of_a_models_calls_is_read(name: str):
+    expected = ("", [("weather", {"city": "Oslo", "days": 3})])
+    assert read(name, [WRITTEN[name]]) == expected
+    assert read(name, list(WRITTEN[name])) == expected
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_calls_that_were_written_are_read_again(name: str):
+    written = BLOCK_FORMATS[name].written(CALLS)
+    text = written if name.endswith("pythonic") else f"I look. \n{written}\nDone"
+    said = "" if name.endswith("pythonic") else "I look. \nDone"
+    rng = random.Random(name)
+    for _ in range(30):
+        cuts = sorted(rng.randrange(len(text) + 1) for _ in range(5))
+        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        assert read(name, pieces) == (said, CALLS)
+    assert read(name, [text], most=1) == (said, CALLS[:1])
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_what_is_no_call_of_these_tools_is_text(name: str):
+    form = BLOCK_FORMATS[name]
+    for text in (
+        "plain text, [1] and <tool",
+        form.written([("other", {"a": 1})]),
+        f"{form.begin}nonsense{form.end} after",
+        f"{form.begin}[weather(",
+        WRITTEN[name][:-12] if form.end else WRITTEN[name][:-3],
+        " ",
+        "",
+    ):
+        said, calls = read(name, list(text))
+        assert calls == []
+        assert said == text
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_the_reason_of_the_end_and_calls_that_a_grammar_requires(name: str):
+    function = ToolFunction(name="weather", parameters=SCHEMA)
+    writer = ToolWriter(ToolUse(BLOCK_FORMATS[name], [function]))
+    assert writer.whole(WRITTEN[name])[0] is None
+    assert writer.finish_reason("stop") == "tool_calls"
+    required = ToolUse(BLOCK_FORMATS[name], [function], "required")
+    assert required.structured(None) == FORMATS["hermes"].forced(
+        [("weather", function.argument_schema)], None
+    )
+    written = FORMATS["hermes"].written([("weather", {"city": "Oslo"})])
+    assert ToolWriter(required).whole(written)[1][0].function.arguments == '{"city": "Oslo"}'
+
+
+def test_templates_teach_their_formats():
+    taught = {
+        "<tool_call>\n<function=": "qwen3_coder",
+        "<tool_call>{name}<arg_key>": "glm45",
+        "<｜tool▁calls▁begin｜> ```json": "deepseek_v3",
+        "<｜tool▁calls▁begin｜>": "deepseek_v31",
+        "<|tool_calls_section_begin|>": "kimi_k2",
+        "<|tool_call|>": "granite",
+        "functools[": "phi4_mini_json",
+    }
+    assert {template: format_of(template).name for template in taught} == taught
