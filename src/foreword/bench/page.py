@@ -1,4 +1,4 @@
-"""Pages that need nothing else: tables, and pictures drawn as SVG."""
+"""Self-contained HTML pages with tables and SVG charts."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -20,7 +20,7 @@ Lines = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def colours_of(names: Sequence[str]) -> dict[str, str]:
-    """One for each, the same in all pictures of a page."""
+    """Return a colour for each name, the same in all charts of a page."""
     return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
 
 
@@ -42,7 +42,7 @@ def html_page(title: str, about: Sequence[str], colours: Mapping[str, str], sect
 
 
 def section(title: str, charts: Sequence[str], heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Pictures side by side, and a table of plain text."""
+    """Return charts side by side and a table of plain text."""
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return (
@@ -52,7 +52,7 @@ def section(title: str, charts: Sequence[str], heads: Sequence[str], rows: Seque
 
 
 def chart(title: str, lines: Lines, colours: Mapping[str, str]) -> str:
-    """Lines from zero up."""
+    """Return a line chart as SVG; both axes start at zero."""
     points = [point for line in lines.values() for point in line]
     if not points:
         return ""

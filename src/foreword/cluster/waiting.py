@@ -10,23 +10,23 @@ from typing import NamedTuple
 from foreword.speculation.draft import ROOT, Draft
 
 LATE_FACTOR = 3.0
-"""A node that takes so many times as long as it almost ever does is late."""
+"""A node is late after this multiple of the 99th percentile of its recent times."""
 
 FARTHEST = 4.0
-"""An answer counts as at most so many times as slow as usual: one pause is no change."""
+"""Cap of a measured time, as a multiple of the usual one: a single pause should not move the estimate."""
 
 LEAST_BELIEVED = 1e-3
-"""Seconds that are believed in any case: some nodes' levels come all at once, and later ones may not."""
+"""Least cap of a measured time, in seconds: levels may arrive together now and one by one later."""
 
 PRIOR_RATE = 0.7
 PRIOR_WEIGHT = 4.0
 """Prior acceptance of a level, and the number of drafts that it counts for."""
 
 IDLE = 0.5
-"""Seconds without a token from which on nothing was to be done."""
+"""Seconds without a token after which the engine counts as idle."""
 
 _KEPT = 0.98
-"""Of what was counted, the part that is left after every new draft."""
+"""Decay of the acceptance counts per new draft."""
 
 _MEMORY = 0.1
 _SAMPLES = 128
@@ -34,7 +34,7 @@ MOST_LEVELS = 32
 
 
 class NodeEstimates:
-    """How soon its levels come, and how often they are right."""
+    """Estimates when a node's draft levels arrive and how often they are accepted."""
 
     def __init__(self) -> None:
         self.judged = 0  # drafts that were compared with the text
@@ -58,7 +58,7 @@ class NodeEstimates:
         self.first_seconds = _mixed(self.first_seconds, _believed(seconds, self.first_seconds))
 
     def level_came(self, seconds: float) -> None:
-        """Another one, after the one before."""
+        """Note the time from one draft level to the next."""
         self.level_seconds = _mixed(self.level_seconds, _believed(seconds, self.level_seconds))
 
     def filled(self, levels: int, wanted: int) -> None:
@@ -80,7 +80,7 @@ class NodeEstimates:
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted part of its first levels, recently; None: none was compared."""
+        """Recent acceptance rate of first levels; None: none was compared."""
         return self._right[0] / self._tried[0] if self._tried[0] else None
 
     def survival(self, levels: int) -> list[float]:
@@ -119,9 +119,9 @@ def _followed(draft: Draft, came: Sequence[int]) -> tuple[int, int]:
 
 
 class TokenRate:
-    """Tokens per second of the requests that are asked for.
+    """Tokens per second of the requests that draft remotely.
 
-    Tokens and seconds are counted apart: several may ask in one step, one right after the other.
+    Tokens and seconds are summed separately: one step may report several times.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class TokenRate:
         return self._tokens / self._seconds if self._seconds else None
 
     def came(self, tokens: int, now: float) -> None:
-        """So many since the last call."""
+        """Add the tokens committed since the last call."""
         if self._at is None or (not tokens and now - self._at > IDLE):
             self._at = now
         elif tokens and now > self._at:
@@ -151,15 +151,15 @@ MOST_NEEDED = 64
 """Answers in time that a node which keeps being late has to give before it is waited for again."""
 
 AS_USUAL = 1.5
-"""An answer after at most so many times the usual time is in time, also of a node that has become slower."""
+"""An answer within this multiple of the usual time is in time, also of a node that has become slower."""
 
 
 @dataclass
 class CircuitBreaker:
     """Closed: passes may wait for the node. Open: its drafts are used if they are there, and no pass waits."""
 
-    is_open: bool = True  # nothing was heard of it yet
-    is_late: bool = False  # and that is why it is open
+    is_open: bool = True  # open until the node has answered
+    is_late: bool = False  # whether it opened because of a late answer
     reason: str = "not connected yet"
     trips: int = 0
     _limit: float = field(default=inf, repr=False)  # seconds of the wait that it missed
@@ -172,19 +172,19 @@ class CircuitBreaker:
         self.is_late, self._limit = True, waited
 
     def lost(self, reason: str) -> None:
-        """The connection is gone: that it was late before does not count for the next one."""
+        """Open: the connection was lost. Earlier late answers do not count for the next connection."""
         self._trip(reason)
         self._row, self.is_late, self._limit = 0, False, inf
 
     def believes(self, seconds: float, usual: float) -> bool:
-        """Whether an answer after so long speaks for it; `usual` is what is expected of it by now.
+        """Return whether an answer after `seconds` counts as in time; `usual` is the expected time.
 
-        One that has become slower is not waited for again, as long as it was, before that is what is expected.
+        A node that has become slower is not waited for again until the estimate has followed.
         """
         return seconds <= max(self._limit, AS_USUAL * usual)
 
     def in_time(self) -> None:
-        """It has answered as it is expected to."""
+        """Count an answer in time; close after as many as are needed."""
         if self.is_open:
             self._needed -= 1
             if self._needed <= 0:
@@ -201,7 +201,7 @@ class CircuitBreaker:
 
 
 UNKNOWN_SECONDS = 1e-3
-"""What a level is expected to take before one was measured."""
+"""Expected seconds of a level before one was measured."""
 
 
 class ExpectedArrival(NamedTuple):
@@ -217,7 +217,7 @@ class ExpectedArrival(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """Tokens that all of it would bring."""
+        """Expected tokens if all wanted levels arrive."""
         return self.requests * sum(self.survival[self.at_hand : self.wanted])
 
     @property
@@ -227,7 +227,7 @@ class ExpectedArrival(NamedTuple):
 
 
 def worth_waiting(arrivals: Sequence[ExpectedArrival], tokens_per_second: float) -> float:
-    """Seconds until the moment that is worth most: tokens that come by then, less those that the wait costs."""
+    """Return the wait in seconds that maximizes expected tokens minus the tokens that the wait costs."""
     coming: list[tuple[float, float]] = []
     for one in arrivals:
         when = max(one.first_seconds, 0.0)
@@ -246,7 +246,7 @@ def worth_waiting(arrivals: Sequence[ExpectedArrival], tokens_per_second: float)
 
 
 def most_worth(arrivals: Sequence[ExpectedArrival], tokens_per_second: float) -> float:
-    """Seconds beyond which a wait has cost more than all that could come would bring."""
+    """Return the seconds after which a wait costs more than all wanted levels could gain."""
     gain = sum(one.gain for one in arrivals)
     late = max((one.latest for one in arrivals), default=0.0)
     return min(gain / tokens_per_second, late) if tokens_per_second > 0 else late

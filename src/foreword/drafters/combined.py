@@ -23,7 +23,7 @@ from foreword.speculation.drafting import (
 
 
 class _Several(Drafter):
-    """What all combinations do in the same way."""
+    """Base of all combinations."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
@@ -31,12 +31,12 @@ class _Several(Drafter):
 
     @property
     def parts(self) -> Sequence[Drafter]:
-        """Those that are combined."""
+        """The combined drafters."""
         return self._drafters
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """The names of those that can say nothing at present."""
+        """Names of the drafters that cannot draft at present."""
         return tuple(name for drafter in self._drafters for name in drafter.absent)
 
     def observe(self, commits: Sequence[Commit]) -> None:
@@ -133,5 +133,5 @@ def merge(drafts: Sequence[Draft], max_nodes: int) -> Draft:
             parents.append(parent)
         if key in numbers:
             merged_as[which][node] = numbers[key]
-    spoken = next((draft for draft in drafts if len(draft)), Draft())
-    return Draft(tuple(tokens), tuple(parents), spoken.committed_len, spoken.epoch)
+    nonempty = next((draft for draft in drafts if len(draft)), Draft())
+    return Draft(tuple(tokens), tuple(parents), nonempty.committed_len, nonempty.epoch)

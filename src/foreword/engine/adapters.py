@@ -1,4 +1,4 @@
-"""The adapters that an engine has now, by name."""
+"""The LoRA adapters of an engine, by name."""
 
 import itertools
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ NO_ADAPTER = ""
 
 @dataclass(frozen=True)
 class LoRARequest:
-    """The adapter that a call of the library wants; it is loaded when it is first asked for."""
+    """The adapter of a library call; it is loaded on first use."""
 
     name: str
     path: str
@@ -29,17 +29,17 @@ class LoadedAdapter:
     path: Path
     slot: int
     rank: int
-    serial: int  # no other adapter ever has the same, also not one of the same name
+    serial: int  # unique, also among adapters of the same name
     users: int = 0  # requests that were prepared with it and have not ended
-    is_leaving: bool = False  # it goes when the last of them has ended
+    is_leaving: bool = False  # unloaded when the last of them has ended
 
     def owner_of_pages(self, tenant: str) -> str:
-        """Whose published pages a request may share: those of its tenant that this very adapter computed."""
+        """Return the owner of pages that a request may share: pages of its tenant that this adapter computed."""
         return f"{tenant}\0{self.serial}"
 
 
 class Adapters:
-    """Loads, lends and unloads; any thread may call it."""
+    """Loads and unloads adapters, and counts the requests that use each; thread-safe."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -50,7 +50,7 @@ class Adapters:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that requests can ask for."""
+        """Names of the adapters that requests can select."""
         return tuple(self._by_name)
 
     def load(self, name: str, path: str | Path) -> LoadedAdapter:
@@ -71,7 +71,7 @@ class Adapters:
         return loaded
 
     def ensure(self, wanted: LoRARequest | None) -> str:
-        """Load it unless it is there; its name."""
+        """Load an adapter unless it is loaded; return its name."""
         if wanted is None:
             return NO_ADAPTER
         known = self._by_name.get(wanted.name)
@@ -86,7 +86,7 @@ class Adapters:
         self._by_name, self._leaving, self._serials = before._by_name, before._leaving, before._serials
 
     def unload(self, name: str) -> None:
-        """No new request gets it; those that have it go on with it to their end."""
+        """Unload an adapter: new requests are refused, running ones finish with it."""
         with self._lock:
             if name not in self._by_name:
                 raise self._unknown(name)
@@ -105,7 +105,7 @@ class Adapters:
         return found
 
     def hold(self, adapter: LoadedAdapter | None, users: int) -> None:
-        """Lend an adapter to requests; every one of them gives it back with `release`."""
+        """Count requests that use an adapter; each calls `release` at its end."""
         if adapter is None:
             return
         with self._lock:

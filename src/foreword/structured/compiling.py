@@ -37,7 +37,7 @@ def compiled(wanted: StructuredOutputs, tokens: GrammarTokens, tokenizer: "LLTok
 
 
 def try_first_tokens(grammar: CompiledGrammar, form: str) -> None:
-    """Write the beginning of an answer: a grammar that is too complex shows there, or ends its own answer later."""
+    """Generate the first tokens of an answer, so that most grammars that are too complex are refused here."""
     state = GrammarState(grammar)
     for place in range(TRIED_TOKENS):
         masks = state.masks((), ())
@@ -59,7 +59,7 @@ _UNSUPPORTED = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
 def in_one_line(error: str) -> str:
-    """What is wrong with a grammar, in the parser's words where they are plain."""
+    """Return the parser's error in one line."""
     lines = [line.strip() for line in error.splitlines() if line.strip()] or ["it cannot be compiled"]
     named = _UNSUPPORTED.search(lines[0])
     if named:
@@ -95,7 +95,7 @@ def _titled(wanted: StructuredOutputs) -> Iterator[tuple[str, Mapping[str, Any]]
 
 
 def _schemas(wanted: StructuredOutputs) -> list[Any]:
-    """Those inside a grammar or a structural tag, which may be a user's own and say anything."""
+    """Return the schemas inside a grammar or a structural tag; a user's own may have any content."""
     if wanted.structural_tag is not None:
         return [
             _part(tag, "schema") for tag in _part(json.loads(str(wanted.structural_tag)), "structures") or ()

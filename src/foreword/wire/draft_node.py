@@ -1,4 +1,4 @@
-"""Makes a draft node of a model and a way to draft."""
+"""Builds a draft node from a model and a drafter's configuration."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from foreword.speculation.drafting import Drafter
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """How a node serves."""
+    """Settings of a draft node."""
 
     address: NodeAddress
     security: Security = field(default_factory=Security)
@@ -30,7 +30,7 @@ class NodeSettings:
 
 
 def make_node(loaded: LoadedModel, config: SpeculationConfig, settings: NodeSettings) -> DraftNode:
-    """A node that listens; `start` lets targets in. A draft model is the loaded one."""
+    """Return a node that listens; `start` accepts targets. The loaded model is the draft model."""
     check_methods(config.method)
     drafter = _drafter(loaded, config, settings.kv_tokens)
     if drafter.traits.needs:
@@ -44,14 +44,14 @@ def make_node(loaded: LoadedModel, config: SpeculationConfig, settings: NodeSett
     limits = NodeLimits(
         size, loaded.decoder.config.context_length, settings.capacity, runs_ahead=settings.runs_ahead
     )
-    desk = DraftService(drafter, _pace(config), limits)
+    service = DraftService(drafter, _pace(config), limits)
     identity = PeerIdentity(settings.security, TokenIds(size, bytes_of))
     facts = NodeFacts("+".join(config.method), settings.capacity, settings.labels)
-    return DraftNode(desk, identity, facts, settings.address)
+    return DraftNode(service, identity, facts, settings.address)
 
 
 def check_methods(names: Sequence[str]) -> None:
-    """Refuse by name what needs more than a text."""
+    """Refuse drafters that need more than the text."""
     for name in names:
         kind = drafter_kinds().get(name)
         if kind is not None and kind.traits.needs_target:

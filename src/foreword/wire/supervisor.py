@@ -1,4 +1,4 @@
-"""Keeps an engine process running: starts it, notices its death, starts another, and ends it in peace."""
+"""Keeps an engine process running: starts it, restarts it after a crash, and shuts it down."""
 
 import asyncio
 import logging
@@ -160,7 +160,7 @@ class Supervisor:
             pause = min(2 * pause, self._settings.longest_pause)
 
     async def _run_once(self, first_ready: asyncio.Future[None]) -> str:
-        """Run one engine process until it ends; why it ended."""
+        """Run one engine process until it ends; return why it ended."""
         try:
             link = await self._launch()
         except OSError as error:
@@ -185,8 +185,8 @@ class Supervisor:
         return link.fatal or (reason if code is None else f"{reason}, exit code {code}")
 
     async def _kill_if_hung(self, link: EngineLink) -> None:
-        """End a process that does not move; what it does not answer then ends as after any other death."""
-        await asyncio.wait((link.ready,))  # loading a model may take as long as it takes
+        """Kill a process that stopped responding; its requests then fail as after a crash."""
+        await asyncio.wait((link.ready,))  # no time limit on loading a model
         await wait_until_hung(link, self._settings.hang_seconds)
         link.fatal = f"the engine gave no sign of life for {self._settings.hang_seconds:g} s and was killed"
         if self._process is not None:

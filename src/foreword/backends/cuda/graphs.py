@@ -88,7 +88,7 @@ class GraphCache(Generic[Shape, T]):
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 result = body()
         except RuntimeError as error:
-            # The allocator's error has a type of its own, the driver's, while a graph is made, only a text.
+            # torch's allocator raises OutOfMemoryError; the driver raises a RuntimeError with this text during capture.
             if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
                 raise
             _log.warning("no memory is left to capture %s: such passes run without", shape)

@@ -1,4 +1,4 @@
-"""Answers of OpenAI's chat route in the words of Anthropic's messages."""
+"""Converts answers of OpenAI's chat route to Anthropic's messages."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -46,7 +46,7 @@ class MessagesDialect:
         events: list[Json] = []
         if new.reasoning_content:
             events += self._piece("thinking", {"type": "thinking_delta", "thinking": new.reasoning_content})
-        for call in [one for one in calls if one.id is UNSET]:  # more of the one that is open
+        for call in [one for one in calls if one.id is UNSET]:  # continues the open call
             events += self._call_events(call)
         if new.content:
             events += self._piece("text", {"type": "text_delta", "text": new.content})
