@@ -4,19 +4,19 @@ import random
 from collections.abc import Callable, Sequence
 
 from foreword.train.heads.learner import Learner, Recipe
-from foreword.train.loop.optimizer import Rates, Stretch
+from foreword.train.loop.optimizer import LearningRates, Stretch
 from foreword.train.loop.trainer import Trainer, TrainSettings
 from foreword.train.passes.packing import fitting_size
-from foreword.train.passes.target import Target
+from foreword.train.passes.target import FrozenTarget
 from foreword.train.passes.vocabulary import choose_vocabulary, whole_vocabulary
 from foreword.train.texts.documents import Document, make_document
 from foreword.train.texts.endless import EndlessBatch
 from foreword.train.texts.jobs import Job
 
-SETTINGS = TrainSettings(rates=Rates(adam=4e-3), warm_up=5)
+SETTINGS = TrainSettings(rates=LearningRates(adam=4e-3), warm_up=5)
 
 
-def greedy_documents(target: Target, count: int = 240) -> list[Document]:
+def greedy_documents(target: FrozenTarget, count: int = 240) -> list[Document]:
     """Greedy answers to prompts of two tokens each."""
     dice = random.Random(0)
     found: list[Document] = []
@@ -33,7 +33,7 @@ def greedy_documents(target: Target, count: int = 240) -> list[Document]:
     return found
 
 
-def new_learner(recipe: Recipe, target: Target, documents: Sequence[Document]) -> Learner:
+def new_learner(recipe: Recipe, target: FrozenTarget, documents: Sequence[Document]) -> Learner:
     vocab_size, wanted = target.config.vocab_size, recipe.draft_vocab
     vocabulary = (
         whole_vocabulary(vocab_size) if wanted is None else choose_vocabulary(documents, wanted, vocab_size)
@@ -43,14 +43,14 @@ def new_learner(recipe: Recipe, target: Target, documents: Sequence[Document]) -
     return learner
 
 
-def new_trainer(recipe: Recipe, target: Target, documents: Sequence[Document]) -> Trainer:
+def new_trainer(recipe: Recipe, target: FrozenTarget, documents: Sequence[Document]) -> Trainer:
     learner = new_learner(recipe, target, documents)
     return Trainer(learner, documents, fitting_size(documents, 440, 40), SETTINGS)
 
 
 def trained(
     recipe: Recipe,
-    target: Target,
+    target: FrozenTarget,
     documents: Sequence[Document],
     steps: int,
     prepare: Callable[[Learner], None] = lambda learner: None,

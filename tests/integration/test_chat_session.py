@@ -11,8 +11,8 @@ import pytest
 
 from foreword import LLM, SamplingParams
 from foreword.cli.chat.commands import Commands, save_messages
-from foreword.cli.chat.session import ChatSession, Outcome
-from foreword.cli.chat.text import Piece
+from foreword.cli.chat.session import AnswerEnd, ChatSession
+from foreword.cli.chat.text import TextPiece
 from foreword.engine.config import EngineConfig
 from foreword.errors import RequestError
 from helpers.tiny_models import make_hf_model, write_tiny_tokenizer
@@ -41,8 +41,8 @@ def after(steps: int) -> Callable[[], bool]:
 
 def say(
     session: ChatSession, question: str, interrupted: Callable[[], bool] = never
-) -> tuple[Outcome, list[Piece]]:
-    pieces: list[Piece] = []
+) -> tuple[AnswerEnd, list[TextPiece]]:
+    pieces: list[TextPiece] = []
     outcome = session.answer(session.plan(question), pieces.append, interrupted)
     return outcome, pieces
 
@@ -103,7 +103,7 @@ def test_a_question_without_an_answer_is_not_kept(session: ChatSession):
 
 
 def test_a_listener_that_breaks_leaves_the_engine_in_order(llm: LLM, session: ChatSession):
-    def broken(_: Piece) -> None:
+    def broken(_: TextPiece) -> None:
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):

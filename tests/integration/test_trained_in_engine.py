@@ -17,7 +17,7 @@ from foreword.train.heads.learner import Recipe
 from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.evaluate import measure_tau
 from foreword.train.loop.output import write_output
-from foreword.train.passes.target import Target
+from foreword.train.passes.target import FrozenTarget
 from helpers.tiny_training import greedy_documents, trained
 
 GUESSES = 2
@@ -37,7 +37,7 @@ def test_tokens_per_pass_are_those_of_training(method: str, tiny_model: Path, tm
         pytest.skip(f"no method {method}")
     recipe: Recipe = CASES[method]
     checkpoint = open_checkpoint(tiny_model)
-    target = Target.load(checkpoint, torch.device("cpu"), torch.float32, compiled=False)
+    target = FrozenTarget.load(checkpoint, torch.device("cpu"), torch.float32, compiled=False)
     documents = greedy_documents(target, 120)
     trainer, _, _ = trained(recipe, target, documents, steps=12)
     with torch.no_grad():

@@ -184,7 +184,7 @@ CLUSTER_MUTANTS = (
         "rows that heads want moved are moved at the first rank alone",
         "backends/parallel/decoder.py",
         "ParallelKvStore.move",
-        "self._workers.run(Move(self.number), lambda: self.own.move(copies), packed_moves(copies))",
+        "self._workers.run(MoveRows(self.number), lambda: self.own.move(copies), packed_moves(copies))",
         "self.own.move(copies)",
         (f"{RANKS}::test_rows_are_moved_at_all_ranks",),
     ),

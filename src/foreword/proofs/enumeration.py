@@ -18,7 +18,7 @@ from foreword.acceptance.distribution import distributions
 from foreword.acceptance.draw import Kept
 from foreword.acceptance.reference import probabilities
 from foreword.acceptance.rules import block, token, traversal
-from foreword.acceptance.rules.chains import ChainPlan, ChainRows, leftover, leftover_weights
+from foreword.acceptance.rules.chains import AcceptancePlan, ChainRows, leftover, leftover_weights
 from foreword.acceptance.rules.drawn import Floats
 from foreword.acceptance.rules.rule import Rule
 from foreword.acceptance.rules.trees import DraftTrees
@@ -93,7 +93,7 @@ def step_law(case: Case, draft: SmallDrafter, history: Tokens, length: int) -> L
     return law
 
 
-def outcome_of_pattern(trees: DraftTrees, plan: ChainPlan, pattern: np.ndarray) -> tuple[Floats, Floats]:
+def outcome_of_pattern(trees: DraftTrees, plan: AcceptancePlan, pattern: np.ndarray) -> tuple[Floats, Floats]:
     """([chains], [rows]): how likely the uniforms accept just the nodes of the pattern, and such uniforms."""
     wanted = np.concatenate([[True], pattern])[trees.depths]
     chance = np.where(wanted, plan.accept / 2, (plan.accept + 1) / 2)

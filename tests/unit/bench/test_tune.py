@@ -9,7 +9,7 @@ from foreword.bench.drafters.summary import summarise
 from foreword.bench.methods import Method
 from foreword.bench.tune import recommend
 from foreword.cli.tune import _require_own
-from foreword.control.policy_file.matching import Traits
+from foreword.control.policy_file.matching import RequestTraits
 from foreword.control.policy_file.parsing import parse_policy
 from foreword.errors import RequestError
 from helpers.bench_runs import record
@@ -58,8 +58,8 @@ def test_whatever_kinds_of_work_are_called_the_file_can_be_read():
     found = policy(*(record("head", str(place), kind, seconds=2.0) for place, kind in enumerate(kinds)))
     parsed = parse_policy(found)
     for kind, rule in zip(kinds, found["cohorts"], strict=False):
-        assert parsed.cohort(Traits(metadata={"task": kind})).name == rule["name"]
-    assert parsed.cohort(Traits(metadata={"task": "xy"})).name == "rest"
+        assert parsed.cohort(RequestTraits(metadata={"task": kind})).name == rule["name"]
+    assert parsed.cohort(RequestTraits(metadata={"task": "xy"})).name == "rest"
 
 
 def test_what_tune_has_not_written_is_not_replaced(tmp_path: Path):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from foreword.cli.chat.main import say, show_piece
 from foreword.cli.chat.stats import Tally, summary_line
-from foreword.cli.chat.text import Piece, PieceReader, visible
+from foreword.cli.chat.text import PieceReader, TextPiece, visible
 from foreword.engine.messages import AnswerDelta, RequestStats
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
 from foreword.models.tokenization.tokenizer import Tokenizer
@@ -36,39 +36,39 @@ def delta(text: str, tokens: tuple[int, ...], from_draft: int = 0, finish: str |
 def test_the_first_tokens_of_a_delta_are_guesses_and_the_rest_the_targets(tokenizer: Tokenizer):
     reader = PieceReader(tokenizer)
     assert list(reader.read(delta("ab", byte_ids(tokenizer, "ab"), 0))) == [
-        Piece("a", False),
-        Piece("b", False),
+        TextPiece("a", False),
+        TextPiece("b", False),
     ]
     assert list(reader.read(delta("cde", byte_ids(tokenizer, "cde"), 2))) == [
-        Piece("c", True),
-        Piece("d", True),
-        Piece("e", False),
+        TextPiece("c", True),
+        TextPiece("d", True),
+        TextPiece("e", False),
     ]
 
 
 def test_a_character_in_several_tokens_comes_once_with_the_last(tokenizer: Tokenizer):
     reader = PieceReader(tokenizer)
     ids = byte_ids(tokenizer, "é€")  # 2 and 3 bytes
-    assert list(reader.read(delta("é", ids[:3], 3))) == [Piece("é", True)]
-    assert list(reader.read(delta("€", ids[3:], 1))) == [Piece("€", False)]
+    assert list(reader.read(delta("é", ids[:3], 3))) == [TextPiece("é", True)]
+    assert list(reader.read(delta("€", ids[3:], 1))) == [TextPiece("€", False)]
 
 
 def test_half_a_character_at_the_end_is_shown_as_such(tokenizer: Tokenizer):
     reader = PieceReader(tokenizer)
     ids = byte_ids(tokenizer, "x€")
-    assert list(reader.read(delta("x", ids[:2], 2))) == [Piece("x", True)]
-    assert list(reader.read(delta("\ufffd", (), 0, "abort"))) == [Piece("\ufffd", False)]
+    assert list(reader.read(delta("x", ids[:2], 2))) == [TextPiece("x", True)]
+    assert list(reader.read(delta("\ufffd", (), 0, "abort"))) == [TextPiece("\ufffd", False)]
 
 
 def test_the_token_that_ends_an_answer_is_not_shown(tokenizer: Tokenizer):
     (a, b) = byte_ids(tokenizer, "ab")
-    assert list(PieceReader(tokenizer).read(delta("a", (a, END), 2, "stop"))) == [Piece("a", True)]
+    assert list(PieceReader(tokenizer).read(delta("a", (a, END), 2, "stop"))) == [TextPiece("a", True)]
     assert list(PieceReader(tokenizer).read(delta("a", (a, b), 0, "stop"))) == [
-        Piece("a", False)
+        TextPiece("a", False)
     ]  # a plain eos
     assert list(PieceReader(tokenizer).read(delta("ab", (a, b), 0, "length"))) == [
-        Piece("a", False),
-        Piece("b", False),
+        TextPiece("a", False),
+        TextPiece("b", False),
     ]
 
 
@@ -94,8 +94,8 @@ def test_only_newline_and_tab_are_left_of_the_control_characters(text: str):
 
 
 def test_what_is_shown_is_neither_markup_nor_wrapped(capsys: pytest.CaptureFixture[str]):
-    show_piece(Piece("\x1b[2J[bold]x[/bold] :smile: ", guessed=True))
-    show_piece(Piece("word " * 60 + "\n", guessed=False))
+    show_piece(TextPiece("\x1b[2J[bold]x[/bold] :smile: ", guessed=True))
+    show_piece(TextPiece("word " * 60 + "\n", guessed=False))
     assert capsys.readouterr().out == "[2J[bold]x[/bold] :smile: " + "word " * 60 + "\n"
     say("[red]\x1b[2J" + "word " * 60)
     assert capsys.readouterr().err.rstrip() == "[red][2J" + ("word " * 60).rstrip()

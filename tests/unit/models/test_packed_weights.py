@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from foreword.errors import CheckpointError
-from foreword.models.formats.checkpoint import Part, open_checkpoint
+from foreword.models.formats.checkpoint import TensorPart, open_checkpoint
 from foreword.models.formats.hf.config import hf_config
 from foreword.models.layer_shapes import expected_shapes
 
@@ -168,7 +168,7 @@ def test_every_matrix_holds_the_numbers_it_stands_for(
     assert checkpoint.tensor_names() == numbers.keys()
     for name, expected in numbers.items():
         torch.testing.assert_close(checkpoint.load(name, torch.float32), expected.float())
-        part = checkpoint.load_part(name, torch.float32, Part(rows=(16, 32)))
+        part = checkpoint.load_part(name, torch.float32, TensorPart(rows=(16, 32)))
         torch.testing.assert_close(part, expected[16:32].float())
     said = [record.getMessage() for record in caplog.records if "unpacked" in record.getMessage()]
     assert len(said) == 1

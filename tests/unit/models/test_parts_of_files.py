@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foreword.models.formats.checkpoint import ModelFile, Part, open_checkpoint
+from foreword.models.formats.checkpoint import ModelFile, TensorPart, open_checkpoint
 from helpers.family_gguf import write_family_gguf
 from helpers.tiny_families import make_family
 from helpers.tiny_models import make_hf_model, write_gguf
@@ -15,9 +15,9 @@ def check(file: ModelFile) -> None:
     head = file.config.layers[0].attention.head_dim
     for name in file.tensor_names():
         whole = file.load(name, torch.float32)
-        parts = [Part(rows=(head, 2 * head))] if len(whole) >= 2 * head else []
+        parts = [TensorPart(rows=(head, 2 * head))] if len(whole) >= 2 * head else []
         if whole.dim() == 2:
-            parts += [Part(columns=(0, 7)), Part(columns=(9, whole.shape[1]))]
+            parts += [TensorPart(columns=(0, 7)), TensorPart(columns=(9, whole.shape[1]))]
         for part in parts:
             own = file.load_part(name, torch.float32, part)
             assert torch.equal(own, part.of(whole)), name

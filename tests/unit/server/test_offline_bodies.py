@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foreword.control.policy_file.matching import Traits
+from foreword.control.policy_file.matching import RequestTraits
 from foreword.drafters.config import SpeculationConfig
 from foreword.errors import ForewordError
 from foreword.server.api.offline import OfflineRequest, read_offline
@@ -24,7 +24,7 @@ def read(body: dict[str, Any], settings: ServerSettings = SETTINGS, **more: Any)
 def test_every_field_that_a_rule_matches():
     body = {"prompt": [1, 2, 3], "temperature": 0, "metadata": {"task": "code"}, "stream": True, "model": "m"}
     found = read(body | {"priority": 3, "speculation": "ngram"}, tenant="t", adapter="sql")
-    assert found.traits == Traits("t", "m", "sql", 0.0, 3, False, True, "3", {"task": "code"})
+    assert found.traits == RequestTraits("t", "m", "sql", 0.0, 3, False, True, "3", {"task": "code"})
     assert found.speculation == {"method": "ngram"}
     assert found.notes == []
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from foreword.speculation.draft import Draft
-from foreword.speculation.measured.acceptance_stats import AcceptanceStats, Outcome
+from foreword.speculation.measured.acceptance_stats import AcceptanceStats, DraftOutcome
 from foreword.speculation.measured.calls import CallCost
 from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.measured.curve import CostCurve
@@ -19,10 +19,10 @@ from helpers.requests import lone_request
 
 def test_acceptance_is_counted_by_position():
     stats = AcceptanceStats()
-    stats.observe(Outcome(True, nodes=5, depth=5, accepted=2))
-    stats.observe(Outcome(True, nodes=7, depth=3, accepted=3))  # a tree of three levels
-    stats.observe(Outcome(True, nodes=0, depth=0, accepted=0))  # it had nothing to say
-    stats.observe(Outcome(False, nodes=0, depth=0, accepted=0))  # nobody was asked
+    stats.observe(DraftOutcome(True, nodes=5, depth=5, accepted=2))
+    stats.observe(DraftOutcome(True, nodes=7, depth=3, accepted=3))  # a tree of three levels
+    stats.observe(DraftOutcome(True, nodes=0, depth=0, accepted=0))  # it had nothing to say
+    stats.observe(DraftOutcome(False, nodes=0, depth=0, accepted=0))  # nobody was asked
     assert (stats.asks, stats.drafts, stats.drafted, stats.accepted) == (3, 2, 12, 5)
     assert stats.coverage == pytest.approx(2 / 3)
     assert stats.drafted_per_position == [2, 2, 2, 1, 1]

@@ -7,17 +7,17 @@ import torch
 
 import helpers.cuda  # noqa: F401 # it chooses the interpreter before the compiler of torch loads Triton
 from foreword.models.formats.checkpoint import open_checkpoint
-from foreword.train.passes.target import Target
+from foreword.train.passes.target import FrozenTarget
 from foreword.train.texts.documents import Document
 from helpers.tiny_training import greedy_documents
 
 
 @pytest.fixture(scope="session")
-def target(tiny_model: Path) -> Target:
-    return Target.load(open_checkpoint(tiny_model), torch.device("cpu"), torch.float32, compiled=False)
+def target(tiny_model: Path) -> FrozenTarget:
+    return FrozenTarget.load(open_checkpoint(tiny_model), torch.device("cpu"), torch.float32, compiled=False)
 
 
 @pytest.fixture(scope="session")
-def documents(target: Target) -> list[Document]:
+def documents(target: FrozenTarget) -> list[Document]:
     """Greedy answers of the tiny target."""
     return greedy_documents(target)

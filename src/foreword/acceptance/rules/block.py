@@ -7,11 +7,11 @@ token that token-by-token rejection refuses can be saved by the tokens after it.
 
 import numpy as np
 
-from foreword.acceptance.rules.chains import ChainPlan, ChainRows, next_in_chain, ratios
+from foreword.acceptance.rules.chains import AcceptancePlan, ChainRows, next_in_chain, ratios
 from foreword.acceptance.rules.trees import NO_ROW, DraftTrees, Floats, Ints
 
 
-def plan(chains: ChainRows, nodes: Ints) -> ChainPlan:
+def plan(chains: ChainRows, nodes: Ints) -> AcceptancePlan:
     """Acceptance probabilities of all prefixes; nodes are the draft rows of the chains, no roots."""
     carried = carried_weights(chains, nodes)
     last = next_in_chain(chains.trees, nodes) == NO_ROW
@@ -21,7 +21,7 @@ def plan(chains: ChainRows, nodes: Ints) -> ChainPlan:
     spare = spare_mass(chains, nodes, carried)[inner]
     whole = spare + 1 - carried[inner]
     accept[inner] = np.divide(spare, whole, out=np.zeros_like(spare), where=whole > 0)
-    return ChainPlan(accept, carried)
+    return AcceptancePlan(accept, carried)
 
 
 def carried_weights(chains: ChainRows, nodes: Ints) -> Floats:

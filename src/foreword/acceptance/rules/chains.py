@@ -53,7 +53,7 @@ def exact_sums(rows: Tensor, weights: Tensor, count: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ChainPlan:
+class AcceptancePlan:
     """What a rule knows about the nodes before it sees their uniforms; entries of other rows mean nothing."""
 
     accept: Floats  # [all rows], the probability with which the node's uniform accepts it
@@ -84,7 +84,7 @@ def next_in_chain(trees: DraftTrees, rows: Ints) -> Ints:
     return np.where(rows + 1 < ends, rows + 1, NO_ROW)
 
 
-def leftover(trees: DraftTrees, plan: ChainPlan, stops: Ints) -> Leftover:
+def leftover(trees: DraftTrees, plan: AcceptancePlan, stops: Ints) -> Leftover:
     """What the own tokens come from: the residual where a node was refused, else the target itself."""
     next_rows = next_in_chain(trees, stops)
     return Leftover(stops, np.where(next_rows == NO_ROW, 1.0, plan.carried[stops]), next_rows)

@@ -6,13 +6,13 @@ drawn from max(p - q, 0), and after the last node from p. Per position it accept
 
 import numpy as np
 
-from foreword.acceptance.rules.chains import ChainPlan, ChainRows, ratios
+from foreword.acceptance.rules.chains import AcceptancePlan, ChainRows, ratios
 from foreword.acceptance.rules.trees import DraftTrees, Floats, Ints
 
 
-def plan(chains: ChainRows, nodes: Ints) -> ChainPlan:
+def plan(chains: ChainRows, nodes: Ints) -> AcceptancePlan:
     """Acceptance probabilities of the draft rows (no roots), each given that the nodes before it are accepted."""
-    return ChainPlan(np.minimum(1.0, ratios(chains, nodes)), np.ones(len(chains.trees.tokens)))
+    return AcceptancePlan(np.minimum(1.0, ratios(chains, nodes)), np.ones(len(chains.trees.tokens)))
 
 
 def stop_rows(trees: DraftTrees, accept: Floats, uniforms: Floats) -> Ints:

@@ -11,10 +11,10 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput, check_taps
 from foreword.backends.interface import DecodeSize, KvStore
 from foreword.backends.parallel.messages import (
     Forward,
-    Load,
+    LoadShard,
     MakeStore,
-    Move,
-    SetAdapter,
+    MoveRows,
+    SetRankAdapter,
     TakeLayers,
     packed_adapter,
     packed_batch,
@@ -49,7 +49,7 @@ class ParallelKvStore(TorchKvStore):
     def move(self, copies: Tensor) -> None:
         """Copy rows at all ranks."""
         if len(copies):
-            self._workers.run(Move(self.number), lambda: self.own.move(copies), packed_moves(copies))
+            self._workers.run(MoveRows(self.number), lambda: self.own.move(copies), packed_moves(copies))
 
 
 class TensorParallelDecoder:
@@ -109,7 +109,7 @@ class TensorParallelDecoder:
             for rank in range(self.workers.size)
         ]
         payloads = [packed_adapter(share) for share in shares[1:]]
-        order = SetAdapter(self._number, slot)
+        order = SetRankAdapter(self._number, slot)
         self.workers.run(order, lambda: self._own.set_adapter(slot, shares[0]), payloads)
 
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
@@ -174,7 +174,7 @@ def load_parallel(
     require_supported(checkpoint.config, "torch")
     check_size(checkpoint.config, workers.size)
     number = workers.new_number()
-    order = Load(number, str(checkpoint.path.resolve()), str(dtype).removeprefix("torch."))
+    order = LoadShard(number, str(checkpoint.path.resolve()), str(dtype).removeprefix("torch."))
     try:
         own = workers.run(
             order, lambda: load_rank(checkpoint, workers.exchange, dtype, workers.device, progress)

@@ -19,7 +19,7 @@ from foreword.models.adapters import Factors, Lora
 
 
 @dataclass(frozen=True)
-class Join:
+class JoinRanks:
     """Meet the other ranks."""
 
     rank: int
@@ -30,7 +30,7 @@ class Join:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadShard:
     """Read a model's share; it is decoder `made` from now on."""
 
     made: int
@@ -58,14 +58,14 @@ class MakeStore:
 
 
 @dataclass(frozen=True)
-class Move:
+class MoveRows:
     """Copy KV rows; the pairs are its payload."""
 
     store: int
 
 
 @dataclass(frozen=True)
-class SetAdapter:
+class SetRankAdapter:
     """Put an adapter into a slot, its factors are the payload; an empty payload takes the adapter away."""
 
     decoder: int
@@ -83,10 +83,11 @@ class Forward:
     drawn: int  # ids that the pass before has drawn and that come over the group; 0: none
 
 
-Order = Join | Load | TakeLayers | MakeStore | Move | SetAdapter | Forward
+Order = JoinRanks | LoadShard | TakeLayers | MakeStore | MoveRows | SetRankAdapter | Forward
 
 _ORDERS: dict[str, type[Order]] = {
-    kind.__name__: kind for kind in (Join, Load, TakeLayers, MakeStore, Move, SetAdapter, Forward)
+    kind.__name__: kind
+    for kind in (JoinRanks, LoadShard, TakeLayers, MakeStore, MoveRows, SetRankAdapter, Forward)
 }
 
 
@@ -117,7 +118,7 @@ class SentOrder:
 
 
 @dataclass(frozen=True)
-class Answer:
+class RankReply:
     """That an order was carried out, or why not."""
 
     number: int
@@ -127,8 +128,8 @@ class Answer:
         connection.send_bytes(json.dumps(asdict(self)).encode())
 
     @staticmethod
-    def receive(connection: Connection) -> "Answer":
-        return Answer(**json.loads(connection.recv_bytes()))
+    def receive(connection: Connection) -> "RankReply":
+        return RankReply(**json.loads(connection.recv_bytes()))
 
 
 def packed_batch(batch: ForwardBatch) -> bytes:

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from foreword.errors import RequestError
 from foreword.models.adapters import Factors, Lora
 from foreword.models.config import LayerSpec, ModelConfig
-from foreword.models.formats.checkpoint import WHOLE, ModelFile, Part, QuantizedTensor, stretches
+from foreword.models.formats.checkpoint import WHOLE, ModelFile, QuantizedTensor, TensorPart, stretches
 from foreword.models.layer_shapes import expected_shapes
 from foreword.models.tokenization.tokenizer import Tokenizer
 
@@ -63,12 +63,12 @@ class Shard:
         each = -(-whole // self.size)
         return min(self.rank * each, whole), min((self.rank + 1) * each, whole)
 
-    def part(self, whole: tuple[int, ...], own: tuple[int, ...]) -> Part:
+    def part(self, whole: tuple[int, ...], own: tuple[int, ...]) -> TensorPart:
         """The share of a tensor of which the whole and the share have these shapes."""
         if whole[0] != own[0]:
-            return Part(rows=self.stretch(whole[0], own[0]))
+            return TensorPart(rows=self.stretch(whole[0], own[0]))
         if whole[-1] != own[-1]:
-            return Part(columns=self.stretch(whole[-1], own[-1]))
+            return TensorPart(columns=self.stretch(whole[-1], own[-1]))
         return WHOLE
 
 
@@ -124,7 +124,7 @@ class ShardCheckpoint:
             return torch.zeros(own, dtype=dtype)
         if name in _BY_WORD:
             begin, end = self._shard.words(whole[0])
-            words = self._whole.load_part(name, dtype, Part(rows=(begin, end)))
+            words = self._whole.load_part(name, dtype, TensorPart(rows=(begin, end)))
             return pad(words, (0, 0, 0, own[0] - (end - begin)))
         part = self._shard.part(whole, own)
         return self._whole.load(name, dtype) if part == WHOLE else self._whole.load_part(name, dtype, part)
@@ -154,6 +154,6 @@ def adapter_share(adapter: Lora, config: ModelConfig, shard: Shard) -> Lora:
     for (layer, module), factor in adapter.factors.items():
         name = f"model.layers.{layer}.{module}.weight"
         part = shard.part(shapes[name], own_shapes[name])
-        up, down = Part(rows=part.rows).of(factor.up), Part(columns=part.columns).of(factor.down)
+        up, down = TensorPart(rows=part.rows).of(factor.up), TensorPart(columns=part.columns).of(factor.down)
         factors[layer, module] = Factors(down.contiguous(), up.contiguous())
     return Lora(factors)

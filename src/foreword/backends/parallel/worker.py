@@ -19,15 +19,15 @@ import torch
 from foreword.backends.batch import BatchSizes
 from foreword.backends.parallel.exchange import RankExchange, join_group
 from foreword.backends.parallel.messages import (
-    Answer,
     Forward,
-    Join,
-    Load,
+    JoinRanks,
+    LoadShard,
     MakeStore,
-    Move,
+    MoveRows,
     Order,
+    RankReply,
     SentOrder,
-    SetAdapter,
+    SetRankAdapter,
     TakeLayers,
     parsed_adapter,
     parsed_batch,
@@ -60,19 +60,19 @@ class Worker:
 
     def _do(self, order: Order, payload: bytes) -> None:
         match order:
-            case Join(rank, size, device, threads, meeting):
+            case JoinRanks(rank, size, device, threads, meeting):
                 self._device = torch.device(device)
                 torch.set_num_threads(threads)
                 self._exchange = join_group(self._device, rank, size, meeting)
-            case Load(made, path, dtype):
+            case LoadShard(made, path, dtype):
                 self._decoders[made] = self._loaded(Path(path), getattr(torch, dtype))
             case TakeLayers(made, decoder, layers):
                 self._decoders[made] = self._decoders[decoder].with_layers(layers)
             case MakeStore(made, decoder, num_pages, page_size):
                 self._stores[made] = self._decoders[decoder].new_kv_store(num_pages, page_size)
-            case Move(store):
+            case MoveRows(store):
                 self._stores[store].move(parsed_moves(payload).to(self._device))
-            case SetAdapter(decoder, slot):
+            case SetRankAdapter(decoder, slot):
                 self._decoders[decoder].set_adapter(slot, parsed_adapter(payload))
             case Forward():
                 self._forward(order, payload)
@@ -104,7 +104,7 @@ class Worker:
 def serve(connection: Connection) -> None:
     """Obey until the driver is gone. What fails in an order is the driver's to judge; a lost group ends the process."""
     worker = Worker()
-    Answer(0).send(connection)  # everything is imported
+    RankReply(0).send(connection)  # everything is imported
     while True:
         sent = SentOrder.receive(connection)
         try:
@@ -113,9 +113,9 @@ def serve(connection: Connection) -> None:
             return
         except Exception as error:
             what = str(error) if isinstance(error, ForewordError) else f"{type(error).__name__}: {error}"
-            Answer(sent.number, " ".join(what.split())).send(connection)
+            RankReply(sent.number, " ".join(what.split())).send(connection)
         else:
-            Answer(sent.number).send(connection)
+            RankReply(sent.number).send(connection)
 
 
 def _end_with_the_driver() -> None:

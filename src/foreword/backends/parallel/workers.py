@@ -21,7 +21,7 @@ from typing import TypeVar
 import torch
 
 from foreword.backends.parallel.exchange import RankExchange, join_group
-from foreword.backends.parallel.messages import Answer, Join, Order, SentOrder
+from foreword.backends.parallel.messages import JoinRanks, Order, RankReply, SentOrder
 from foreword.errors import EngineStopped, RequestError
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class Workers:
         meeting = str(Path(self._folder.name) / "meeting")
         self._answers(0)
         orders = [
-            Join(rank, self.size, _device_of(self._device, rank), each, meeting)
+            JoinRanks(rank, self.size, _device_of(self._device, rank), each, meeting)
             for rank in range(1, self.size)
         ]
         if self._device.type == "cpu":
@@ -170,7 +170,7 @@ class Workers:
         errors = []
         for rank, connection in enumerate(self._connections, start=1):
             try:
-                while (answer := Answer.receive(connection)).number != number:
+                while (answer := RankReply.receive(connection)).number != number:
                     pass
             except (EOFError, OSError, ValueError) as error:
                 raise self._broken(f"rank {rank} does not answer") from error

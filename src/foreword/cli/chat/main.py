@@ -33,8 +33,8 @@ from foreword.errors import ForewordError
 
 if TYPE_CHECKING:
     from foreword.cli.chat.commands import Commands
-    from foreword.cli.chat.session import ChatSession, Outcome, Plan
-    from foreword.cli.chat.text import Piece
+    from foreword.cli.chat.session import AnswerEnd, ChatSession, Plan
+    from foreword.cli.chat.text import TextPiece
 
 # Blue and orange: distinguishable for nearly everyone, readable on dark and on light; as on the page (docs/page.md).
 GUESSED_STYLE = "dodger_blue1"
@@ -222,7 +222,7 @@ def _answer(plan: "Plan", session: "ChatSession", interrupts: Interrupts) -> Non
     _say_end(outcome)
 
 
-def show_piece(piece: "Piece") -> None:
+def show_piece(piece: "TextPiece") -> None:
     """Write it as it is, in the colour of its origin; nothing in it is markup or steers the terminal."""
     from foreword.cli.chat.text import visible
 
@@ -231,7 +231,7 @@ def show_piece(piece: "Piece") -> None:
     )
 
 
-def _say_end(outcome: "Outcome") -> None:
+def _say_end(outcome: "AnswerEnd") -> None:
     from foreword.cli.chat.stats import summary_line
 
     ends = {

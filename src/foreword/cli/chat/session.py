@@ -8,7 +8,7 @@ from typing import Any
 
 from foreword.acceptance.params import SamplingParams
 from foreword.cli.chat.stats import Tally
-from foreword.cli.chat.text import Piece, PieceReader
+from foreword.cli.chat.text import PieceReader, TextPiece
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.drafting.drafter_pool import PagesLackRows
 from foreword.engine.llm import LLM
@@ -22,7 +22,7 @@ MAX_TEMPERATURE = 2
 """As OpenAI's API and `foreword serve`."""
 
 Message = dict[str, str]
-Show = Callable[[Piece], None]
+Show = Callable[[TextPiece], None]
 Interrupted = Callable[[], bool]
 
 
@@ -45,7 +45,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AnswerEnd:
     """How an answer ended."""
 
     text: str
@@ -135,7 +135,7 @@ class ChatSession:
             )
         return Plan(question, tuple(ids), len(turns))
 
-    def answer(self, plan: Plan, show: Show, interrupted: Interrupted) -> Outcome:
+    def answer(self, plan: Plan, show: Show, interrupted: Interrupted) -> AnswerEnd:
         """Answer a planned question, piece by piece, until it ends or is interrupted.
 
         The answer stays in the conversation. An empty one does not: its question is dropped, and after a retry the
@@ -159,7 +159,7 @@ class ChatSession:
         text = "".join(pieces)
         if text:
             self.turns[len(self.turns) - plan.is_retry :] = [Turn(plan.question, text)]
-        return Outcome(text, end.finish_reason, end.error, self.last)
+        return AnswerEnd(text, end.finish_reason, end.error, self.last)
 
     def _deltas(self, plan: Plan, interrupted: Interrupted) -> Generator[AnswerDelta]:
         engine, name = self._llm.engine, f"chat-{next(self._numbers)}"

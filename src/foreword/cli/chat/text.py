@@ -16,7 +16,7 @@ _ALLOWED_CONTROLS = "\n\t"
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """Text that one token completed."""
 
     text: str
@@ -32,11 +32,11 @@ class PieceReader:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._texts = TokenTexts(tokenizer)
 
-    def read(self, delta: AnswerDelta) -> Iterator[Piece]:
+    def read(self, delta: AnswerDelta) -> Iterator[TextPiece]:
         """The pieces of the next delta; the token that only ended the answer has none."""
         for place, text in enumerate(self._texts.pieces(delta)):
             if text:
-                yield Piece(text, guessed=place < delta.from_draft)
+                yield TextPiece(text, guessed=place < delta.from_draft)
 
 
 def visible(text: str) -> str:

@@ -28,9 +28,9 @@ class _Training(CommonOptions):
 
     def run(self) -> None:
         from foreword.cli.train.session import run_training
-        from foreword.train.loop.optimizer import Rates
+        from foreword.train.loop.optimizer import LearningRates
 
-        run_training(self, self.recipe(), Rates(muon=self.muon_rate, adam=1e-3))
+        run_training(self, self.recipe(), LearningRates(muon=self.muon_rate, adam=1e-3))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,8 +39,8 @@ def save_curves(log: Path, path: Path, title: str) -> None:
 if TYPE_CHECKING:
     from foreword.models.formats.checkpoint import Checkpoint
     from foreword.train.heads.learner import Recipe
-    from foreword.train.loop.optimizer import Rates
-    from foreword.train.passes.target import Target
+    from foreword.train.loop.optimizer import LearningRates
+    from foreword.train.passes.target import FrozenTarget
     from foreword.train.texts.data import WritingSettings
     from foreword.train.texts.documents import Document
     from foreword.train.texts.jobs import TextBatch
@@ -70,17 +70,17 @@ class Workplace:
         with stage_bar() as on_stage:
             self._path = resolve_model(model, on_progress=on_stage)
         self.checkpoint: Checkpoint = open_checkpoint(self._path)
-        self._target: Target | None = None
+        self._target: FrozenTarget | None = None
 
     @property
-    def target(self) -> "Target":
+    def target(self) -> "FrozenTarget":
         if self._target is None:
             import torch
 
-            from foreword.train.passes.target import Target
+            from foreword.train.passes.target import FrozenTarget
 
             dtype = torch.bfloat16 if self.on_gpu else torch.float32
-            self._target = Target.load(self.checkpoint, self._device, dtype, compiled=self.compiled)
+            self._target = FrozenTarget.load(self.checkpoint, self._device, dtype, compiled=self.compiled)
         return self._target
 
     def batch(self, rows: int | None, context: int, seed: int) -> "TextBatch":
@@ -133,7 +133,10 @@ class ConsoleWatcher:
 
 
 def run_training(
-    options: CommonOptions, recipe: "Recipe", rates: "Rates", clock: Callable[[], float] = time.monotonic
+    options: CommonOptions,
+    recipe: "Recipe",
+    rates: "LearningRates",
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Train, measure and write the outcome; `--minutes` count from here on."""
     from dataclasses import replace

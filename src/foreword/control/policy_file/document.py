@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from foreword.control.policy_file.matching import Match, Traits
+from foreword.control.policy_file.matching import Match, RequestTraits
 from foreword.control.policy_file.service_rules import ServiceRules
 from foreword.control.settings import ControlSettings
 
@@ -125,11 +125,11 @@ class PolicyFile:
     prices: Prices | None = None
     state_file: str | None = None
 
-    def cohort(self, traits: Traits) -> CohortRule:
+    def cohort(self, traits: RequestTraits) -> CohortRule:
         """The first rule that fits."""
         return next((rule for rule in self.cohorts if rule.match.fits(traits)), CohortRule(OTHER))
 
-    def label(self, rule: CohortRule, traits: Traits) -> str:
+    def label(self, rule: CohortRule, traits: RequestTraits) -> str:
         """The class of requests that is counted and decided about together."""
         parts = [str(traits.value(part)) for part in self.split]
         return "/".join([rule.name, *(part for part in parts if part)])
@@ -140,7 +140,7 @@ class PolicyFile:
     def depth(self, rule: CohortRule) -> int | None:
         return self.max_depth if rule.max_depth is None else rule.max_depth
 
-    def step_limit(self, traits: Traits) -> float | None:
+    def step_limit(self, traits: RequestTraits) -> float | None:
         """Seconds that a step for this request may take; None: no bound."""
         limits = [rule.tpot_ms / 1e3 for rule in self.latency if rule.match.fits(traits)]
         promised = self.service.of(traits).step_seconds

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from foreword.control.policy_file.document import CohortRule, PolicyFile
-from foreword.control.policy_file.matching import Traits
+from foreword.control.policy_file.matching import RequestTraits
 from foreword.control.policy_file.nodes import methods_within
 
 ENGINES_OWN = "the engine's own"
@@ -29,7 +29,7 @@ class Explanation:
         return asdict(self)
 
 
-def explain(policy: PolicyFile, traits: Traits, wish: object = None) -> Explanation:
+def explain(policy: PolicyFile, traits: RequestTraits, wish: object = None) -> Explanation:
     """`wish` is the request's own `speculation`."""
     rule = policy.cohort(traits)
     passed = {}

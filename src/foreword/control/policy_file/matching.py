@@ -16,7 +16,7 @@ HOTTEST = "high"
 
 
 @dataclass(frozen=True)
-class Traits:
+class RequestTraits:
     """What rules look at."""
 
     tenant: str = ""
@@ -51,7 +51,7 @@ class Condition:
     high: float | None = None  # the range does not contain it
     flag: bool | None = None
 
-    def holds(self, traits: Traits) -> bool:
+    def holds(self, traits: RequestTraits) -> bool:
         value = traits.value(self.key)
         if self.flag is not None:
             return value is self.flag
@@ -78,9 +78,9 @@ class Match:
 
     conditions: tuple[Condition, ...] = ()
 
-    def fits(self, traits: Traits) -> bool:
+    def fits(self, traits: RequestTraits) -> bool:
         return all(condition.holds(traits) for condition in self.conditions)
 
-    def why_not(self, traits: Traits) -> Condition | None:
+    def why_not(self, traits: RequestTraits) -> Condition | None:
         """The first condition that does not hold."""
         return next((one for one in self.conditions if not one.holds(traits)), None)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from foreword.control.policy_file.fields import Fields, refuse
-from foreword.control.policy_file.matching import Match, Traits
+from foreword.control.policy_file.matching import Match, RequestTraits
 from foreword.control.service import DEFAULT_SERVICE, Service, Slo
 
 SLOS = tuple(slo.name.lower() for slo in Slo)
@@ -29,7 +29,7 @@ class ServiceRules:
     shares: tuple[tuple[str, float], ...] = ()  # tenants with * and ?, and their weights
     ageing_seconds: float = DEFAULT_SERVICE.ageing_seconds
 
-    def of(self, traits: Traits) -> Service:
+    def of(self, traits: RequestTraits) -> Service:
         """The first class that fits, and the weight of the first entry that names the tenant."""
         found = next((one for one in self.classes if one.match.fits(traits)), None)
         weights = (weight for tenant, weight in self.shares if fnmatchcase(traits.tenant, tenant))

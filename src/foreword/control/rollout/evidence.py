@@ -48,7 +48,7 @@ class Mean:
 
 
 @dataclass
-class Arm:
+class TrialArm:
     """Requests with the drafter, or those without it, in the same minutes."""
 
     requests: int = 0

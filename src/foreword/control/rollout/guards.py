@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from foreword.control.policy_file.document import Guards
 from foreword.control.reporting.figures import Bounds
-from foreword.control.rollout.evidence import SURE, Arm, is_improbable, quantile_bounds
+from foreword.control.rollout.evidence import SURE, TrialArm, is_improbable, quantile_bounds
 
 LEAST_FAULTS = 3
 """Faults below which a share of them says nothing."""
@@ -25,8 +25,8 @@ class DrafterHealth:
 class Arms:
     """Both sides of a canary."""
 
-    canary: Arm = field(default_factory=Arm)
-    control: Arm = field(default_factory=Arm)
+    canary: TrialArm = field(default_factory=TrialArm)
+    control: TrialArm = field(default_factory=TrialArm)
 
 
 def broken_health(health: DrafterHealth, guards: Guards) -> str | None:
@@ -55,7 +55,7 @@ def broken_guard(arms: Arms, guards: Guards) -> str | None:
     )
 
 
-def _errors(canary: Arm, control: Arm, guards: Guards) -> str | None:
+def _errors(canary: TrialArm, control: TrialArm, guards: Guards) -> str | None:
     usual = control.errors / control.requests if control.requests else 0.0
     expected = canary.requests * (usual + guards.error_points / 100)
     if not is_improbable(canary.errors, expected):
@@ -63,7 +63,7 @@ def _errors(canary: Arm, control: Arm, guards: Guards) -> str | None:
     return f"errors: {canary.errors} of {canary.requests} requests, {control.errors} of {control.requests} without"
 
 
-def _preemptions(canary: Arm, control: Arm, guards: Guards) -> str | None:
+def _preemptions(canary: TrialArm, control: TrialArm, guards: Guards) -> str | None:
     """By passes: a request that is answered twice as fast is in the way half as long."""
     if not control.passes:
         return None
@@ -76,14 +76,14 @@ def _preemptions(canary: Arm, control: Arm, guards: Guards) -> str | None:
     )
 
 
-def _slower(times: str, name: str, canary: Arm, control: Arm, most: float) -> str | None:
+def _slower(times: str, name: str, canary: TrialArm, control: TrialArm, most: float) -> str | None:
     own, other = quantile_bounds(getattr(canary, times)), quantile_bounds(getattr(control, times))
     if own is None or other is None or own[0] <= most * other[1]:
         return None
     return f"{name}: at least {1e3 * own[0]:.1f} ms, at most {1e3 * other[1]:.1f} ms without"
 
 
-def _dearer(canary: Arm, control: Arm, guards: Guards) -> str | None:
+def _dearer(canary: TrialArm, control: TrialArm, guards: Guards) -> str | None:
     own, other = canary.cost_per_token, control.cost_per_token
     most = guards.cost_per_million * other.mean
     if (

@@ -79,7 +79,7 @@ class SuffixStore:
 
 
 @dataclass(frozen=True)
-class Match:
+class SuffixMatch:
     """A place in an automaton that the end of a text leads to."""
 
     automaton: SuffixAutomaton
@@ -111,13 +111,13 @@ class _Reader:
                 state, length = automaton.follow(state, length, token)
             self._places[index] = state, length
 
-    def matches(self) -> list[Match]:
+    def matches(self) -> list[SuffixMatch]:
         """The places that the text's end leads to, in its own past and in the store."""
         own = self.own.earlier_suffix()
         return [
-            Match(self.own, own, self.own.lengths[own]),
+            SuffixMatch(self.own, own, self.own.lengths[own]),
             *(
-                Match(automaton, state, length)
+                SuffixMatch(automaton, state, length)
                 for automaton, (state, length) in zip(self._store.automata, self._places, strict=True)
             ),
         ]
@@ -202,7 +202,7 @@ class LikelyTree:
         return len(self.tokens) - 1
 
 
-def expand(match: Match, config: SuffixConfig, ask: DraftTask) -> LikelyTree:
+def expand(match: SuffixMatch, config: SuffixConfig, ask: DraftTask) -> LikelyTree:
     """The likeliest nodes after a match, most likely first, by how often each followed."""
     max_depth = min(ask.max_depth, max(1, int(match.length * config.depth_per_match)))
     tree = LikelyTree()

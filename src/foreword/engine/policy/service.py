@@ -32,7 +32,7 @@ MOST_PAIRS = 64
 
 
 @dataclass(frozen=True)
-class Load:
+class EngineLoad:
     """The engine's own figures for a report."""
 
     wall_seconds: float
@@ -47,7 +47,7 @@ def control_report(
     situation: Situation,
     books: SpeculationBooks,
     steering: Steering | None,
-    load: Load,
+    load: EngineLoad,
 ) -> ControlReport:
     """Return the state of speculation."""
     here = None if policy is None else policy.here
@@ -76,7 +76,7 @@ def control_report(
     )
 
 
-def _usage(books: SpeculationBooks, steering: Steering | None, load: Load) -> Usage:
+def _usage(books: SpeculationBooks, steering: Steering | None, load: EngineLoad) -> Usage:
     prices = None if steering is None else steering.document.prices
     return Usage(
         wall_seconds=load.wall_seconds,
@@ -93,7 +93,7 @@ def _pairs(
     situation: Situation,
     books: SpeculationBooks,
     steering: Steering | None,
-    load: Load,
+    load: EngineLoad,
 ) -> tuple[PairReport, ...]:
     found = describe_pairs(policy, books.pairs, situation)
     if steering is not None:
@@ -130,7 +130,7 @@ def _rolled(report: PairReport, pair: PairRollout, now: float) -> PairReport:
     )
 
 
-def _with_faults(pair: PairReport, steering: Steering | None, load: Load) -> PairReport:
+def _with_faults(pair: PairReport, steering: Steering | None, load: EngineLoad) -> PairReport:
     faults = None if steering is None else steering.faults(pair.drafter)
     if faults is None:
         parts = pair.drafter.split("+")
@@ -217,7 +217,7 @@ class SpeculationService:
         if self._is_stale(now, is_busy):
             pages = self._cache.pool.num_pages
             used = pages - self._cache.available_pages
-            load = Load(now - self._began, seconds, pages, used, self._drafters.fault_counts())
+            load = EngineLoad(now - self._began, seconds, pages, used, self._drafters.fault_counts())
             self._report = control_report(self._policy, situation, self.books, self._steering, load)
             self._reported_at, self._reported_steps = now, self._steps
         assert self._report is not None

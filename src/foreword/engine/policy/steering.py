@@ -9,7 +9,7 @@ from time import time
 
 from foreword.control.measured import MeasuredPolicy
 from foreword.control.policy_file.document import OTHER, CohortRule, PolicyFile, Stage
-from foreword.control.policy_file.matching import Traits
+from foreword.control.policy_file.matching import RequestTraits
 from foreword.control.policy_file.parsing import read_policy
 from foreword.control.reporting.books import SpeculationBooks
 from foreword.control.rollout.evidence import Outcome
@@ -83,7 +83,9 @@ class Steering:
         assigned = self._assign(new, traits, document, configs)
         return replace(assigned, service=document.service.of(traits))
 
-    def _assign(self, new: NewRequest, traits: Traits, document: PolicyFile, configs: Configs) -> Assignment:
+    def _assign(
+        self, new: NewRequest, traits: RequestTraits, document: PolicyFile, configs: Configs
+    ) -> Assignment:
         rule = document.cohort(traits)
         label = self._label(document.label(rule, traits))
         limit = document.step_limit(traits)
@@ -109,10 +111,10 @@ class Steering:
         expected = AnswerHints(known.prediction)
         return Assignment(label, self._pool.with_hints(plan, new.speculation, expected), limit, places)
 
-    def traits(self, new: NewRequest) -> Traits:
+    def traits(self, new: NewRequest) -> RequestTraits:
         """Return the traits that rules match."""
         labels = new.labels
-        return Traits(
+        return RequestTraits(
             tenant=new.tenant,
             model=labels.model or self.model,
             adapter=new.adapter or labels.adapter,

@@ -8,7 +8,7 @@ from foreword.models.config import GroupScore, Norms, Scores
 
 
 @dataclass(frozen=True)
-class Switch:
+class ConfigSwitch:
     """Something that a family has never, always, or where its config.json says so."""
 
     always: bool = False
@@ -16,7 +16,7 @@ class Switch:
     default: bool = False  # where it is missing
 
 
-NEVER = Switch()
+NEVER = ConfigSwitch()
 
 
 class DenseLayers(Enum):
@@ -43,7 +43,7 @@ class ExpertKeys:
     size: str = "moe_intermediate_size"
     per_token: str = "num_experts_per_tok"
     scores: Scores = Scores.SOFTMAX
-    normalize: Switch = NEVER
+    normalize: ConfigSwitch = NEVER
     corrected: bool = False
     scale: str | None = None
     grouping: Grouping = Grouping.NONE
@@ -59,12 +59,12 @@ class WindowedLayers(Enum):
 
     ALL = auto()
     LAST = auto()  # those from `max_window_layers` on
-    ALL_BUT_EVERY_NTH = auto()  # see `Window.period`
+    ALL_BUT_EVERY_NTH = auto()  # see `WindowField.period`
     UNROTATED = auto()  # those without rotary embedding
 
 
 @dataclass(frozen=True)
-class Window:
+class WindowField:
     """What a family's config.json says about sliding windows."""
 
     layers: WindowedLayers
@@ -130,13 +130,13 @@ class Architecture:
     hf_class: str  # the one entry of `architectures` in config.json; never imported or run
     gguf: GgufNames | None = None  # None: GGUF files are not read, or by another family's name
     gguf_alias: str | None = None  # that name
-    attention_bias: Switch = NEVER  # of the q, k and v projections
-    output_bias: Switch = NEVER  # of the attention's output projection
-    mlp_bias: Switch = NEVER
-    qk_norm: Switch = NEVER
+    attention_bias: ConfigSwitch = NEVER  # of the q, k and v projections
+    output_bias: ConfigSwitch = NEVER  # of the attention's output projection
+    mlp_bias: ConfigSwitch = NEVER
+    qk_norm: ConfigSwitch = NEVER
     wide_qk_norm: bool = False
     norms: Norms = Norms.BEFORE
-    window: Window | None = None
+    window: WindowField | None = None
     scales: Scales = Scales()
     rope: Rope = Rope()
     experts: ExpertKeys | None = None
@@ -201,4 +201,4 @@ LATENT_TENSORS = {
 
 QK_NORM_TENSORS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
-QWEN_WINDOW = Window(WindowedLayers.LAST, switch="use_sliding_window")
+QWEN_WINDOW = WindowField(WindowedLayers.LAST, switch="use_sliding_window")

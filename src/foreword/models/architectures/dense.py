@@ -8,13 +8,13 @@ from foreword.models.architectures.architecture import (
     QK_NORM_TENSORS,
     QWEN_WINDOW,
     Architecture,
+    ConfigSwitch,
     GgufNames,
     Rope,
     Scales,
     StoredTensors,
-    Switch,
-    Window,
     WindowedLayers,
+    WindowField,
 )
 from foreword.models.config import Norms
 
@@ -23,9 +23,9 @@ LLAMA = Architecture(
     models="Llama, SmolLM, SmolLM2",
     hf_class="LlamaForCausalLM",
     gguf=GgufNames("llama", interleaved=True, layer_tensors=LLAMA_TENSORS),
-    attention_bias=Switch(key="attention_bias"),
-    output_bias=Switch(key="attention_bias"),
-    mlp_bias=Switch(key="mlp_bias"),
+    attention_bias=ConfigSwitch(key="attention_bias"),
+    output_bias=ConfigSwitch(key="attention_bias"),
+    mlp_bias=ConfigSwitch(key="mlp_bias"),
     kv_heads_may_be_missing=True,
 )
 """Llama, SmolLM and all that use their class."""
@@ -35,7 +35,7 @@ MISTRAL = Architecture(
     models="Mistral",
     hf_class="MistralForCausalLM",
     gguf_alias="llama",
-    window=Window(WindowedLayers.ALL, listed=False),
+    window=WindowField(WindowedLayers.ALL, listed=False),
 )
 """Llama without biases, in its first versions with a sliding window. GGUF files call it llama."""
 
@@ -44,7 +44,7 @@ QWEN2 = Architecture(
     models="Qwen2, Qwen2.5",
     hf_class="Qwen2ForCausalLM",
     gguf=GgufNames("qwen2", interleaved=False, layer_tensors=LLAMA_TENSORS),
-    attention_bias=Switch(always=True),
+    attention_bias=ConfigSwitch(always=True),
     window=QWEN_WINDOW,
 )
 """Biases on q, k and v."""
@@ -54,9 +54,9 @@ QWEN3 = Architecture(
     models="Qwen3",
     hf_class="Qwen3ForCausalLM",
     gguf=GgufNames("qwen3", interleaved=False, layer_tensors=LLAMA_TENSORS | QK_NORM_TENSORS),
-    attention_bias=Switch(key="attention_bias"),
-    output_bias=Switch(key="attention_bias"),
-    qk_norm=Switch(always=True),
+    attention_bias=ConfigSwitch(key="attention_bias"),
+    output_bias=ConfigSwitch(key="attention_bias"),
+    qk_norm=ConfigSwitch(always=True),
     window=QWEN_WINDOW,
 )
 """A norm on every query and key head."""
@@ -65,7 +65,7 @@ MIMO = Architecture(
     name="mimo",
     models="MiMo-7B",
     hf_class="MiMoForCausalLM",
-    attention_bias=Switch(always=True),
+    attention_bias=ConfigSwitch(always=True),
     window=QWEN_WINDOW,
 )
 """Qwen2 with MTP modules beside its layers."""
@@ -75,10 +75,10 @@ GEMMA2 = Architecture(
     models="Gemma 2",
     hf_class="Gemma2ForCausalLM",
     gguf=GgufNames("gemma2", interleaved=False, layer_tensors=AROUND_TENSORS, settings={}, deep=46),
-    attention_bias=Switch(key="attention_bias"),
-    output_bias=Switch(key="attention_bias"),
+    attention_bias=ConfigSwitch(key="attention_bias"),
+    output_bias=ConfigSwitch(key="attention_bias"),
     norms=Norms.AROUND,
-    window=Window(WindowedLayers.ALL_BUT_EVERY_NTH, period=2),
+    window=WindowField(WindowedLayers.ALL_BUT_EVERY_NTH, period=2),
     scales=Scales(
         embedding_by_width=True,
         attention_root="query_pre_attn_scalar",
@@ -103,8 +103,8 @@ GEMMA3 = replace(
         settings={},
         deep=62,
     ),
-    qk_norm=Switch(always=True),
-    window=Window(WindowedLayers.ALL_BUT_EVERY_NTH, period=6, period_key="sliding_window_pattern"),
+    qk_norm=ConfigSwitch(always=True),
+    window=WindowField(WindowedLayers.ALL_BUT_EVERY_NTH, period=6, period_key="sliding_window_pattern"),
     rope=Rope(theta=1e6, local_theta=1e4),
 )
 """Gemma 2 with norms on heads; windowed layers have rotary frequencies of their own."""
@@ -120,7 +120,7 @@ PHI3 = Architecture(
         fused={"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")},
         settings={},
     ),
-    window=Window(WindowedLayers.ALL, listed=False),
+    window=WindowField(WindowedLayers.ALL, listed=False),
     rope=Rope(yarn_is_longrope=True),
     kv_heads_may_be_missing=True,
     stored=StoredTensors(
@@ -137,9 +137,9 @@ OLMO2 = Architecture(
     models="OLMo 2",
     hf_class="Olmo2ForCausalLM",
     gguf=GgufNames("olmo2", interleaved=False, layer_tensors=AROUND_TENSORS | QK_NORM_TENSORS, settings={}),
-    attention_bias=Switch(key="attention_bias"),
-    output_bias=Switch(key="attention_bias"),
-    qk_norm=Switch(always=True),
+    attention_bias=ConfigSwitch(key="attention_bias"),
+    output_bias=ConfigSwitch(key="attention_bias"),
+    qk_norm=ConfigSwitch(always=True),
     wide_qk_norm=True,
     norms=Norms.AFTER,
     kv_heads_may_be_missing=True,
@@ -151,9 +151,9 @@ GRANITE = Architecture(
     models="Granite 3",
     hf_class="GraniteForCausalLM",
     gguf=GgufNames("granite", interleaved=True, layer_tensors=LLAMA_TENSORS, settings={}),
-    attention_bias=Switch(key="attention_bias"),
-    output_bias=Switch(key="attention_bias"),
-    mlp_bias=Switch(key="mlp_bias"),
+    attention_bias=ConfigSwitch(key="attention_bias"),
+    output_bias=ConfigSwitch(key="attention_bias"),
+    mlp_bias=ConfigSwitch(key="mlp_bias"),
     scales=Scales(
         embedding="embedding_multiplier",
         residual="residual_multiplier",
@@ -169,10 +169,10 @@ SMOLLM3 = Architecture(
     models="SmolLM3",
     hf_class="SmolLM3ForCausalLM",
     gguf=GgufNames("smollm3", interleaved=True, layer_tensors=LLAMA_TENSORS, settings={}),
-    attention_bias=Switch(key="attention_bias"),
-    output_bias=Switch(key="attention_bias"),
-    mlp_bias=Switch(key="mlp_bias"),
-    window=Window(WindowedLayers.UNROTATED, switch="use_sliding_window"),
+    attention_bias=ConfigSwitch(key="attention_bias"),
+    output_bias=ConfigSwitch(key="attention_bias"),
+    mlp_bias=ConfigSwitch(key="mlp_bias"),
+    window=WindowField(WindowedLayers.UNROTATED, switch="use_sliding_window"),
     rope=Rope(theta=2e6, unrotated_every=4),
     kv_heads_may_be_missing=True,
 )

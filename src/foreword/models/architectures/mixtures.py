@@ -9,15 +9,15 @@ from foreword.models.architectures.architecture import (
     QK_NORM_TENSORS,
     QWEN_WINDOW,
     Architecture,
+    ConfigSwitch,
     DenseLayers,
     ExpertKeys,
     GgufNames,
     Grouping,
     Rope,
     StoredTensors,
-    Switch,
-    Window,
     WindowedLayers,
+    WindowField,
 )
 from foreword.models.config import GroupScore, Scores
 
@@ -26,9 +26,11 @@ MIXTRAL = Architecture(
     models="Mixtral",
     hf_class="MixtralForCausalLM",
     gguf=GgufNames("llama", interleaved=True, layer_tensors=LLAMA_TENSORS | EXPERT_TENSORS, settings={}),
-    window=Window(WindowedLayers.ALL, listed=False),
+    window=WindowField(WindowedLayers.ALL, listed=False),
     rope=Rope(theta=1e6),
-    experts=ExpertKeys(count=("num_local_experts",), size="intermediate_size", normalize=Switch(always=True)),
+    experts=ExpertKeys(
+        count=("num_local_experts",), size="intermediate_size", normalize=ConfigSwitch(always=True)
+    ),
     kv_heads_may_be_missing=True,
     stored=StoredTensors(
         renamed=(
@@ -43,7 +45,7 @@ MIXTRAL = Architecture(
 
 GATED_EXPERTS = ExpertKeys(
     count=("num_experts", "num_local_experts"),
-    normalize=Switch(key="norm_topk_prob"),
+    normalize=ConfigSwitch(key="norm_topk_prob"),
     shared_size="shared_expert_intermediate_size",
     shared_gate=True,
     dense=DenseLayers.BY_STEP,
@@ -54,7 +56,7 @@ QWEN2_MOE = Architecture(
     models="Qwen1.5-MoE, Qwen2-MoE",
     hf_class="Qwen2MoeForCausalLM",
     gguf=GgufNames("qwen2moe", interleaved=False, layer_tensors=LLAMA_TENSORS | EXPERT_TENSORS, settings={}),
-    attention_bias=Switch(key="qkv_bias", default=True),
+    attention_bias=ConfigSwitch(key="qkv_bias", default=True),
     window=QWEN_WINDOW,
     experts=GATED_EXPERTS,
     stored=StoredTensors(renamed=((".shared_expert.", ".shared_experts."),)),
@@ -71,13 +73,13 @@ QWEN3_MOE = Architecture(
         layer_tensors=LLAMA_TENSORS | QK_NORM_TENSORS | EXPERT_TENSORS,
         settings={"norm_topk_prob": True},
     ),
-    attention_bias=Switch(key="attention_bias"),
-    output_bias=Switch(key="attention_bias"),
-    qk_norm=Switch(always=True),
-    window=Window(WindowedLayers.ALL, switch="use_sliding_window", listed=False),
+    attention_bias=ConfigSwitch(key="attention_bias"),
+    output_bias=ConfigSwitch(key="attention_bias"),
+    qk_norm=ConfigSwitch(always=True),
+    window=WindowField(WindowedLayers.ALL, switch="use_sliding_window", listed=False),
     experts=ExpertKeys(
         count=("num_experts", "num_local_experts"),
-        normalize=Switch(key="norm_topk_prob"),
+        normalize=ConfigSwitch(key="norm_topk_prob"),
         dense=DenseLayers.BY_STEP,
     ),
 )
@@ -96,13 +98,13 @@ GLM4_MOE = Architecture(
         | {"post_attention_norm": "post_attention_layernorm"},
         settings={"norm_topk_prob": False},
     ),
-    attention_bias=Switch(key="attention_bias"),
-    qk_norm=Switch(key="use_qk_norm"),
+    attention_bias=ConfigSwitch(key="attention_bias"),
+    qk_norm=ConfigSwitch(key="use_qk_norm"),
     rope=Rope(partial=0.5),
     experts=ExpertKeys(
         count=("n_routed_experts",),
         scores=Scores.SIGMOID,
-        normalize=Switch(key="norm_topk_prob", default=True),
+        normalize=ConfigSwitch(key="norm_topk_prob", default=True),
         corrected=True,
         scale="routed_scaling_factor",
         grouping=Grouping.ALWAYS,
@@ -123,8 +125,8 @@ DEEPSEEK_V2 = Architecture(
         layer_tensors=LATENT_TENSORS | EXPERT_TENSORS,
         settings={"norm_topk_prob": False},
     ),
-    attention_bias=Switch(key="attention_bias"),
-    output_bias=Switch(key="attention_bias"),
+    attention_bias=ConfigSwitch(key="attention_bias"),
+    output_bias=ConfigSwitch(key="attention_bias"),
     rope=Rope(interleaved=True),
     experts=ExpertKeys(
         count=("n_routed_experts",),

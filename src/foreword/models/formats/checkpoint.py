@@ -24,7 +24,7 @@ class QuantizedTensor:
     shape: tuple[int, int]  # (out, in), in elements
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """A stretch of a tensor's rows or of its columns; None: all."""
 
     rows: tuple[int, int] | None = None
@@ -37,7 +37,7 @@ class Part(NamedTuple):
         return whole if self.columns is None else whole[:, slice(*self.columns)]
 
 
-WHOLE = Part()
+WHOLE = TensorPart()
 
 
 class Checkpoint(Protocol):
@@ -85,7 +85,7 @@ class Checkpoint(Protocol):
 class ModelFile(Checkpoint, Protocol):
     """A checkpoint that can be read in parts."""
 
-    def load_part(self, name: str, dtype: torch.dtype, part: Part) -> Tensor:
+    def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
         """As `load`, of whole heads where rows are turned; what is outside the part takes no memory that stays."""
         ...
 

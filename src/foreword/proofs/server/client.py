@@ -26,7 +26,7 @@ class Token:
 
 
 @dataclass
-class Choice:
+class ReceivedChoice:
     """One answer."""
 
     text: str = ""
@@ -71,14 +71,14 @@ class ServerAnswer:
     """All answers to one request."""
 
     body: Mapping[str, Any]  # what was asked
-    choices: dict[int, Choice] = field(default_factory=dict)  # by the index that the server gave
+    choices: dict[int, ReceivedChoice] = field(default_factory=dict)  # by the index that the server gave
     usage: TokenUsage | None = None
     prompt_ids: list[int] | None = None
 
     def take(self, received: Mapping[str, Any]) -> None:
         """A whole answer, or a chunk of it; KeyError, TypeError or ValueError if it is none."""
         for choice in received["choices"]:
-            self.choices.setdefault(int(choice.get("index", 0)), Choice()).take(choice)
+            self.choices.setdefault(int(choice.get("index", 0)), ReceivedChoice()).take(choice)
             if isinstance(ids := choice.get("prompt_token_ids"), list):
                 self.prompt_ids = ids
         if isinstance(ids := received.get("prompt_token_ids"), list):
@@ -88,9 +88,9 @@ class ServerAnswer:
             self.usage = TokenUsage(*counts)
 
     @property
-    def first(self) -> Choice:
+    def first(self) -> ReceivedChoice:
         """The only answer of a request for one."""
-        return self.choices.get(0) or Choice()
+        return self.choices.get(0) or ReceivedChoice()
 
     @property
     def is_cut(self) -> bool:

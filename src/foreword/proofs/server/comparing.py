@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from foreword.errors import RequestError
-from foreword.proofs.server.client import Body, Broken, Choice, RefusedByServer, Server, ServerAnswer
+from foreword.proofs.server.client import Body, Broken, ReceivedChoice, RefusedByServer, Server, ServerAnswer
 from foreword.proofs.server.ground import (
     FILTERS_OFF,
     ClaimStatus,
@@ -195,7 +195,7 @@ def _common(left: str, right: str) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
-def is_near_tie(left: Choice, right: Choice, tolerance: float) -> bool:
+def is_near_tie(left: ReceivedChoice, right: ReceivedChoice, tolerance: float) -> bool:
     """Return whether two greedy texts part at two tokens that are equally likely up to rounding."""
     for a, b in zip(left.tokens, right.tokens, strict=False):
         if a.text != b.text:
@@ -217,7 +217,7 @@ def requests_for(ground: Ground) -> int:
 
 async def draw(
     ground: Ground, server: Server, depth: int, stream_of_seeds: int, *, logprobs: bool
-) -> AsyncIterator[tuple[str, ServerAnswer, Choice]]:
+) -> AsyncIterator[tuple[str, ServerAnswer, ReceivedChoice]]:
     """(prompt, answer, choice) of all draws, prompts by turns, some requests at a time."""
     texts, n = ground.plan.texts, ground.abilities.n
     whole = requests_for(ground)

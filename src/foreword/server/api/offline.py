@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foreword.acceptance.params import SamplingDefaults, SamplingParams
-from foreword.control.policy_file.matching import Traits
+from foreword.control.policy_file.matching import RequestTraits
 from foreword.drafters.config import SpeculationSetting
 from foreword.errors import RequestError
 from foreword.server.api.bodies import UnknownFields, checked_body, load_object, too_long
@@ -38,7 +38,7 @@ _LONGEST_ANSWER = 2**31 - 1
 class OfflineRequest:
     """What the policy file matches against, and what was assumed because only the server knows it."""
 
-    traits: Traits
+    traits: RequestTraits
     speculation: SpeculationSetting
     notes: list[str]
 
@@ -82,7 +82,7 @@ def read_offline(
     if body.temperature is None:
         notes.append("temperature taken as 1: the model's generation config may recommend another")
     labels = body.labels(getattr(body, "model", None) or "", bool(getattr(body, "stream", None)))
-    traits = Traits(
+    traits = RequestTraits(
         tenant=tenant,
         model=labels.model,
         adapter=adapter,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-class Outcome(NamedTuple):
+class DraftOutcome(NamedTuple):
     """What came of a draft, for whoever counts it."""
 
     asked: bool  # whether a drafter was asked
@@ -32,7 +32,7 @@ class AcceptanceStats:
         """Share of the asks that had an answer; None before the first."""
         return self.drafts / self.asks if self.asks else None
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: DraftOutcome) -> None:
         """Count a step."""
         asked, nodes, depth, accepted, unjudged = outcome
         self.asks += asked

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from foreword.speculation.measured.acceptance_stats import AcceptanceStats, Outcome
+from foreword.speculation.measured.acceptance_stats import AcceptanceStats, DraftOutcome
 from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.report import StepReport
 
@@ -39,7 +39,7 @@ class Situation:
                     cohorts[key] = self._cohort(cohort_name(*key))
                 judged = verdict.judged
                 beyond = len(verdict.draft.parents) - len(judged.parents)
-                outcome = Outcome(
+                outcome = DraftOutcome(
                     bool(part.asked), len(judged.parents), judged.depth, len(verdict.path), beyond
                 )
                 part.request.acceptance.observe(outcome)

@@ -23,8 +23,8 @@ from foreword.train.heads.learner import LearnedFiles, TapsHead, check_taps
 from foreword.train.passes.attention import chain_attention
 from foreword.train.passes.layers import LayerHalves, LayerTensors, layer_tensors, tracked
 from foreword.train.passes.packing import PackedBatch
-from foreword.train.passes.target import Features, Target
-from foreword.train.passes.vocabulary import DraftVocabulary, vocabulary_tensors
+from foreword.train.passes.target import Features, FrozenTarget
+from foreword.train.passes.vocabulary import HeadVocabulary, vocabulary_tensors
 from foreword.train.texts.documents import Document
 
 _LAYER = {
@@ -50,8 +50,10 @@ class DFlashRecipe:
     def check(self, target: ModelConfig) -> None:
         check_taps(self.taps, target)
 
-    def build(self, target: Target, vocabulary: DraftVocabulary, *, compiled: bool = False) -> "DFlashHead":
-        return DFlashHead(target, vocabulary, self, compiled=compiled).to(target.device)
+    def build(
+        self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool = False
+    ) -> "DFlashLearner":
+        return DFlashLearner(target, vocabulary, self, compiled=compiled).to(target.device)
 
 
 def spread_taps(num_layers: int, count: int = 3) -> tuple[int, ...]:
@@ -60,13 +62,18 @@ def spread_taps(num_layers: int, count: int = 3) -> tuple[int, ...]:
     return tuple(sorted({min(2 + round(i * (last - 1) / (count - 1)), num_layers) for i in range(count)}))
 
 
-class DFlashHead(TapsHead):
+class DFlashLearner(TapsHead):
     """Layers whose keys and values of the past are made from the target's states, and of the block from itself."""
 
     mask_token: Tensor
 
     def __init__(
-        self, target: Target, vocabulary: DraftVocabulary, recipe: DFlashRecipe, *, compiled: bool = False
+        self,
+        target: FrozenTarget,
+        vocabulary: HeadVocabulary,
+        recipe: DFlashRecipe,
+        *,
+        compiled: bool = False,
     ) -> None:
         taps = recipe.taps or spread_taps(target.config.num_layers)
         hidden, (heads, kv_heads, dim) = target.config.hidden_size, target.sizes

@@ -15,8 +15,8 @@ from foreword.train.heads.config_files import hf_settings, tokenizer_files
 from foreword.train.heads.learner import LearnedFiles, stored
 from foreword.train.heads.stack import EMBEDDING, NORM, LayerStack, states_by_level, without_factors
 from foreword.train.passes.packing import PackedBatch
-from foreword.train.passes.target import Features, Target
-from foreword.train.passes.vocabulary import DraftVocabulary
+from foreword.train.passes.target import Features, FrozenTarget
+from foreword.train.passes.vocabulary import HeadVocabulary
 from foreword.train.texts.documents import Document
 
 
@@ -38,7 +38,9 @@ class DraftRecipe:
     def check(self, target: ModelConfig) -> None:
         self._copied(target, self._config(target))
 
-    def build(self, target: Target, vocabulary: DraftVocabulary, *, compiled: bool = False) -> "DraftModel":
+    def build(
+        self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool = False
+    ) -> "DraftModel":
         config = self._config(target.config)
         copied = self._copied(target.config, config)
         return DraftModel(target, vocabulary, config, copied, compiled=compiled).to(target.device)
@@ -82,8 +84,8 @@ class DraftModel(LayerStack):
 
     def __init__(
         self,
-        target: Target,
-        vocabulary: DraftVocabulary,
+        target: FrozenTarget,
+        vocabulary: HeadVocabulary,
         config: ModelConfig,
         copied: tuple[int, ...],
         *,

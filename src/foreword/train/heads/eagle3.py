@@ -18,8 +18,8 @@ from foreword.train.heads.learner import LearnedFiles, TapsHead, check_taps
 from foreword.train.passes.attention import chain_attention
 from foreword.train.passes.layers import Sizes
 from foreword.train.passes.packing import PackedBatch
-from foreword.train.passes.target import Features, Target
-from foreword.train.passes.vocabulary import DraftVocabulary, vocabulary_tensors
+from foreword.train.passes.target import Features, FrozenTarget
+from foreword.train.passes.vocabulary import HeadVocabulary, vocabulary_tensors
 from foreword.train.texts.documents import Document
 
 _ATTENTION, _MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
@@ -39,7 +39,9 @@ class Eagle3Recipe:
     def check(self, target: ModelConfig) -> None:
         check_taps(self.taps, target)
 
-    def build(self, target: Target, vocabulary: DraftVocabulary, *, compiled: bool = False) -> "Eagle3Head":
+    def build(
+        self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool = False
+    ) -> "Eagle3Head":
         taps = self.taps or default_taps(target.config.num_layers)
         intermediate = self.intermediate or target.config.layer.mlp.intermediate_size
         return Eagle3Head(target, vocabulary, taps, intermediate, compiled=compiled).to(target.device)
@@ -62,8 +64,8 @@ class Eagle3Head(TapsHead):
 
     def __init__(
         self,
-        target: Target,
-        vocabulary: DraftVocabulary,
+        target: FrozenTarget,
+        vocabulary: HeadVocabulary,
         taps: Sequence[int],
         intermediate: int,
         *,

@@ -14,8 +14,8 @@ from foreword.train.heads.config_files import hf_settings
 from foreword.train.heads.learner import LearnedFiles
 from foreword.train.heads.stack import NORM, LayerStack, states_by_level, without_factors
 from foreword.train.passes.packing import PackedBatch
-from foreword.train.passes.target import Features, Target
-from foreword.train.passes.vocabulary import DraftVocabulary
+from foreword.train.passes.target import Features, FrozenTarget
+from foreword.train.passes.vocabulary import HeadVocabulary
 from foreword.train.texts.documents import Document
 
 
@@ -31,7 +31,9 @@ class ExitRecipe:
     def check(self, target: ModelConfig) -> None:
         self._layer(target)
 
-    def build(self, target: Target, vocabulary: DraftVocabulary, *, compiled: bool = False) -> "ExitAdapter":
+    def build(
+        self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool = False
+    ) -> "ExitAdapter":
         layer = self._layer(target.config)
         return ExitAdapter(target, vocabulary, layer, compiled=compiled).to(target.device)
 
@@ -47,7 +49,7 @@ class ExitAdapter(LayerStack):
     """It reads the residual stream after `layer` layers; embedding and output matrix are the target's."""
 
     def __init__(
-        self, target: Target, vocabulary: DraftVocabulary, layer: int, *, compiled: bool = False
+        self, target: FrozenTarget, vocabulary: HeadVocabulary, layer: int, *, compiled: bool = False
     ) -> None:
         super().__init__(
             target, vocabulary, target.config.with_layers([layer]), taps=(layer,), compiled=compiled

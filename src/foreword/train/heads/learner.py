@@ -12,8 +12,8 @@ from foreword.errors import RequestError
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.train.passes.packing import PackedBatch, sample_batch
-from foreword.train.passes.target import Features, Target
-from foreword.train.passes.vocabulary import DraftVocabulary
+from foreword.train.passes.target import Features, FrozenTarget
+from foreword.train.passes.vocabulary import HeadVocabulary
 from foreword.train.texts.documents import Document
 
 
@@ -41,7 +41,7 @@ class Learner(nn.Module, ABC):
 
     matrices: nn.ParameterDict  # Muon moves these, AdamW all other parameters
 
-    def __init__(self, target: Target, vocabulary: DraftVocabulary, taps: Sequence[int] = ()) -> None:
+    def __init__(self, target: FrozenTarget, vocabulary: HeadVocabulary, taps: Sequence[int] = ()) -> None:
         super().__init__()
         self.target = target
         self.vocabulary = vocabulary.to(target.device)
@@ -108,8 +108,8 @@ class TapsHead(Learner):
 
     def __init__(
         self,
-        target: Target,
-        vocabulary: DraftVocabulary,
+        target: FrozenTarget,
+        vocabulary: HeadVocabulary,
         taps: Sequence[int],
         shapes: Mapping[str, tuple[int, int]],
         widths: Mapping[str, int],
@@ -165,7 +165,7 @@ class Recipe(Protocol):
         """Refuse a shape that this target cannot have, before anything is loaded or written."""
         ...
 
-    def build(self, target: Target, vocabulary: DraftVocabulary, *, compiled: bool) -> Learner:
+    def build(self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool) -> Learner:
         """A learner on the target's device, without values."""
         ...
 

@@ -12,8 +12,8 @@ from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.train.heads.learner import LearnedFiles, Learner
 from foreword.train.passes.packing import PackedBatch
-from foreword.train.passes.target import Features, Target
-from foreword.train.passes.vocabulary import DraftVocabulary
+from foreword.train.passes.target import Features, FrozenTarget
+from foreword.train.passes.vocabulary import HeadVocabulary
 from foreword.train.texts.documents import Document
 
 
@@ -30,7 +30,9 @@ class MedusaRecipe:
     def check(self, target: ModelConfig) -> None:
         """Any target will do."""
 
-    def build(self, target: Target, vocabulary: DraftVocabulary, *, compiled: bool = False) -> "MedusaHeads":
+    def build(
+        self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool = False
+    ) -> "MedusaHeads":
         return MedusaHeads(target, vocabulary, self, compiled=compiled).to(target.device)
 
 
@@ -38,7 +40,12 @@ class MedusaHeads(Learner):
     """Head i reads the state of the newest token that the target has seen, and drafts the token i + 2 after it."""
 
     def __init__(
-        self, target: Target, vocabulary: DraftVocabulary, recipe: MedusaRecipe, *, compiled: bool = False
+        self,
+        target: FrozenTarget,
+        vocabulary: HeadVocabulary,
+        recipe: MedusaRecipe,
+        *,
+        compiled: bool = False,
     ) -> None:
         super().__init__(target, vocabulary)
         self._recipe = recipe

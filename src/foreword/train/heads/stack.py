@@ -18,8 +18,8 @@ from foreword.models.rope import inverse_frequencies
 from foreword.train.heads.learner import Learner
 from foreword.train.passes.layers import LayerHalves, layer_tensors, rotation_of, run_layers, tracked
 from foreword.train.passes.packing import PackedBatch
-from foreword.train.passes.target import Target
-from foreword.train.passes.vocabulary import DraftVocabulary
+from foreword.train.passes.target import FrozenTarget
+from foreword.train.passes.vocabulary import HeadVocabulary
 
 EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
 _RESIDUAL_WRITERS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
@@ -30,8 +30,8 @@ class LayerStack(Learner):
 
     def __init__(
         self,
-        target: Target,
-        vocabulary: DraftVocabulary,
+        target: FrozenTarget,
+        vocabulary: HeadVocabulary,
         config: ModelConfig,
         *,
         taps: tuple[int, ...] = (),

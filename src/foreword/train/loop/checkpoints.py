@@ -11,7 +11,7 @@ from foreword.train.files import write_state
 from foreword.train.heads.learner import Recipe
 from foreword.train.loop.trainer import Trainer
 from foreword.train.passes.packing import BatchSize
-from foreword.train.passes.vocabulary import DraftVocabulary
+from foreword.train.passes.vocabulary import HeadVocabulary
 
 _RENAMED = {"guesses": "draft_tokens"}
 """Keys of recipes in states that version 0.1 saved, and what they are called now."""
@@ -54,8 +54,8 @@ class SavedTraining:
                     "resume with the same options or choose another --out"
                 )
 
-    def vocabulary(self, vocab_size: int) -> DraftVocabulary:
-        return DraftVocabulary.of(self.state["vocabulary"].cpu(), vocab_size, self.state["coverage"])
+    def vocabulary(self, vocab_size: int) -> HeadVocabulary:
+        return HeadVocabulary.of(self.state["vocabulary"].cpu(), vocab_size, self.state["coverage"])
 
     @property
     def size(self) -> BatchSize:

@@ -48,7 +48,7 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration
 
 
 @dataclass(frozen=True)
-class Rates:
+class LearningRates:
     """How fast to learn."""
 
     muon: float = 0.02
@@ -58,7 +58,7 @@ class Rates:
 class HeadOptimizer:
     """Both optimisers, with one learning-rate factor for warm-up and decay."""
 
-    def __init__(self, matrices: Sequence[Tensor], others: Sequence[Tensor], rates: Rates) -> None:
+    def __init__(self, matrices: Sequence[Tensor], others: Sequence[Tensor], rates: LearningRates) -> None:
         self._matrices = list(matrices)
         self._rates = rates
         self._momentum = [torch.zeros_like(matrix) for matrix in matrices]

@@ -20,7 +20,7 @@ from foreword.train.loop.output import Card, read_weights, write_card, write_out
 from foreword.train.loop.texts import RunTexts
 from foreword.train.loop.trainer import Trainer, TrainProgress, TrainSettings
 from foreword.train.passes.packing import fitting_size, require_fitting
-from foreword.train.passes.target import Target
+from foreword.train.passes.target import FrozenTarget
 from foreword.train.passes.vocabulary import choose_vocabulary, stored_vocabulary, whole_vocabulary
 
 _SAVE_SECONDS = 50.0
@@ -74,7 +74,7 @@ class TrainRun:
 
 
 def train(
-    checkpoint: Checkpoint, target: Target, run: TrainRun, texts: RunTexts, watcher: Watcher
+    checkpoint: Checkpoint, target: FrozenTarget, run: TrainRun, texts: RunTexts, watcher: Watcher
 ) -> dict[str, TauReport] | None:
     """Train and leave the outcome in `run.out`; the last measurements by set of texts.
 
@@ -196,7 +196,7 @@ def _seconds_left(run: TrainRun) -> float | None:
     return left
 
 
-def _trainer(target: Target, texts: RunTexts, run: TrainRun, watcher: Watcher) -> Trainer:
+def _trainer(target: FrozenTarget, texts: RunTexts, run: TrainRun, watcher: Watcher) -> Trainer:
     require_own(run.out, resume=run.resume)
     saved = SavedTraining(run.state, target.device) if run.resume else None
     documents, vocab_size = texts.trained, target.config.vocab_size

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foreword.train.heads.learner import Learner
 from foreword.train.loop.evaluate import TauReport, measure_tau
-from foreword.train.loop.optimizer import HeadOptimizer, Rates, Stretch
+from foreword.train.loop.optimizer import HeadOptimizer, LearningRates, Stretch
 from foreword.train.passes.loss import CHUNK, OutputLoss, judge_rows, target_probabilities
 from foreword.train.passes.packing import BatchSize, PackedBatch, batches
 from foreword.train.passes.target import Features
@@ -23,7 +23,7 @@ class TrainSettings:
 
     depth: int = 4  # draft tokens of a chain
     step_decay: float = 0.85  # weight of each further draft token
-    rates: Rates = field(default_factory=Rates)
+    rates: LearningRates = field(default_factory=LearningRates)
     clip: float = 1.0
     warm_up: int = 50  # steps
     sharpness: float = 1.0  # exponent on the target's probabilities

@@ -29,7 +29,7 @@ class Features:
     last: Tensor  # the stream after all layers, after the final norm
 
 
-class Target:
+class FrozenTarget:
     """A frozen decoder with the weights of a checkpoint."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, *, compiled: bool = False) -> None:
@@ -43,8 +43,10 @@ class Target:
         self._halves = LayerHalves(compiled=compiled)
 
     @staticmethod
-    def load(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, *, compiled: bool) -> "Target":
-        return Target(checkpoint.config, load_weights(checkpoint, dtype, device), compiled=compiled)
+    def load(
+        checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, *, compiled: bool
+    ) -> "FrozenTarget":
+        return FrozenTarget(checkpoint.config, load_weights(checkpoint, dtype, device), compiled=compiled)
 
     @property
     def device(self) -> torch.device:

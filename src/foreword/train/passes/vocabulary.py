@@ -12,7 +12,7 @@ from foreword.train.texts.documents import Document
 
 
 @dataclass(frozen=True)
-class DraftVocabulary:
+class HeadVocabulary:
     """Numbers of the head's outputs, and the target's tokens that they stand for."""
 
     token_ids: Tensor  # int64 [draft], ascending
@@ -20,13 +20,13 @@ class DraftVocabulary:
     coverage: float  # share of the answers' tokens that are in it
 
     @staticmethod
-    def of(token_ids: Tensor, vocab_size: int, coverage: float) -> "DraftVocabulary":
+    def of(token_ids: Tensor, vocab_size: int, coverage: float) -> "HeadVocabulary":
         draft_ids = torch.full((vocab_size,), -1, dtype=torch.int64, device=token_ids.device)
         draft_ids[token_ids] = torch.arange(len(token_ids), device=token_ids.device)
-        return DraftVocabulary(token_ids, draft_ids, coverage)
+        return HeadVocabulary(token_ids, draft_ids, coverage)
 
-    def to(self, device: torch.device) -> "DraftVocabulary":
-        return DraftVocabulary(self.token_ids.to(device), self.draft_ids.to(device), self.coverage)
+    def to(self, device: torch.device) -> "HeadVocabulary":
+        return HeadVocabulary(self.token_ids.to(device), self.draft_ids.to(device), self.coverage)
 
     @property
     def d2t(self) -> Tensor:
@@ -34,29 +34,29 @@ class DraftVocabulary:
         return self.token_ids - torch.arange(len(self.token_ids), device=self.token_ids.device)
 
 
-def whole_vocabulary(vocab_size: int) -> DraftVocabulary:
+def whole_vocabulary(vocab_size: int) -> HeadVocabulary:
     """All of the target's tokens."""
-    return DraftVocabulary.of(torch.arange(vocab_size), vocab_size, 1.0)
+    return HeadVocabulary.of(torch.arange(vocab_size), vocab_size, 1.0)
 
 
-def vocabulary_tensors(vocabulary: DraftVocabulary) -> dict[str, Tensor]:
+def vocabulary_tensors(vocabulary: HeadVocabulary) -> dict[str, Tensor]:
     """`d2t` and `t2d` of a head file; nothing where the head can draft every token."""
     if len(vocabulary.token_ids) == len(vocabulary.draft_ids):
         return {}
     return {"d2t": vocabulary.d2t.cpu(), "t2d": (vocabulary.draft_ids >= 0).cpu()}
 
 
-def stored_vocabulary(tensors: Mapping[str, Tensor], vocab_size: int) -> DraftVocabulary:
+def stored_vocabulary(tensors: Mapping[str, Tensor], vocab_size: int) -> HeadVocabulary:
     """The one that a head file tells of."""
     if "token_map" in tensors:
-        return DraftVocabulary.of(tensors["token_map"].long(), vocab_size, 1.0)
+        return HeadVocabulary.of(tensors["token_map"].long(), vocab_size, 1.0)
     if "d2t" in tensors:
         offsets = tensors["d2t"].long()
-        return DraftVocabulary.of(offsets + torch.arange(len(offsets)), vocab_size, 1.0)
+        return HeadVocabulary.of(offsets + torch.arange(len(offsets)), vocab_size, 1.0)
     return whole_vocabulary(vocab_size)
 
 
-def choose_vocabulary(documents: Iterable[Document], size: int, vocab_size: int) -> DraftVocabulary:
+def choose_vocabulary(documents: Iterable[Document], size: int, vocab_size: int) -> HeadVocabulary:
     """The `size` most frequent tokens of all answers; never seen ones by their number."""
     counts = np.zeros(vocab_size, np.int64)
     for some in _batched(documents, 4096):
@@ -64,7 +64,7 @@ def choose_vocabulary(documents: Iterable[Document], size: int, vocab_size: int)
         counts += np.bincount(answers, minlength=vocab_size)
     order = np.argsort(-counts, kind="stable")[: min(size, vocab_size)]
     coverage = float(counts[order].sum() / max(counts.sum(), 1))
-    return DraftVocabulary.of(torch.from_numpy(np.sort(order)), vocab_size, coverage)
+    return HeadVocabulary.of(torch.from_numpy(np.sort(order)), vocab_size, coverage)
 
 
 def _batched(documents: Iterable[Document], size: int) -> Iterator[list[Document]]:

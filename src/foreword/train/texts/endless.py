@@ -14,7 +14,7 @@ from torch.nn.functional import embedding
 
 from foreword.acceptance.noise import gumbel
 from foreword.train.passes.attention import CacheRows, Spans, decode_attention, to_device
-from foreword.train.passes.target import Target, wide_logits
+from foreword.train.passes.target import FrozenTarget, wide_logits
 from foreword.train.texts.jobs import NOTHING, HostTexts, Job
 
 _NEXT_KEY = 0x1E3779B97F4A7C15  # from one token's noise to the next: odd, so that none comes twice
@@ -25,7 +25,7 @@ class EndlessBatch:
 
     def __init__(
         self,
-        target: Target,
+        target: FrozenTarget,
         *,
         rows: int,
         context: int,

@@ -11,7 +11,7 @@ from foreword.backends.parallel.shards import Shard, ShardCheckpoint, check_size
 from foreword.backends.parallel.workers import Workers
 from foreword.errors import RequestError
 from foreword.models.config import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, MlpSpec
-from foreword.models.formats.checkpoint import WHOLE, ModelFile, Part, open_checkpoint
+from foreword.models.formats.checkpoint import WHOLE, ModelFile, TensorPart, open_checkpoint
 from foreword.models.formats.hf.checkpoint import HfCheckpoint
 from foreword.models.layer_shapes import expected_shapes
 from helpers.adapters import ADAPTED
@@ -41,7 +41,7 @@ ONE_KV_HEAD = replace(ADAPTED, layers=(LayerSpec(AttentionSpec(4, 1, 6), MlpSpec
 
 
 class WholeInMemory(RandomCheckpoint):
-    def load_part(self, name: str, dtype: torch.dtype, part: Part) -> torch.Tensor:
+    def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> torch.Tensor:
         return part.of(self.load(name, dtype))
 
 
@@ -125,10 +125,10 @@ def test_every_rank_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_rank_reads_its_share_and_nothing_else(tiny_model: Path, monkeypatch: pytest.MonkeyPatch):
-    read: dict[str, Part] = {}
+    read: dict[str, TensorPart] = {}
     real = HfCheckpoint._tensor
 
-    def noted(self: HfCheckpoint, stored: str, part: Part = WHOLE) -> torch.Tensor:
+    def noted(self: HfCheckpoint, stored: str, part: TensorPart = WHOLE) -> torch.Tensor:
         read[stored] = part
         return real(self, stored, part)
 
@@ -138,5 +138,5 @@ def test_a_rank_reads_its_share_and_nothing_else(tiny_model: Path, monkeypatch: 
         rank.load(name, torch.float32)
     whole = {name for name, part in read.items() if part == WHOLE}
     assert all(name.endswith("norm.weight") for name in whole)
-    assert read["model.layers.0.self_attn.o_proj.weight"] == Part(columns=(32, 64))
-    assert read["model.embed_tokens.weight"] == Part(rows=(180, 360))
+    assert read["model.layers.0.self_attn.o_proj.weight"] == TensorPart(columns=(32, 64))
+    assert read["model.embed_tokens.weight"] == TensorPart(rows=(180, 360))

@@ -1,7 +1,7 @@
 """What a file says about a request, in words."""
 
 from foreword.control.policy_file.explaining import explain
-from foreword.control.policy_file.matching import Traits
+from foreword.control.policy_file.matching import RequestTraits
 from foreword.control.policy_file.parsing import parse_policy
 
 POLICY = parse_policy(
@@ -23,7 +23,7 @@ POLICY = parse_policy(
 )
 
 
-CODE = Traits(metadata={"task": "code"}, stream=True)
+CODE = RequestTraits(metadata={"task": "code"}, stream=True)
 
 
 def test_it_names_the_rule_the_drafters_and_why():
@@ -35,7 +35,7 @@ def test_it_names_the_rule_the_drafters_and_why():
 
 
 def test_it_names_what_did_not_fit():
-    found = explain(POLICY, Traits())
+    found = explain(POLICY, RequestTraits())
     assert found.cohort == "other"
     assert found.passed_over == {
         "code": "metadata.task is not given, not code",
@@ -47,10 +47,10 @@ def test_it_names_what_did_not_fit():
 def test_what_the_request_and_the_operator_forbid_wins():
     assert "always wins" in explain(POLICY, CODE, False).drafters["nobody"]
     assert list(explain(POLICY, CODE, {"method": "suffix"}).drafters) == ["suffix"]
-    quiet = Traits(priority="batch")
+    quiet = RequestTraits(priority="batch")
     assert "the cohort is off" in explain(POLICY, quiet, {"method": "suffix"}).drafters["nobody"]
     told = explain(POLICY, CODE, {"method": ["remote", "suffix"]}).drafters
     assert list(told) == ["suffix"]
     assert "none of the cohort's drafters asks any" in told["suffix"]
     assert list(explain(POLICY, CODE, {"method": "remote"}).drafters) == ["nobody"]
-    assert list(explain(POLICY, Traits(), {"method": "remote"}).drafters) == ["remote"]
+    assert list(explain(POLICY, RequestTraits(), {"method": "remote"}).drafters) == ["remote"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foreword.control.policy_file.document import OTHER
-from foreword.control.policy_file.matching import Traits
+from foreword.control.policy_file.matching import RequestTraits
 from foreword.control.policy_file.parsing import parse_policy, read_policy
 from foreword.errors import RequestError
 
@@ -72,8 +72,8 @@ def test_all_that_a_file_can_say_is_read():
     assert (policy.settings.probe_share, policy.settings.reference_share) == (0.02, 0.03)
     assert policy.rollouts[0].steps == (1, 5, 25, 100)
     assert policy.rollouts[0].guards.memory_bytes == 1e9
-    assert policy.step_limit(Traits(stream=True)) == 0.05
-    assert policy.step_limit(Traits()) is None
+    assert policy.step_limit(RequestTraits(stream=True)) == 0.05
+    assert policy.step_limit(RequestTraits()) is None
     assert policy.prices is not None
     assert policy.prices.target == 3.0
 
@@ -81,23 +81,26 @@ def test_all_that_a_file_can_say_is_read():
 @pytest.mark.parametrize(
     ("traits", "cohort"),
     [
-        (Traits(metadata={"task": "code"}, json_schema=True), "code"),  # the first that fits, not the best
-        (Traits(json_schema=True, temperature=1.5), "extract"),
-        (Traits(prompt_tokens=4096), "long"),
-        (Traits(prompt_tokens=4095), OTHER),
-        (Traits(temperature=0.9), "creative"),
-        (Traits(metadata={"task": "prose"}), OTHER),
+        (
+            RequestTraits(metadata={"task": "code"}, json_schema=True),
+            "code",
+        ),  # the first that fits, not the best
+        (RequestTraits(json_schema=True, temperature=1.5), "extract"),
+        (RequestTraits(prompt_tokens=4096), "long"),
+        (RequestTraits(prompt_tokens=4095), OTHER),
+        (RequestTraits(temperature=0.9), "creative"),
+        (RequestTraits(metadata={"task": "prose"}), OTHER),
     ],
 )
-def test_the_first_rule_that_fits_wins(traits: Traits, cohort: str):
+def test_the_first_rule_that_fits_wins(traits: RequestTraits, cohort: str):
     assert parse_policy(WHOLE).cohort(traits).name == cohort
 
 
 def test_a_cohort_is_counted_apart_by_what_the_file_splits_by():
     policy = parse_policy(WHOLE)
-    rule = policy.cohort(Traits(metadata={"task": "code"}))
-    assert policy.label(rule, Traits()) == "code/greedy"
-    assert policy.label(rule, Traits(temperature=0.7, adapter="fr")) == "code/medium/fr"
+    rule = policy.cohort(RequestTraits(metadata={"task": "code"}))
+    assert policy.label(rule, RequestTraits()) == "code/greedy"
+    assert policy.label(rule, RequestTraits(temperature=0.7, adapter="fr")) == "code/medium/fr"
 
 
 @pytest.mark.parametrize(

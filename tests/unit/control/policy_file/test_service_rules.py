@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from foreword.control.policy_file.explaining import explain
-from foreword.control.policy_file.matching import Traits
+from foreword.control.policy_file.matching import RequestTraits
 from foreword.control.policy_file.parsing import parse_policy
 from foreword.control.service import Service, Slo
 from foreword.errors import RequestError
@@ -26,17 +26,19 @@ def policy(service: Any) -> Any:
 
 def test_the_first_class_that_fits_counts_and_tenants_have_weights():
     rules = policy(SERVICE).service
-    assert rules.of(Traits(tenant="golden", stream=True)) == Service("chat", Slo.LATENCY, 0.05, 12, 3.0)
-    assert rules.of(Traits(metadata={"job": "a"})) == Service("nightly", Slo.BATCH, None, 12, 0.5)
-    assert rules.of(Traits()) == Service("throughput", Slo.THROUGHPUT, None, 12, 0.5)
-    assert policy({}).service.of(Traits()) == Service()
+    assert rules.of(RequestTraits(tenant="golden", stream=True)) == Service(
+        "chat", Slo.LATENCY, 0.05, 12, 3.0
+    )
+    assert rules.of(RequestTraits(metadata={"job": "a"})) == Service("nightly", Slo.BATCH, None, 12, 0.5)
+    assert rules.of(RequestTraits()) == Service("throughput", Slo.THROUGHPUT, None, 12, 0.5)
+    assert policy({}).service.of(RequestTraits()) == Service()
 
 
 def test_the_bound_of_a_class_is_one_of_guesses_too_and_is_explained():
     found = policy(SERVICE)
-    assert found.step_limit(Traits(stream=True)) == 0.05
-    assert found.step_limit(Traits()) is None
-    told = explain(found, Traits(tenant="gold", stream=True))
+    assert found.step_limit(RequestTraits(stream=True)) == 0.05
+    assert found.step_limit(RequestTraits()) is None
+    told = explain(found, RequestTraits(tenant="gold", stream=True))
     assert (told.service, told.weight, told.step_limit_ms) == ("chat", 3.0, 50)
 
 

@@ -8,8 +8,8 @@ from torch.nn.functional import silu
 from foreword.models.rope import rotate
 from foreword.train.heads.eagle3 import Eagle3Recipe, default_taps
 from foreword.train.passes.packing import BatchSize, pack, tail_begin
-from foreword.train.passes.target import Target
-from foreword.train.passes.vocabulary import DraftVocabulary, vocabulary_tensors
+from foreword.train.passes.target import FrozenTarget
+from foreword.train.passes.vocabulary import HeadVocabulary, vocabulary_tensors
 from foreword.train.texts.documents import make_document
 
 DEPTH = 3
@@ -19,7 +19,7 @@ def _norm(x, weight, eps):
     return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
 
 
-def _draft(target: Target, tensors, tokens, taps, begin: int) -> list[torch.Tensor]:
+def _draft(target: FrozenTarget, tensors, tokens, taps, begin: int) -> list[torch.Tensor]:
     """Logits of a chain that starts from the true slots 0 .. begin and is fed the text's own tokens."""
     eps, (num_heads, kv_heads, head_dim) = target.config.norm.eps, target.sizes
     weights = {name: tensor.float() for name, tensor in tensors.items()}
@@ -56,10 +56,10 @@ def _draft(target: Target, tensors, tokens, taps, begin: int) -> list[torch.Tens
     return logits
 
 
-def test_unrolled_chains_are_the_chains_that_a_drafter_makes(target: Target):
+def test_unrolled_chains_are_the_chains_that_a_drafter_makes(target: FrozenTarget):
     torch.manual_seed(0)
     vocab = target.config.vocab_size
-    vocabulary = DraftVocabulary.of(torch.arange(0, 128, 2), vocab, 1.0)
+    vocabulary = HeadVocabulary.of(torch.arange(0, 128, 2), vocab, 1.0)
     random = np.random.default_rng(0)
     documents = [
         make_document(random.integers(0, vocab, length).tolist(), [(begin, length)], "x", 0.0)

@@ -24,7 +24,7 @@ from foreword.train.loop.output import _in_8_bits, digest_of, read_weights
 from foreword.train.loop.run import TrainRun, train
 from foreword.train.loop.texts import FILES, HELD_OUT, gather_texts
 from foreword.train.loop.trainer import Trainer
-from foreword.train.passes.target import Target
+from foreword.train.passes.target import FrozenTarget
 from foreword.train.texts.documents import Document, make_document, write_shard
 from foreword.train.texts.prompts import FilePrompt
 from helpers.tiny_heads import TinyHead
@@ -67,7 +67,7 @@ def texts(documents: list[Document], tmp_path: Path):
     return gather_texts(tmp_path / "texts", [], lambda _: [], 256, "tiny")
 
 
-def test_a_run_leaves_weights_card_and_log(target: Target, texts, tiny_model: Path, tmp_path: Path):
+def test_a_run_leaves_weights_card_and_log(target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path):
     watcher = _Silent()
     reports = train(open_checkpoint(tiny_model), target, _run(tmp_path / "out"), texts, watcher)
     assert reports is not None and set(reports) == {HELD_OUT}
@@ -89,7 +89,7 @@ def test_a_run_leaves_weights_card_and_log(target: Target, texts, tiny_model: Pa
     assert watcher.shares == sorted(watcher.shares) and watcher.shares[-1] == 1.0
 
 
-def test_a_run_that_is_stopped_goes_on_exactly(target: Target, texts, tiny_model: Path, tmp_path: Path):
+def test_a_run_that_is_stopped_goes_on_exactly(target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path):
     checkpoint = open_checkpoint(tiny_model)
     whole = train(checkpoint, target, _run(tmp_path / "whole"), texts, _Silent())
     looks = itertools.count()
@@ -103,7 +103,7 @@ def test_a_run_that_is_stopped_goes_on_exactly(target: Target, texts, tiny_model
         assert torch.equal(second[name], tensor), name
 
 
-def test_states_are_saved_within_a_minute(target: Target, texts, tiny_model: Path, tmp_path: Path):
+def test_states_are_saved_within_a_minute(target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path):
     now = itertools.count(0, 8)
     saved: list[bool] = []
 
@@ -117,7 +117,7 @@ def test_states_are_saved_within_a_minute(target: Target, texts, tiny_model: Pat
 
 
 def test_another_shape_or_a_directory_in_use_is_refused(
-    target: Target, texts, tiny_model: Path, tmp_path: Path
+    target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path
 ):
     checkpoint = open_checkpoint(tiny_model)
     train(checkpoint, target, _run(tmp_path / "out", steps=1), texts, _Silent())
@@ -141,14 +141,14 @@ def test_no_file_of_others_is_replaced(tmp_path: Path):
         require_own(tmp_path / "own", resume=False)
 
 
-def test_no_training_to_go_on_with_is_told(target: Target, texts, tiny_model: Path, tmp_path: Path):
+def test_no_training_to_go_on_with_is_told(target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path):
     with pytest.raises(RequestError, match="holds no training to go on with; leave out --resume"):
         train(open_checkpoint(tiny_model), target, _run(tmp_path / "out", resume=True), texts, _Silent())
     assert not (tmp_path / "out").exists()
 
 
 def test_it_begins_with_weights_that_were_trained_before(
-    target: Target, texts, tiny_model: Path, tmp_path: Path
+    target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path
 ):
     checkpoint = open_checkpoint(tiny_model)
     train(checkpoint, target, _run(tmp_path / "first"), texts, _Silent())
@@ -159,7 +159,7 @@ def test_it_begins_with_weights_that_were_trained_before(
         assert torch.equal(second[name], tensor), name
 
 
-def test_it_begins_with_a_head_in_8_bits(target: Target, texts, tiny_model: Path, tmp_path: Path):
+def test_it_begins_with_a_head_in_8_bits(target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path):
     checkpoint = open_checkpoint(tiny_model)
     train(checkpoint, target, _run(tmp_path / "first"), texts, _Silent())
     wide = read_weights(tmp_path / "first" / "model.safetensors")
@@ -174,14 +174,14 @@ def test_it_begins_with_a_head_in_8_bits(target: Target, texts, tiny_model: Path
 
 
 def test_too_little_disk_is_told_before_training(
-    target: Target, texts, tiny_model, tmp_path: Path, monkeypatch
+    target: FrozenTarget, texts, tiny_model, tmp_path: Path, monkeypatch
 ):
     monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(RequestError, match="MB free; make room"):
         train(open_checkpoint(tiny_model), target, _run(tmp_path / "out"), texts, _Silent())
 
 
-def test_texts_of_a_larger_vocabulary_are_told(target: Target, texts, tiny_model: Path, tmp_path: Path):
+def test_texts_of_a_larger_vocabulary_are_told(target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path):
     strange = make_document([5, 6, target.config.vocab_size, 9], [(2, 4)], "x", 0.0)
     more = replace(texts, trained=[*texts.trained, strange])
     with pytest.raises(RequestError, match="the texts have token 360 and the model's vocabulary ends at 359"):
@@ -221,7 +221,7 @@ class _Slow:
 
 
 def test_the_seconds_of_a_run_include_loading_and_the_last_measurement(
-    target: Target, texts, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     clock, evaluate, step = _Slow(), Trainer.evaluate, Stretch.rate
     clock.now = 10.0  # to load and to write texts

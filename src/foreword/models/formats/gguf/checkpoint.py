@@ -16,7 +16,7 @@ from torch import Tensor
 from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import TOP_TENSORS, GgufNames
 from foreword.models.config import ModelConfig
-from foreword.models.formats.checkpoint import Part, QuantizedTensor, missing_tensor, stretches
+from foreword.models.formats.checkpoint import QuantizedTensor, TensorPart, missing_tensor, stretches
 from foreword.models.formats.fields import GGUF_KEYS, ConfigFields, sampling_values
 from foreword.models.formats.gguf.config import ROPE_FACTORS, gguf_config, gguf_family
 from foreword.models.formats.gguf.file import GgufFile, GgufTensor
@@ -160,7 +160,7 @@ class GgufCheckpoint:
         is_matrix = place.rows is not None or name.endswith("shared_expert_gate.weight")
         return loaded if is_matrix else loaded.reshape(tensor.shape)
 
-    def load_part(self, name: str, dtype: torch.dtype, part: Part) -> Tensor:
+    def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
         """A part of it: of matrices only its rows, and of these only its blocks, are read."""
         place = self._place(name)
         tensor = self._file.tensors[place.stored]

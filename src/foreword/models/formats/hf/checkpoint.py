@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from foreword.errors import CheckpointError
-from foreword.models.formats.checkpoint import WHOLE, Part, QuantizedTensor, missing_tensor, stretches
+from foreword.models.formats.checkpoint import WHOLE, QuantizedTensor, TensorPart, missing_tensor, stretches
 from foreword.models.formats.fields import HF_KEYS, ConfigFields, sampling_values
 from foreword.models.formats.hf.config import hf_config, hf_family
 from foreword.models.formats.hf.packed import Scheme, packed_matrices, scheme_of, unpacked
@@ -80,14 +80,14 @@ class HfCheckpoint:
         place = self._place(name)
         return place.read(self._unpacked(place.stored)).to(dtype, copy=True)
 
-    def load_part(self, name: str, dtype: torch.dtype, part: Part) -> Tensor:
+    def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
         """A part of it in `dtype`; nothing else is read, unless it is stored packed."""
         place = self._place(name)
         if self._parts[place.stored] != {"": place.stored}:
             return part.of(self.load(name, dtype)).clone()
         if part.rows is not None:
             place = place.narrowed(part.rows)
-        cut = self._read(place.stored, Part(place.rows, part.columns))
+        cut = self._read(place.stored, TensorPart(place.rows, part.columns))
         return replace(place, rows=None).read(cut).to(dtype, copy=True)
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
@@ -103,7 +103,7 @@ class HfCheckpoint:
             return
         count = shape[0]
         for start in range(0, count, rows):
-            yield self.load_part(name, dtype, Part(rows=(start, min(start + rows, count))))
+            yield self.load_part(name, dtype, TensorPart(rows=(start, min(start + rows, count))))
 
     def stored(self, name: str) -> Tensor:
         """The tensor in the numbers that its file has, in memory of its own; for a file that is used as it is."""
@@ -143,12 +143,12 @@ class HfCheckpoint:
             numbers / 1e9,
         )
 
-    def _tensor(self, stored: str, part: Part = WHOLE) -> Tensor:
+    def _tensor(self, stored: str, part: TensorPart = WHOLE) -> Tensor:
         with opened_safetensors(self._files[stored]) as file:
             tensor: Tensor = file.get_tensor(stored) if part == WHOLE else part.of(file.get_slice(stored))
         return tensor
 
-    def _read(self, stored: str, part: Part = WHOLE) -> Tensor:
+    def _read(self, stored: str, part: TensorPart = WHOLE) -> Tensor:
         tensor = self._tensor(stored, part)
         if tensor.dtype not in _FLOAT_TYPES:
             kind = str(tensor.dtype).removeprefix("torch.")

@@ -9,12 +9,12 @@ from typing import Any
 
 from foreword.models.architectures.architecture import (
     Architecture,
+    ConfigSwitch,
     DenseLayers,
     ExpertKeys,
     Grouping,
-    Switch,
-    Window,
     WindowedLayers,
+    WindowField,
 )
 from foreword.models.config import (
     AttentionSpec,
@@ -124,7 +124,7 @@ def _checked(fields: ConfigFields, keys: ExpertKeys, spec: ExpertsSpec) -> Exper
 _KINDS = ("full_attention", "sliding_attention")
 
 
-def has(fields: ConfigFields, switch: Switch) -> bool:
+def has(fields: ConfigFields, switch: ConfigSwitch) -> bool:
     """Whether the model has what its family may have."""
     return switch.always or (switch.key is not None and fields.flag(switch.key, switch.default))
 
@@ -259,7 +259,7 @@ def _window(fields: ConfigFields) -> int | None:
 
 
 def _windowed_layers(
-    fields: ConfigFields, rule: Window | None, rotated: list[bool], count: int
+    fields: ConfigFields, rule: WindowField | None, rotated: list[bool], count: int
 ) -> list[bool]:
     listed = _layer_types(fields, count)
     if rule is None or (rule.switch is not None and not fields.flag(rule.switch, False)):
@@ -282,7 +282,7 @@ def _layer_types(fields: ConfigFields, count: int) -> list[str] | None:
     return kinds
 
 
-def _windowed(fields: ConfigFields, rule: Window, rotated: list[bool], count: int) -> list[bool]:
+def _windowed(fields: ConfigFields, rule: WindowField, rotated: list[bool], count: int) -> list[bool]:
     match rule.layers:
         case WindowedLayers.ALL:
             return [True] * count

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foreword.errors import CheckpointError
-from foreword.models.architectures.architecture import Architecture, Rope, Switch
+from foreword.models.architectures.architecture import Architecture, ConfigSwitch, Rope
 from foreword.models.architectures.mixtures import GATED_EXPERTS, QWEN2_MOE
 from foreword.models.config import LayerSpec, RopeSpec
 from foreword.models.formats.fields import ConfigFields, check_experts
@@ -74,12 +74,12 @@ GATED_LAYERS = replace(
     QWEN2_MOE,
     name="qwen3_next",
     models="Qwen3-Next, Qwen3.5",
-    attention_bias=Switch(key="attention_bias"),
-    output_bias=Switch(key="attention_bias"),
-    qk_norm=Switch(always=True),
+    attention_bias=ConfigSwitch(key="attention_bias"),
+    output_bias=ConfigSwitch(key="attention_bias"),
+    qk_norm=ConfigSwitch(always=True),
     rope=Rope(partial=0.25),
     window=None,
-    experts=replace(GATED_EXPERTS, normalize=Switch(key="norm_topk_prob", default=True)),
+    experts=replace(GATED_EXPERTS, normalize=ConfigSwitch(key="norm_topk_prob", default=True)),
 )
 """Layers of the models whose modules are gated; the models themselves have others too, which are not supported."""
 

@@ -5,7 +5,7 @@ from math import exp, log
 
 import numpy as np
 
-from foreword.proofs.server.client import HALF, Body, Choice, Server, ServerAnswer, Token
+from foreword.proofs.server.client import HALF, Body, ReceivedChoice, Server, ServerAnswer, Token
 from foreword.proofs.server.comparing import draw, requests_for
 from foreword.proofs.server.evidence import (
     BETS,
@@ -198,7 +198,7 @@ class _Drawn:
         self._firsts: dict[str, list[Token]] = defaultdict(list)
         self.hidden_ends = 0  # answers whose end token is not among the listed ones
 
-    def add(self, prompt: str, choice: Choice) -> None:
+    def add(self, prompt: str, choice: ReceivedChoice) -> None:
         listed = "".join(token.text for token in choice.tokens)
         self.hidden_ends += choice.finish_reason == "stop" and listed == choice.text
         for place, token in enumerate(choice.tokens):

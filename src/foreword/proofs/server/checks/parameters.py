@@ -2,7 +2,7 @@
 
 from math import exp
 
-from foreword.proofs.server.client import HALF, Choice, ServerAnswer
+from foreword.proofs.server.client import HALF, ReceivedChoice, ServerAnswer
 from foreword.proofs.server.comparing import brief
 from foreword.proofs.server.evidence import COPIES
 from foreword.proofs.server.ground import (
@@ -128,7 +128,7 @@ async def bias(ground: Ground) -> ClaimVerdict:
     return held(len(BIASED_TOKENS))
 
 
-def _is_ignored(answer: Choice, plain: Choice, token: int) -> bool:
+def _is_ignored(answer: ReceivedChoice, plain: ReceivedChoice, token: int) -> bool:
     """Decide by the ids if they are listed, else by texts: more than one, or an unchanged answer of more than one."""
     if answer.token_ids:
         return any(found != token for found in answer.token_ids)

@@ -1,6 +1,6 @@
 """What an answer says of itself is right: counts, offsets, stop texts and its end."""
 
-from foreword.proofs.server.client import HALF, Body, Choice, ServerAnswer
+from foreword.proofs.server.client import HALF, Body, ReceivedChoice, ServerAnswer
 from foreword.proofs.server.comparing import brief, refuted_by
 from foreword.proofs.server.ground import (
     LOGPROBS,
@@ -81,7 +81,7 @@ async def offsets(ground: Ground) -> ClaimVerdict:
     return held(tried)
 
 
-def _offset_fault(choice: Choice) -> str:
+def _offset_fault(choice: ReceivedChoice) -> str:
     texts = [token.text for token in choice.tokens]
     listed = len(choice.offsets)
     for place in range(min(listed, len(texts)) - 1):
