@@ -195,6 +195,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools.0.type: this server runs no tools"),
         ({"tool_choice": {"type": "any"}}, "tool_choice: there are no tools"),
         ({"tool_choice": {"type": "all"}}, "tool_choice.type: must be auto, any, tool or none"),
+        ({"tool_choice": {"type": {}}}, "tool_choice.type: must be auto, any, tool or none"),
         ({"thinking": {"type": "on"}}, "thinking.type: "),
         ({"n": 2}, "n: this API has one answer"),
     ],

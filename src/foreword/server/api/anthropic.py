@@ -183,7 +183,7 @@ def _tool_choice(value: object) -> Json:
     if value is None:
         return {}
     kind = object_at("tool_choice", value).get("type")
-    if kind != "tool" and kind not in _CHOICES:
+    if kind not in ("tool", *_CHOICES):
         raise ApiError(400, "tool_choice.type: must be auto, any, tool or none", param="tool_choice.type")
     assert isinstance(value, dict)
     named = {"type": "function", "function": {"name": value.get("name")}}
