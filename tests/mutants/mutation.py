@@ -19,15 +19,20 @@ def mutated(source: str, function: str, old: str, new: str) -> str:
     statements; an empty `new` removes them.
     """
     tree = ast.parse(source)
-    places = list(_places(_definition(tree, function), old, new))
-    if len(places) != 1:
-        raise NoSuchNode(f"{len(places) or 'no'} nodes of {function or 'the module'} are: {old}")
-    places[0].put(new)
+    place_of(tree, function, old, new).put(new)
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
 
 
+def place_of(tree: ast.Module, function: str, old: str, new: str) -> "Place":
+    """Return the one place of a parsed source that `mutated` replaces."""
+    places = list(_places(_definition(tree, function), old, new))
+    if len(places) != 1:
+        raise NoSuchNode(f"{len(places) or 'no'} nodes of {function or 'the module'} are: {old}")
+    return places[0]
+
+
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """Where nodes can be replaced: `parent.field`, or its elements from `start` to `stop`."""
 
     parent: ast.AST
@@ -58,26 +63,26 @@ def _definition(tree: ast.Module, function: str) -> ast.AST:
     return found
 
 
-def _places(within: ast.AST, old: str, new: str) -> Iterator[_Place]:
+def _places(within: ast.AST, old: str, new: str) -> Iterator[Place]:
     """Return where the old text occurs, in source order: as an expression if both can be one, else as statements."""
     try:
         wanted, _ = _expression(old), _expression(new)
     except SyntaxError:
         return _statements(within, [_shape(node) for node in ast.parse(old).body])
-    return _expressions(within, _shape(wanted))
+    return _expressions(within, type(wanted), _shape(wanted))
 
 
-def _expressions(node: ast.AST, wanted: str) -> Iterator[_Place]:
+def _expressions(node: ast.AST, kind: type[ast.AST], wanted: str) -> Iterator[Place]:
     for field, value in ast.iter_fields(node):
         for place, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if not isinstance(child, ast.AST):
                 continue
-            if isinstance(child, ast.expr) and _shape(child) == wanted:
-                yield _Place(node, field, place)
-            yield from _expressions(child, wanted)
+            if type(child) is kind and _shape(child) == wanted:
+                yield Place(node, field, place)
+            yield from _expressions(child, kind, wanted)
 
 
-def _statements(within: ast.AST, wanted: list[str]) -> Iterator[_Place]:
+def _statements(within: ast.AST, wanted: list[str]) -> Iterator[Place]:
     for node in ast.walk(within):
         for field, value in ast.iter_fields(node):
             if not (isinstance(value, list) and value and isinstance(value[0], ast.stmt)):
@@ -85,7 +90,7 @@ def _statements(within: ast.AST, wanted: list[str]) -> Iterator[_Place]:
             shapes = [_shape(statement) for statement in value]
             for start in range(len(shapes) - len(wanted) + 1):
                 if shapes[start : start + len(wanted)] == wanted:
-                    yield _Place(node, field, start, start + len(wanted))
+                    yield Place(node, field, start, start + len(wanted))
 
 
 def _expression(text: str) -> ast.expr:
