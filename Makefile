@@ -19,7 +19,8 @@ test: $(READY)
 	mkdir -p build
 	( $(LINT) ) > build/lint.log 2>&1 & linting=$$!; \
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 FOREWORD_THREADS=1 \
-		$(BIN)/pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder --durations=10; tested=$$?; \
+		$(BIN)/pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder --durations=10 \
+		--core-seconds build/core-seconds.json; tested=$$?; \
 	wait $$linting; linted=$$?; echo "== lint"; cat build/lint.log; test $$tested = 0 -a $$linted = 0
 
 test-slow: $(READY)

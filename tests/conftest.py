@@ -1,23 +1,34 @@
-"""Fixtures that many tests share."""
+"""Fixtures that many tests share. They import what they need: the process that hands out the tests runs none."""
 
 import gc
 from pathlib import Path
 
 import pytest
 
-from helpers.tiny_models import make_hf_model
+from helpers.core_seconds import CoreSeconds
 
 LONGEST_FIRST = (
-    *("test_drafter_contract", "test_rollouts_in_an_engine", "test_chains_of_guesses", "test_exactness"),
-    *("test_smollm2", "test_engine_model_check", "test_drafted_distribution", "test_drafters_under_rules"),
-    *("test_drafters_smollm2", "test_trees_of_guesses", "test_prove_server_cli"),
-    *("test_same_seed_same_text", "test_train_cli", "test_cli", "test_page", "test_cuda_head_chains"),
+    *("test_drafter_contract", "test_rollouts_in_an_engine", "test_exactness", "test_engine_model_check"),
+    *("test_chains_of_guesses", "test_drafted_distribution", "test_drafters_under_rules"),
+    *("test_trees_of_guesses", "test_smollm2", "test_drafters_smollm2", "test_prove_server_cli"),
+    *("test_train_cli", "test_cli", "test_page", "test_cuda_head_chains", "test_same_seed_same_text"),
     *("test_chat_cli", "test_server_hostile", "test_served_answers", "test_serve", "test_attention"),
     *("test_cuda_decoder", "test_shape_invariance", "test_fault_drill", "test_measured_policy"),
-    *("test_trained_in_engine", "test_tensor_parallel", "test_families", "test_head_formats"),
-    *("test_served_side_by_side", "test_catalogue", "test_cuda_graphs", "test_ray_cluster"),
+    *("test_tensor_parallel", "test_families", "test_head_formats", "test_trained_in_engine"),
+    *("test_served_side_by_side", "test_cuda_graphs", "test_ray_cluster"),
 )
 """Files that take ten seconds and more: a file runs in one process, and none of these may be left alone at the end."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--core-seconds", metavar="FILE", type=Path, help="Write core-seconds per test file as JSON."
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if file := config.getoption("--core-seconds"):
+        config.pluginmanager.register(CoreSeconds(file))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,7 +47,19 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random llama as a Hugging Face directory."""
+    from helpers.tiny_models import make_hf_model
+
     return make_hf_model(tmp_path_factory.mktemp("tiny"), "llama", tied=True)
+
+
+@pytest.fixture(scope="session")
+def tiny_heads(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By method, a head that was taught texts of the tiny model."""
+    from foreword import LLM
+    from helpers.taught_heads import taught_heads
+
+    llm = LLM(str(tiny_model), dtype="float32", device="cpu")
+    return taught_heads(llm, tiny_model, tmp_path_factory.mktemp("heads"))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ from helpers.command_line import foreword
 from helpers.draft_nodes import asking, running_node
 from helpers.drafted_answers import noisy_copy, store_of_answers
 from helpers.serve_process import ServeProcess, serve
-from helpers.taught_heads import taught_heads
 
 pytestmark = pytest.mark.slow
 
@@ -21,13 +20,14 @@ PATIENCE = 3_600
 
 
 @pytest.fixture(scope="module")
-def paths(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+def paths(
+    tiny_model: Path, tiny_heads: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, str]]:
     """What a method needs to be told beyond its name."""
     llm = LLM(str(tiny_model), dtype="float32", device="cpu")
-    heads = taught_heads(llm, tiny_model, tmp_path_factory.mktemp("heads"))
     draft = noisy_copy(tiny_model, tmp_path_factory.mktemp("draft") / "model")
     store = store_of_answers(llm, tmp_path_factory.mktemp("datastore"))
-    models = {"draft_model": draft, **heads}
+    models = {"draft_model": draft, **tiny_heads}
     return {name: {"model": str(path)} for name, path in models.items()} | {"rest": {"datastore": str(store)}}
 
 

@@ -14,25 +14,25 @@ from foreword.drafters.registry import Guesses, drafter_kinds
 from foreword.engine.config import EngineConfig
 from foreword.errors import RequestError
 from helpers.drafted_answers import PROMPTS, answers, noisy_copy, store_of_answers
-from helpers.taught_heads import taught_heads
 
 
 @pytest.fixture(scope="module")
-def files(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+def files(
+    tiny_model: Path, tiny_heads: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, str]]:
     """What a method needs besides its own settings."""
     folder = tmp_path_factory.mktemp("files")
     llm = LLM(str(tiny_model), dtype="float32", device="cpu")
-    heads = taught_heads(llm, tiny_model, folder)
     return {
         "draft_model": {"model": str(noisy_copy(tiny_model, folder / "model"))},
         "rest": {"datastore": str(store_of_answers(llm, folder))},
-        **{method: {"model": str(path)} for method, path in heads.items()},
+        **{method: {"model": str(path)} for method, path in tiny_heads.items()},
     }
 
 
 TWO_PROMPTS = [PROMPTS[1], PROMPTS[3]]
-GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
-SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=16, seed=4, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=10, seed=4, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Drafters that draw keep the target's distribution under every rule, through engine and step.
 
-A law of texts that is off by a total variation of 0.11 is seen in at least 99 of 100 runs, however it is spread, one
-that is off by 0.08 in more than half (`test_these_biases_would_be_seen`); the right law is taken for a wrong one once
+A law of texts that is off by a total variation of 0.18 is seen in at least 99 of 100 runs, however it is spread, one
+that is off by 0.13 in more than half (`test_these_biases_would_be_seen`); the right law is taken for a wrong one once
 in twenty thousand runs.
 """
 
@@ -19,14 +19,15 @@ from foreword.engine.config import EngineConfig
 from foreword.engine.loader import load_model
 from foreword.proofs.statistics import chi_square
 from helpers.passes import all_logits
-from helpers.taught_heads import taught_heads
 from helpers.text_statistics import least_visible
 
 PROMPT = [5, 60, 200, 5, 60, 5]
 ALLOWED = (5, 60, 200)
 POSITIONS = 3
 TEMPERATURE = 0.8
-SAMPLES = 2000
+SAMPLES, MANY = 800, 2000
+"""Texts of a form; of one in the slow tests, which see a bias of 0.11."""
+
 WORST_STATISTIC = 64.0
 """A chi-square with 26 degrees of freedom exceeds this once in twenty thousand runs; the seeds are fixed."""
 
@@ -49,7 +50,7 @@ def test_these_biases_would_be_seen(tiny_model: Path):
     """What chi-square sees least of: half of the mass gains in proportion, the other half loses."""
     law, rng = np.array(list(exact_joint(tiny_model).values())), np.random.default_rng(1)
     caught = []
-    for bias in (0.11, 0.08, 0.0):
+    for bias in (0.18, 0.13, 0.0):
         seen = rng.multinomial(SAMPLES, least_visible(law, bias), 4_000).astype(np.float64)
         caught.append(float((chi_square(seen, law) >= WORST_STATISTIC).mean()))
     assert caught[0] >= 0.99
@@ -84,14 +85,15 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}
     ],
     ids=name_of,
 )
-def test_the_joint_distribution_is_the_targets(tiny_model: Path, form: dict[str, Any], rule: str):
-    check_distribution(tiny_model, form, rule)
+def test_the_joint_distribution_is_the_targets(
+    tiny_model: Path, form: dict[str, Any], rule: str, samples: int
+):
+    check_distribution(tiny_model, form, rule, samples)
 
 
-@pytest.fixture(scope="module")
-def heads(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    llm = LLM(str(tiny_model), dtype="float32", device="cpu")
-    return taught_heads(llm, tiny_model, tmp_path_factory.mktemp("heads"))
+@pytest.fixture
+def samples(request: pytest.FixtureRequest) -> int:
+    return SAMPLES if request.node.get_closest_marker("slow") is None else MANY
 
 
 CHAIN, TREE = {"num_speculative_tokens": 2}, {"num_speculative_tokens": 4, "tree_width": 2}
@@ -115,12 +117,12 @@ CHOICES = {"num_speculative_tokens": 4, "medusa_choices": [[0], [1], [0, 0], [1,
     ids=name_of,
 )
 def test_heads_keep_the_joint_distribution(
-    tiny_model: Path, heads: dict[str, Path], form: dict[str, Any], rule: str
+    tiny_model: Path, tiny_heads: dict[str, Path], form: dict[str, Any], rule: str, samples: int
 ):
-    check_distribution(tiny_model, {**form, "model": str(heads[form["method"]])}, rule)
+    check_distribution(tiny_model, {**form, "model": str(tiny_heads[form["method"]])}, rule, samples)
 
 
-def check_distribution(tiny_model: Path, form: dict[str, Any], rule: str) -> None:
+def check_distribution(tiny_model: Path, form: dict[str, Any], rule: str, samples: int) -> None:
     # So few at once that a pass has room for everyone's whole chain, and the drafter reads all prompts at once.
     config = EngineConfig(acceptance_rule=rule, max_num_seqs=40)
     guesses = {**form, "fixed": True}  # at every step, whatever it brings
@@ -133,9 +135,9 @@ def check_distribution(tiny_model: Path, form: dict[str, Any], rule: str) -> Non
             allowed_token_ids=ALLOWED,
             ignore_eos=True,
         )
-        for seed in range(SAMPLES)
+        for seed in range(samples)
     ]
-    outputs = llm.generate([{"prompt_token_ids": PROMPT}] * SAMPLES, params)
+    outputs = llm.generate([{"prompt_token_ids": PROMPT}] * samples, params)
     accepted = sum(output.timings.draft_n_accepted for output in outputs)
     assert 0 < accepted < sum(output.timings.draft_n for output in outputs)
     cohorts = llm.engine.situation.cohorts.values()
@@ -144,5 +146,5 @@ def check_distribution(tiny_model: Path, form: dict[str, Any], rule: str) -> Non
     seen = Counter(tuple(output.outputs[0].token_ids) for output in outputs)
     exact = exact_joint(tiny_model)
     assert set(seen) <= set(product(ALLOWED, repeat=POSITIONS))
-    statistic = sum((seen[cell] - SAMPLES * p) ** 2 / (SAMPLES * p) for cell, p in exact.items())
+    statistic = sum((seen[cell] - samples * p) ** 2 / (samples * p) for cell, p in exact.items())
     assert statistic < WORST_STATISTIC
