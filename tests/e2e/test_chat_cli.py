@@ -10,7 +10,7 @@ from foreword import LLM, SamplingParams
 from foreword.cli.chat.text import visible
 from foreword.models.heads.shipped import shipped_heads
 from foreword.models.sources.builtin import cache_directory
-from helpers.command_line import assert_one_line_error, foreword
+from helpers.command_line import assert_one_line_error, foreword, refusal
 from helpers.terminal import CTRL_C, CTRL_D, Terminal
 from helpers.tiny_models import make_hf_model
 
@@ -97,8 +97,8 @@ def test_colours_tell_guesses_from_own_tokens_and_no_color_is_heard(tiny_model: 
 
 def test_what_cannot_be_is_refused_before_the_chat_begins(tiny_model: Path):
     chat = ["chat", "--model", str(tiny_model)]
-    assert_one_line_error(foreword(*chat, "--speculative-config", '{"method": "oracle"}'), "oracle")
-    assert_one_line_error(foreword(*chat, "--temperature", "-1"), "temperature")
+    assert_one_line_error(refusal(*chat, "--speculative-config", '{"method": "oracle"}'), "oracle")
+    assert_one_line_error(refusal(*chat, "--temperature", "-1"), "temperature")
 
 
 def prompt_tokens(screen: str) -> int:

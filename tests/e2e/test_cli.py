@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.command_line import assert_one_line_error, foreword
+from helpers.command_line import assert_one_line_error, foreword, refusal
 
 
 def test_generate_streams_text_and_json_says_the_same(tiny_model: Path):
@@ -236,14 +236,14 @@ def test_help_and_version_answer_without_loading_torch():
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], words: list[str]):
-    assert_one_line_error(foreword(*arguments), *words)
+    assert_one_line_error(refusal(*arguments), *words)
 
 
 def test_bad_input_for_a_loaded_model_is_one_line_too(tiny_model: Path):
     model = ["--model", str(tiny_model)]
     assert_one_line_error(foreword("generate", "word " * 600, *model), "context")
-    assert_one_line_error(foreword("generate", "hi", *model, "--dtype", "int3"), "int3", "float32")
-    assert_one_line_error(foreword("generate", "hi", *model, "--device", "tpu"), "tpu")
+    assert_one_line_error(refusal("generate", "hi", *model, "--dtype", "int3"), "int3", "float32")
+    assert_one_line_error(refusal("generate", "hi", *model, "--device", "tpu"), "tpu")
     assert_one_line_error(foreword("bench", "step", *model, "--context", "9999"), "context")
 
 
@@ -252,9 +252,9 @@ def test_damaged_model_files_are_one_line_errors(tiny_model: Path, tmp_path: Pat
     shutil.copytree(tiny_model, broken)
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    assert_one_line_error(foreword("generate", "hi", "--model", str(broken)), str(broken))
+    assert_one_line_error(refusal("generate", "hi", "--model", str(broken)), str(broken))
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\xff" * 60)
-    assert_one_line_error(foreword("generate", "hi", "--model", str(tmp_path / "bad.gguf")), "bad.gguf")
+    assert_one_line_error(refusal("generate", "hi", "--model", str(tmp_path / "bad.gguf")), "bad.gguf")
 
 
 def test_no_network_at_first_run_is_one_line_and_leaves_nothing(tmp_path: Path):

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from helpers.command_line import assert_one_line_error, foreword
+from helpers.command_line import assert_one_line_error, foreword, refusal
 from helpers.tiny_models import make_hf_model
 
 
@@ -34,13 +34,13 @@ def test_a_datastore_is_made_shown_and_drafted_from(tmp_path: Path):
 def test_mistakes_are_one_line(tmp_path: Path, tiny_model: Path):
     text, store = tmp_path / "text.txt", str(tmp_path / "text.store")
     text.write_text("the sky", encoding="utf-8")
-    assert_one_line_error(foreword("datastore", "show", str(text)), "not a datastore")
+    assert_one_line_error(refusal("datastore", "show", str(text)), "not a datastore")
     build = ["datastore", "build", "--model", str(tiny_model), "--out"]
-    assert_one_line_error(foreword(*build, str(text), str(text)), "exists already")
+    assert_one_line_error(refusal(*build, str(text), str(text)), "exists already")
     assert_one_line_error(foreword(*build, store, str(tmp_path / "no.txt")), "no.txt")
     run = foreword(*build, store, str(text))
     assert run.returncode == 0, run.stderr
     damaged = bytearray(Path(store).read_bytes())
     damaged[-1] ^= 1
     Path(store).write_bytes(damaged)
-    assert_one_line_error(foreword("datastore", "show", store), "damaged")
+    assert_one_line_error(refusal("datastore", "show", store), "damaged")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.command_line import assert_one_line_error, foreword
+from helpers.command_line import assert_one_line_error, refusal
 from helpers.serve_process import serve
 from helpers.waiting import wait_until
 
@@ -16,15 +16,15 @@ from helpers.waiting import wait_until
 def test_what_a_node_cannot_do_is_said_in_one_line(tiny_model: Path):
     model = ("--model", str(tiny_model))
     assert_one_line_error(
-        foreword("draft-node", *model, "--method", "jacobi"), "jacobi cannot draft on a node", "its pass"
+        refusal("draft-node", *model, "--method", "jacobi"), "jacobi cannot draft on a node", "its pass"
     )
     assert_one_line_error(
-        foreword("draft-node", *model, "--method", "eagle3"), "eagle3 cannot draft on a node", "hidden states"
+        refusal("draft-node", *model, "--method", "eagle3"), "eagle3 cannot draft on a node", "hidden states"
     )
-    assert_one_line_error(foreword("draft-node", *model, "--listen", "0.0.0.0:0"), "cluster token", "TLS")
-    assert_one_line_error(foreword("draft-node", *model, "--labels", "row=3"), "labels are")
-    assert_one_line_error(foreword("serve", *model[1:], "--drafters", "nowhere"), "HOST:PORT")
-    assert_one_line_error(foreword("serve", *model[1:], "--local-tenants", "a"), "give --drafters too")
+    assert_one_line_error(refusal("draft-node", *model, "--listen", "0.0.0.0:0"), "cluster token", "TLS")
+    assert_one_line_error(refusal("draft-node", *model, "--labels", "row=3"), "labels are")
+    assert_one_line_error(refusal("serve", *model[1:], "--drafters", "nowhere"), "HOST:PORT")
+    assert_one_line_error(refusal("serve", *model[1:], "--local-tenants", "a"), "give --drafters too")
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from helpers.command_line import assert_one_line_error, foreword
+from helpers.command_line import assert_one_line_error, foreword, refusal
 from helpers.tiny_heads import TinyHead
 from helpers.tiny_models import make_hf_model
 
@@ -18,7 +18,7 @@ def test_a_pickled_head_is_converted_shown_made_smaller_and_used(tmp_path: Path)
     pickled = head.save(tmp_path / "pickled", {"layers.0.": "midlayer."}, draft_vocab_size=200)
     torch.save(load_file(pickled / "model.safetensors"), pickled / "pytorch_model.bin")
     (pickled / "model.safetensors").unlink()
-    assert_one_line_error(foreword("head", "show", str(pickled)), "pickled", "foreword head convert")
+    assert_one_line_error(refusal("head", "show", str(pickled)), "pickled", "foreword head convert")
 
     plain, small = tmp_path / "plain", tmp_path / "small"
     run = foreword("head", "convert", str(pickled), str(plain))
@@ -64,10 +64,10 @@ def test_heads_are_measured_beside_other_drafters(tmp_path: Path):
 def test_mistakes_are_one_line(tmp_path: Path, tiny_model: Path):
     head = str(TinyHead(360, draft_vocab=200).eagle3().save(tmp_path / "head", draft_vocab_size=200))
     out = str(tmp_path / "out")
-    assert_one_line_error(foreword("head", "quantize", str(tiny_model), out), "no draft head")
-    assert_one_line_error(foreword("head", "convert", head, str(tmp_path)), "exists")
+    assert_one_line_error(refusal("head", "quantize", str(tiny_model), out), "no draft head")
+    assert_one_line_error(refusal("head", "convert", head, str(tmp_path)), "exists")
     assert_one_line_error(
-        foreword("head", "quantize", head, out, "--target", str(tiny_model)), "after layer -1 and it has 2"
+        refusal("head", "quantize", head, out, "--target", str(tiny_model)), "after layer -1 and it has 2"
     )
     config = json.dumps({"method": "eagle", "model": head})
     refused = foreword("generate", "x", "--model", str(tiny_model), "--speculative-config", config)

@@ -9,7 +9,7 @@ import pytest
 from foreword.control.policy_file.parsing import read_policy
 from foreword.control.reporting.figures import ControlReport, PairReport
 from foreword.server.settings import ServerSettings, tenant_of
-from helpers.command_line import assert_one_line_error, foreword
+from helpers.command_line import assert_one_line_error, foreword, refusal
 from helpers.fake_engine import FakeEngine
 from helpers.local_server import local_server
 
@@ -43,7 +43,7 @@ def test_check_says_what_is_wrong_by_name(policy: Path):
     assert (run.returncode, json.loads(run.stdout)["ok"]) == (1, False)
     assert "error: cohorts[0] 'never' can never match" in run.stderr
     policy.write_text(json.dumps(POLICY | {"drafters": {"quick": {"method": "ngrams"}}}), encoding="utf-8")
-    assert_one_line_error(foreword("policy", "check", str(policy)), "drafters.quick", "'ngrams'")
+    assert_one_line_error(refusal("policy", "check", str(policy)), "drafters.quick", "'ngrams'")
 
 
 def test_explain_tells_the_cohort_and_why(policy: Path):
@@ -83,7 +83,7 @@ def test_top_and_advise_ask_a_server(tiny_model: Path):
     assert "quick" in once.stdout
     assert json.loads(whole.stdout)["pairs"][0]["state"] == "held"
     assert json.loads(advice.stdout)["advice"][0]["mode"] == "held"
-    assert_one_line_error(foreword("top", "--url", "http://127.0.0.1:1", "--once"), "cannot be asked")
+    assert_one_line_error(refusal("top", "--url", "http://127.0.0.1:1", "--once"), "cannot be asked")
 
 
 def test_tune_writes_a_policy_that_can_be_used(tiny_model: Path, tmp_path: Path):

@@ -10,7 +10,7 @@ from foreword.proofs.server.client import Server
 from foreword.proofs.server.examination import CHECKS, chosen, examine, prepare
 from foreword.proofs.server.ground import ClaimStatus, ClaimVerdict, ExaminationPlan
 from foreword.wire.openai_http import open_client
-from helpers.command_line import assert_one_line_error, foreword
+from helpers.command_line import assert_one_line_error, foreword, refusal
 from helpers.faulty_proxy import FAULTS, Fault, FaultyProxy
 from helpers.serve_process import serve
 
@@ -51,17 +51,17 @@ def test_the_cost_is_told_without_asking_for_it(server):
 
 
 def test_what_cannot_be_examined_is_one_line(server):
-    assert_one_line_error(foreword("prove", "--url", "http://127.0.0.1:9/v1"), "no server answers")
+    assert_one_line_error(refusal("prove", "--url", "http://127.0.0.1:9/v1"), "no server answers")
     plain = ("--plain-body", "[]")  # seen before anybody is asked
     assert_one_line_error(
-        foreword("prove", "--url", "http://127.0.0.1:9/v1", *plain), 'such as {"speculation": false}'
+        refusal("prove", "--url", "http://127.0.0.1:9/v1", *plain), 'such as {"speculation": false}'
     )
-    assert_one_line_error(foreword("prove", "--url", "nowhere"), "--url must be the server's address")
-    assert_one_line_error(foreword("prove", "--url", server.url, "--only", "speed"), "no claim 'speed'")
+    assert_one_line_error(refusal("prove", "--url", "nowhere"), "--url must be the server's address")
+    assert_one_line_error(refusal("prove", "--url", server.url, "--only", "speed"), "no claim 'speed'")
     assert_one_line_error(
-        foreword("prove", "--url", server.url, "--seed", str(2**64)), "--seed must be at most"
+        refusal("prove", "--url", server.url, "--seed", str(2**64)), "--seed must be at most"
     )
-    assert_one_line_error(foreword("prove", "--url", server.url, "--tolerance", "inf"), "--tolerance must be")
+    assert_one_line_error(refusal("prove", "--url", server.url, "--tolerance", "inf"), "--tolerance must be")
 
 
 FEW = ExaminationPlan("test", prompts=3, tokens=24, at_once=4, draws=160, depth=4)

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from helpers.command_line import assert_one_line_error, foreword
+from helpers.command_line import assert_one_line_error, foreword, refusal
 from helpers.tiny_models import make_hf_model, write_gguf
 
 
@@ -40,12 +40,12 @@ def test_pruned_copies_answer_and_draft(tmp_path: Path):
 
 def test_mistakes_are_one_line(tmp_path: Path, tiny_model: Path):
     out = str(tmp_path / "small")
-    assert_one_line_error(foreword("prune", str(tiny_model), out), "--layers", "--keep")
+    assert_one_line_error(refusal("prune", str(tiny_model), out), "--layers", "--keep")
     assert_one_line_error(
-        foreword("prune", str(tiny_model), out, "--keep", "1", "--layers", "0"), "--layers", "--keep"
+        refusal("prune", str(tiny_model), out, "--keep", "1", "--layers", "0"), "--layers", "--keep"
     )
-    assert_one_line_error(foreword("prune", str(tiny_model), out, "--keep", "0"), "from 1 to 2")
-    assert_one_line_error(foreword("prune", str(tiny_model), out, "--layers", "0-5"), "layer 2")
-    assert_one_line_error(foreword("prune", str(tiny_model), out, "--layers", "first"), "'first'")
-    assert_one_line_error(foreword("prune", str(tiny_model), str(tmp_path), "--keep", "1"), "exists")
-    assert_one_line_error(foreword("prune", "no-such-model", out, "--keep", "1"), "no-such-model")
+    assert_one_line_error(refusal("prune", str(tiny_model), out, "--keep", "0"), "from 1 to 2")
+    assert_one_line_error(refusal("prune", str(tiny_model), out, "--layers", "0-5"), "layer 2")
+    assert_one_line_error(refusal("prune", str(tiny_model), out, "--layers", "first"), "'first'")
+    assert_one_line_error(refusal("prune", str(tiny_model), str(tmp_path), "--keep", "1"), "exists")
+    assert_one_line_error(refusal("prune", "no-such-model", out, "--keep", "1"), "no-such-model")

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from foreword.server.settings import ServerSettings
-from helpers.command_line import assert_one_line_error, foreword
+from helpers.command_line import assert_one_line_error, refusal
 from helpers.fake_engine import FakeEngine
 from helpers.local_server import local_server
 from helpers.serve_process import started
@@ -50,7 +50,7 @@ def test_one_address_serves_two_targets_and_goes_on_with_one(tiny_model: Path):
 
 
 def test_what_a_router_cannot_do_is_said_in_one_line():
-    assert_one_line_error(foreword("router"), "--targets")
-    assert_one_line_error(foreword("router", "--targets", "nowhere"), "HOST:PORT", "nowhere")
-    assert_one_line_error(foreword("router", "--targets", "a:1", "--host", "0.0.0.0"), "--insecure")
-    assert_one_line_error(foreword("router", "--targets", "@/no/such/file"), "cannot be read")
+    assert_one_line_error(refusal("router"), "--targets")
+    assert_one_line_error(refusal("router", "--targets", "nowhere"), "HOST:PORT", "nowhere")
+    assert_one_line_error(refusal("router", "--targets", "a:1", "--host", "0.0.0.0"), "--insecure")
+    assert_one_line_error(refusal("router", "--targets", "@/no/such/file"), "cannot be read")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from foreword.engine.config import EngineConfig
-from helpers.command_line import assert_one_line_error, foreword
+from helpers.command_line import assert_one_line_error, foreword, refusal
 from helpers.fake_engine import HANGS, STANDS_STILL
 from helpers.serve_process import ServeProcess, serve, wait_for_status
 from helpers.waiting import PATIENCE, wait_until
@@ -185,7 +185,7 @@ def test_other_machines_need_a_key(host):
 
 
 def test_a_bad_speculation_config_is_refused_at_once():
-    assert_one_line_error(foreword("serve", "--speculative-config", '{"method": "magic"}'), "magic")
+    assert_one_line_error(refusal("serve", "--speculative-config", '{"method": "magic"}'), "magic")
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from helpers.command_line import assert_one_line_error, foreword
+from helpers.command_line import assert_one_line_error, foreword, refusal
 
 SMALL = ("simulate", "--targets", "2", "--nodes", "1", "--batch", "2", "--seconds", "1", "--answer", "16")
 
@@ -41,14 +41,14 @@ def test_a_goal_is_searched_for():
 
 
 def test_errors_are_one_line(tmp_path: Path):
-    assert_one_line_error(foreword(*SMALL, "--fail", "explode"), "--fail", "kill:2@10+5")
-    assert_one_line_error(foreword(*SMALL, "--rate", "many"), "--rate")
+    assert_one_line_error(refusal(*SMALL, "--fail", "explode"), "--fail", "kill:2@10+5")
+    assert_one_line_error(refusal(*SMALL, "--rate", "many"), "--rate")
     for rate in ("nan", "inf", "1e9"):
-        assert_one_line_error(foreword(*SMALL, "--rate", rate), "--rate", "above 0")
-    assert_one_line_error(foreword(*SMALL, "--level-ms", "inf"), "--level-ms", "not inf")
-    assert_one_line_error(foreword(*SMALL, "--method", "suffix"), "--method suffix", "give --drafters")
-    assert_one_line_error(foreword(*SMALL, "--waiting", "long"), "--waiting", "worth")
-    assert_one_line_error(foreword(*SMALL, "--zone-ms", "3"), "--zone-ms", "--zones 2")
-    assert_one_line_error(foreword(*SMALL, "--boot-s", "3"), "--boot-s", "--autoscale")
-    assert_one_line_error(foreword(*SMALL, "--link", str(tmp_path / "none")), "--link", "cannot be read")
-    assert_one_line_error(foreword(*SMALL, "--page", str(tmp_path / "a" / "b")), "--page", "no directory")
+        assert_one_line_error(refusal(*SMALL, "--rate", rate), "--rate", "above 0")
+    assert_one_line_error(refusal(*SMALL, "--level-ms", "inf"), "--level-ms", "not inf")
+    assert_one_line_error(refusal(*SMALL, "--method", "suffix"), "--method suffix", "give --drafters")
+    assert_one_line_error(refusal(*SMALL, "--waiting", "long"), "--waiting", "worth")
+    assert_one_line_error(refusal(*SMALL, "--zone-ms", "3"), "--zone-ms", "--zones 2")
+    assert_one_line_error(refusal(*SMALL, "--boot-s", "3"), "--boot-s", "--autoscale")
+    assert_one_line_error(refusal(*SMALL, "--link", str(tmp_path / "none")), "--link", "cannot be read")
+    assert_one_line_error(refusal(*SMALL, "--page", str(tmp_path / "a" / "b")), "--page", "no directory")

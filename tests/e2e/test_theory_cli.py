@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.command_line import assert_one_line_error, foreword
+from helpers.command_line import assert_one_line_error, foreword, refusal
 
 
 def last_object(run) -> dict:
@@ -44,7 +44,7 @@ def test_measured_steps_stand_beside_the_closed_form(tiny_model: Path, tmp_path:
     ratio = last_object(steps)["rows"][1]["ratio"]
     assert found["measured_steps"]["rows"][2]["cost"] == pytest.approx(3 * 0.05 + ratio)
     assert found["closed_form"]["rows"][2]["cost"] == pytest.approx(1.15)
-    assert_one_line_error(foreword(*options, "--k", "1..4"), "4 draft tokens need 5", "bench step")
+    assert_one_line_error(refusal(*options, "--k", "1..4"), "4 draft tokens need 5", "bench step")
 
 
 def test_a_drafter_elsewhere_and_trees():
@@ -57,10 +57,10 @@ def test_a_drafter_elsewhere_and_trees():
 
 
 def test_bad_numbers_are_one_line():
-    assert_one_line_error(foreword("theory", "--network-cost", "-1"), "--network-cost")
-    assert_one_line_error(foreword("theory", "--alpha", "1.5"), "--alpha")
-    assert_one_line_error(foreword("theory", "--draft-cost", "-1"), "--draft-cost")
-    assert_one_line_error(foreword("theory", "--k", "x"), "--k")
+    assert_one_line_error(refusal("theory", "--network-cost", "-1"), "--network-cost")
+    assert_one_line_error(refusal("theory", "--alpha", "1.5"), "--alpha")
+    assert_one_line_error(refusal("theory", "--draft-cost", "-1"), "--draft-cost")
+    assert_one_line_error(refusal("theory", "--k", "x"), "--k")
 
 
 def test_pictures(tiny_model: Path, tmp_path: Path):

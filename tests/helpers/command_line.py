@@ -3,7 +3,14 @@
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from unittest.mock import patch
 
+import pytest
+
+from foreword.cli import console
+from foreword.cli.main import main
 from helpers.warm_process import warm
 
 TIMEOUT = 300
@@ -21,6 +28,21 @@ def foreword(
     return subprocess.run(
         command, **given, capture_output=True, text=True, env=environment, check=False, timeout=timeout
     )
+
+
+def refusal(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """As `foreword`, in this process: for a command that ends before it has done or loaded anything."""
+    out, err = StringIO(), StringIO()
+    with (
+        redirect_stdout(out),
+        redirect_stderr(err),
+        patch.object(sys, "argv", ["foreword", *arguments]),
+        patch.object(console, "after_loading", console.after_loading),
+        patch.object(console.stdout, "stderr", False),
+        pytest.raises(SystemExit) as end,
+    ):
+        main()
+    return subprocess.CompletedProcess(sys.argv, int(end.value.code or 0), out.getvalue(), err.getvalue())
 
 
 def assert_one_line_error(run: subprocess.CompletedProcess[str], *words: str, code: int = 2) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from foreword.bench import compare as listed
 from foreword.bench.compare import Contestant, PeerKind, Race
-from helpers.command_line import assert_one_line_error, foreword
+from helpers.command_line import assert_one_line_error, foreword, refusal
 
 
 class Counting:
@@ -102,4 +102,4 @@ def test_we_and_transformers_write_the_same_text(tiny_model):
 
 
 def test_a_wrong_interpreter_is_refused_in_one_line():
-    assert_one_line_error(foreword("bench", "compare", "--python", "vllm=nowhere"), "--python vllm=nowhere")
+    assert_one_line_error(refusal("bench", "compare", "--python", "vllm=nowhere"), "--python vllm=nowhere")

@@ -10,7 +10,7 @@ from foreword.bench.drafters.grid import GridBench, GridCell, GridSettings
 from foreword.bench.methods import parse_methods
 from foreword.bench.prompts import BenchPrompt
 from foreword.engine.config import EngineConfig
-from helpers.command_line import assert_one_line_error, foreword
+from helpers.command_line import assert_one_line_error, foreword, refusal
 
 PROMPTS = [BenchPrompt("1", "chat", "one two one two one two"), BenchPrompt("2", "code", "def add(a, b):")]
 
@@ -75,6 +75,6 @@ def test_the_command_writes_a_page_and_goes_on_where_it_was(tiny_model, tmp_path
 
 def test_bad_numbers_are_refused_in_one_line():
     assert_one_line_error(
-        foreword("bench", "drafters", "--temperatures", "hot"), "--temperatures takes numbers"
+        refusal("bench", "drafters", "--temperatures", "hot"), "--temperatures takes numbers"
     )
-    assert_one_line_error(foreword("bench", "drafters", "--concurrency", "0"), "--concurrency takes numbers")
+    assert_one_line_error(refusal("bench", "drafters", "--concurrency", "0"), "--concurrency takes numbers")
