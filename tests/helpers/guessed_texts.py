@@ -19,7 +19,8 @@ from helpers.text_statistics import TextStatistics
 
 PROMPT = (0, 1)
 LENGTH, CHAIN = 4, 3
-SAMPLES = 5_000
+SAMPLES, MANY = 2_000, 5_000
+"""Texts; so many that a q shows which is a little too flat, or a tree that was cut by what was drawn."""
 
 TARGET = peaked_logits(seed=1)
 OTHER = TARGET + np.random.default_rng(2).normal(0.0, 0.6, TARGET.shape)

@@ -92,7 +92,7 @@ def pair(request: pytest.FixtureRequest, model_path: Path) -> Pair:
     return Pair(model_path, request.param)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_passes_equal_the_unpadded_ones_and_never_wait(pair: Pair, seed: int):
     rng = random.Random(seed)
     requests = [pair.open(random_tokens(rng, rng.randint(1, 70))) for _ in range(9)]

@@ -27,9 +27,6 @@ from helpers.drafted_answers import PROMPTS, answers, mixed_params, noisy_copy, 
 from helpers.drafter_forms import FAMILIES, FORMS
 from helpers.exits import write_exit
 
-TOKENS = 16
-"""Of an answer: several drafts of every form."""
-
 
 def test_every_registered_drafter_is_under_contract():
     methods = [form["method"] for form in FORMS]
@@ -81,11 +78,7 @@ class Family:
 
         Parameters are others for every second form.
         """
-        half, params, form = (
-            len(PROMPTS) * (number % 2),
-            mixed_params(len(self.plain), TOKENS),
-            self.forms[number],
-        )
+        half, params, form = len(PROMPTS) * (number % 2), mixed_params(len(self.plain)), self.forms[number]
         return [
             Asked(form, PROMPTS[index], params[at], self.plain[at], prediction(form, self.plain[at]))
             for index in (0, 1 + number % 4, 5)
@@ -146,7 +139,7 @@ def family(
 @pytest.fixture(scope="module")
 def plain(llm: LLM) -> list[list[int]]:
     llm.speculate(None)
-    return answers(llm, PROMPTS * 2, mixed_params(len(PROMPTS) * 2, TOKENS))
+    return answers(llm, PROMPTS * 2, mixed_params(len(PROMPTS) * 2))
 
 
 def check_texts(asked: Sequence[Asked], texts: Sequence[Sequence[int]]) -> None:
@@ -265,7 +258,7 @@ def test_a_drafter_guesses_as_a_fresh_one_would(llm: LLM, family: Family):
     requests = {number: start_named(engine, family.asked(number), number) for number in numbers}
     compared = dict.fromkeys(numbers, 0)
     for _ in range(3):
-        for _ in range(3):
+        for _ in range(5):
             engine.step()
         for number in numbers:
             live = [r for r in requests[number] if r.finish_reason is None and r.output_ids and r.room > 4]

@@ -57,13 +57,13 @@ def texts(llm: LLM, prompts: list[str], max_tokens: int) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def plain(llm: LLM) -> list[list[int]]:
     llm.speculate(None)
-    return texts(llm, PROMPTS, 24)
+    return texts(llm, PROMPTS[::2], 16)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(map(str, form.values())))
-def test_8_prompts_of_24_tokens(llm: LLM, plain: list[list[int]], form: dict[str, Any]):
+def test_4_prompts_of_16_tokens(llm: LLM, plain: list[list[int]], form: dict[str, Any]):
     llm.speculate(form)
-    assert texts(llm, PROMPTS, 24) == plain
+    assert texts(llm, PROMPTS[::2], 16) == plain
 
 
 @pytest.mark.slow

@@ -198,7 +198,7 @@ def check_end(world: World) -> None:
 
 
 def run_worlds(
-    seeds: range,
+    seeds: Sequence[int],
     requests: int,
     monkeypatch: pytest.MonkeyPatch,
     speculations: Sequence[Any] = SPECULATIONS,
@@ -226,9 +226,13 @@ def run_worlds(
     return happened
 
 
+SEEDS = (4, 6, 7, 9, 10)
+"""Of worlds in which most happens. The last sees all mutants that are known but one, which the first sees."""
+
+
 def test_worlds(monkeypatch: pytest.MonkeyPatch):
-    happened = run_worlds(range(11), 16, monkeypatch)
-    assert happened["steps"] > 1000
+    happened = run_worlds(SEEDS, 16, monkeypatch)
+    assert happened["steps"] > 500
     for event in (*EVENTS, *STAGES):
         assert happened[event] > 0, f"{event} never happened: {happened}"
 
@@ -238,8 +242,9 @@ AHEAD = (False, False, False, False, {"method": "ngram", "num_speculative_tokens
 
 
 def test_worlds_with_steps_ahead(monkeypatch: pytest.MonkeyPatch):
-    happened = run_worlds(range(600, 620), 12, monkeypatch, AHEAD, live_ahead)
-    assert happened["followed"] > 300
+    seeds = (600, 601, 605, 606, 608, 609, 610, 611, 618, 619)
+    happened = run_worlds(seeds, 12, monkeypatch, AHEAD, live_ahead)
+    assert happened["followed"] > 150
     expected = [event for event in EVENTS if event != "overlapping steps"]
     for event in (*expected, *ANOTHER_TRY, *THE_REQUEST):
         assert happened[event] > 0, f"{event} never happened: {happened}"

@@ -46,8 +46,8 @@ def test_a_few_requests_in_every_way(runner: Runner):
     decided = replace(everything, seed=2, measured=True)
     check(
         runner,
-        settings(runner, 12, 12),
-        [everything, decided, *(Configuration.draw(seed) for seed in range(3))],
+        settings(runner, 8, 10),
+        [everything, decided, *(Configuration.draw(seed) for seed in range(2))],
     )
 
 

@@ -52,7 +52,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return make_hf_model(tmp_path_factory.mktemp("model"), architecture, tied=True, **overrides)
 
 
-@pytest.fixture(params=DECODERS)
+@pytest.fixture(scope="module", params=DECODERS)
 def decoder(request: pytest.FixtureRequest, path: Path) -> Decoder:
     load, numbers = request.param
     decoder: Decoder = load(path, numbers)
@@ -80,7 +80,7 @@ def test_one_pass_equals_one_token_at_a_time(decoder: Decoder):
     assert torch.equal(all_logits(decoder, ids), one_by_one(decoder, ids))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_chunks_of_any_size_on_any_pages(decoder: Decoder, seed: int):
     rng = random.Random(seed)
     ids = random_tokens(rng, rng.choice([33, 64, 97, 140]))
@@ -95,7 +95,7 @@ def test_chunks_of_any_size_on_any_pages(decoder: Decoder, seed: int):
     assert torch.equal(torch.cat(parts), expected)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_tree_node_equals_its_path_typed_alone(decoder: Decoder, seed: int):
     rng = random.Random(100 + seed)
     prompt = random_tokens(rng, rng.choice([1, 15, 16, 31, 37, 60]))
@@ -139,7 +139,7 @@ def test_hidden_states_do_not_depend_on_what_runs_beside_them(decoder: Decoder):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_moved_path_continues_as_if_it_had_been_typed(decoder: Decoder, seed: int):
     rng = random.Random(200 + seed)
     prompt = random_tokens(rng, 30)
@@ -157,7 +157,7 @@ def test_a_moved_path_continues_as_if_it_had_been_typed(decoder: Decoder, seed: 
     assert torch.equal(continued[-1], all_logits(decoder, request.tokens)[-1])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_mixed_batch_in_any_order_equals_every_request_alone(decoder: Decoder, seed: int):
     rng = random.Random(300 + seed)
     lengths = [50, 21, 1, 33, 65][: rng.randint(2, 5)]
@@ -194,7 +194,7 @@ def test_any_number_of_threads(path: Path, form: str, isa: str, monkeypatch: pyt
     monkeypatch.setenv("FOREWORD_ISA", isa)
     ids = random_tokens(random.Random(7), 90)
     expected = all_logits(cpu_decoder(path, form, threads=1), ids)
-    for threads in (2, 3, 5):
+    for threads in (2, 5):
         decoder = cpu_decoder(path, form, threads=threads)
         assert decoder.threads == threads
         assert torch.equal(all_logits(decoder, ids), expected)

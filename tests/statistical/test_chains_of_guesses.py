@@ -5,10 +5,11 @@ wrong place, of the wrong level or a little too flat shows. All else is the real
 `AutoregressiveDrafter` with its KV cache, `GrowingTree`, `grow_chains`.
 
 Power, with SAMPLES texts of LENGTH tokens per rule and one false alarm in a thousand: a next-token law that is off by a
-total variation of 0.025 after any two tokens is seen in at least 99 of 100 runs, one off by 0.02 in 90; a law of whole
-texts that is off by 0.06 in 99, by 0.05 in 85. Each in the direction that shows least, so that any other bias of
-this size is seen as often or more. `test_these_biases_would_be_seen` computes this from simulated runs. What is
-smaller (a q tempered by 0.9 is at the edge) is left to the test in which the drafter is the target: that has no noise.
+total variation of 0.04 after any two tokens is seen in at least 99 of 100 runs, one off by 0.032 in 90; a law of whole
+texts that is off by 0.095 in 99, by 0.08 in 85. With MANY texts these are 0.025 and 0.02, 0.06 and 0.05. Each in the
+direction that shows least, so that any other bias of this size is seen as often or more. What is smaller (a q tempered
+by 0.9 is at the edge) is left to the test in which the drafter is the target: that has no noise.
+`test_these_biases_would_be_seen` computes this from simulated runs.
 """
 
 from collections.abc import Sequence
@@ -17,46 +18,59 @@ import pytest
 
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
-from helpers.guessed_texts import CHAIN, OTHER, SAMPLES, TARGET, answers, check_law, expected, model_drafter
+from helpers.guessed_texts import (
+    CHAIN,
+    MANY,
+    OTHER,
+    SAMPLES,
+    TARGET,
+    answers,
+    check_law,
+    expected,
+    model_drafter,
+)
 from helpers.markov_pair import peaked_logits
 from helpers.text_statistics import least_visible, total_variation
 
-FEWER = 1_500
-"""Enough for a total variation of 0.045 after any two tokens."""
+FEWER = 800
+"""Enough for a total variation of 0.065 after any two tokens."""
 
 RULES = ("token", "block", "coupled")
 DRAWING_RULES = ("token", "block")
 
 
 def test_these_biases_would_be_seen():
-    test = expected()
-    for bias, power in ((0.025, 0.99), (0.02, 0.9)):
-        skewed = least_visible(test.after, bias)
-        assert total_variation(skewed, test.after) == pytest.approx(bias)
-        assert test.power(test.law_of(skewed)) >= power
-    for bias, power in ((0.06, 0.99), (0.05, 0.85)):
-        skewed = least_visible(test.law, bias)
-        assert total_variation(skewed, test.law) == pytest.approx(bias)
-        assert test.power(skewed) >= power
+    for test, of_tokens, of_texts in (
+        (expected(), (0.04, 0.032), (0.095, 0.08)),
+        (expected(MANY), (0.025, 0.02), (0.06, 0.05)),
+    ):
+        for bias, power in zip(of_tokens, (0.99, 0.9), strict=True):
+            skewed = least_visible(test.after, bias)
+            assert total_variation(skewed, test.after) == pytest.approx(bias)
+            assert test.power(test.law_of(skewed)) >= power
+        for bias, power in zip(of_texts, (0.99, 0.85), strict=True):
+            skewed = least_visible(test.law, bias)
+            assert total_variation(skewed, test.law) == pytest.approx(bias)
+            assert test.power(skewed) >= power
     fewer = expected(FEWER)
-    assert fewer.power(fewer.law_of(least_visible(fewer.after, 0.045))) >= 0.99
+    assert fewer.power(fewer.law_of(least_visible(fewer.after, 0.065))) >= 0.99
     assert test.power(test.law) <= 0.003  # false alarms
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_chains_of_three_keep_the_law(rule: str):
-    found = answers(rule, model_drafter(OTHER), SAMPLES)
+@pytest.mark.parametrize(("rule", "samples"), [("token", MANY), ("block", SAMPLES), ("coupled", SAMPLES)])
+def test_chains_of_three_keep_the_law(rule: str, samples: int):
+    found = answers(rule, model_drafter(OTHER), samples)
     assert len(found.guesses("drafted")) == CHAIN
-    assert min(found.guesses("accepted")) > SAMPLES / 5
-    assert min(found.guesses("rejected")) > SAMPLES / 20
+    assert min(found.guesses("accepted")) > samples / 5
+    assert min(found.guesses("rejected")) > samples / 20
     check_law(found.texts)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_drafter_that_is_the_target_has_every_guess_accepted(rule: str):
     """No statistics here: a q that is not quite what was drawn from, or another noise, costs acceptance at once."""
-    found = answers(rule, model_drafter(TARGET), 300)
-    assert found.guesses("accepted") == found.guesses("drafted") == [300] * CHAIN
+    found = answers(rule, model_drafter(TARGET), 200)
+    assert found.guesses("accepted") == found.guesses("drafted") == [200] * CHAIN
 
 
 @pytest.mark.parametrize("rule", DRAWING_RULES)
@@ -102,9 +116,9 @@ def test_a_draft_that_is_handed_in_again_is_not_judged_again(rule: str, chain: i
 def test_bad_words_are_seen_across_several_accepted_guesses():
     """Three tokens in a row may not come, wherever steps begin and end."""
     word = (1, 2, 2)
-    guessed = answers("coupled", model_drafter(OTHER), 300, words=[word])
-    assert guessed.guesses("accepted")[-1] > 30
-    assert guessed.texts == answers("coupled", None, 300, words=[word]).texts
+    guessed = answers("coupled", model_drafter(OTHER), 200, words=[word])
+    assert guessed.guesses("accepted")[-1] > 20
+    assert guessed.texts == answers("coupled", None, 200, words=[word]).texts
     assert all(word not in zip(text, text[1:], text[2:], strict=False) for text in guessed.texts)
-    free = answers("coupled", model_drafter(OTHER), 300).texts
+    free = answers("coupled", model_drafter(OTHER), 200).texts
     assert any(word in zip(text, text[1:], text[2:], strict=False) for text in free)

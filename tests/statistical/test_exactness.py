@@ -36,9 +36,13 @@ from foreword.proofs.suite import (
     small_case,
 )
 
+KINDS_AND_PARAMETERS = [(DraftKind.DRAWN, name) for name in PARAMETERS] + [
+    (kind, "temperature 1") for kind in DraftKind if kind is not DraftKind.DRAWN
+]
+"""All parameters with one kind of draft, all kinds with one set of parameters; the slow tests have all pairs."""
 
-@pytest.mark.parametrize("parameters", PARAMETERS)
-@pytest.mark.parametrize("guessing", list(DraftKind))
+
+@pytest.mark.parametrize(("guessing", "parameters"), KINDS_AND_PARAMETERS)
 @pytest.mark.parametrize("rule", CHAIN_RULES)
 def test_chain_rules_keep_the_joint_law(rule: Rule, guessing: DraftKind, parameters: str):
     case = small_case(rule, PARAMETERS[parameters], target=3)
@@ -49,11 +53,7 @@ def test_chain_rules_keep_the_joint_law(rule: Rule, guessing: DraftKind, paramet
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["without replacement", "with replacement"])
-@pytest.mark.parametrize(
-    ("guessing", "parameters"),
-    [(DraftKind.DRAWN, name) for name in PARAMETERS]
-    + [(guessing, "temperature 1") for guessing in DraftKind if guessing is not DraftKind.DRAWN],
-)
+@pytest.mark.parametrize(("guessing", "parameters"), KINDS_AND_PARAMETERS)
 def test_traversal_keeps_the_joint_law_of_siblings(guessing: DraftKind, parameters: str, replaced: bool):
     case = small_case(Rule.TRAVERSAL, PARAMETERS[parameters], target=3)
     law = tree_text_law(TreeDrafting(SmallDrafter(case, guessing), TREES["two siblings"], replaced))
@@ -121,14 +121,14 @@ def test_the_enumeration_sees_a_small_bias():
     assert worst_deviation(law, target_law(case)) > 100 * EXACT
 
 
-@pytest.mark.parametrize("cases", [3_000, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [800, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_coupled_text_is_plain_text(cases: int):
     tried, accepted, wrong = pathwise_mismatches(cases, seed=99)
     assert wrong == 0
     assert accepted > tried
 
 
-@pytest.mark.parametrize("target", range(8))
+@pytest.mark.parametrize("target", range(4))
 def test_block_accepts_no_less_than_token(target: int):
     found = {}
     for rule in CHAIN_RULES:
@@ -157,9 +157,9 @@ def test_coupled_keeps_its_bound():
 def test_the_step_samples_the_targets_law(rule: Rule):
     decoder = default_decoder()
     law = true_law(decoder)
-    power = measure_power(law, 2_000, bias=0.035, runs=1_000, seed=3)
+    power = measure_power(law, 800, bias=0.056, runs=1_000, seed=3)
     assert power.caught >= 0.99
-    assert chi_square(sampled_counts(decoder, rule, 2_000, seed=50_000), law) <= power.threshold
+    assert chi_square(sampled_counts(decoder, rule, 800, seed=50_000), law) <= power.threshold
 
 
 def test_a_bias_of_half_a_percent_is_caught():

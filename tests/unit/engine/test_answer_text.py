@@ -57,7 +57,7 @@ def cut_texts(draw: st.DrawFn) -> tuple[str, list[bytes]]:
 STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=5), max_size=4).map(tuple)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(cut_texts(), STOPS, st.booleans(), st.integers(0, 8))
 def test_the_stop_text_that_is_complete_first_ends_the_answer(cut, stops, keep, min_tokens):
     text, pieces = cut
@@ -71,7 +71,7 @@ def test_the_stop_text_that_is_complete_first_ends_the_answer(cut, stops, keep, 
         assert "".join(given_out) == text[: end if keep else end - len(found)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(cut_texts(), STOPS)
 def test_no_more_is_given_out_than_is_certain_and_no_less(cut, stops):
     text, pieces = cut

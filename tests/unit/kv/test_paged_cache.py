@@ -180,7 +180,7 @@ class Traffic(PretendMemory):
         self.expected: dict[KvSequence, list[object]] = {}
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(50))
 def test_random_traffic_keeps_every_committed_row(seed: int):
     """Commits of random paths, rollbacks, failed passes, forks and closes on a small pool."""
     rng = random.Random(seed)

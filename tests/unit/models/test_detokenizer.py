@@ -30,7 +30,7 @@ def test_only_whole_characters_come_out(tokenizer, text):
     assert detokenizer.finish() == ""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ids=st.lists(st.integers(0, 365)), skip=st.booleans())
 def test_any_ids_give_what_decode_gives(tokenizer, ids, skip):
     detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)
@@ -38,7 +38,7 @@ def test_any_ids_give_what_decode_gives(tokenizer, ids, skip):
     assert text == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=40))
 def test_any_bytes_give_what_decode_gives(tokenizer, data):
     detokenizer = IncrementalDetokenizer(tokenizer)

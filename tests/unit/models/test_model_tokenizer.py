@@ -59,13 +59,13 @@ def test_many_texts_are_read_as_each_by_itself(tokenizer):
         tokenizer.encode_many(["fine", "\ud800"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text())
 def test_any_text_comes_back(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ids=st.lists(st.integers(0, 359)), skip=st.booleans())
 def test_any_ids_decode_as_the_library_does(tokenizer, reference, ids, skip):
     expected = reference.decode(ids, skip_special_tokens=skip)

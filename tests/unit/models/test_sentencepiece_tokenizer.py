@@ -56,7 +56,7 @@ def expected_ids(text, tokens, scores):
     return ids
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=st.text(alphabet="theandrig é中😀", min_size=1, max_size=30))
 def test_merging_equals_the_naive_algorithm(made, text):
     tokenizer, tokens, scores = made
@@ -105,7 +105,7 @@ def test_missing_scores_are_refused(tmp_path):
         gguf_tokenizer(GgufFile(tmp_path / "model.gguf"))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ids=st.lists(st.integers(259, 259 + len(MERGED) + len(LETTERS) - 1)))
 def test_ids_decode_as_the_library_does(made, ids):
     tokenizer = made[0]

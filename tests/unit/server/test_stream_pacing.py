@@ -55,7 +55,7 @@ def test_streams_of_equal_rate_look_alike_whatever_their_bursts():
     assert blocks([1, *[1, 3] * 60]) == blocks([1, *[3, 1] * 60]) == blocks([1, *[2] * 120])
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_end_is_late_by_one_burst_at_most(seed):
     chance = random.Random(seed)
     count = chance.choice([2, 3, 10, 60])

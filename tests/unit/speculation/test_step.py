@@ -63,7 +63,7 @@ def run_to_end(stepper: Stepper, requests: Sequence[Request], rng: random.Random
         assert all(r.kv.computed <= len(r.tokens) for r in requests), "KV of a token that was cut off"
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(10))
 def test_any_draft_and_any_schedule_give_the_plain_text(seed: int):
     rng = random.Random(seed)
     target, cache = HistoryTarget(), PagedCache(60)
