@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 LINT = $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && \
 	$(BIN)/python scripts/vocabulary.py
 
-.PHONY: demo test test-slow mutants browser docs lint format clean
+.PHONY: demo test test-slow mutants browser docs wheels wheel-check lint format clean
 
 demo: $(READY)
 	$(BIN)/foreword demo
@@ -34,6 +34,15 @@ mutants: $(READY)
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[docs]"
 	$(BIN)/mkdocs build --strict
+
+# The source archive and the wheels for x86_64 and aarch64, in dist/ (docs/release.md).
+wheels:
+	$(PYTHON) scripts/build_wheels.py
+
+# The wheel for this machine and PYTHON, used in a fresh environment without a compiler. TORCH_INDEX_URL may name an
+# index of torch's CPU builds.
+wheel-check:
+	$(PYTHON) scripts/check_wheel.py dist $(if $(TORCH_INDEX_URL),--torch-index-url $(TORCH_INDEX_URL))
 
 # The browser that the page's tests drive; without it `make test` skips them.
 browser:

@@ -41,6 +41,9 @@ def main() -> None:
     options.add_argument("--python", action="append", help="interpreter to build for; repeatable")
     options.add_argument("--arch", action="append", choices=("x86_64", "aarch64"), help="default: both")
     options.add_argument("--out", type=Path, default=ROOT / "dist")
+    options.add_argument(
+        "--check-macos", action="store_true", help="also compile the kernels for macOS arm64"
+    )
     given = options.parse_args()
     work = ROOT / "build" / "wheels"
     for number, python in enumerate(given.python or ["python3.11", "python3.12"]):
@@ -49,6 +52,8 @@ def main() -> None:
             run(tools, "-m", "build", "--sdist", "--outdir", str(given.out), str(ROOT))
         for arch in given.arch or ["x86_64", "aarch64"]:
             print(build_wheel(tools, arch, work, given.out))
+        if given.check_macos and number == 0:
+            check_macos(tools)
 
 
 def make_tools(python: str, work: Path) -> Path:
@@ -76,6 +81,34 @@ def build_wheel(python: Path, arch: str, work: Path, out: Path) -> Path:
     run(python, *checked, str(bare), env=variables)
     (wheel,) = (folder / "checked").glob("*.whl")
     return Path(shutil.move(wheel, out / wheel.name))
+
+
+def check_macos(python: Path) -> None:
+    """Compile every source that macOS arm64 has; nothing is linked, as its libraries are Apple's."""
+    run(python, "-m", "pip", "install", "--quiet", "nanobind")
+    headers = subprocess.check_output([python, "-m", "nanobind", "--include_dir"], text=True).strip()
+    code = "import sysconfig; print(sysconfig.get_path('include'))"
+    pythons = subprocess.check_output([python, "-c", code], text=True).strip()
+    sources = [
+        *ROOT.glob("native/*.cpp"),
+        *ROOT.glob("native/isa/neon*.cpp"),
+        ROOT / "native/isa/portable.cpp",
+    ]
+    for source in sorted(sources):
+        cpu = ("-mcpu=generic+v8_2a+dotprod",) if "dotprod" in source.name else ()
+        flags = ("-target", "aarch64-macos", "-std=c++17", "-O1", "-c", "-o", os.devnull, *cpu)
+        run(
+            python,
+            "-m",
+            "ziglang",
+            "c++",
+            *flags,
+            "-include",
+            "cstdio",
+            f"-I{headers}",
+            f"-I{pythons}",
+            str(source),
+        )
 
 
 def environment(python: Path, arch: str, folder: Path) -> dict[str, str]:

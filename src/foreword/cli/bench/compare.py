@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from foreword.cli.bench.common import draw, made, prompts_of
 from foreword.cli.console import DEFAULT_MODEL, JsonCommand, ModelOption, plot_option, stage_bar, stdout
-from foreword.cli.options.grouped import late, option
+from foreword.cli.options.grouped import Command, late, option
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -89,6 +89,23 @@ class Compare(JsonCommand):
                 "made": made(),
             }
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoreboard(Command):
+    """Write a page of all engines' results from result files (bench compare --json, prove --url --json).
+
+    Example: foreword bench scoreboard --results docs/benchmarks/scoreboard --out docs/scoreboard.md
+    """
+
+    results: Path = option(Path("docs/benchmarks/scoreboard"), "Folder with the result files.")
+    out: Path = option(Path("docs/scoreboard.md"), "Page to write.")
+
+    def run(self) -> None:
+        from foreword.bench.scoreboard import scoreboard_page
+
+        self.out.write_text(scoreboard_page(self.results), encoding="utf-8")
+        stdout.print(f"{self.out} is written", soft_wrap=True, markup=False)
 
 
 def _pythons(given: list[str] | None) -> dict[str, str]:

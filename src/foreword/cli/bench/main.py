@@ -26,6 +26,7 @@ for _name, _kind in {
     "overhead": overhead.Overhead,
     "pacing": overhead.Pacing,
     "serve": serve.Serve,
+    "scoreboard": compare.Scoreboard,
     "server-overhead": overhead.ServerOverhead,
     "structured": passes.Structured,
     "step": step.Step,

@@ -1,0 +1,92 @@
+"""Install a wheel into a fresh virtual environment and use it where there is no compiler.
+
+    python scripts/check_wheel.py dist [--torch-index-url URL]
+
+Inside, PATH has the environment alone: no gcc, cmake or make. The wheel is imported, describes itself, answers
+`foreword run`, serves a request, and runs `foreword demo`, which compares plain and speculative texts.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "cmake", "make", "ninja")
+
+
+def main() -> None:
+    """Check one wheel."""
+    options = argparse.ArgumentParser(description="Install a wheel into a fresh environment and use it.")
+    options.add_argument("dist", type=Path, help="folder with the wheels; the one for this machine is taken")
+    options.add_argument("--torch-index-url", help="index of torch's CPU builds")
+    given = options.parse_args()
+    torch = ("torch",) if given.torch_index_url is None else ("--index-url", given.torch_index_url, "torch")
+    with tempfile.TemporaryDirectory() as folder:
+        check(find_wheel(given.dist), torch, Path(folder))
+    print(f"check_wheel: works on Python {sys.version.split()[0]}")
+
+
+def find_wheel(dist: Path) -> Path:
+    """Return the wheel for this machine and interpreter."""
+    tags = "cp311-cp311" if sys.version_info[:2] == (3, 11) else "cp312-abi3"
+    (wheel,) = dist.resolve().glob(f"foreword-*-{tags}-*{platform.machine()}.whl")
+    return wheel
+
+
+def check(wheel: Path, torch: tuple[str, ...], folder: Path) -> None:
+    """Raise `CalledProcessError` or `AssertionError` where something does not work."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    programs = folder / "venv" / "bin"
+    bare = {**os.environ, "PATH": str(programs)}
+    bare.pop("PYTHONPATH", None)
+    found = [name for name in COMPILERS if (programs / name).exists()]
+    assert not found, f"the environment has {found}"
+
+    def run(*command: str) -> str:
+        program = [str(programs / command[0]), *command[1:]]
+        print("+", " ".join(command), flush=True)
+        return subprocess.run(
+            program, env=bare, cwd=folder, check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
+
+    constraints = ("-c", str(ROOT / "constraints.txt"))
+    run("python", "-m", "pip", "install", "--quiet", *constraints, *torch)
+    run("python", "-m", "pip", "install", "--quiet", *constraints, f"foreword[server] @ {wheel.as_uri()}")
+    described = json.loads(run("foreword", "doctor", "--json").splitlines()[-1])
+    assert described["backend"] in ("cpu", "cuda"), described
+    assert described["instruction_set"] not in ("none", "portable"), described
+    answer = run(
+        "foreword", "run", "smollm2-135m", "Name three colours.", "--max-tokens", "16", "--seed", "1"
+    )
+    assert answer.strip(), "foreword run printed nothing"
+    assert "identical" in run("foreword", "demo"), "the demo did not compare texts"
+    check_server(programs, bare, folder)
+
+
+def check_server(programs: Path, environment: dict[str, str], folder: Path) -> None:
+    """Start a server, send one request, and end it with SIGTERM."""
+    command = [str(programs / "foreword"), "serve", "smollm2-135m", "--port", "0"]
+    print("+ foreword serve", flush=True)
+    with subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = next(word for line in server.stdout for word in line.split() if word.startswith("http://"))
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+        request = urllib.request.Request(
+            f"{url.rstrip('/,')}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        answer = json.load(urllib.request.urlopen(request))
+        assert answer["usage"]["completion_tokens"] > 0, answer
+        server.terminate()
+    assert server.returncode == 0, f"the server ended with {server.returncode}"
+
+
+if __name__ == "__main__":
+    main()
