@@ -7,7 +7,7 @@ from typing import Any
 
 from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
-from foreword.control.measured import MeasuredPolicy
+from foreword.control.policy import MeasuredPolicy
 from foreword.control.settings import ControlSettings
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig, EngineParts

@@ -10,7 +10,7 @@ import numpy as np
 
 from foreword.acceptance.params import SamplingParams
 from foreword.backends.batch import ForwardBatch, ForwardOutput
-from foreword.control.measured import MeasuredPolicy
+from foreword.control.policy import MeasuredPolicy
 from foreword.control.rollout.pair import PairRollout
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.guard import GuardedDrafter

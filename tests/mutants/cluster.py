@@ -244,7 +244,7 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "what is said while nodes are gone is counted as theirs",
-        "control/records.py",
+        "control/requests.py",
         "present_name",
         "'+'.join(present) or plan.method",
         "plan.method",

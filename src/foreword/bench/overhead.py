@@ -20,7 +20,7 @@ from foreword.bench.methods import Method, request_config
 from foreword.bench.prompts import own_prompts
 from foreword.bench.skeleton import take_turns
 from foreword.control.fixed import FixedPolicy
-from foreword.control.measured import MeasuredPolicy
+from foreword.control.policy import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore

@@ -1,185 +1,197 @@
 """Exploration: drafters that are not in use are tried now and then, within a budget of time."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from foreword.control.budget import HOST_OBSERVE, HOST_PASS, HOST_REQUEST, MOST_PROBES, ExplorationBudget
-from foreword.control.pairs import PairControl
-from foreword.control.records import Arm, RequestRecord
-from foreword.control.value import Pass
+from foreword.control.decision import MOST_TRIED, Candidate, Decision
+from foreword.control.requests import Arm, DraftInFlight, RequestState
+from foreword.control.settings import ControlSettings
 from foreword.speculation.requests import DraftPlan
 
-Records = Sequence[RequestRecord | None]
+OBSERVED_BEFORE = 4
+"""Steps that a head observes a request before it can be tried for it."""
 
-WATCH_STEPS, LEAST_STEPS, BEFORE_A_PROBE = 128, 32, 4
-"""Steps that a head observes one request to be tried, that pass before the next one, and before it can be tried."""
+States = Sequence[RequestState | None]
 
 
-@dataclass
 class Explorer:
-    """Spends the budget in one step."""
+    """Earns a share of the time of steps, divided between the drafters that are not in use, and pays for tries."""
 
-    budget: ExplorationBudget
-    step: int
-    seconds: float  # of engine time
-    affordable: set[PairControl]  # those that the budget may still pay for
-    live: tuple[str, float] | None = None  # the drafter of a verified try, and what was paid for it
-    _expected: dict[str, float] = field(default_factory=dict)  # by drafter, the time of this step's tries
+    def __init__(self, settings: ControlSettings) -> None:
+        self.settings = settings
+        self.spent = 0.0  # seconds
+        self.earned_from = 0.0  # seconds of steps
+        self.balances: dict[str, float] = {}  # by drafter: an expensive one leaves others theirs
+        self.live: tuple[str, float] | None = None  # the drafter of a verified try, and what was paid for it
+        self.watched: RequestState | None = None  # the request that heads observe in order to be tried
+        self._largest: dict[str, float] = {}  # by drafter, the recent try that cost most
+        self._since = -settings.watch_steps  # step, when its turn began
 
-    def explore(self, records: Records, plans: list[DraftPlan | None], here: Pass) -> None:
-        """Try drafters that are not in use, for one request, or for all of a cohort.
+    def earn(self, seconds: float, share: float, drafters: Collection[str]) -> None:
+        """Earn the share of a step for requests that these drafters could be tried for."""
+        self.earned_from += seconds
+        for drafter in drafters:
+            balance = self._balance(drafter)
+            most = max(self.settings.probe_saved_seconds, self._largest.get(drafter, 0.0))
+            self.balances[drafter] = max(balance, min(balance + share * seconds / len(drafters), most))
 
-        A try is verified where that is cheaper: for drafters that are expensive, or nearly have a gain.
+    def pay(self, drafter: str, seconds: float) -> None:
+        """Pay for a try; where it costs more than there is, the next one waits the longer. Below 0: it has gained."""
+        self.balances[drafter] = self._balance(drafter) - seconds
+        self._largest[drafter] = max(0.98 * self._largest.get(drafter, 0.0), seconds)
+        self.spent += seconds
+
+    def settle(self, lost: float) -> None:
+        """Correct what was paid for a verified try by what its step has lost or gained."""
+        if self.live is not None:
+            drafter, paid = self.live
+            self.live = None
+            self.pay(drafter, lost - paid)
+            self.balances[drafter] = min(self.balances[drafter], self.settings.probe_saved_seconds)
+
+    def affords(self, drafter: str, seconds: float) -> bool:
+        """Return whether there is enough for a try; if not, it is saved for."""
+        self._largest[drafter] = max(self._largest.get(drafter, 0.0), seconds)
+        return self._balance(drafter) >= seconds
+
+    @property
+    def share(self) -> float:
+        """Share of the time of all steps that was spent; tries that gained more than they took have cost nothing."""
+        return max(self.spent, 0.0) / self.earned_from if self.earned_from else 0.0
+
+    def _balance(self, drafter: str) -> float:
+        if drafter not in self.balances:
+            self.balances[drafter] = 2 * self.settings.probe_saved_seconds / (1 + len(self.balances))
+        return self.balances[drafter]
+
+    def explore(self, decision: Decision, states: States, plans: list[DraftPlan | None], step: int) -> None:
+        """Try the drafter with the highest optimistic gain that the budget allows.
+
+        Its shadow draft is compared with the text that comes; it is verified where that costs less.
         """
-        self._expected = {plan.method: 0.0 for plan in plans if plan is not None and plan.max_nodes}
-        probes = 0
-        for offset in range(len(records)):
-            place = (self.step + offset) % len(records)
-            record = records[place]
-            if record is None:
+        host = self.settings.probe_host_seconds
+        for candidate in decision.candidates:
+            drafter = candidate.option.estimate.method
+            if not self.affords(drafter, candidate.price + host):
                 continue
-            for arm in self._in_turn(record, len(records)):
-                plan, control, may_use = plans[place], arm.control, arm.plan.allows(len(records))
-                if plan is not None and plan.max_nodes and arm.is_lookup:
-                    price = self._price(record, arm, 0.0)
-                    if price is not None:
-                        self.budget.pay(arm.plan.method, price)
-                        plans[place] = replace(plan, shadow=record.ask_aside(arm, control.probe_depth))
-                        probes += 1
-                        break
-                    continue
-                lost = 0.0  # a pass without the draft that it would have had is part of the cost
-                if record.asked is not None:
-                    lost = max(record.asked.control.worth.saved, 0.0) * here.per_token
-                if not lost and may_use and control.live_loss(self.seconds) < control.probe_pass:
-                    if self._try_live(control, records, plans):
-                        return
-                elif self._price(record, arm, lost) is not None:
-                    plans[place] = record.ask(
-                        arm, control.varied(control.probe_depth, self.step), is_probe=True
-                    )
-                    probes += 1
-                    break
-            if probes == MOST_PROBES or not self.affordable:
+            found = self._tryable(candidate, states, step)
+            if not found:
+                continue
+            plain = [one for one in found if one[1].flight is None and one[2].plan.allows(len(states))]
+            if candidate.is_live and plain:
+                self._try_live(candidate, decision, plain, plans)
+            else:
+                self._try_shadows(candidate, decision, found, plans)
+            return
+
+    def _tryable(
+        self, candidate: Candidate, states: States, step: int
+    ) -> list[tuple[int, RequestState, Arm]]:
+        """Return places, requests and arms that the drafter may be tried for, another one first in each step."""
+        found = []
+        for offset in range(len(states)):
+            place = (step + offset) % len(states)
+            state = states[place]
+            if state is None:
+                continue
+            for arm in state.arms:
+                is_open = arm.option is candidate.option and arm.plan.may_be_tried and state.may_use(arm)
+                is_known = arm.reading is None or state.was_observed
+                is_busy = state.waits_for(arm) or (state.flight is not None and state.flight.arm is arm)
+                if is_open and is_known and not is_busy:
+                    found.append((place, state, arm))
+        return found
+
+    def _try_shadows(
+        self,
+        candidate: Candidate,
+        decision: Decision,
+        found: Sequence[tuple[int, RequestState, Arm]],
+        plans: list[DraftPlan | None],
+    ) -> None:
+        drafter, benefit = candidate.option.estimate.method, decision.benefits[candidate.option]
+        seconds, host = candidate.seconds, self.settings.probe_host_seconds
+        for place, state, arm in found[:MOST_TRIED]:
+            request = state.request()
+            plan, length = plans[place], 0 if request is None else len(request.tokens)
+            flight, is_beside = state.flight, plan is not None and plan.max_nodes > 0
+            seconds += candidate.lag_seconds * arm.lag(length)
+            price = seconds + host
+            if is_beside and not arm.is_lookup and flight is not None:
+                # A pass without the draft that it would have had is part of the cost.
+                price += max(flight.benefit.saved, 0.0) * decision.here.per_token
+            if not self.affords(drafter, price):
                 return
+            self.pay(drafter, price)
+            if is_beside and arm.is_lookup and plan is not None:
+                plans[place] = replace(
+                    plan, shadow=state.shadow_beside(arm, candidate.levels, benefit, length)
+                )
+            else:
+                state.flight = DraftInFlight(arm, candidate.levels, benefit, is_shadow=True, paid=seconds)
+                plans[place] = arm.planned(candidate.levels, benefit, True, arm.lag(length))
+            seconds, host = candidate.more_seconds, self.settings.probe_host_seconds / 4
 
-    def _in_turn(self, record: RequestRecord, running: int) -> Iterator[Arm]:
-        """Yield the drafters that may be tried for a request, another one first from time to time."""
-        arms = record.arms
-        for turn in range(len(arms)):
-            arm = arms[(self.step // running + turn) % len(arms)]
-            if arm.control not in self.affordable:
-                continue
-            if record.waiting and record.waits_for(arm):
-                continue
-            is_blind = not record.may_ask(arm) or (arm.reading is not None and not record.was_observed)
-            if arm is record.asked or not arm.plan.may_be_tried or is_blind:
-                continue
-            yield arm
-
-    def _price(self, record: RequestRecord, arm: Arm, lost: float) -> float | None:
-        """Return the cost of one more try, and pay what is lost by it; None if the budget does not allow it."""
-        method, control = arm.plan.method, arm.control
-        before = self._expected.get(method)
-        price = control.probe_seconds if before is None else control.probe_more
-        at_once = lost + (
-            0.0 if self._expected else HOST_PASS
-        )  # in a pass with drafts the host does it anyway
-        if not self.budget.affords(method, price + (before or 0.0) + at_once):
-            if control.live_loss(self.seconds) >= control.probe_pass:
-                self.affordable.discard(control)  # nor is it tried for any other request of this step
-            return None
-        price += control.probe_behind * arm.lag(record.length)
-        expected = price + (before or 0.0)
-        if not self.budget.affords(method, expected + at_once):
-            return None
-        if at_once:
-            self.budget.pay(method, at_once)  # the draft itself is paid for when its time is known
-        self._expected[method] = expected + HOST_REQUEST
-        return price
-
-    def _try_live(self, control: PairControl, records: Records, plans: list[DraftPlan | None]) -> bool:
-        """Draft and verify for all requests of a cohort without a draft; return whether the budget allows it."""
-        found = [
-            (place, record, arm)
-            for place, record in enumerate(records)
-            if record is not None and record.asked is None
-            for arm in record.arms
-            if arm.control is control
-            and arm.plan.allows(len(records))
-            and (record.was_observed or arm.reading is None)
+    def _try_live(
+        self,
+        candidate: Candidate,
+        decision: Decision,
+        found: Sequence[tuple[int, RequestState, Arm]],
+        plans: list[DraftPlan | None],
+    ) -> None:
+        """Draft and verify for all requests of a cohort without a draft, if the budget allows it."""
+        drafter, benefit = candidate.option.estimate.method, decision.benefits[candidate.option]
+        lengths = [
+            0 if (request := state.request()) is None else len(request.tokens) for _, state, _ in found
         ]
-        loss, method = HOST_PASS + control.live_loss(self.seconds), control.estimate.method
-        # A lookup that was not called recently has whole texts to read first.
-        loss += control.probe_behind * sum(arm.lag(record.length) for _, record, arm in found)
-        if not found or not self.budget.affords(method, loss):
-            return False
-        self.budget.pay(method, loss)
-        self.live = method, loss
-        for place, record, arm in found:
-            plans[place] = record.ask(arm, control.worth.depth if record.is_coupled else control.worth.kept)
+        lags = [arm.lag(length) for (_, _, arm), length in zip(found, lengths, strict=True)]
+        loss = self.settings.probe_host_seconds + candidate.live_loss + candidate.lag_seconds * sum(lags)
+        if not self.affords(drafter, loss):
+            return
+        self.pay(drafter, loss)
+        self.live = drafter, loss
+        for (place, state, arm), lag in zip(found, lags, strict=True):
+            levels = benefit.depth if state.is_coupled else benefit.kept
             # It is verified without an expected gain: that is what was paid for.
-            record.trial_depth = control.worth.kept
-        return True
+            state.flight = DraftInFlight(arm, levels, benefit, verified=benefit.kept)
+            plans[place] = arm.planned(levels, benefit, True, lag)
 
+    def watch(self, states: States, decision: Decision, step: int) -> None:
+        """Choose the request that heads observe in order to be tried: one at a time, while a try is affordable.
 
-class Watch:
-    """Requests that heads observe without being in use, one at a time, as long as the budget has the cost of a try.
-
-    Observing every step, a head that can seldom be tried would cost far more by observing than by being tried.
-    """
-
-    def __init__(self, budget: ExplorationBudget) -> None:
-        self._budget = budget
-        self._observed: list[RequestRecord] = []  # requests that heads observe without being in use
-        self._watched: RequestRecord | None = None  # the one that is to be tried
-        self._since = self._seen = -LEAST_STEPS  # steps, when its turn began and when it was last there
-
-    def takes(self, record: RequestRecord, step: int) -> bool:
-        """Return whether a request is the one to be tried."""
-        if record is not self._watched and not self._is_free(step):
-            return False
-        if record is self._watched:
-            self._seen = step
-        before = 0.0 if record.is_watched else BEFORE_A_PROBE * HOST_OBSERVE
-        idle = [head for head in record.heads if not head.control.in_use and record.may_ask(head)]
-        can_try = any(self._can_try(record, head, before) for head in idle)
-        if can_try and record is not self._watched:
-            self._watched, self._since, self._seen = record, step, step
-        elif not can_try and record is self._watched:
-            self._watched = None
-        return can_try
-
-    def _is_free(self, step: int) -> bool:
-        """Return whether another request may be watched: none is, or it has ended, or had its turn.
-
-        Where a head may not join late, one that is given up can never be watched again: it goes on.
+        Observing every step, a head that can seldom be tried would cost far more by observing than by being tried.
         """
-        watched, steps = self._watched, step - self._since
-        if watched is None or watched.request() is None or step - self._seen > 2 * WATCH_STEPS:
-            return steps >= LEAST_STEPS
-        return len(watched.arms) == 1 and steps >= WATCH_STEPS
+        watched, turn = self.watched, step - self._since
+        if watched is not None:
+            # Where a head may not join late, one that is given up can never be watched again: it goes on.
+            had_turn = turn >= self.settings.watch_steps and (len(watched.arms) == 1 or watched not in states)
+            if watched.request() is None or had_turn or not self._can_try(watched, decision, 0):
+                self.watched = None
+        least = (1 + OBSERVED_BEFORE) * self.settings.probe_host_seconds
+        is_affordable = any(
+            self.affords(c.option.estimate.method, c.price + least) for c in decision.candidates
+        )
+        if self.watched is None and is_affordable and turn >= self.settings.watch_steps // 4:
+            # The newest first: of the oldest little may be left to try a head in.
+            found = (s for s in reversed(states) if s is not None and s is not watched)
+            chosen = next((s for s in found if s.heads and self._can_try(s, decision, OBSERVED_BEFORE)), None)
+            if chosen is not None:
+                self.watched, self._since = chosen, step
 
-    def begin_pass(self) -> None:
-        self._observed = []
+    def _can_try(self, state: RequestState, decision: Decision, observed: int) -> bool:
+        request = state.request()
+        length = 0 if request is None else len(request.tokens)
+        host = (1 + observed) * self.settings.probe_host_seconds
+        for candidate in decision.candidates:
+            for head in state.heads:
+                if head.option is candidate.option and state.may_use(head):
+                    price = candidate.price + candidate.lag_seconds * head.lag(length) + host
+                    if self.affords(head.plan.method, price):
+                        return True
+        return False
 
-    def observes(self, record: RequestRecord) -> bool:
-        """Return whether heads observe this request, in this pass and those like it."""
-        has_head = record.has_head_in_use
-        if record.is_watched and not has_head:
-            self._observed.append(record)
-        return record.is_watched or has_head
-
-    def pay(self) -> bool:
-        """Pay for one pass; return False when some head cannot be tried any more, so that plans are to be made anew."""
-        can_try = True
-        for record in self._observed:
-            for head in record.heads:
-                self._budget.pay_observing(head.plan.method)
-                can_try = can_try and self._can_try(record, head, 0.0)
-        return can_try
-
-    def _can_try(self, record: RequestRecord, head: Arm, before: float) -> bool:
-        control = head.control
-        lag = control.probe_behind * head.lag(record.length)
-        return self._budget.affords(head.plan.method, control.probe_pass + lag + HOST_PASS + before)
+    def pay_observing(self) -> None:
+        """Pay for a step in which the watched request was observed."""
+        if self.watched is not None:
+            for head in self.watched.heads:
+                self.pay(head.plan.method, self.settings.probe_host_seconds)

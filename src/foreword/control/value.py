@@ -1,28 +1,25 @@
 """Expected tokens per second of a batch, and the drafts that maximize it: pure functions.
 
-`best_plan` adds levels of drafts in the order of their marginal gain and evaluates every prefix of that order, because
-costs are staircases.
+`best_plan` adds levels of drafts in the order of their marginal gain, over requests and drafters, and evaluates every
+prefix of that order, because costs are staircases. `best_drafters` compares the combinations of drafters.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import comb
+from typing import NamedTuple
 
 from foreword.control.rates import LEAST_SHIFT, MOST_SHIFT, Rates
 
-MANY_REQUESTS = 12
-"""Draft requests from which on the expected rows stand for their distribution."""
+MANY_REQUESTS, NEGLIGIBLE, MOST_PRICED, FEW_DRAFTERS = 12, 0.003, 128, 3
+"""Bounds of the computation: requests from which on expected rows stand for their distribution, part of a plain step
+that may be spent on levels that are only compared with the text, rows that are priced, drafters that are combined."""
 
-NEGLIGIBLE = 0.003
-"""Part of a plain step that may be spent on draft tokens that are only compared with the text."""
-
-MOST_PRICED = 128
-"""Rows whose marginal cost is worked out: the last of them stands for all beyond."""
-
-DraftSeconds = Callable[[float, int], float]
-"""Expected time of a call for so many levels and requests."""
+DraftSeconds = Callable[[str, float, int], float]
+"""Expected time of a drafter's call for so many levels and requests."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +39,9 @@ class Pass:
 
     def without_prompts(self) -> "Pass":
         """Return the same pass, if nothing but its tokens' rows were computed."""
-        if self.rows == self.drawn:
-            return self
-        return Pass.of(round(self.drawn), round(self.drawn), self.seconds)
+        return (
+            self if self.rows == self.drawn else Pass.of(round(self.drawn), round(self.drawn), self.seconds)
+        )
 
     def after(self, rows: float) -> float:
         """Return the expected time of the step with this many more rows, interpolated."""
@@ -62,10 +59,10 @@ class Pass:
         """
         corners: list[tuple[int, float]] = []  # of the lower convex hull
         for rows in range(most + 1):
-            seconds = self.after(rows)
-            while len(corners) > 1 and _slope(*corners[-2:]) >= _slope(corners[-1], (rows, seconds)):
+            corner = (rows, self.after(rows))
+            while len(corners) > 1 and _slope(*corners[-2:]) >= _slope(corners[-1], corner):
                 corners.pop()
-            corners.append((rows, seconds))
+            corners.append(corner)
         return [_slope(one, other) for one, other in pairwise(corners) for _ in range(one[0], other[0])]
 
     @cached_property
@@ -84,7 +81,7 @@ def _slope(one: tuple[int, float], other: tuple[int, float]) -> float:
 
 
 @dataclass(frozen=True)
-class Worth:
+class Benefit:
     """The expected benefit of one drafter for requests of one cohort, and the prices that a draft is cut by."""
 
     depth: int = 0  # levels to request
@@ -93,40 +90,40 @@ class Worth:
     saved: float = 0.0  # by one step, in the time of a plain token
     least_shift: int = (
         MOST_SHIFT + 1
-    )  # acceptance ratio of a request from which on drafting for it has a benefit
+    )  # a request's acceptance ratio from which on drafting for it has a benefit
     draft_seconds: float = 0.0  # of the call
-    levels: float = 0.0  # that the call is expected to work for
     # [level], chance of acceptance from which on a draft token is verified, and drafting goes on after it.
     least: tuple[float, ...] = ()
     stop: tuple[float, ...] = ()
 
 
-NO_WORTH = Worth(gain=-1.0)
+NO_BENEFIT = Benefit(gain=-1.0)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Requests of one cohort that a drafter could draft for."""
+    """Requests of one cohort, and a drafter for them."""
 
     rates: Rates
-    asks: int  # requests
+    requests: int
     depth: int  # most levels
+    drafter: str = ""
     shift: int = 0  # their acceptance ratio
     is_stopping: bool = False  # whether the drafter ends drafts itself where going on has no benefit
 
 
-def longer(here: Pass, asks: int, answers: float, rows: float) -> float:
+def added_seconds(here: Pass, requests: int, drafts: float, rows: float) -> float:
     """Return the expected time that so many rows add to a step, over how many draft requests get a draft.
 
     The time of the expected rows is not the expected time: where a second row is free and a third is not, a drafter
     that seldom has a draft would look free.
     """
-    if asks > MANY_REQUESTS or not 0 < answers < asks * 0.99:
+    if requests > MANY_REQUESTS or not 0 < drafts < requests * 0.99:
         return here.after(rows) - here.plain
-    some, each = answers / asks, rows / answers
+    some, each = drafts / requests, rows / drafts
     seconds = sum(
-        comb(asks, count) * some**count * (1 - some) ** (asks - count) * here.after(count * each)
-        for count in range(asks + 1)
+        comb(requests, count) * some**count * (1 - some) ** (requests - count) * here.after(count * each)
+        for count in range(requests + 1)
     )
     return seconds - here.plain
 
@@ -140,112 +137,167 @@ def worked_levels(groups: Sequence[Group], depth: int) -> float:
     for level in range(1, depth):
         none_drafts = 1.0
         for group in groups:
-            often = group.rates.drafted[level] if level < group.depth else 0.0
-            none_drafts *= (1 - often) ** group.asks
+            none_drafts *= (
+                1 - (group.rates.drafted[level] if level < group.depth else 0.0)
+            ) ** group.requests
         levels += 1 - none_drafts
     return levels
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """The best levels of each group to verify, if drafts have at most `depth` levels."""
+class Choice(NamedTuple):
+    """Levels of each group to verify, if drafts have at most `depth` levels, and what comes of it."""
 
-    depth: int
-    levels: float  # that the call is expected to work for
-    kept: tuple[int, ...]
     rate: float  # tokens per second
+    depth: int
+    levels: dict[str, float]  # by drafter, that its call is expected to work for
+    kept: Sequence[int]
     row_seconds: float  # that a row adds to the step
-    draft_seconds: float
 
 
-_Level = tuple[float, int, int]
-"""(minus the expected accepted tokens of a draft request at this level, level, place of its group)."""
+def best_plan(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> list[Benefit]:
+    """Return the best for all groups together, which share the rows of a pass, and calls if the drafter is the same."""
+    best = best_choice(here, groups, draft_seconds)
+    sharing: dict[str, list[Group]] = {}
+    for group in groups:
+        sharing.setdefault(group.drafter, []).append(group)
+    prices = {drafter: _Prices.of(here, some, best, draft_seconds) for drafter, some in sharing.items()}
+    return [
+        _benefit(here, group, kept, best, groups, prices[group.drafter], draft_seconds)
+        for group, kept in zip(groups, best.kept, strict=True)
+    ]
 
 
-def best_plan(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> list[Worth]:
-    """Return the best that a drafter can do for all groups together, which share its calls and the rows of a pass."""
+def best_choice(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> Choice:
+    """Return the levels with the most tokens per second."""
     deepest = max(group.depth for group in groups)
-    asks = sum(group.asks for group in groups)
-    levels_cost = draft_seconds(deepest, asks) - draft_seconds(1, asks) >= NEGLIGIBLE * here.plain
     # A drafter that stops itself decides by what it sees.
-    is_stopping = all(group.is_stopping for group in groups)
-    depths = range(1, deepest + 1) if levels_cost and not is_stopping else [deepest]
-    levels = _by_gain(groups)
-    best = max(
-        (_best_prefix(here, groups, levels, depth, draft_seconds) for depth in depths),
-        key=lambda choice: choice.rate,
+    are_capped = any(
+        not group.is_stopping
+        and draft_seconds(group.drafter, deepest, group.requests)
+        - draft_seconds(group.drafter, 1, group.requests)
+        >= NEGLIGIBLE * here.plain
+        for group in groups
     )
-    prices = _Prices.of(here, groups, best, draft_seconds)
-    found = []
-    for place, group in enumerate(groups):
-        least, stop = prices.least_chances(group)
-        worth = _worth(here, group, place, best, groups, draft_seconds)
-        found.append(replace(worth, least=least, stop=stop))
-    return found
-
-
-def _by_gain(groups: Sequence[Group]) -> list[_Level]:
-    """Return all levels of all groups in the order of their gain; a level never has more than the one above it."""
-    found = []
-    for place, group in enumerate(groups):
-        gains = group.rates.gains(group.shift)
-        found += [(-gains[level], level, place) for level in range(group.depth)]
-    return found if len(groups) == 1 else sorted(found)
+    # A level never has more gain than the one above it.
+    levels = sorted(
+        (-group.rates.gains(group.shift)[level], level, place)
+        for place, group in enumerate(groups)
+        for level in range(group.depth)
+    )
+    depths = range(1, deepest + 1) if are_capped else [deepest]
+    choices = [_best_prefix(here, groups, levels, depth, draft_seconds) for depth in depths]
+    return max(choices, key=lambda choice: choice.rate)
 
 
 def _best_prefix(
-    here: Pass, groups: Sequence[Group], levels: Sequence[_Level], depth: int, draft_seconds: DraftSeconds
-) -> _Choice:
+    here: Pass,
+    groups: Sequence[Group],
+    levels: Sequence[tuple[float, int, int]],
+    depth: int,
+    draft_seconds: DraftSeconds,
+) -> Choice:
     """Return the prefix of the levels up to `depth` with the most tokens per second."""
-    worked = worked_levels(groups, depth)
+    sharing: dict[str, list[Group]] = {}
+    for group in groups:
+        sharing.setdefault(group.drafter, []).append(group)
+    worked = {drafter: worked_levels(some, depth) for drafter, some in sharing.items()}
+    requests, calls = dict.fromkeys(sharing, 0), dict.fromkeys(sharing, 0.0)
     taken: list[int] = []  # places of groups, one for every level
-    asked, answers, rows, drafting = 0, 0.0, 0.0, 0.0
-    tokens, plain = here.drawn, here.plain
-    best_rate, best_count, row_seconds, spent = 0.0, 0, 0.0, 0.0
+    drafts, rows, tokens, plain = 0.0, 0.0, here.drawn, here.plain
+    best_rate, best_count, row_seconds = 0.0, 0, 0.0
     for gain, level, place in levels:
         if level >= depth:
             continue
         group = groups[place]
-        often = group.asks * group.rates.coverage[level]
+        often = group.requests * group.rates.coverage[level]
         taken.append(place)
         if level == 0:
-            asked += group.asks
-            answers += often
-            drafting = draft_seconds(worked, asked)
-        tokens -= gain * group.asks
+            drafter = group.drafter
+            requests[drafter] += group.requests
+            calls[drafter] = draft_seconds(drafter, worked[drafter], requests[drafter])
+            drafts += often
+        tokens -= gain * group.requests
         rows += often
-        more = longer(here, asked, answers, rows)
-        rate = tokens / (plain + more + drafting)
+        more = added_seconds(here, sum(requests.values()), drafts, rows)
+        rate = tokens / (plain + more + sum(calls.values()))
         if rate > best_rate:
-            best_rate, best_count, row_seconds, spent = rate, len(taken), more / max(rows, 1e-9), drafting
-    kept = [0] * len(groups)
-    for place in taken[:best_count]:
-        kept[place] += 1
-    return _Choice(depth, worked, tuple(kept), best_rate, row_seconds, spent)
+            best_rate, best_count, row_seconds = rate, len(taken), more / max(rows, 1e-9)
+    kept = [taken[:best_count].count(place) for place in range(len(groups))]
+    return Choice(best_rate, depth, worked, kept, row_seconds)
 
 
-def _worth(
-    here: Pass, group: Group, place: int, best: _Choice, groups: Sequence[Group], draft_seconds: DraftSeconds
-) -> Worth:
-    asked = sum(other.asks for other, kept in zip(groups, best.kept, strict=True) if kept) or group.asks
-    kept = best.kept[place]
-    levels = max(kept, 1)
-    coverage = group.rates.coverage
+def best_drafters(
+    here: Pass,
+    cohorts: Sequence[Sequence[Group]],
+    in_use: frozenset[str],
+    draft_seconds: DraftSeconds,
+    margin: float,
+) -> frozenset[str]:
+    """Return the drafters with the most tokens per second, each cohort having one of its groups' drafters.
+
+    One with a gain alone may have none beside another: its call costs the same for the few requests that are left.
+    """
+    drafters = sorted({group.drafter for groups in cohorts for group in groups})
+    if len(drafters) < 2:
+        return frozenset(drafters)
+    sizes = range(1, len(drafters) + 1) if len(drafters) <= FEW_DRAFTERS else (1, len(drafters))
+    rates: dict[frozenset[str], float] = {}
+    for some in (frozenset(each) for size in sizes for each in combinations(drafters, size)):
+        present = [[group for group in groups if group.drafter in some] for groups in cohorts]
+        chosen = [
+            max(groups, key=lambda group: sum(group.rates.gains(0)[: group.depth]))
+            for groups in present
+            if groups
+        ]
+        rates[some] = best_choice(here, chosen, draft_seconds).rate
+    best = max(rates, key=lambda some: rates[some])
+    kept = in_use & frozenset(drafters)
+    return kept if kept in rates and (1 + margin) * rates[kept] >= rates[best] else best
+
+
+def _benefit(
+    here: Pass,
+    group: Group,
+    kept: int,
+    best: Choice,
+    groups: Sequence[Group],
+    prices: "_Prices",
+    draft_seconds: DraftSeconds,
+) -> Benefit:
+    together = [
+        (one, levels) for one, levels in zip(groups, best.kept, strict=True) if one.drafter == group.drafter
+    ]
+    requests = sum(one.requests for one, levels in together if levels) or group.requests
+    rates, worked, levels = group.rates, best.levels[group.drafter], max(kept, 1)
     row = best.row_seconds if kept else here.after(1) - here.plain
-    call = best.draft_seconds if kept else draft_seconds(best.levels, asked)
-    tokens = 1 + sum(group.rates.gains(group.shift)[:levels])
-    takes = 1 + (sum(coverage[:levels]) * row + call / asked) / here.per_token  # in plain steps
-    gain = tokens / takes - 1
+    call = draft_seconds(group.drafter, worked, requests)
+    tokens = 1 + sum(rates.gains(group.shift)[:levels])
+    takes = 1 + (sum(rates.coverage[:levels]) * row + call / requests) / here.per_token  # in plain steps
+    least, stop = prices.least_chances(group)
     if not kept:
-        return Worth(gain=min(gain, 0.0), draft_seconds=call, levels=best.levels)
-    one_more = (
-        draft_seconds(best.levels, asked) - draft_seconds(best.levels, asked - 1) if asked > 1 else call
+        return Benefit(gain=min(tokens / takes - 1, 0.0), draft_seconds=call, least=least, stop=stop)
+    all_levels = worked_levels([one for one, _ in together], group.depth)
+    requests_all = draft_seconds(group.drafter, all_levels, requests) - call < NEGLIGIBLE * here.plain
+    one_more = call - draft_seconds(group.drafter, worked, requests - 1) if requests > 1 else call
+
+    def has_benefit(shift: int) -> bool:
+        values = zip(rates.gains(shift)[:kept], rates.coverage, strict=False)
+        value = best = 0.0
+        for gain, often in values:
+            value += gain * here.per_token - often * row
+            best = max(best, value)
+        return best > one_more
+
+    return Benefit(
+        depth=group.depth if requests_all else best.depth,
+        kept=kept,
+        gain=tokens / takes - 1,
+        saved=tokens - takes,
+        least_shift=LEAST_SHIFT + bisect_left(range(LEAST_SHIFT, MOST_SHIFT + 1), True, key=has_benefit),
+        draft_seconds=call,
+        least=least,
+        stop=stop,
     )
-    all_levels = best.levels if group.depth == best.depth else worked_levels(groups, group.depth)
-    asks_all = draft_seconds(all_levels, asked) - call < NEGLIGIBLE * here.plain
-    depth = group.depth if asks_all else best.depth
-    shift = _least_shift(here, group.rates, kept, row, one_more)
-    return Worth(depth, kept, gain, tokens - takes, shift, call, best.levels)
 
 
 @dataclass(frozen=True)
@@ -257,24 +309,25 @@ class _Prices:
     rate: float  # tokens per second
 
     @staticmethod
-    def of(here: Pass, groups: Sequence[Group], best: _Choice, draft_seconds: DraftSeconds) -> "_Prices":
-        asks, rows, before = sum(group.asks for group in groups), [], 0.0
+    def of(here: Pass, groups: Sequence[Group], best: Choice, draft_seconds: DraftSeconds) -> "_Prices":
+        requests, rows, before = sum(group.requests for group in groups), [], 0.0
         deepest = max(group.depth for group in groups)
         known: dict[int, list[float]] = {}  # by how many rows are added at most
         for level in range(deepest):
             deep = [group for group in groups if level < group.depth]
             # One request alone has a row for every level above, and may go on to the last. Of several, some have ended
             # there: rows after an expensive one do not make it cheaper if no request is left to fill them.
-            often = sum([group.asks * group.rates.drafted[level] for group in deep])
-            most = deepest if asks == 1 else min(round(before) + max(round(often), 1), MOST_PRICED)
+            often = sum([group.requests * group.rates.drafted[level] for group in deep])
+            most = deepest if requests == 1 else min(round(before) + max(round(often), 1), MOST_PRICED)
             if most not in known:
                 known[most] = here.row_prices(most)
             rows.append(known[most][min(round(before), most - 1)])
-            before += 1 if asks == 1 else sum([group.asks * group.rates.coverage[level] for group in deep])
+            before += 1 if requests == 1 else sum([g.requests * g.rates.coverage[level] for g in deep])
         # The requests that go on share the cost of a level.
         deep = [group for group in groups if group.depth > 1]
-        going = max(round(sum([group.asks * group.rates.drafted[1] for group in deep])), 1)
-        another = max(draft_seconds(2, going) - draft_seconds(1, going), 0.0) / going
+        going = max(round(sum([group.requests * group.rates.drafted[1] for group in deep])), 1)
+        drafter = groups[0].drafter
+        another = max(draft_seconds(drafter, 2, going) - draft_seconds(drafter, 1, going), 0.0) / going
         return _Prices(rows, another, max(best.rate, here.drawn / here.plain))
 
     def least_chances(self, group: Group) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -288,31 +341,10 @@ class _Prices:
         return tuple(least), tuple(stop)
 
 
-def _least_shift(here: Pass, rates: Rates, levels: int, row: float, call: float) -> int:
-    """Return the acceptance ratio below which drafting for a request costs more than it brings."""
-
-    def has_benefit(shift: int) -> bool:
-        gains = rates.gains(shift)
-        best = value = 0.0
-        for level in range(levels):
-            value += gains[level] * here.per_token - rates.coverage[level] * row
-            best = max(best, value)
-        return best > call
-
-    low, high = LEAST_SHIFT, MOST_SHIFT + 1
-    while low < high:
-        middle = (low + high) // 2
-        if has_benefit(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
 def best_case(here: Pass, group: Group, draft_seconds: DraftSeconds) -> float:
     """Return the gain if there were always a draft and all of it were accepted: below 0 exploration is useless."""
     best, plain = -1.0, here.drawn / here.plain
     for levels in range(1, group.depth + 1):
-        takes = here.after(group.asks * levels) + draft_seconds(levels, group.asks)
-        best = max(best, (here.drawn + group.asks * levels) / takes / plain - 1)
+        takes = here.after(group.requests * levels) + draft_seconds(group.drafter, levels, group.requests)
+        best = max(best, (here.drawn + group.requests * levels) / takes / plain - 1)
     return best

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from foreword import __version__
-from foreword.control.measured import MeasuredPolicy
+from foreword.control.policy import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore

@@ -14,7 +14,7 @@ from foreword import __version__
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.control.fixed import FixedPolicy
-from foreword.control.measured import MeasuredPolicy
+from foreword.control.policy import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.drafting.saved_estimates import SavedEstimates, write_atomically

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from foreword.control.measured import MeasuredPolicy
-from foreword.control.records import present_name
+from foreword.control.policy import MeasuredPolicy
+from foreword.control.requests import present_name
 from foreword.speculation.drafting import Traits
 from foreword.speculation.requests import DraftPlan
 from helpers.traffic import CPU, Kind, PretendDrafter, Traffic
@@ -26,12 +26,12 @@ def test_a_name_is_that_of_those_who_are_there():
 
 def test_what_is_guessed_while_nodes_are_gone_says_nothing_of_them():
     nodes = plan()
-    traffic = Traffic(CPU, [NODES, HEDGE], 1, cohorts=("chat",), plan_of=lambda request: nodes)
+    traffic = Traffic(CPU, [NODES, HEDGE], 1, cohorts=("chat",), plan_of=lambda request: nodes, seed=1)
     policy = MeasuredPolicy()
 
     def first_level(method: str) -> tuple[float, int]:
-        pair = policy.estimates.pair(method, "", "chat")
-        return pair.rates.survival(0)[0], pair.asks
+        pair = policy.estimates.of(method, "", "chat")
+        return pair.rates.survival(0)[0], pair.requests
 
     before = traffic.run(policy, 2000).ratio
     rate, asks = first_level("remote+suffix")

@@ -11,15 +11,14 @@ import pytest
 
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
-from foreword.control.acceptance import MAX_PAIRS, Estimates
-from foreword.control.decider import Decider
-from foreword.control.measured import FEW_RECORDS, MeasuredPolicy
-from foreword.control.pairs import Moment
-from foreword.control.records import RequestRecord
+from foreword.control import decisions
+from foreword.control.acceptance import MAX_ESTIMATES, Estimates
+from foreword.control.decision import Evaluation
+from foreword.control.policy import FEW_STATES, MeasuredPolicy
+from foreword.control.requests import DraftInFlight, RequestState
 from foreword.control.settings import ControlSettings
-from foreword.control.value import Pass, Worth
+from foreword.control.value import Benefit, Pass
 from foreword.speculation.draft import Draft
-from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry
 from helpers.pending_drafts import left_pending
 from helpers.traffic import (
@@ -86,10 +85,10 @@ def test_it_leaves_off_soon_and_begins_again_when_guessing_pays_again():
         request.cohort = "good"  # the same cohort, other texts
     worse = replace(drafter, kinds={**drafter.kinds, "good": drafter.kinds["bad"]})
     _use(traffic, worse)
-    assert _seconds_until(traffic, policy, lambda: not any(c.is_on for c in policy.controls.values())) < 3
+    assert _seconds_until(traffic, policy, lambda: not any(c.is_on for c in policy.options.values())) < 3
     _use(traffic, drafter)
-    assert _seconds_until(traffic, policy, lambda: any(c.is_on for c in policy.controls.values())) < 10
-    assert policy.budget.share <= 0.01
+    assert _seconds_until(traffic, policy, lambda: any(c.is_on for c in policy.options.values())) < 10
+    assert policy.explorer.share <= 0.01
 
 
 def test_a_drafter_that_becomes_ten_times_as_slow_is_left():
@@ -97,9 +96,9 @@ def test_a_drafter_that_becomes_ten_times_as_slow_is_left():
     traffic = Traffic(H200, [drafter], 4)
     policy = MeasuredPolicy()
     traffic.run(policy, 3000)
-    assert any(control.is_on for control in policy.controls.values())
+    assert any(control.is_on for control in policy.options.values())
     _use(traffic, replace(drafter, level=10 * drafter.level))
-    assert _seconds_until(traffic, policy, lambda: not any(c.is_on for c in policy.controls.values())) < 3
+    assert _seconds_until(traffic, policy, lambda: not any(c.is_on for c in policy.options.values())) < 3
 
 
 NO_LOOKS = ControlSettings(decision_steps=1_000_000, decision_seconds=1e9)
@@ -112,7 +111,7 @@ def test_a_drafter_that_becomes_slow_is_looked_at_before_it_is_time(seed: int):
     traffic, policy = Traffic(H200, [drafter], 1, cohorts=("code",), seed=seed), MeasuredPolicy()
     traffic.run(policy, 2000)
     policy.use(NO_LOOKS)
-    (control,) = policy.controls.values()
+    (control,) = policy.options.values()
     traffic.run(policy, 2000)
     assert control.is_on
     _use(traffic, replace(drafter, level=10 * drafter.level))
@@ -123,10 +122,10 @@ def test_what_was_decided_of_a_cohort_long_ago_is_decided_again_when_it_comes_ba
     drafter = head()
     traffic, policy = Traffic(H200, [drafter], 1, cohorts=("code",)), MeasuredPolicy()
     traffic.run(policy, 1000)
-    (code,) = policy.controls.values()
+    (code,) = policy.options.values()
     traffic.running, traffic.cohorts = [], ("chat",)
     traffic.run(policy, 1000)
-    chat = next(control for control in policy.controls.values() if control is not code)
+    chat = next(control for control in policy.options.values() if control is not code)
     assert code.is_on and chat.is_on
     policy.use(replace(NO_LOOKS, decision_seconds=1.0))
     _use(traffic, replace(drafter, level=20 * drafter.level))
@@ -147,8 +146,8 @@ def test_what_a_level_costs_is_known_after_a_few_asks():
     costs = traffic.situation.costs
     for levels in (1, 8):
         assert costs.draft_seconds("head", levels) == pytest.approx(head().seconds(levels, 1), rel=0.15)
-    (control,) = policy.controls.values()
-    assert 1 < control.worth.depth < 6
+    (control,) = policy.options.values()
+    assert 1 < control.benefit.depth < 6
 
 
 def _use(traffic: Traffic, drafter: PretendDrafter) -> None:
@@ -206,12 +205,13 @@ def test_what_is_kept_is_a_tree_within_the_draft_however_the_batch_is_ordered(se
         plans = policy.plan(chosen, traffic.situation)
         assert len(plans) == len(chosen)
         for entry, plan in zip(chosen, plans, strict=True):
-            record = policy._records[entry.request.request_id]
-            record.ask(record.arms[0], 8) if plan is not None else record.ask(None)
+            state = policy._states[entry.request.request_id]
+            arm = state.arms[0]
+            state.flight = None if plan is None else DraftInFlight(arm, 8, arm.option.benefit)
         trimmed = policy.trim(chosen, [drafts[place] for place in order], traffic.situation)
         return dict(zip(order, trimmed, strict=True))
 
-    policy.budget.accounts = {}
+    policy.explorer.balances = dict.fromkeys(policy.explorer.balances, -1.0)
     order = list(range(len(entries)))
     first = kept(order, drafts)
     rng.shuffle(order)
@@ -244,15 +244,14 @@ def test_what_was_drawn_is_not_cut_when_it_is_known(rule: Rule):
     traffic._fill()
     for request in traffic.running:
         request.sampler = SimpleNamespace(rule=rule)
-    policy._records.clear()
-    policy._idle.clear()
+    policy._states.clear()
     entries = entries_of(traffic.running)
     policy.plan(entries, traffic.situation)
     q = Drawn(np.array([1, 2]), np.array([0.5, 0.5]))
     drafts = [Draft.chain([1, 2, 1], len(e.request.tokens), drawn=[q] * 3) for e in entries]
     for entry in entries:
-        record = policy._records[entry.request.request_id]
-        record.ask(record.arms[0], 3)
+        state = policy._states[entry.request.request_id]
+        state.flight = DraftInFlight(state.arms[0], 3, state.arms[0].option.benefit)
     assert list(policy.trim(entries, drafts, traffic.situation)) == drafts
 
 
@@ -264,7 +263,7 @@ def test_plain_windows_are_plain_and_make_the_reference():
     for _ in range(400):
         before = policy.reference.passes
         entries = entries_of(traffic.running)
-        left = policy.reference._left
+        left = policy.reference.left
         is_plain = all(plan is None for plan in policy.plan(entries, traffic.situation))
         if left:
             assert is_plain
@@ -283,11 +282,11 @@ def test_plain_windows_are_as_short_as_they_are_meant_to_be():
     traffic.run(policy, 2000)
     began = []
     for _ in range(600):
-        before = policy.reference._left
+        before = policy.reference.left
         traffic.run(policy, 1)
-        if policy.reference._left == settings.reference_window - 1 and before == 0:
+        if policy.reference.left == settings.reference_window - 1 and before == 0:
             began.append(policy.steps)
-        assert not before or policy.reference._left == before - 1
+        assert not before or policy.reference.left == before - 1
     assert len(began) > 3
 
 
@@ -301,7 +300,7 @@ def test_a_fixed_plan_is_done_as_it_stands_and_a_bound_is_a_bound():
     traffic.running[0].speculation = fixed
     traffic.running[1].speculation = shallow
     traffic.running[2].speculation = None
-    policy._records.clear()
+    policy._states.clear()
     for _ in range(30):
         plans = policy.plan(entries_of(traffic.running), traffic.situation)
         assert plans[0] is fixed
@@ -311,11 +310,11 @@ def test_a_fixed_plan_is_done_as_it_stands_and_a_bound_is_a_bound():
 
 def test_a_cohort_of_one_tenant_says_nothing_of_anothers():
     policy = MeasuredPolicy()
-    mine, theirs = (policy.estimates.pair("ngram", tenant, "greedy") for tenant in ("me", "they"))
+    mine, theirs = (policy.estimates.of("ngram", tenant, "greedy") for tenant in ("me", "they"))
     for _ in range(300):
-        mine.judged(0, 1, 0)
+        mine.counts.judged(0, 1, 0)
         mine.finished(1, mine.rates.expected[0])
-        theirs.judged(0, 1, None)
+        theirs.counts.judged(0, 1, None)
         theirs.finished(0, theirs.rates.expected[0])
         for pair in (mine, theirs):
             pair.refresh(0.0)
@@ -325,11 +324,11 @@ def test_a_cohort_of_one_tenant_says_nothing_of_anothers():
 
 def test_a_stream_of_new_tenants_leaves_a_bounded_number_of_pairs():
     estimates = Estimates()
-    pairs = [estimates.pair("ngram", f"tenant {number}", "greedy") for number in range(3 * MAX_PAIRS)]
-    assert list(estimates.pairs.values()) == pairs[-MAX_PAIRS:]
-    for number in range(3 * MAX_PAIRS):
-        estimates.pair(f"drafter {number}", "", "greedy")
-    assert len(estimates.drafters) <= MAX_PAIRS
+    pairs = [estimates.of("ngram", f"tenant {number}", "greedy") for number in range(3 * MAX_ESTIMATES)]
+    assert list(estimates.known.values()) == pairs[-MAX_ESTIMATES:]
+    for number in range(3 * MAX_ESTIMATES):
+        estimates.of(f"drafter {number}", "", "greedy")
+    assert len(estimates.drafters) <= MAX_ESTIMATES
 
 
 def test_what_is_kept_of_requests_goes_with_them():
@@ -337,8 +336,8 @@ def test_what_is_kept_of_requests_goes_with_them():
     traffic.length = 8
     policy = MeasuredPolicy()
     traffic.run(policy, 6000)
-    assert len(policy._records) <= FEW_RECORDS
-    assert all(request.request_id in policy._records for request in traffic.running)
+    assert len(policy._states) <= FEW_STATES
+    assert all(request.request_id in policy._states for request in traffic.running)
 
 
 def test_where_the_gain_is_beyond_doubt_plain_windows_are_rare_and_come_back_when_it_falls():
@@ -346,27 +345,25 @@ def test_where_the_gain_is_beyond_doubt_plain_windows_are_rare_and_come_back_whe
     traffic = Traffic(H200, [drafter], 2, cohorts=("code",))
     policy = MeasuredPolicy()
     traffic.run(policy, 500)
-    assert policy._decider.plain_share >= 0.005  # nothing was measured yet
+    assert policy.decision.plain_share >= 0.005  # nothing was measured yet
     traffic.run(policy, 12_000)
-    assert policy._decider.plain_share == pytest.approx(0.001)
+    assert policy.decision.plain_share == pytest.approx(0.001)
     _use(traffic, replace(drafter, kinds={"code": Kind(0.05, 1.0, 0.1, 0.1)}))
     traffic.run(policy, 4000)
-    assert policy._decider.plain_share in (0.0, 0.01)
+    assert policy.decision.plain_share in (0.0, 0.01)
 
 
 def _decisions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[str]]]:
     """Rows and cohorts of the passes that something is decided of, from now on."""
     found: list[tuple[int, set[str]]] = []
-    decide = Decider.decide
 
-    def told(
-        self: Decider, records: Sequence[RequestRecord | None], here: Pass, situation: Situation, now: Moment
-    ) -> Pass:
-        cohorts = {arm.control.estimate.cohort for record in records if record for arm in record.arms}
-        found.append((here.rows, cohorts))
-        return decide(self, records, here, situation, now)
+    class Noted(Evaluation):
+        def __init__(self, states: Sequence[RequestState | None], here: Pass, *others: Any) -> None:
+            cohorts = {arm.option.estimate.cohort for state in states if state for arm in state.arms}
+            found.append((here.rows, cohorts))
+            super().__init__(states, here, *others)
 
-    monkeypatch.setattr(Decider, "decide", told)
+    monkeypatch.setattr(decisions, "Evaluation", Noted)
     return found
 
 
@@ -404,25 +401,26 @@ def test_what_was_decided_of_passes_without_prompts_holds_again_behind_one(monke
     reading.speculation = traffic._plan(reading)
     decided = _decisions(monkeypatch)
 
-    def worth_in(*requests: PretendRequest) -> Worth:
+    def benefit_in(*requests: PretendRequest) -> Benefit:
         policy.plan([traffic._entry(request) for request in requests], traffic.situation)
-        (control,) = policy.controls.values()
-        return control.worth
+        assert policy.decision is not None
+        (benefit,) = policy.decision.benefits.values()
+        return benefit
 
-    worth_in(*traffic.running)
-    policy._decider.evaluate_again()
+    benefit_in(*traffic.running)
+    policy.decisions.evaluate_again()
     decided.clear()
-    alone = worth_in(*traffic.running)
-    beside = worth_in(*traffic.running, reading)
+    alone = benefit_in(*traffic.running)
+    beside = benefit_in(*traffic.running, reading)
     assert alone != beside
     for _ in range(3):
-        assert worth_in(*traffic.running) == alone
-        assert worth_in(*traffic.running, reading) == beside
+        assert benefit_in(*traffic.running) == alone
+        assert benefit_in(*traffic.running, reading) == beside
     assert len(decided) == 2
-    assert worth_in(*traffic.running) == alone
+    assert benefit_in(*traffic.running) == alone
     policy.steps += 1000  # time to look again, at the other kind first, of which nothing is new
-    assert worth_in(*traffic.running, reading) == beside
-    assert worth_in(*traffic.running) == alone
+    assert benefit_in(*traffic.running, reading) == beside
+    assert benefit_in(*traffic.running) == alone
     assert len(decided) == 4
 
 
@@ -442,7 +440,7 @@ def test_a_fixed_request_beside_others_says_nothing_of_what_they_gain():
     policy = MeasuredPolicy()
     policy.reference.passes = 1000
     traffic.run(policy, 6000)
-    (control,) = policy.controls.values()
+    (control,) = policy.options.values()
     known = control.guard.gain.bounds()
     assert known is not None and known[0] > 2
     is_fixed_there, traffic.running = True, []
@@ -476,6 +474,8 @@ def test_what_is_decided_holds_no_longer_than_it_may():
     entries = [traffic._entry(request) for request in traffic.running]
     for count in (32, 31):
         policy.plan(entries[:count], traffic.situation)
-        here = policy.here
-        assert here is not None and not policy._decider.is_due(here, policy.steps, policy.seconds)
-        assert policy._decider.is_due(here, policy.steps, policy.seconds + 1.1)
+        decision = policy.decision
+        assert decision is not None and not policy.decisions.is_due(decision, policy._now)
+        policy.seconds += 1.1
+        assert policy.decisions.is_due(decision, policy._now)
+        policy.seconds -= 1.1

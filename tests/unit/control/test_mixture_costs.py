@@ -10,7 +10,7 @@ from foreword.backends.torch import layers
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.experts import mixture, route
 from foreword.backends.torch.weights import load_weights
-from foreword.control.measured import MeasuredPolicy
+from foreword.control.policy import MeasuredPolicy
 from foreword.engine.core import EngineCore
 from foreword.engine.profiles import measure_profile
 from foreword.engine.text import Vocabulary
@@ -59,8 +59,8 @@ def depth_for(points: list[tuple[float, float]]) -> int:
     curve = interpolated([(int(rows), 1e3 * seconds) for rows, seconds in points])
     traffic, policy = Traffic(curve, [drafter], 1, cohorts=("code",)), MeasuredPolicy()
     traffic.run(policy, 1500)
-    (control,) = policy.controls.values()
-    return control.worth.depth if control.is_on else 0
+    (control,) = policy.options.values()
+    return control.benefit.depth if control.is_on else 0
 
 
 def test_a_mixture_s_drafts_are_shorter_because_more_experts_are_read(monkeypatch: pytest.MonkeyPatch):

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from foreword.backends.batch import Tap
-from foreword.control.budget import START, ExplorationBudget
+from foreword.control.explore import Explorer
 from foreword.control.fair_share import FairShare
 from foreword.control.fixed import FixedPolicy
-from foreword.control.measured import MeasuredPolicy
-from foreword.control.routing import Bid, Seats, best_together
+from foreword.control.policy import MeasuredPolicy, has_head_in_use
+from foreword.control.rates import Rates
 from foreword.control.settings import ControlSettings
-from foreword.control.value import Pass
+from foreword.control.value import Group, Pass, best_drafters
 from foreword.engine.config import EngineConfig
 from foreword.speculation.drafting import DrafterNeeds
 from foreword.speculation.measured.calls import CallCost
@@ -64,10 +64,12 @@ def fixed(drafter: Any, depth: int, batch: int, cohorts: Sequence[str], steps: i
 
 
 def in_use(policy: MeasuredPolicy) -> set[tuple[str, str]]:
+    decision = policy.decision
+    assert decision is not None
     return {
         (control.estimate.method, control.estimate.cohort)
-        for control in policy.controls.values()
-        if control.in_use
+        for control in policy.options.values()
+        if control.is_on and (control in decision.in_use or control not in decision.benefits)
     }
 
 
@@ -118,7 +120,7 @@ def test_a_lookup_is_compared_with_the_text_while_a_head_guesses():
     while ("ngram", "repeat") not in in_use(policy):
         seconds += found.run(policy, 1).seconds
         assert seconds < 2
-    assert policy.budget.share <= 0.01
+    assert policy.explorer.share <= 0.01
 
 
 def test_a_head_that_has_not_read_all_of_a_text_is_not_asked_beside_others():
@@ -130,7 +132,7 @@ def test_a_head_that_has_not_read_all_of_a_text_is_not_asked_beside_others():
     found.run(policy, 3)
     asked = [policy.plan([found._entry(request)], found.situation)[0] for _ in range(4)]
     assert any(plan is not None and plan.method == "eagle" for plan in asked)
-    policy._records[request.request_id].is_whole = False
+    policy._states[request.request_id].is_whole = False
     asked = [policy.plan([found._entry(request)], found.situation)[0] for _ in range(4)]
     assert not any(plan is not None and plan.method == "eagle" for plan in asked)
     assert not policy.notifies(request)
@@ -141,16 +143,17 @@ def test_a_head_that_pays_is_told_of_a_text_until_what_is_preferred_to_it_is_kno
     policy, found = MeasuredPolicy(ControlSettings(reference_share=0.0)), traffic(1, ("chat",))
     found.run(policy, 3)
     request: Any = found.running[0]
-    record = policy._records[request.request_id]
-    eagle, ngram = (arm.control for arm in record.arms)
-    eagle.is_on, eagle.is_left, ngram.is_on, ngram.is_left = True, True, True, False
+    state, decision = policy._states[request.request_id], policy.decision
+    assert decision is not None
+    eagle, ngram = (arm.option for arm in state.arms)
+    eagle.is_on = ngram.is_on = True
+    alone = replace(decision, in_use=frozenset({ngram}))
     assert ngram.estimate.is_new
-    assert record.has_head_in_use
+    assert has_head_in_use(state, alone)
     for _ in range(40):
-        ngram.estimate.answered(4, 4)
-    assert not record.has_head_in_use
-    eagle.is_left = False
-    assert record.has_head_in_use
+        ngram.estimate.requested(4, 4)
+    assert not has_head_in_use(state, alone)
+    assert has_head_in_use(state, replace(decision, in_use=frozenset({eagle, ngram})))
 
 
 def test_a_lookup_is_asked_for_all_levels_whatever_few_of_them_are_worth():
@@ -158,10 +161,10 @@ def test_a_lookup_is_asked_for_all_levels_whatever_few_of_them_are_worth():
     dearer = replace(LOOKUP, level=0.03e-3, kinds={"code": Kind(0.7, 0.9)})
     policy, found = MeasuredPolicy(), traffic(2, ("code",), [dearer])
     found.run(policy, 1500)
-    (control,) = policy.controls.values()
+    (control,) = policy.options.values()
     assert control.is_on
-    assert 1 <= control.worth.kept < 4
-    assert control.worth.depth == 4
+    assert 1 <= control.benefit.kept < 4
+    assert control.benefit.depth == 4
 
 
 def percentile(values: Sequence[float]) -> float:
@@ -192,33 +195,37 @@ def test_what_is_saved_of_a_long_prompt_is_not_spent_in_short_steps():
 
 
 def test_a_drafter_that_is_dear_leaves_another_its_account():
-    bank = ExplorationBudget()
+    explorer = Explorer(ControlSettings())
     for _ in range(10):
-        bank.earn(0.01, 0.01, ("head", "lookup"))
-    bank.pay("head", 1.0)
-    assert not bank.affords("head", 0.0)
-    assert bank.affords("lookup", START / 2)
+        explorer.earn(0.01, 0.01, ("head", "lookup"))
+    explorer.pay("head", 1.0)
+    assert not explorer.affords("head", 0.0)
+    assert explorer.affords("lookup", ControlSettings().probe_saved_seconds)
     for _ in range(1000):
-        bank.earn(0.01, 0.01, ("head", "lookup"))
-    assert bank.share == pytest.approx(1.0 / 10.1)
+        explorer.earn(0.01, 0.01, ("head", "lookup"))
+    assert explorer.share == pytest.approx(1.0 / 10.1)
 
 
 def test_a_drafter_is_left_out_where_the_others_do_as_well_without_its_call():
     here = Pass.of(4, 4, [1.0 + 0.05 * rows for rows in range(64)])
-    head = Bid("head", tokens=0.9, rows=1.0, answers=1.0, depth=1)
-    lookup = Bid("lookup", tokens=0.8, rows=1.0, answers=1.0, depth=1)
 
-    def together(call: float, some: Sequence[Seats], before: frozenset[str] = frozenset()) -> frozenset[str]:
-        return best_together(
-            here, some, before, lambda method, levels, asks: call if method == "head" else 0.0
-        )
+    def group(drafter: str, rate: float, requests: int = 4) -> Group:
+        return Group(Rates([[rate]], [1.0]), requests, 1, drafter)
 
-    both = [Seats(4, [head, lookup])]
+    def together(
+        call: float, cohorts: Sequence[Sequence[Group]], before: frozenset[str] = frozenset()
+    ) -> frozenset[str]:
+        def cost(drafter: str, levels: float, requests: int) -> float:
+            return call if drafter == "head" else 0.0
+
+        return best_drafters(here, cohorts, before, cost, 0.01)
+
+    both = [[group("head", 0.9), group("lookup", 0.8)]]
     assert together(0.0, both) >= {"head"}
     assert together(0.5, both) == {"lookup"}
-    one_needs_it = [Seats(3, [head, lookup]), Seats(1, [head])]
+    one_needs_it = [[group("head", 0.9, 3), group("lookup", 0.8, 3)], [group("head", 0.9, 1)]]
     assert together(0.02, one_needs_it) >= {"head"}
     assert together(0.5, one_needs_it) == {"lookup"}
-    assert together(0.5, [Seats(4, [head])]) == {"head"}
-    nearly = [Seats(4, [replace(head, tokens=0.805), lookup])]
-    assert together(0.0, nearly, frozenset({"lookup"})) == {"lookup"}  # not worth a change
+    assert together(0.5, [[group("head", 0.9)]]) == {"head"}
+    nearly = [[group("head", 0.805), group("lookup", 0.8)]]
+    assert together(0.0, nearly, frozenset({"lookup"})) == {"lookup"}  # no reason for a change

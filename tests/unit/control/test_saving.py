@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from foreword.control.acceptance import MAX_PAIRS, Estimates
-from foreword.control.measured import MeasuredPolicy
+from foreword.control.acceptance import MAX_ESTIMATES, Estimates
+from foreword.control.policy import MeasuredPolicy
 from foreword.engine.drafting.saved_estimates import MOST_FILES, SavedEstimates
 from foreword.speculation.measured.costs import StepCosts
 from helpers.traffic import CPU, H200, TWO_CORES, Traffic, head, lookup
@@ -36,9 +36,9 @@ def test_a_restart_knows_what_was_known(tmp_path: Path):
     store, fresh, other = kept(file)
     assert store.load()
     for cohort in ("code", "chat"):
-        old = policy.estimates.pair("head", "", cohort)
+        old = policy.estimates.of("head", "", cohort)
         old.refresh(0.0)
-        new = fresh.estimates.pair("head", "", cohort)
+        new = fresh.estimates.of("head", "", cohort)
         assert new.rates.accepted[0][0] == pytest.approx(old.rates.accepted[0][0], abs=0.05)
         assert new.rates.coverage[0] == pytest.approx(old.rates.coverage[0], abs=0.05)
     for rows in (1, 8, 40):
@@ -62,7 +62,7 @@ def test_a_restart_is_as_fast_from_its_first_request_on(tmp_path: Path):
         warm.situation = traffic.situation
         known += other.run(fresh, 2000).ratio
         warmed += warm.run(policy, 2000).ratio
-        assert {control.reason for control in fresh.controls.values() if control.is_on} == {
+        assert {control.reason for control in fresh.options.values() if control.is_on} == {
             "gains"
         }  # none was just tried
     assert known > 0.97 * warmed
@@ -119,18 +119,18 @@ def test_costs_that_were_saved_on_a_busy_machine_do_not_decide_the_depth(
 
 def test_nobody_can_read_whose_cohorts_they_were(tmp_path: Path):
     estimates = Estimates()
-    estimates.pair("ngram", "secret-tenant", "greedy").answered(4, 0)
+    estimates.of("ngram", "secret-tenant", "greedy").requested(4, 0)
     text = json.dumps(estimates.as_json())
     assert "secret-tenant" not in text
     restored = Estimates()
     restored.restore(json.loads(text))
-    assert restored.pair("ngram", "another", "greedy").counts.asks == 0
-    assert restored.pair("ngram", "secret-tenant", "greedy").counts.asks == pytest.approx(1, abs=0.01)
+    assert restored.of("ngram", "another", "greedy").counts.requests == 0
+    assert restored.of("ngram", "secret-tenant", "greedy").counts.requests == pytest.approx(1, abs=0.01)
 
 
 def test_what_nobody_has_asked_for_since_stays_kept():
     estimates = Estimates()
-    estimates.pair("ngram", "me", "greedy").answered(4, 0)
+    estimates.of("ngram", "me", "greedy").requested(4, 0)
     once = estimates.as_json()
     again = Estimates()
     again.restore(once)
@@ -139,19 +139,19 @@ def test_what_nobody_has_asked_for_since_stays_kept():
 
 def test_old_knowledge_weighs_little():
     estimates = Estimates()
-    pair = estimates.pair("ngram", "", "greedy")
+    pair = estimates.of("ngram", "", "greedy")
     for _ in range(5000):
-        pair.answered(4, 4)
-        pair.judged(0, 1, 0)
+        pair.requested(4, 4)
+        pair.counts.judged(0, 1, 0)
     restored = Estimates()
     restored.restore(estimates.as_json())
-    assert restored.pair("ngram", "", "greedy").counts.asks <= 200
+    assert restored.of("ngram", "", "greedy").counts.requests <= 200
 
 
 def test_the_file_stays_small(tmp_path: Path):
     policy = MeasuredPolicy()
-    for number in range(3 * MAX_PAIRS):
-        policy.estimates.pair("ngram", f"tenant {number}", "greedy").answered(8, 3)
+    for number in range(3 * MAX_ESTIMATES):
+        policy.estimates.of("ngram", f"tenant {number}", "greedy").requested(8, 3)
     file = tmp_path / "key.json"
     policy.steps = 1
     SavedEstimates(file, policy, Traffic(CPU, [lookup()], 1).situation.costs).save()
@@ -171,9 +171,9 @@ def damaged(saved: dict[str, Any]) -> list[str]:
     wrong_calls = {**saved, "costs": {**saved["costs"], "calls": {"head": [1, 2, 3]}}}
     no_numbers = {**saved, "costs": {**saved["costs"], "calls": {"head": [float("nan")] * 14}}}
     endless = {**saved, "costs": {**saved["costs"], "steps": [[float("inf"), [[1, 0.1]]]]}}
-    huge = {**saved, "costs": {**saved["costs"], "calls": {"head": [10**400] + [1.0] * 15}}}
-    negative = {**saved, "costs": {**saved["costs"], "calls": {"head": [1.0] * 14 + [-1.0, 0.0]}}}
-    useless = {**saved, "costs": {**saved["costs"], "calls": {"head": [1.0] * 4 + [1e308] + [1.0] * 11}}}
+    huge = {**saved, "costs": {**saved["costs"], "calls": {"head": [10**400] + [1.0] * 8}}}
+    negative = {**saved, "costs": {**saved["costs"], "calls": {"head": [1.0] * 8 + [-1.0]}}}
+    useless = {**saved, "costs": {**saved["costs"], "calls": {"head": [1.0] * 4 + [1e308] + [1.0] * 4}}}
     (*pair, counts), *others = saved["estimates"]["pairs"]
     lies = {**counts, "accepted": [[9e8] for _ in counts["accepted"]]}
     wrong_rates = {**saved, "estimates": {"pairs": [[*pair, lies], *others]}}

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from foreword.control.budget import HOST_OBSERVE, MOST_SAVED
-from foreword.control.explore import BEFORE_A_PROBE
+from foreword.control.explore import OBSERVED_BEFORE
 from foreword.control.fixed import FixedPolicy
-from foreword.control.measured import MeasuredPolicy
+from foreword.control.policy import MeasuredPolicy
 from foreword.control.settings import ControlSettings
 from foreword.speculation.measured.calls import CallCost
 from foreword.speculation.measured.curve import CostCurve
@@ -59,8 +58,8 @@ def test_what_a_heads_maker_has_measured_is_believed_until_it_is_seen():
             calls.observe(1 + number % 4, head.seconds(1 + number % 4, 1))
         traffic.situation.costs.begin_with_calls({"eagle": calls.as_json()})
         traffic.run(policy, 1)
-        (control,) = policy.controls.values()
-        depths.append(control.worth.kept)
+        (control,) = policy.options.values()
+        depths.append(control.benefit.kept)
         assert control.is_on
     assert depths[0] > depths[1] >= 1
 
@@ -69,7 +68,7 @@ def test_what_a_heads_maker_has_measured_is_soon_forgotten_where_it_is_not_so():
     head = states_head(chat=Kind(0.3, 1.0, 0.0, 0.0), acceptance=(0.95, 0.95))
     policy, traffic = MeasuredPolicy(), Traffic(TWO_CORES, [head], 1, ("chat",), prompt=60)
     traffic.run(policy, 300)
-    (control,) = policy.controls.values()
+    (control,) = policy.options.values()
     control.estimate.refresh(0.0)
     assert control.estimate.rates.accepted[0][0] < 0.5
 
@@ -95,8 +94,8 @@ def test_a_head_that_may_guess_later_reads_the_prompt_along_and_is_not_asked(dra
     assert plan.drafter is head  # type: ignore[comparison-overlap]
     assert (plan.max_nodes, plan.max_depth) == (0, 0)
     traffic.run(policy, 10)
-    estimate = next(iter(policy.controls)).counts
-    assert estimate.offered[0] == 0  # no answer was expected of it while the prompt was read
+    counts = next(iter(policy.options)).counts
+    assert counts.offered[0] == 0  # no answer was expected of it while the prompt was read
 
 
 def test_a_lookup_is_not_planned_for_a_chunk_that_draws_nothing():
@@ -114,7 +113,7 @@ def test_a_head_that_is_far_from_paying_reads_only_some_prompts(saved: float, le
     traffic = Traffic(TWO_CORES, [head], 1, ("creative",), prompt=30)
     policy = MeasuredPolicy()
     traffic.run(policy, 6000)
-    policy.budget.accounts[head.name].balance = saved
+    policy.explorer.balances[head.name] = saved
     read = []
     for _ in range(64):
         traffic.running.clear()
@@ -130,17 +129,25 @@ def test_a_head_that_is_not_in_use_is_told_no_more_than_the_bank_pays_for():
     traffic = Traffic(TWO_CORES, [head], 32, ("creative",))
     policy = MeasuredPolicy()
     traffic.run(policy, 24_000)
-    (control,) = policy.controls.values()
-    asks, spent, earning, told = control.estimate.asks, policy.budget.spent, policy.budget.earned_from, 0
+    (control,) = policy.options.values()
+    asks, spent, earning, told = (
+        control.estimate.requests,
+        policy.explorer.spent,
+        policy.explorer.earned_from,
+        0,
+    )
     for _ in range(400):
         traffic.run(policy, 1)
         told += sum(policy.notifies(request) for request in traffic.running)  # type: ignore[arg-type]
-    tried = control.estimate.asks - asks
+    tried = control.estimate.requests - asks
     assert tried, "it is tried all the same"
-    assert told <= 3 * BEFORE_A_PROBE * tried, "for a few steps each time"
-    assert told * HOST_OBSERVE < policy.budget.spent - spent, "and that is paid"
+    assert told <= 3 * OBSERVED_BEFORE * tried, "for a few steps each time"
+    assert told * policy.settings.probe_host_seconds < policy.explorer.spent - spent, "and that is paid"
     share = policy.settings.watch_share
-    assert policy.budget.spent - spent <= share * (policy.budget.earned_from - earning) + 2 * MOST_SAVED
+    assert (
+        policy.explorer.spent - spent
+        <= share * (policy.explorer.earned_from - earning) + 2 * policy.settings.probe_saved_seconds
+    )
 
 
 def test_a_head_that_was_told_nothing_hears_the_newest_token_before_it_is_asked():
@@ -150,7 +157,7 @@ def test_a_head_that_was_told_nothing_hears_the_newest_token_before_it_is_asked(
     traffic.run(policy, 2000)
     traffic._fill()
     request: Any = traffic.running[0]
-    policy._records[request.request_id].is_observed = False
+    policy._states[request.request_id].is_observed = False
     (first,) = policy.plan([traffic._entry(request)], traffic.situation)
     assert first is not None
     assert first.max_nodes == 0
@@ -165,9 +172,9 @@ def test_a_step_with_a_prompt_in_it_is_no_reason_to_give_guessing_up():
     traffic = Traffic(DEAR_PROMPTS, [head], 1, ("chat",))
     policy = MeasuredPolicy()
     traffic.run(policy, 2000)
-    (control,) = policy.controls.values()
+    (control,) = policy.options.values()
     assert control.is_on
-    policy.reference._left = 0
+    policy.reference.left = 0
     decoding = traffic._entry(traffic.running[0])
     other = Traffic(DEAR_PROMPTS, [head], 1, ("chat",), seed=7, prompt=500)
     other._fill()
@@ -201,16 +208,16 @@ def test_costs_of_a_drafter_that_is_only_tried_now_and_then_are_those_of_use():
     traffic = Traffic(TWO_CORES, [head], 1, ("chat",), seed=3)
     policy = MeasuredPolicy()
     traffic.run(policy, 6000)
-    (control,) = policy.controls.values()
+    (control,) = policy.options.values()
     assert not control.is_on
     expected = traffic.situation.costs.draft_seconds("eagle", 4)
     assert expected == pytest.approx(head.seconds(4, 1), rel=0.3)
 
 
 def settled_depth(policy: MeasuredPolicy) -> int:
-    (control,) = policy.controls.values()
+    (control,) = policy.options.values()
     assert control.is_on
-    return control.worth.kept
+    return control.benefit.kept
 
 
 def test_a_depth_that_once_looked_dear_is_looked_at_again():
@@ -224,7 +231,7 @@ def test_a_depth_that_once_looked_dear_is_looked_at_again():
     for curve in traffic.situation.costs._decoding:
         for rows, bucket in curve._sizes.items():
             bucket.seconds *= 1.6 if rows > 2 else 1.0
-    policy._decider.evaluate_again()
+    policy.decisions.evaluate_again()
     traffic.run(policy, 1)
     assert settled_depth(policy) == 1
     traffic.run(policy, 6000)
@@ -253,7 +260,7 @@ def test_where_some_prompt_is_always_being_read_guessing_is_given_up_all_the_sam
     traffic = Traffic(TWO_CORES, [head], 1, ("chat",))
     policy = MeasuredPolicy()
     traffic.run(policy, 2000)
-    (control,) = policy.controls.values()
+    (control,) = policy.options.values()
     assert control.is_on
     many = Traffic(TWO_CORES, [head], 8, ("chat",), seed=9)
     many._fill()
@@ -278,4 +285,4 @@ def test_trying_a_head_that_loses_costs_what_the_bank_pays_for_it():
     traffic.run(policy, 2400)
     ratio = traffic.run(policy, 8000).ratio
     assert ratio >= 0.989
-    assert 1 - ratio <= 1.3 * policy.budget.share + 0.003
+    assert 1 - ratio <= 1.3 * policy.explorer.share + 0.003

@@ -16,7 +16,7 @@ SLOPED = [6.0 + 0.4 * rows for rows in range(15)]
 LEVELS = 3
 
 
-def call(levels: float, requests: int) -> float:
+def call(drafter: str, levels: float, requests: int) -> float:
     return 0.3 + levels * (0.25 + 0.1 * requests)
 
 
@@ -34,7 +34,7 @@ def rate_of(here: Pass, groups: Sequence[Group], kept: Sequence[int], depth: int
             chance *= often if has_draft else 1 - often
             rows += levels if has_draft else 0
         seconds += chance * here.after(rows)
-    return tokens / (seconds + call(depth, len(some)))
+    return tokens / (seconds + call("", depth, len(some)))
 
 
 def groups_of(acceptance: Sequence[float], coverage: float) -> list[Group]:
@@ -67,7 +67,7 @@ def test_the_worked_example_of_the_documentation():
         tokens = 1 + sum(0.7**level for level in range(1, levels + 1))
         rates[levels] = tokens / (here.after(levels) + 0.5 + 0.45 * levels)
     assert {levels: round(1000 * rate) for levels, rate in rates.items()} == {1: 204, 2: 235, 3: 233, 4: 207}
-    (worth,) = best_plan(here, [group], lambda levels, requests: 0.5 + 0.45 * levels)
+    (worth,) = best_plan(here, [group], lambda drafter, levels, requests: 0.5 + 0.45 * levels)
     assert (worth.kept, round(worth.gain, 2)) == (2, 0.65)
     assert (
         round((here.after(3) - here.after(2)) * rates[2], 2) == 0.26

@@ -9,7 +9,7 @@ import torch
 
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
-from foreword.control.measured import MeasuredPolicy
+from foreword.control.policy import MeasuredPolicy
 from foreword.engine.config import EngineConfig, EngineParts
 from foreword.engine.core import EngineCore
 from foreword.engine.drafting.saved_estimates import SavedEstimates

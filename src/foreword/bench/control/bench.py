@@ -28,7 +28,7 @@ from foreword.bench.control.windows import (
 )
 from foreword.bench.methods import Method
 from foreword.bench.prompts import BenchPrompt
-from foreword.control.measured import MeasuredPolicy
+from foreword.control.policy import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import drafter_kinds
 from foreword.engine.config import EngineConfig, EngineParts
@@ -118,13 +118,13 @@ def measure_control(
         cells = [(kind, batch) for batch in sizes.batches for kind in kinds]
         rates = measure_cells(station, cells, arms, sizes.windows, on_progress, sizes.learning_seconds)
         if not sizes.phase_seconds:
-            return ControlBenchReport(summarise(rates), probe_share=policy.budget.share)
+            return ControlBenchReport(summarise(rates), probe_share=policy.explorer.share)
         can = Circumstances(partial(brake.pulled, SLOWER), busy_core)
         changes = conditions(kinds[-1], kinds[0], max(sizes.batches), sizes.phase_seconds, can)
         reactions = measure_conditions(line, changes, arms[1], on_progress)
         on_progress("mixed traffic", 0, 1)
         mixed = measure_mixed(line, arms[1], sizes.mixed_batch, 3 * sizes.phase_seconds)
-        return ControlBenchReport(summarise(rates), reactions, mixed, policy.budget.share)
+        return ControlBenchReport(summarise(rates), reactions, mixed, policy.explorer.share)
     finally:
         engine.close()
 

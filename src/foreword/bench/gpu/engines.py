@@ -23,7 +23,7 @@ from foreword.bench.gpu.device import (
 )
 from foreword.bench.step_cost import random_tokens
 from foreword.control.fixed import FixedPolicy
-from foreword.control.measured import MeasuredPolicy
+from foreword.control.policy import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.lookup.suffix import SuffixConfig, SuffixDrafter
 from foreword.engine.config import EngineConfig, EngineParts

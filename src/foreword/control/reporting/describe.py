@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from foreword.control.measured import MeasuredPolicy
-from foreword.control.pairs import PairControl
+from foreword.control.options import Option
+from foreword.control.policy import MeasuredPolicy
 from foreword.control.reporting.books import PairBooks
 from foreword.control.reporting.figures import Bounds, DecisionTold, PairReport, counts_of, run_percentile
 from foreword.control.value import Pass
@@ -28,12 +28,12 @@ def describe_pairs(
     found = {key: _from_books(key, one, cohorts) for key, one in books.items()}
     if policy is None:
         return found
-    groups: dict[tuple[str, str], list[PairControl]] = {}
-    for estimate, control in policy.controls.items():
-        groups.setdefault((estimate.method, estimate.cohort), []).append(control)
-    for key, controls in groups.items():
+    groups: dict[tuple[str, str], list[Option]] = {}
+    for estimate, option in policy.options.items():
+        groups.setdefault((estimate.method, estimate.cohort), []).append(option)
+    for key, options in groups.items():
         reported = found.get(key) or _from_books(key, PairBooks(), cohorts)
-        found[key] = _described(policy, reported, controls, costs)
+        found[key] = _described(policy, reported, options, costs)
     return found
 
 
@@ -55,51 +55,51 @@ def _from_books(key: tuple[str, str], books: PairBooks, cohorts: Mapping[str, Ac
 
 
 def _described(
-    policy: MeasuredPolicy, reported: PairReport, controls: Sequence[PairControl], costs: StepCosts
+    policy: MeasuredPolicy, reported: PairReport, options: Sequence[Option], costs: StepCosts
 ) -> PairReport:
-    lead = max(controls, key=lambda control: control.estimate.counts.asks)
-    rates, worth = lead.estimate.rates, lead.worth
-    levels = max(worth.kept, len(lead.estimate.counts.reached))
+    lead = max(options, key=lambda option: option.estimate.counts.requests)
+    rates, benefit = lead.estimate.rates, lead.benefit
+    levels = max(benefit.kept, lead.estimate.counts.levels)
     method, here = reported.drafter, policy.here
     return replace(
         reported,
-        in_use=any(control.is_on for control in controls),
+        in_use=any(option.is_on for option in options),
         reason=lead.reason,
         predicted=predicted_gain(lead),
-        measured=measured_gain(controls),
-        depth=worth.depth,
-        kept=worth.kept,
+        measured=measured_gain(options),
+        depth=benefit.depth,
+        kept=benefit.kept,
         acceptance_by_level=tuple(round(ranks[0], 4) for ranks in rates.accepted[:levels]),
         coverage=rates.coverage[0],
         break_even=None if here is None else break_even(here, rates.coverage, method, costs),
-        switched=sum(control.switched for control in controls),
+        switched=sum(option.switched for option in options),
         is_model=_costs_levels(method, costs, here),
-        decisions=_decisions(controls, policy.seconds),
+        decisions=_decisions(options, policy.seconds),
     )
 
 
-def predicted_gain(control: PairControl) -> Bounds | None:
+def predicted_gain(option: Option) -> Bounds | None:
     """Of what it promises, with what few observations leave open; None before anything was decided."""
-    if control.worth.draft_seconds == 0.0 and not control.is_cost_known:
+    if option.benefit.draft_seconds == 0.0 and not option.is_cost_known:
         return None
-    mean, spread = 1 + control.worth.gain, NINETY_FIVE * gain_error(control)
+    mean, spread = 1 + option.benefit.gain, NINETY_FIVE * gain_error(option)
     return Bounds(mean - spread, mean, mean + spread)
 
 
-def gain_error(control: PairControl) -> float:
+def gain_error(option: Option) -> float:
     """Standard error of the expected gain: of acceptance by level and of coverage, as if they were independent."""
-    estimate, levels = control.estimate, max(control.worth.kept, 1)
+    estimate, levels = option.estimate, max(option.benefit.kept, 1)
     rates = estimate.rates
     weights = rates.gains(0)[:levels]
     total = sum(weights)
     if not total:
         return 0.0
-    variance = _of_share(rates.coverage[0], estimate.counts.asks)
+    variance = _of_share(rates.coverage[0], estimate.counts.requests)
     for level in range(levels):
         below = sum(weights[level:]) / total  # of the gain, what hangs on this level
         variance += below**2 * _of_share(rates.accepted[level][0], estimate.counts.judged_at(level))
     slower = (1 + total) / max(
-        1 + control.worth.gain, 0.01
+        1 + option.benefit.gain, 0.01
     )  # a step that is longer makes less of every token
     return total * math.sqrt(variance) / slower
 
@@ -110,13 +110,13 @@ def _of_share(share: float, count: float) -> float:
     return (1 - share) / (share * (count + 4.0))
 
 
-def measured_gain(controls: Iterable[PairControl]) -> Bounds | None:
+def measured_gain(options: Iterable[Option]) -> Bounds | None:
     """Of all tenants together; None while too little was measured."""
     weight = mean = variance = 0.0
-    for control in controls:
-        found = control.guard.gain.bounds(NINETY_FIVE)
+    for option in options:
+        found = option.guard.gain.bounds(NINETY_FIVE)
         if found is not None:
-            blocks = control.guard.gain.blocks
+            blocks = option.guard.gain.blocks
             weight += blocks
             mean += blocks * found[1]
             variance += (blocks * (found[2] - found[1])) ** 2
@@ -157,10 +157,10 @@ def _costs_levels(method: str, costs: StepCosts, here: Pass | None) -> bool:
     return costs.draft_seconds(method, 4) - costs.draft_seconds(method, 1) > 0.03 * here.plain
 
 
-def _decisions(controls: Iterable[PairControl], now: float) -> tuple[DecisionTold, ...]:
+def _decisions(options: Iterable[Option], now: float) -> tuple[DecisionTold, ...]:
     reported = [
         DecisionTold(now - one.seconds, "on" if one.is_on else "off", one.reason, 1 + one.gain)
-        for control in controls
-        for one in control.decisions
+        for option in options
+        for one in option.switches
     ]
     return tuple(sorted(reported, key=lambda one: one.ago_seconds)[:MOST_DECISIONS])

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from foreword.control.measured import MeasuredPolicy
+from foreword.control.policy import MeasuredPolicy
 from foreword.speculation.measured.costs import StepCosts
 
 _log = logging.getLogger(__name__)

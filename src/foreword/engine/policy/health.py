@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from foreword.control.measured import MeasuredPolicy
-from foreword.control.pairs import PairControl
+from foreword.control.options import Option
+from foreword.control.policy import MeasuredPolicy
 from foreword.control.reporting.books import SpeculationBooks
 from foreword.control.reporting.describe import gain_error, measured_gain
 from foreword.control.rollout.guards import DrafterHealth
@@ -17,25 +17,25 @@ def is_of(label: str, cohort: str) -> bool:
     return label.partition("/")[0] == cohort
 
 
-def controls_of(drafter: str, cohort: str, policy: MeasuredPolicy) -> list[PairControl]:
+def options_of(drafter: str, cohort: str, policy: MeasuredPolicy) -> list[Option]:
     """Of all tenants and all parts of the cohort."""
     return [
-        control
-        for estimate, control in policy.controls.items()
+        option
+        for estimate, option in policy.options.items()
         if estimate.method == drafter and is_of(estimate.cohort, cohort)
     ]
 
 
 def forecast(drafter: str, cohort: str, policy: MeasuredPolicy) -> Forecast:
     """What the drafter would bring, by what its drafts were worth beside the text."""
-    controls = controls_of(drafter, cohort, policy)
-    if not controls:
+    options = options_of(drafter, cohort, policy)
+    if not options:
         return Forecast()
-    lead = max(controls, key=lambda control: control.estimate.counts.asks)
-    levels = sum(control.estimate.levels for control in controls)
+    lead = max(options, key=lambda option: option.estimate.counts.requests)
+    levels = sum(option.estimate.levels for option in options)
     if not lead.is_cost_known:
         return Forecast(levels)
-    return Forecast(levels, 1 + lead.worth.gain, gain_error(lead))
+    return Forecast(levels, 1 + lead.benefit.gain, gain_error(lead))
 
 
 @dataclass
@@ -61,10 +61,10 @@ class Baselines:
     ) -> DrafterHealth:
         """Of the pair's drafter, which these are, since the pair's stage began."""
         drafter, cohort = pair.rule.drafter, pair.rule.cohort
-        controls = controls_of(drafter, cohort, policy)
+        options = options_of(drafter, cohort, policy)
         asks = sum(one.asks for (name, _), one in books.pairs.items() if name == drafter)
         faults = all_faults(parts).total()
-        trips = sum(control.guard.trips for control in controls)
+        trips = sum(option.guard.trips for option in options)
         before = self._before.get((drafter, cohort))
         if before is None or before.since != pair.since:
             before = self._before[drafter, cohort] = _Baseline(pair.since, asks, faults, trips)
@@ -72,6 +72,6 @@ class Baselines:
             asks=asks - before.asks,
             faults=faults - before.faults,
             memory_bytes=added_memory(parts),
-            gain=measured_gain(controls),
+            gain=measured_gain(options),
             trips=trips - before.trips,
         )

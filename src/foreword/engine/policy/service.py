@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from foreword.acceptance.rules.rule import Rule
-from foreword.control.measured import MeasuredPolicy
+from foreword.control.policy import MeasuredPolicy
 from foreword.control.policy_file.document import Prices
 from foreword.control.reporting.books import SpeculationBooks
 from foreword.control.reporting.describe import describe_pairs
@@ -61,8 +61,8 @@ def control_report(
         batch=0.0 if here is None else here.drawn,
         step_ms=0.0 if here is None else 1e3 * here.plain,
         row_ms=0.0 if here is None else 1e3 * (here.after(1) - here.plain),
-        probe_share=0.0 if policy is None else policy.budget.share,
-        probe_seconds=0.0 if policy is None else policy.budget.spent,
+        probe_share=0.0 if policy is None else policy.explorer.share,
+        probe_seconds=0.0 if policy is None else policy.explorer.spent,
         reference_passes=0 if policy is None else policy.reference.passes,
         host_share=host / seconds.total if seconds.total else 0.0,
         provisional_pages=books.provisional_pages,

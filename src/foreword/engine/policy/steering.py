@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Lock
 from time import time
 
-from foreword.control.measured import MeasuredPolicy
+from foreword.control.policy import MeasuredPolicy
 from foreword.control.policy_file.document import OTHER, CohortRule, PolicyFile, Stage
 from foreword.control.policy_file.matching import RequestTraits
 from foreword.control.policy_file.parsing import read_policy

@@ -159,10 +159,10 @@ class StepCosts:
         slower = math.exp(self._pace - self._paces.get(method, self._pace))
         return min(max(slower, 1 / COSTS.farthest), COSTS.farthest)
 
-    def behind_seconds(self, method: str) -> float:
+    def lag_seconds(self, method: str) -> float:
         """Return what a drafter's call takes longer for every token that it has to catch up with."""
         cost = self._calls.get(method)
-        return 0.0 if cost is None else cost.per_token_behind
+        return 0.0 if cost is None else cost.lag_seconds
 
     def knows_calls(self, method: str) -> bool:
         """Return whether `draft_seconds` was measured for this drafter."""

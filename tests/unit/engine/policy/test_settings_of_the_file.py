@@ -15,7 +15,7 @@ def test_a_margin_that_nobody_reaches_keeps_everybody_plain(tmp_path: Path):
         world = RolloutWorld(tmp_path, Guesser, policy)
         for _ in range(4):
             world.answer()
-        assert any(control.is_on for control in world.measured.controls.values()) is is_used
+        assert any(control.is_on for control in world.measured.options.values()) is is_used
 
 
 def test_guesses_make_no_step_longer_than_a_latency_class_allows(tmp_path: Path):

@@ -1,0 +1,228 @@
+"""The decision about passes of one kind: which drafters are in use, how deep, and what trying others costs."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf, sqrt
+
+from foreword.control.options import Moment, Option
+from foreword.control.requests import Arm, RequestState
+from foreword.control.settings import ControlSettings
+from foreword.control.value import (
+    Benefit,
+    Group,
+    Pass,
+    best_case,
+    best_drafters,
+    best_plan,
+    worked_levels,
+)
+from foreword.speculation.measured.situation import Situation
+
+WELL_ABOVE, FAR_ABOVE = 1.05, 1.12
+"""Ratios to plain decoding from which on fewer plain windows show that there is a gain."""
+
+CHEAP, LEAST_LOSS, MOST_TRIED = 0.05, 0.01, 8
+"""Part of a plain step that a lookup's call takes at most if its levels are taken to cost nothing; loss of a verified
+try at least, in plain tokens of each request, as its expected gain may be wrong; requests that are tried in a step."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What trying a drafter costs that is not in use."""
+
+    option: Option
+    optimistic: float  # the gain that it may have, as little as is known
+    levels: int  # of a shadow draft
+    seconds: float  # expected time of a shadow draft
+    more_seconds: float  # the same of one more request in the call
+    lag_seconds: float  # the same of every token that the drafter has to catch up with
+    live_loss: float  # seconds that drafting and verifying for all requests of the cohort is expected to lose
+    price: float  # the least that a try costs: shadow drafts, of several requests if that is cheap, or a verified try
+
+    @property
+    def is_live(self) -> bool:
+        """Whether drafts are verified: that costs less than to compare them with the text."""
+        return self.live_loss == self.price
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What holds for passes of one kind until the next evaluation."""
+
+    here: Pass
+    at: Moment
+    benefits: Mapping[Option, Benefit]
+    drafters: frozenset[str]  # that are used together
+    in_use: frozenset[Option]
+    candidates: Sequence[Candidate]  # the most optimistic first
+    probe_share: float  # of the time of steps, for exploration
+    plain_share: float  # of all steps, for plain windows
+
+    @cached_property
+    def idle_drafters(self) -> frozenset[str]:
+        """Those that could be tried for some request."""
+        return frozenset(one.option.estimate.method for one in self.candidates)
+
+    def is_like(self, other: "Decision") -> bool:
+        """Return whether another decision has the same drafters in use, equally deep."""
+        return self._depths() == other._depths()
+
+    def _depths(self) -> dict[Option, tuple[int, int]]:
+        return {option: (self.benefits[option].kept, self.benefits[option].depth) for option in self.in_use}
+
+
+class Evaluation:
+    """Decides about all options of a batch: costs and acceptance → value → on or off → drafters together."""
+
+    def __init__(
+        self,
+        states: Sequence[RequestState | None],
+        here: Pass,
+        situation: Situation,
+        settings: ControlSettings,
+        now: Moment,
+    ) -> None:
+        self._states = [state for state in states if state is not None]
+        self._running = len(states)
+        self._here, self._alone = here, here.without_prompts()
+        self._costs, self._settings, self._now = situation.costs, settings, now
+        self._arms: dict[Option, list[Arm]] = {}
+        for state in self._states:
+            for arm in state.arms:
+                self._arms.setdefault(arm.option, []).append(arm)
+        self._groups = {option: self._group(option, arms) for option, arms in self._arms.items()}
+        self._least = dict.fromkeys((group.drafter for group in self._groups.values()), 1)
+        for option, arms in self._arms.items():
+            # A lookup that is cheap at its deepest costs the same at any depth, whatever noise says: all levels are
+            # requested, and so the acceptance of deeper ones is known.
+            drafter, group = option.estimate.method, self._groups[option]
+            seconds = self._costs.draft_seconds(drafter, group.depth, group.requests)
+            if seconds < CHEAP * here.plain and all(arm.is_lookup for arm in arms):
+                self._least[drafter] = max(self._least[drafter], group.depth)
+        self._known: dict[tuple[str, float, int], float] = {}
+
+    def _group(self, option: Option, arms: Sequence[Arm]) -> Group:
+        method = option.estimate.method
+        option.estimate.refresh(self._now.seconds)
+        option.is_cost_known = self._costs.knows_calls(method)
+        depth = min(
+            max(min(arm.plan.max_depth, arm.plan.max_nodes) for arm in arms), self._settings.max_depth
+        )
+        is_stopping = all(arm.is_stopping for arm in arms)
+        return Group(option.estimate.rates, len(arms), depth, method, is_stopping=is_stopping)
+
+    def _cost(self, drafter: str, levels: float, requests: int) -> float:
+        """Return the time of a call; the same few are needed again and again."""
+        key = (drafter, max(levels, self._least[drafter]), requests)
+        if key not in self._known:
+            self._known[key] = self._costs.draft_seconds(*key)
+        return self._known[key]
+
+    def decide(self, together: frozenset[str]) -> Decision:
+        """Return what holds from now on, where these drafters are used together at present."""
+        here, settings = self._here, self._settings
+        benefits: dict[Option, Benefit] = {}
+        for drafter in self._least:
+            benefits |= self._decide_drafter([o for o in self._arms if o.estimate.method == drafter])
+        drafters = self._together(benefits, together)
+        used = frozenset(o for o in self._arms if o.is_on and o.estimate.method in drafters)
+        idle = [
+            option for option in self._arms if option not in used or not self._is_for_all(option, benefits)
+        ]
+        found = [self._candidate(option, benefits[option]) for option in idle]
+        found.sort(key=lambda one: -one.optimistic)
+        doubt = max(
+            (self._doubt(option, benefits[option]) for option in self._arms if option.is_on), default=0.0
+        )
+        shares = [self._probe_share(option) for option in idle]
+        share = max(shares, default=settings.idle_probe_share)
+        return Decision(
+            here, self._now, benefits, drafters, used, found, share, settings.reference_share * doubt
+        )
+
+    def _decide_drafter(self, options: Sequence[Option]) -> dict[Option, Benefit]:
+        """Turn one drafter on or off in each cohort, by its gain where no other drafter is used."""
+        here, groups = self._here, [self._groups[option] for option in options]
+        found = best_plan(here, groups, self._cost)
+        usual = found if self._alone is here else best_plan(self._alone, groups, self._cost)
+        if len(groups) == groups[0].requests == 1 and found[0].kept:
+            # Where a request is alone its own acceptance ratio decides the depth; on and off are the cohort's.
+            shift = self._arms[options[0]][0].fit.shift
+            own = best_plan(here, [replace(groups[0], shift=shift)], self._cost)[0] if shift else found[0]
+            found = [replace(found[0], depth=own.depth, kept=own.kept)] if own.kept else found
+        for option, benefit, as_usual in zip(options, found, usual, strict=True):
+            option.decide(benefit, as_usual.gain, self._settings, self._now)
+        return dict(zip(options, found, strict=True))
+
+    def _together(self, benefits: Mapping[Option, Benefit], together: frozenset[str]) -> frozenset[str]:
+        """Return the drafters that are used together: the call of one more may have no benefit beside the others."""
+        options = [tuple(arm.option for arm in state.arms if arm.option.is_on) for state in self._states]
+        cohorts = [
+            [
+                replace(self._groups[o], requests=count, depth=benefits[o].kept)
+                for o in some
+                if benefits[o].kept
+            ]
+            for some, count in Counter(options).items()
+        ]
+        margin = self._settings.margin_on / 2
+        return best_drafters(self._here, [some for some in cohorts if some], together, self._cost, margin)
+
+    def _is_for_all(self, option: Option, benefits: Mapping[Option, Benefit]) -> bool:
+        """Return whether an option in use is used for all of its requests: at every acceptance ratio."""
+        return all(
+            arm.gains(benefits[option]) and arm.plan.allows(self._running) for arm in self._arms[option]
+        )
+
+    def _candidate(self, option: Option, benefit: Benefit) -> Candidate:
+        """Return the costs of trying an option; an unmeasured call is taken to cost as much as a pass."""
+        here, group, settings = self._here, self._groups[option], self._settings
+        drafter, depth, requests = group.drafter, group.depth, group.requests
+        has_levels = self._cost(drafter, depth, 1) - self._cost(drafter, 1, 1) > 0.01 * here.plain
+        is_deep = option.is_cost_known and not has_levels
+        levels = depth if is_deep else min(depth, settings.probe_levels)
+        loss = inf
+        if option.is_cost_known and benefit.kept and self._now.seconds >= option.guard.off_until:
+            gained = requests * sum(group.rates.gains(0)[: benefit.kept]) * here.per_token
+            longer = here.after(requests * sum(group.rates.coverage[: benefit.kept])) - here.plain
+            longer += self._cost(drafter, worked_levels([group], benefit.depth), requests)
+            loss = max(longer - gained, 0.0) + LEAST_LOSS * requests * here.per_token
+        seconds, several = self._cost(drafter, levels, 1) or here.plain, min(requests, MOST_TRIED)
+        host = settings.probe_host_seconds
+        together = self._cost(drafter, levels, several) + several * host / 4
+        # Most of the cost of trying a lookup is the host's, and the same for several requests.
+        price = together if seconds < together <= 4 * host else seconds
+        # The less is known the nearer to the gain if there were always a draft and all of it were accepted.
+        doubt = sqrt(settings.cohort_drafts / (settings.cohort_drafts + option.estimate.counts.requests))
+        best = max(best_case(self._alone, group, self._cost) - benefit.gain, 0.0)
+        return Candidate(
+            option,
+            benefit.gain + doubt * best,
+            levels,
+            seconds,
+            self._cost(drafter, levels, 2) - self._cost(drafter, levels, 1),
+            self._costs.lag_seconds(drafter),
+            loss,
+            min(price, loss),
+        )
+
+    def _probe_share(self, option: Option) -> float:
+        """Return the share of time for exploring an option; a new cohort of a known drafter needs little."""
+        settings = self._settings
+        if best_case(self._alone, self._groups[option], self._cost) < settings.margin_on:
+            return settings.idle_probe_share
+        is_unknown = not option.is_cost_known or option.estimate.is_unknown
+        is_near = option.usual_gain >= settings.hopeless
+        if is_unknown and is_near:
+            return settings.probe_share
+        return settings.watch_share if is_unknown or is_near else settings.idle_probe_share
+
+    def _doubt(self, option: Option, benefit: Benefit) -> float:
+        """Return the part of the plain windows that it needs: a gain that is expected and measured needs few."""
+        expected, measured = 1 + benefit.gain, option.guard.gain.bounds()
+        least = expected if measured is None else min(expected, measured[0])
+        if least < WELL_ABOVE or not option.is_cost_known:
+            return 1.0
+        return self._settings.sure_reference if measured is not None and least >= FAR_ABOVE else 0.5

@@ -1,0 +1,100 @@
+"""Drafts are compared with the text that came, whether or not they were verified."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foreword.control.acceptance import Estimate
+from foreword.control.rates import LEAST_SHIFT, MOST_SHIFT, SHIFT_STEP
+from foreword.control.settings import DEFAULTS
+from foreword.speculation.confidence import class_of
+from foreword.speculation.draft import ROOT, Draft
+
+MEMORY = 0.94
+"""Weight of a request's own drafts after one more: about 16 drafts count."""
+
+
+@dataclass(slots=True)
+class RequestFit:
+    """The acceptance ratio of one request: accepted over expected tokens, compared with its cohort."""
+
+    estimate: Estimate
+    shift: int = 0  # logarithm of the ratio, in steps
+    _accepted: float = 0.0
+    _expected: float = 0.0
+
+    def finished(self, accepted: int, expected: float) -> None:
+        """Count one more judged draft."""
+        self._accepted = MEMORY * self._accepted + accepted
+        self._expected = MEMORY * self._expected + expected
+        own = DEFAULTS.request_drafts * self.estimate.rates.expected[0]
+        ratio = math.log((self._accepted + own) / (self._expected + own)) if own else 0.0
+        self.shift = min(max(round(ratio / SHIFT_STEP), LEAST_SHIFT), MOST_SHIFT)
+        self.estimate.finished(accepted, expected)
+
+
+@dataclass(slots=True)
+class Comparison:
+    """A draft that is compared with the text as it comes."""
+
+    fit: RequestFit
+    draft: Draft
+    requested: int  # levels
+    kept: int  # levels of it with a net benefit; the others count by their confidence alone
+    node: int = ROOT  # the deepest node that the text went through
+    level: int = 0
+    expected: float = 0.0
+
+    def follow(self, tokens: Sequence[int]) -> bool:
+        """Go on along the text; return True when nothing is left to compare."""
+        draft, first = self.draft, self.draft.committed_len
+        drafted = draft.tokens
+        while first + self.level < len(tokens):
+            token = tokens[first + self.level]
+            if draft.is_chain:
+                children = [self.level] if self.level < len(drafted) else []
+            else:
+                children = [node for node, parent in enumerate(draft.parents) if parent == self.node]
+            if not children:
+                if self.level < self.kept:
+                    self._ended()
+                return self.finish()
+            found = next((rank for rank, node in enumerate(children) if drafted[node] == token), None)
+            self._count(len(children), found)
+            if found is None:
+                return self.finish()
+            self.node = children[found]
+        return False
+
+    def judge(self, accepted: int, depth: int) -> None:
+        """Count a verdict, where acceptance is not a matter of equal tokens."""
+        while self.level < accepted:
+            self._count(1, 0)
+        if accepted < depth:
+            self._count(1, None)
+        self.finish()
+
+    def finish(self) -> bool:
+        """Count the draft as judged as far as the text has come."""
+        self.fit.finished(self.level, self.expected)
+        return True
+
+    def _count(self, children: int, found: int | None) -> None:
+        estimate, level = self.fit.estimate, self.level
+        counts, rates, confidence = estimate.counts, estimate.rates, self.draft.confidence
+        if level < self.kept:
+            counts.judged(level, children, found)
+        if confidence and self.draft.is_chain:
+            sure = class_of(confidence[level])
+            counts.judged_sure(sure, found is not None)
+            self.expected += rates.sure[sure]
+        else:
+            self.expected += rates.expected[min(level, len(rates.expected) - 1)]
+        if found is not None:
+            self.level += 1
+            if self.level == self.kept:
+                self._ended()
+
+    def _ended(self) -> None:
+        if self.level < self.requested:
+            self.fit.estimate.counts.ended_at(self.level)

@@ -1,0 +1,321 @@
+"""The default policy: drafts where measured costs and acceptance promise a gain."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from weakref import ref
+
+from foreword.acceptance.rules.rule import Rule
+from foreword.control.acceptance import HEAD_COVERAGE, PRIOR_COVERAGE, Estimate, Estimates
+from foreword.control.decision import Decision
+from foreword.control.decisions import Decisions
+from foreword.control.explore import Explorer
+from foreword.control.guard import ReferenceWindows
+from foreword.control.judging import Comparison, RequestFit
+from foreword.control.options import Moment, Option
+from foreword.control.requests import Arm, DraftInFlight, RequestState, plans_of, present_name
+from foreword.control.settings import ControlSettings
+from foreword.control.trim import trimmed
+from foreword.control.value import Pass
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Drafter, DraftSource
+from foreword.speculation.measured.situation import Situation
+from foreword.speculation.report import RequestReport, StepReport
+from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
+
+FEW_STATES, MOST_JUDGED = 64, 8
+"""States of requests that are kept before those of ended requests are dropped, and drafts that are judged in one step:
+the others tell the same."""
+
+
+class MeasuredPolicy:
+    """Drafts where that raises the expected tokens per second of the batch.
+
+    A request's plan is an upper limit; a fixed plan is executed as it is.
+    """
+
+    def __init__(self, settings: ControlSettings | None = None, estimates: Estimates | None = None) -> None:
+        self.settings = settings or ControlSettings()
+        self.estimates = estimates or Estimates()
+        self.explorer = Explorer(self.settings)
+        self.reference = ReferenceWindows(self.settings)
+        self.decisions = Decisions(self.settings)
+        self.options: dict[Estimate, Option] = {}
+        self.here: Pass | None = None  # the last pass as it would have been without drafts
+        self.steps = 0
+        self.seconds = 0.0  # of all steps
+        self._states: dict[int, RequestState] = {}  # by the request's number
+        self._most_states = FEW_STATES
+        self._can_explore = False  # whether the pass has requests that drafters can be tried for
+
+    @property
+    def decision(self) -> Decision | None:
+        """What holds now; None before anything was decided."""
+        return self.decisions.newest
+
+    def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
+        """Return the drafter and the depth for each request.
+
+        1. `Evaluation` decides, every few steps, which drafters are in use and how deep: by value, from costs and
+           acceptance. Each request gets the one with the highest gain for it.
+        2. The guard's plain windows come first: in them no request drafts.
+        3. The explorer tries other drafters within its budget.
+        """
+        self.explorer.live, self._can_explore = None, False
+        if not any(entry.request.speculation for entry in entries):
+            return [None] * len(entries)
+        states: list[RequestState | None] = []
+        drafting: list[RequestState | None] = []  # those that could get a draft
+        drawn = rows = context = most = 0
+        for entry in entries:
+            state = self._state(entry.request)
+            states.append(state)
+            drafting.append(state if state is not None and state.can_draft(entry) else None)
+            drawn, rows, context = drawn + entry.draws, rows + entry.run, context + entry.computed
+            most += 1 if entry.request.speculation is None else entry.request.speculation.max_nodes
+        self._can_explore = any(drafting)
+        here = self.here = self.decisions.pass_of(drawn, rows, most, context // len(entries), situation)
+        if here is not None and self._can_explore:
+            self.decisions.decide(here, drafting, situation, self._now)
+        decision = self.decision
+        is_plain = decision is None or here is None or self.reference.begin_step(decision.plain_share)
+        if decision is not None:
+            self.explorer.watch(states, decision, self.steps)
+        plans: list[DraftPlan | None] = []
+        for entry, state, may_draft in zip(entries, states, drafting, strict=True):
+            if state is None:
+                own = entry.request.speculation
+                plans.append(own if own is not None and own.is_fixed and own.allows(len(entries)) else None)
+            elif may_draft is None or decision is None:
+                plans.append(self._read(state))
+            else:
+                arm = None if is_plain else best_arm(state, decision, len(entries))
+                plans.append(self._draft(state, arm, decision, entry.request))
+        if decision is not None and not is_plain:
+            self.explorer.explore(decision, drafting, plans, self.steps)
+        return plans
+
+    @property
+    def _now(self) -> Moment:
+        return Moment(self.steps, self.seconds, self.reference.passes)
+
+    def _draft(
+        self, state: RequestState, arm: Arm | None, decision: Decision, request: StepRequest
+    ) -> DraftPlan | None:
+        """Begin a pass with a draft of this drafter, or without one; return its plan."""
+        state.flight = state.reader = None
+        if state.heads:
+            state.is_observed = state is self.explorer.watched or has_head_in_use(state, decision)
+        if arm is None:
+            return None
+        if arm.reading is not None and not state.was_observed:
+            return state.observe(arm)  # it has not observed the newest token
+        benefit, trials = decision.benefits[arm.option], self.settings.trial_steps
+        levels = benefit.depth if state.is_coupled else benefit.kept
+        verified, stops = 0, True
+        if not arm.option.is_cost_known:  # levels change until the cost of one is known
+            levels = max(levels >> (self.steps % 3), 1)
+        elif self.steps % trials == 0:
+            # One level more, or one less, in turn: their cost and their acceptance may be wrong.
+            stops = not arm.is_stopping
+            other = benefit.kept + (1 if self.steps // trials % 2 else -1)
+            if stops and 1 <= other <= min(arm.plan.max_depth, arm.plan.max_nodes):
+                levels, verified = max(levels, other) if state.is_coupled else other, other
+        state.flight = DraftInFlight(arm, levels, benefit, verified=verified)
+        return arm.planned(levels, benefit, stops, arm.lag(len(request.tokens)))
+
+    def _read(self, state: RequestState) -> DraftPlan | None:
+        """Begin a pass of the prompt, which a head that may draft after it observes; return its plan."""
+        state.flight, is_watched = None, state is self.explorer.watched
+        in_use = () if self.decision is None else self.decision.in_use
+        may = [
+            arm
+            for arm in state.heads
+            if is_watched or arm.option in in_use or arm.option.may_be_used(self.settings)
+        ]
+        return state.observe(max(may, key=lambda arm: arm.option.benefit.gain, default=None))
+
+    def trim(
+        self, entries: Sequence[PassEntry], drafts: Sequence[Draft], situation: Situation
+    ) -> Sequence[Draft]:
+        """Return the nodes with which the whole batch makes the most tokens per second."""
+        return trimmed(entries, drafts, self._states, self.here)
+
+    def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation, beside: int = 1) -> int:
+        """Return the rows of draft tokens with a net benefit for these requests."""
+        running, rows, decision = len(requests) + beside, 0, self.decision
+        for request in requests:
+            state, plan = self._states.get(request.request_id), request.speculation
+            if plan is not None and plan.is_fixed:
+                rows += plan.max_nodes
+            elif state is not None and decision is not None:
+                arm = best_arm(state, decision, running)
+                rows += 0 if arm is None else min(decision.benefits[arm.option].kept, arm.plan.max_nodes)
+        return rows
+
+    def learn(self, report: StepReport) -> None:
+        """Compare drafts with the text, and the step's time with that of a plain step."""
+        self.steps += 1
+        self.seconds += report.seconds.total
+        here, decision = self.here, self.decision
+        if decision is not None and here is not None and self._can_explore and here.rows == here.drawn:
+            # The budget earns in steps that only decode and have requests that drafters could be tried for.
+            self.explorer.earn(report.seconds.total, decision.probe_share, decision.idle_drafters)
+            self.explorer.pay_observing()
+        used: set[Option] = set()
+        every = -(-len(report.guessing) // MOST_JUDGED)
+        for part in report.requests:
+            number = part.request.request_id
+            state = self._states.get(number)
+            if state is not None and (state.flight or state.reader or state.shadows):
+                self._follow(state, part, used, every < 2 or (number + self.steps) % every == 0)
+        self._measure(report, used)
+
+    def _follow(self, state: RequestState, part: RequestReport, used: set[Option], is_judged: bool) -> None:
+        """Compare the drafts of a request with its text."""
+        flight, tokens = state.flight, part.request.tokens
+        if not part.applied:
+            state.shadows.clear()
+        elif state.shadows:
+            state.shadows = [shadow for shadow in state.shadows if not shadow.follow(tokens)]
+        if state.reader is not None:
+            state.reader.observed = len(tokens)
+        state.flight = state.reader = None
+        if flight is None or part.asked != flight.arm.plan.method:
+            return
+        flight.arm.observed = len(tokens)
+        draft, fit, estimate = flight.draft, flight.arm.fit, flight.arm.option.estimate
+        if flight.is_shadow:
+            # It costs what it took; of a pause that is little.
+            self.explorer.pay(part.asked, min(part.draft_seconds, 4 * flight.paid) - flight.paid)
+            state.keep_shadow(flight.arm, flight.levels, draft, flight.kept)
+            state.shadows = [shadow for shadow in state.shadows if not shadow.follow(tokens)]
+            return
+        used.add(flight.arm.option)
+        if not is_judged:
+            return
+        # A draft that is compared with the text counts as far as it had a net benefit, others as far as verified.
+        kept = flight.kept if state.is_coupled else part.draft.depth
+        estimate.requested(flight.levels, draft.depth, kept)
+        if not part.applied or not len(draft):
+            return
+        if state.is_coupled:
+            judged = Comparison(fit, draft, flight.levels, kept)
+            if not judged.follow(tokens):
+                judged.finish()
+        elif len(part.draft):
+            levels = flight.levels if part.draft.depth == draft.depth else part.draft.depth
+            Comparison(fit, part.draft, levels, kept).judge(len(part.verdict.path), kept)
+
+    def _measure(self, report: StepReport, used: set[Option]) -> None:
+        """Measure the gain of a step: its time, and that of the same tokens by plain decoding."""
+        rows, total, table = len(report.requests), report.seconds.total, self.decisions.table
+        if report.passes != 1 or not report.decodes_only or report.is_cold:
+            return
+        if not report.calls and report.rows == rows:
+            self.reference.passes += 1
+        if not used:
+            self.explorer.settle(0.0)  # there was no room for the draft that was to be tried
+            return
+        calls = {option.estimate.method: option.benefit.draft_seconds for option in used}
+        self.decisions.note_calls(report.seconds, sum(calls.values()))
+        drawn = sum([part.draws for part in report.requests])
+        if rows >= len(table) or not drawn:
+            return
+        plain, live = table[rows] * report.tokens / drawn, self.explorer.live
+        if (
+            live is not None
+            and len(used) == 1
+            and all(part.asked in ("", live[0]) for part in report.requests)
+        ):
+            # Where others draft, too, the two cannot be separated: the expected loss is paid then.
+            self.explorer.settle(min(total - plain, table[rows]))
+        plans = [part.request.speculation for part in report.guessing if part.asked]
+        if any(plan is not None and plan.is_fixed for plan in plans):
+            return  # a fixed plan's cost is not the gain of the others
+        for option in used:
+            # A try is paid for, and is no evidence against drafts that have an expected gain.
+            if option.is_on:
+                option.guard.gain.add(plain, total, drawn)
+
+    def drafters(self) -> Sequence[Drafter]:
+        return ()
+
+    def use(self, settings: ControlSettings) -> None:
+        """Use other settings from now on."""
+        self.settings = self.explorer.settings = self.decisions.settings = settings
+
+    def notifies(self, request: StepRequest) -> bool:
+        """Return whether heads observe this request in the planned pass: it costs time where they are not in use."""
+        state = self._states.get(request.request_id)
+        return state is None or state.is_observed or not state.heads
+
+    def _state(self, request: StepRequest) -> RequestState | None:
+        """Return the state of a request; None if nothing is decided for it."""
+        plan = request.speculation
+        if plan is None or plan.is_fixed:
+            return None
+        state = before = self._states.get(request.request_id)
+        if plan.drafter.traits.may_be_absent:
+            plan = replace(plan, method=present_name(plan))
+            state = state if state is not None and state.method == plan.method else None
+        if state is None:
+            state = self._new_state(request, plan)
+            if before is not None:
+                state.is_observed, state.is_whole = before.is_observed, before.is_whole
+        if state.heads:
+            if before is not None and not state.is_observed:
+                state.is_whole = False
+            state.was_observed = state.is_observed
+        return state
+
+    def _new_state(self, request: StepRequest, plan: DraftPlan) -> RequestState:
+        if len(self._states) >= self._most_states:
+            self._states = {n: state for n, state in self._states.items() if state.request() is not None}
+            self._most_states = max(2 * len(self._states), FEW_STATES)
+        is_coupled = request.sampler.rule is Rule.COUPLED
+        arms = [self._arm(request, one, is_coupled) for one in plans_of(plan)]
+        state = self._states[request.request_id] = RequestState(plan.method, arms, is_coupled, ref(request))
+        return state
+
+    def _arm(self, request: StepRequest, plan: DraftPlan, is_coupled: bool) -> Arm:
+        traits = plan.drafter.traits
+        coverage = HEAD_COVERAGE if traits.kind is DraftSource.HEAD else PRIOR_COVERAGE
+        tenant, published = request.drafter_view.tenant, traits.acceptance_by_level
+        estimate = self.estimates.of(plan.method, tenant, request.cohort, coverage, published)
+        estimate.need(min(plan.max_depth, plan.max_nodes))
+        if len(self.options) > len(self.estimates.known):
+            known = set(self.estimates.known.values())
+            self.options = {one: option for one, option in self.options.items() if one in known}
+        option = self.options.setdefault(estimate, Option(estimate))
+        is_old = self.seconds - option.decided_at >= self.settings.decision_seconds
+        if is_old or self.decision is None or option not in self.decision.benefits:
+            self.decisions.evaluate_again()  # earlier decisions are old, or were made without it
+        # Under other rules a drawn token may not be cut by its confidence.
+        return Arm(plan, option, RequestFit(estimate), traits.stops_itself and is_coupled)
+
+
+def best_arm(state: RequestState, decision: Decision, running: int) -> Arm | None:
+    """Return the drafter with the highest expected gain for the request; None: none has one."""
+    best, most = None, 0.0
+    for arm in state.arms:
+        benefit = decision.benefits.get(arm.option)
+        if benefit is None or arm.option not in decision.in_use or not arm.gains(benefit):
+            continue
+        if arm.plan.allows(running) and state.may_use(arm):
+            promise = arm.promise(benefit) if len(state.arms) > 1 else 1.0
+            if promise > most:
+                best, most = arm, promise
+    return best
+
+
+def has_head_in_use(state: RequestState, decision: Decision) -> bool:
+    """Return whether a head drafts, or has a gain and may soon: not observing, it would be lost for the text.
+
+    A new drafter was preferred on its expected gain alone: a head is kept until that one is measured.
+    """
+    used = [arm.option for arm in state.arms if arm.option in decision.in_use]
+    for head in state.heads:
+        is_wanted = head.option in used or (head.option.is_on and any(one.estimate.is_new for one in used))
+        if is_wanted and state.may_use(head):
+            return True
+    return False

@@ -1,0 +1,161 @@
+"""A request as the policy keeps it: its possible drafters, and which of them drafts, observes or is tried."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from foreword.control.judging import Comparison, RequestFit
+from foreword.control.options import Option
+from foreword.control.value import Benefit
+from foreword.kv.extra_rows import KEPT_STATES
+from foreword.speculation.draft import NO_DRAFT, Draft
+from foreword.speculation.requests import DraftPlan, PassEntry, ShadowDraft, StepRequest
+
+
+@dataclass(eq=False)
+class Arm:
+    """One drafter for one request."""
+
+    plan: DraftPlan  # the most that may be requested
+    option: Option
+    fit: RequestFit
+    is_stopping: bool = False  # whether its drafts end where going on has no benefit
+    observed: int = 0  # tokens of the text that the drafter has observed, or drafted after
+    _planned: tuple[tuple[Benefit | None, int, int | None], DraftPlan] | None = None
+
+    def lag(self, length: int) -> int:
+        """Return the tokens of a text of this length that it has to catch up with; of a head, those with states."""
+        missed = max(length - self.observed, 0)
+        return missed if self.reading is None else min(missed, KEPT_STATES)
+
+    def planned(self, levels: int, benefit: Benefit | None, stops: bool, lag: int) -> DraftPlan:
+        """Return the plan for drafts of at most so many levels, which end where `benefit` says if it `stops`."""
+        levels, shift = min(levels, self.plan.max_depth), self.fit.shift if stops else None
+        key = (benefit, levels, shift)
+        if self._planned is None or self._planned[0] != key:
+            has_stop = self.is_stopping and benefit is not None
+            stop = self.option.stop(benefit, shift) if has_stop and benefit is not None else None
+            is_same = levels == self.plan.max_depth and stop is None
+            self._planned = key, self.plan if is_same else replace(self.plan, max_depth=levels, stop=stop)
+        plan = self._planned[1]
+        return replace(plan, lag=lag) if lag > 0 else plan
+
+    def gains(self, benefit: Benefit) -> bool:
+        """Return whether drafting for this request has an expected gain."""
+        return self.fit.shift >= benefit.least_shift and benefit.gain > 0
+
+    def promise(self, benefit: Benefit) -> float:
+        """Return the expected gain for this request, to be compared with other drafters."""
+        rates, kept = self.option.estimate.rates, benefit.kept
+        usual, own = sum(rates.survival(0)[:kept]), sum(rates.survival(self.fit.shift)[:kept])
+        return benefit.gain * own / usual if usual > 0 else benefit.gain
+
+    def levels_with_benefit(self, draft: Draft, chances: Sequence[float], benefit: Benefit) -> int:
+        """Return the levels of a draft with a net benefit; all of it without confidences."""
+        if not draft.confidence or not draft.is_chain:
+            return draft.depth
+        for level, (chance, least) in enumerate(zip(chances, benefit.least, strict=False)):
+            if chance < least:
+                return level
+        return len(draft)
+
+    @cached_property
+    def reading(self) -> DraftPlan | None:
+        """The plan for a pass in which a head observes without drafting; None: it is no head."""
+        has_states = bool(self.plan.drafter.traits.needs.taps)
+        return replace(self.plan, max_nodes=0, max_depth=0) if has_states else None
+
+    @cached_property
+    def is_lookup(self) -> bool:
+        """Whether it needs nothing but the text."""
+        return not self.plan.drafter.traits.needs
+
+
+@dataclass(slots=True)
+class DraftInFlight:
+    """A draft request of the pass in flight."""
+
+    arm: Arm
+    levels: int
+    benefit: Benefit
+    is_shadow: bool = False  # whether the draft is only compared with the text
+    paid: float = 0.0  # seconds, for a shadow draft
+    verified: int = 0  # levels that are verified in any case; 0: those with a net benefit
+    draft: Draft = NO_DRAFT  # all of it
+    kept: int = 0  # levels of it with a net benefit
+
+
+@dataclass(eq=False)
+class RequestState:
+    """What the policy keeps of a request while it runs."""
+
+    method: str  # of its plan when the state was made
+    arms: list[Arm]
+    is_coupled: bool  # whether a draft token is accepted if and only if it is the token that comes
+    request: Callable[[], StepRequest | None]  # None: it has ended
+    is_observed: bool = False  # whether heads observe the pass in flight
+    was_observed: bool = False  # and the one before
+    is_whole: bool = True  # whether heads have observed all passes
+    reader: Arm | None = None  # the head that observes the pass in flight without drafting
+    flight: DraftInFlight | None = None
+    shadows: list[Comparison] = field(default_factory=list)  # that wait for their text
+
+    @cached_property
+    def heads(self) -> list[Arm]:
+        """The drafters that need the hidden states of the whole prompt."""
+        return [arm for arm in self.arms if arm.reading is not None]
+
+    def may_use(self, arm: Arm) -> bool:
+        """Return whether a drafter's acceptance is that of its estimate.
+
+        A head that has not observed all of a text drafts worse: where other drafters can be used it is left out, or its
+        estimate would depend on when it was used.
+        """
+        return self.is_whole or arm.reading is None or len(self.arms) == 1
+
+    def can_draft(self, entry: PassEntry) -> bool:
+        """Return whether a drafter could draft in this pass: a head has the states of a prompt only after it."""
+        return entry.draws and (entry.run == 1 or not self.heads)
+
+    def observe(self, head: Arm | None) -> DraftPlan | None:
+        """Let this head observe the pass without drafting; return its plan."""
+        self.reader, self.is_observed = head, head is not None
+        return None if head is None else head.reading
+
+    def waits_for(self, arm: Arm) -> bool:
+        """Return whether the text of its last shadow draft has not come yet.
+
+        Verified, it would be called again after its draft, not within: called more often where it is right, it would
+        look as if it had a draft more often.
+        """
+        return any(shadow.fit is arm.fit for shadow in self.shadows)
+
+    def keep_shadow(self, arm: Arm, levels: int, draft: Draft, kept: int) -> None:
+        """Count a shadow draft, and keep it until its text has come."""
+        arm.option.estimate.requested(levels, draft.depth, kept)
+        if len(draft):
+            self.shadows = [*self.shadows[-3:], Comparison(arm.fit, draft, levels, kept)]
+
+    def shadow_beside(self, arm: Arm, levels: int, benefit: Benefit, length: int) -> ShadowDraft:
+        """Return a shadow draft request beside the draft that is verified."""
+
+        def keep(draft: Draft) -> None:
+            chances = arm.option.estimate.rates.survivals(draft, arm.fit.shift)
+            self.keep_shadow(arm, levels, draft, arm.levels_with_benefit(draft, chances, benefit))
+
+        plan = arm.planned(levels, None, False, arm.lag(length))
+        arm.observed = length
+        return ShadowDraft(plan, keep)
+
+
+def present_name(plan: DraftPlan) -> str:
+    """Return a plan's method without those of its drafters that are absent: drafts of the others count as theirs."""
+    absent = plan.drafter.absent
+    present = [name for name in plan.method.split("+") if name not in absent]
+    return "+".join(present) or plan.method
+
+
+def plans_of(plan: DraftPlan) -> list[DraftPlan]:
+    """Return the plans of the drafters that a plan leaves the choice between."""
+    choices = plan.drafter.choices
+    return [replace(plan, method=name, drafter=drafter) for name, drafter in choices.items()] or [plan]
