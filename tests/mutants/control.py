@@ -258,7 +258,7 @@ CONTROL_MUTANTS = (
         "all requests are told to a head that is not in use",
         "control/explore.py",
         "Explorer.watch",
-        "self.watched is None and is_affordable and turn >= self.settings.watch_steps // 4",
+        "self.watched is None and turn >= self.settings.watch_steps // 4",
         "True",
         (f"{PROBES}::test_a_head_observes_only_while_it_can_be_tried",),
     ),

@@ -167,11 +167,7 @@ class Explorer:
             had_turn = turn >= self.settings.watch_steps and (len(watched.arms) == 1 or watched not in states)
             if watched.request() is None or had_turn or not self._can_try(watched, decision, 0):
                 self.watched = None
-        least = (1 + OBSERVED_BEFORE) * self.settings.probe_host_seconds
-        is_affordable = any(
-            self.affords(c.option.estimate.method, c.price + least) for c in decision.candidates
-        )
-        if self.watched is None and is_affordable and turn >= self.settings.watch_steps // 4:
+        if self.watched is None and turn >= self.settings.watch_steps // 4:
             # The newest first: of the oldest little may be left to try a head in.
             found = (s for s in reversed(states) if s is not None and s is not watched)
             chosen = next((s for s in found if s.heads and self._can_try(s, decision, OBSERVED_BEFORE)), None)
