@@ -16,28 +16,35 @@ using namespace foreword;
 
 namespace {
 
+struct BlockKind {
+    Form form;
+    const char *kind, *name;   // in GGUF files, and as a matrix's form
+};
+constexpr BlockKind kBlockKinds[] = {
+    {Form::Q8, "Q8_0", "int8"},   {Form::Q4_0, "Q4_0", "q4_0"}, {Form::Q4_1, "Q4_1", "q4_1"}, {Form::Q5_0, "Q5_0", "q5_0"},
+    {Form::Q5_1, "Q5_1", "q5_1"}, {Form::Q4_K, "Q4_K", "q4_k"}, {Form::Q5_K, "Q5_K", "q5_k"}, {Form::Q6_K, "Q6_K", "q6_k"},
+};
+
 Form block_form(const std::string& kind) {
-    if (kind == "Q8_0") return Form::Q8;
-    if (kind == "Q4_0") return Form::Q4_0;
-    if (kind == "Q4_1") return Form::Q4_1;
+    for (const BlockKind& named : kBlockKinds) {
+        if (kind == named.kind) return named.form;
+    }
     throw std::invalid_argument("blocks of kind " + kind + " are not supported");
 }
 
 std::string form_name(const PackedMatrix& matrix) {
-    switch (matrix.view().form) {
-        case Form::F32: return "f32";
-        case Form::Factor: return "factor";
-        case Form::Q8: return matrix.view().grouping.rotated ? "int8-rotated" : "int8";
-        case Form::Q4_0: return "q4_0";
-        case Form::Q4_1: return "q4_1";
+    const MatrixView& w = matrix.view();
+    if (w.grouping.rotated) return "int8-rotated";
+    for (const BlockKind& named : kBlockKinds) {
+        if (w.form == named.form) return named.name;
     }
-    return "";
+    return w.form == Form::F32 ? "f32" : "factor";
 }
 
 int64_t block_columns(Form form, const Array<const uint8_t, 2>& blocks) {
     const int64_t bytes = static_cast<int64_t>(blocks.shape(1)), size = gguf_block_bytes(form);
     if (bytes % size != 0) throw std::invalid_argument("a row is not a whole number of blocks");
-    return bytes / size * kBlock;
+    return bytes / size * gguf_block_columns(form);
 }
 
 Grouping checked(int64_t group, bool rotated) {
@@ -51,11 +58,12 @@ Matrix keep_floats(Arena& arena, const Array<const float, 2>& values) {
     return PackedMatrix::keep_floats(arena, values.data(), static_cast<int64_t>(values.shape(0)), static_cast<int64_t>(values.shape(1)));
 }
 
-Matrix keep_blocks(Arena& arena, const std::string& kind, const Array<const uint8_t, 2>& blocks) {
+Matrix keep_blocks(Arena& arena, const std::string& kind, const Array<const uint8_t, 2>& blocks, int threads) {
     const Form form = block_form(kind);
     const int64_t cols = block_columns(form, blocks);
+    const int workers = checked_threads(threads);
     nb::gil_scoped_release free;
-    return PackedMatrix::keep_blocks(arena, form, blocks.data(), static_cast<int64_t>(blocks.shape(0)), cols);
+    return PackedMatrix::keep_blocks(arena, form, blocks.data(), static_cast<int64_t>(blocks.shape(0)), cols, workers);
 }
 
 Matrix rounded(Arena& arena, int64_t rows, int64_t cols, int64_t group, bool rotated) {
@@ -161,7 +169,7 @@ void bind_matrix(nb::module_& m) {
             if (values.shape(1) < 1 || static_cast<int64_t>(values.shape(1)) > kMaxRank) throw std::invalid_argument("a factor has 1 to 128 columns");
             return PackedMatrix::round_factor(arena, values.data(), static_cast<int64_t>(values.shape(0)), static_cast<int64_t>(values.shape(1)));
         }, nb::arg("arena"), nb::arg("values"))
-        .def_static("keep_blocks", &keep_blocks, nb::arg("arena"), nb::arg("kind"), nb::arg("blocks"))
+        .def_static("keep_blocks", &keep_blocks, nb::arg("arena"), nb::arg("kind"), nb::arg("blocks"), nb::arg("threads"))
         .def_static("rounded", &rounded, nb::arg("arena"), nb::arg("rows"), nb::arg("cols"), nb::arg("group"), nb::arg("rotated"))
         .def("round_rows", &round_rows, nb::arg("first"), nb::arg("values"), nb::arg("isa"), nb::arg("threads"))
         .def_static("round_floats", &round_floats, nb::arg("arena"), nb::arg("values"), nb::arg("group"), nb::arg("rotated"), nb::arg("isa"),

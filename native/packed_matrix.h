@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "gguf_blocks.h"
 #include "types.h"
 
 namespace foreword {
@@ -45,18 +46,15 @@ private:
     size_t used_ = 0;
 };
 
-// Bytes of one GGUF block of 32 weights.
-int64_t gguf_block_bytes(Form form);
-
 class PackedMatrix {
 public:
     // Floats kept as they are.
     static std::shared_ptr<PackedMatrix> keep_floats(Arena& arena, const float* values, int64_t rows, int64_t cols);
     // An adapter's outer factor, of at most 128 columns, rounded to 8 bits with one scale per row.
     static std::shared_ptr<PackedMatrix> round_factor(Arena& arena, const float* values, int64_t rows, int64_t cols);
-    // Blocks of GGUF's Q8_0, Q4_0 or Q4_1 kept as they are; cols is a multiple of 32.
+    // GGUF blocks kept as they are; cols is a multiple of a block's.
     static std::shared_ptr<PackedMatrix> keep_blocks(Arena& arena, Form form, const uint8_t* blocks, int64_t rows,
-                                                     int64_t cols);
+                                                     int64_t cols, int threads);
     // A matrix of 8-bit weights, all zero until its rows are rounded.
     static std::shared_ptr<PackedMatrix> rounded(Arena& arena, int64_t rows, int64_t cols, Grouping grouping);
     // Round `count` rows from `first` on, a multiple of kPanelRows. `fill` writes a row of `cols` floats; several threads call it.
@@ -71,17 +69,14 @@ public:
 
 private:
     PackedMatrix(Arena& arena, Form form, int64_t rows, int64_t cols, Grouping grouping);
-    uint8_t* block(int64_t row, int64_t group) const;
-    void interleave(int64_t row, int64_t group, const uint8_t* header, const uint8_t* weights);
+    uint8_t* panel(int64_t row) const { return memory_.data + row / kPanelRows * view_.panel_bytes; }
+    void store_group(int64_t row, int64_t g, const BlockGroup& group, const uint8_t* levels);
+    void in_stretches(int64_t first, int64_t count, int threads, const std::function<void(int64_t, int64_t)>& pack) const;
     void round_stretch(const FillRow& fill, const KernelTable& kernels, int64_t begin, int64_t end);
 
     MatrixView view_;
-    int64_t block_bytes_;
     Arena::Part memory_;
     std::vector<float> bias_;
 };
-
-// A row of GGUF blocks as floats.
-void expand_blocks(Form form, const uint8_t* blocks, int64_t cols, float* out);
 
 }  // namespace foreword

@@ -26,11 +26,11 @@ private:
     int64_t used_ = 0;
 };
 
-// Panels that a thread takes at a time. With many rows they are taken in pairs, which some kernels compute side by side.
-// Where adapters are added, more of them: each adapter's own stream of weights begins anew with every take.
-int64_t panels_at_a_time(int64_t panels, int64_t rows, int threads, bool adapted) {
-    const int64_t grain = std::max<int64_t>(1, panels / (threads * (adapted ? 2 : 8)));
-    return rows >= kManyRows ? grain + grain % 2 : grain;
+// Panels that a thread takes at a time: pairs, which some kernels compute side by side. Where adapters are added, more
+// of them: each adapter's own stream of weights begins anew with every take.
+int64_t panels_at_a_time(int64_t panels, int threads, bool adapted) {
+    const int64_t grain = panels / (threads * (adapted ? 2 : 8));
+    return std::max<int64_t>(2, grain + grain % 2);
 }
 
 }  // namespace
@@ -229,7 +229,7 @@ void StackPass::expand(const Readers& readers, int place, int64_t panel_begin, i
 void StackPass::linears(const std::vector<Job>& jobs, const ActivationView& input, int thread, const Readers& readers) {
     int64_t panels = 0;
     for (const Job& job : jobs) panels += job.matrix->panels();
-    const int64_t grain = panels_at_a_time(panels, input.rows, pool_.size(), !adapted_.empty());
+    const int64_t grain = panels_at_a_time(panels, pool_.size(), !adapted_.empty());
     pool_.share(panels, grain, [&](int64_t begin, int64_t end) {
         int place = 0;
         for (const Job& job : jobs) {
@@ -253,7 +253,7 @@ void StackPass::gate_and_up(const Layer& layer, const Readers& readers, int thre
     const int64_t width = layer.gate->view().rows, panels = layer.gate->panels();
     const bool weighed = layer.experts && !layer.experts->shared_gate.empty();
     const ActivationView input = activations(*layer.gate, batch_.rows);
-    const int64_t grain = panels_at_a_time(panels, input.rows, pool_.size(), !adapted_.empty());
+    const int64_t grain = panels_at_a_time(panels, pool_.size(), !adapted_.empty());
     pool_.share(panels, grain, [&](int64_t begin, int64_t end) {
         const int64_t first = begin * kPanelRows, count = std::min(end * kPanelRows, width) - first;
         const LinearOutput gate{gate_ + first, width, layer.gate->bias(), false}, up{up_ + first, width, layer.up->bias(), false};

@@ -11,14 +11,42 @@ constexpr int64_t kBlock = 32;      // columns of one GGUF block, and of one ste
 constexpr int64_t kRotation = 64;   // columns that a rotation mixes
 constexpr int64_t kMaxGroup = 192;  // columns that share a scale at most: their integer sums stay below 2^22
 constexpr int64_t kTokenBlock = 64;   // tokens per walk over the weights: their activations stay in the cache
-constexpr int64_t kManyRows = 16;   // tokens that are worth spreading weights for
 constexpr int64_t kPageSize = 16;   // KV rows per page
 constexpr int64_t kKeyTile = 32;    // keys per softmax tile; tiles are fixed by position
 constexpr int64_t kQueryTile = 4;   // queries that meet a tile together: their sums stay in registers
 constexpr int64_t kAttentionRows = 16;   // rows of a request that share the tiles they read, at most
 
-// How the numbers of a weight matrix are stored: w, scale * q, or scale * q + minimum.
-enum class Form : int32_t { F32, Q8, Q4_0, Q4_1, Factor };
+// How the numbers of a weight matrix are stored: w, scale * q, or scale * q + minimum. All but F32 and Factor are
+// GGUF's blocks (Q8 is Q8_0, and what is rounded to 8 bits at load).
+enum class Form : int32_t { F32, Q8, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Factor };
+
+constexpr int64_t kSuperGroups = 8;     // groups of 32 columns in a K form's block of 256
+constexpr int64_t kSuperHeader = 160;   // bytes before their weights: 8 half scales, 8 half minima, 16 bytes per group
+
+// How a panel of eight rows stores 32 columns of a block form.
+struct BlockLayout {
+    int bits;         // of a level: 8, or a nibble and the bits above it
+    int bias;         // what is subtracted from an unsigned level
+    int scales;       // per 32 columns: Q6_K has one for each 16
+    bool has_min;
+    bool is_super;    // scales are a block's scale times 8 bits per group, minima likewise
+    int64_t header;   // bytes before the weights of a group, unless is_super: 8 half scales, and 8 half minima
+    int64_t bytes;    // of weights
+    constexpr bool is_unsigned() const { return bits < 8 && bias == 0; }
+};
+
+constexpr BlockLayout block_layout(Form form) {
+    switch (form) {
+        case Form::Q4_0: return {4, 8, 1, false, false, 16, 128};
+        case Form::Q4_1: return {4, 0, 1, true, false, 32, 128};
+        case Form::Q5_0: return {5, 16, 1, false, false, 16, 160};
+        case Form::Q5_1: return {5, 0, 1, true, false, 32, 160};
+        case Form::Q4_K: return {4, 0, 1, true, true, 0, 128};
+        case Form::Q5_K: return {5, 0, 1, true, true, 0, 160};
+        case Form::Q6_K: return {6, 32, 2, false, true, 0, 192};
+        default: return {8, 0, 1, false, false, 16, 256};
+    }
+}
 
 // How columns are grouped under one scale, in a matrix and in the activations that it meets.
 struct Grouping {
@@ -29,9 +57,11 @@ struct Grouping {
 // A packed weight matrix: panels of eight output rows, each one contiguous stream.
 //   F32:       per column, 8 floats
 //   Factor:    8 float scales, then vectors of 32 bytes = 8 rows x 4 columns, filled up to a multiple of 16 columns
-//   Q8, Q4_0:  per group, 8 half scales, then vectors of 32 bytes = 8 rows x 4 columns (8 rows x 8 columns)
-//   Q4_1:      per group, 8 half scales, 8 half minima, then such vectors
-// A 4-bit vector j holds columns 4j..4j+3 in its low and 16+4j..16+4j+3 in its high nibbles.
+//   Q8:        per group, 8 half scales, then vectors of 32 bytes = 8 rows x 4 columns
+//   others:    per group a header (BlockLayout), then 4 vectors of nibbles, of which j holds columns 4j..4j+3 in its low
+//              and 16+4j..16+4j+3 in its high ones, then the bits above: of 5 bits, one vector that holds those of
+//              columns 4k..4k+3 in bit k; of 6 bits, two, for columns 0..15 and 16..31, two bits each
+//   K forms:   per 8 groups, the headers together (kSuperHeader), then the weights
 struct MatrixView {
     Form form;
     int64_t rows;
@@ -128,10 +158,10 @@ constexpr int64_t kFactorHeader = 32;
 constexpr int64_t factor_columns_of(int64_t cols) { return (cols + 15) / 16 * 16; }
 
 // Bytes of scratch that `linear` needs for a matrix of so many columns: two panels spread to bytes with their scales
-// and minima, and a number per group of a block of tokens.
+// and minima, and two numbers per group of a block of tokens.
 inline int64_t linear_scratch(int64_t cols) {
     const int64_t blocks = (cols + kMaxGroup - 1) / kMaxGroup * (kMaxGroup / kBlock);
-    return blocks * (2 * kPanelRows * kBlock + 128 + 4 * kTokenBlock) + 64;
+    return blocks * (2 * kPanelRows * kBlock + 128 + 2 * 4 * kTokenBlock) + 64;
 }
 
 // Bytes behind a weight stream that prefetches may name.

@@ -178,39 +178,33 @@ void rotate(float* head, const float* cos, const float* sin, int64_t head_dim) {
     }
 }
 
-FOREWORD_INLINE float read_half(const uint8_t* bytes) {
-    uint16_t lanes[8] = {0};
-    __builtin_memcpy(lanes, bytes, 2);
-    float out[8];
-    store(out, load_half(lanes));
-    return out[0];
-}
-
 // Column `c` of lane `r` of a panel's group, as an integer.
 template <Form F>
 FOREWORD_INLINE int weight_at(const uint8_t* weights, int64_t r, int64_t c) {
-    if constexpr (Block<F>::nibbles) {
-        const uint8_t byte = weights[(c % 16) / 4 * 32 + r * 4 + c % 4];
-        return (c < 16 ? byte & 15 : byte >> 4) - Block<F>::bias;
-    } else {
-        return static_cast<int8_t>(weights[c / 4 * 32 + r * 4 + c % 4]);
-    }
+    constexpr BlockLayout layout = block_layout(F);
+    const int64_t byte = r * 4 + c % 4, quad = c / 4;
+    if constexpr (layout.bits == 8) return static_cast<int8_t>(weights[quad * 32 + byte]);
+    int level = weights[quad % 4 * 32 + byte] >> (c < 16 ? 0 : 4) & 15;
+    if constexpr (layout.bits == 5) level |= (weights[128 + byte] >> quad & 1) << 4;
+    if constexpr (layout.bits == 6) level |= (weights[128 + quad / 4 * 32 + byte] >> quad % 4 * 2 & 3) << 4;
+    return level - layout.bias;
 }
 
 template <Form F>
 void dequantize_blocks(const MatrixView& w, int64_t row, float* out) {
-    using B = Block<F>;
     const int64_t lane = row % kPanelRows, group = w.grouping.group;
-    const uint8_t* block = w.data + row / kPanelRows * w.panel_bytes;
-    for (int64_t begin = 0; begin < w.cols; begin += group, block += B::header + group / kBlock * B::bytes) {
-        const float scale = read_half(block + 2 * lane);
-        const float minimum = B::has_min ? read_half(block + 16 + 2 * lane) : 0.0f;
-        float values[kMaxGroup];
+    PackedPanel<F> panel{w.data + row / kPanelRows * w.panel_bytes};
+    for (int64_t g = 0; g < w.groups; ++g, panel.weights += group / kBlock * panel.kBytes) {
+        panel.enter(g);
+        float scales[2][kPanelRows], minima[kPanelRows] = {0}, values[kMaxGroup];
+        for (int s = 0; s < panel.kScales; ++s) store(scales[s], panel.scales(s));
+        if constexpr (panel.kHasMin) store(minima, panel.minima());
         for (int64_t c = 0; c < group; ++c) {
-            values[c] = scale * static_cast<float>(weight_at<F>(block + B::header, lane, c)) + minimum;
+            const int64_t half = panel.kScales == 2 ? c / 16 : 0;
+            values[c] = scales[half][lane] * static_cast<float>(weight_at<F>(panel.weights, lane, c)) + minima[lane];
         }
         if (w.grouping.rotated) turn(values, group / kRotation);
-        const int64_t count = w.cols - begin < group ? w.cols - begin : group;
+        const int64_t begin = g * group, count = w.cols - begin < group ? w.cols - begin : group;
         __builtin_memcpy(out + begin, values, static_cast<size_t>(count) * sizeof(float));
     }
 }
@@ -225,6 +219,11 @@ void dequantize_row(const MatrixView& w, int64_t row, float* out) {
         case Form::Q8: return dequantize_blocks<Form::Q8>(w, row, out);
         case Form::Q4_0: return dequantize_blocks<Form::Q4_0>(w, row, out);
         case Form::Q4_1: return dequantize_blocks<Form::Q4_1>(w, row, out);
+        case Form::Q5_0: return dequantize_blocks<Form::Q5_0>(w, row, out);
+        case Form::Q5_1: return dequantize_blocks<Form::Q5_1>(w, row, out);
+        case Form::Q4_K: return dequantize_blocks<Form::Q4_K>(w, row, out);
+        case Form::Q5_K: return dequantize_blocks<Form::Q5_K>(w, row, out);
+        case Form::Q6_K: return dequantize_blocks<Form::Q6_K>(w, row, out);
         case Form::Factor: {
             const uint8_t* panel = w.data + row / kPanelRows * w.panel_bytes;
             const int64_t lane = row % kPanelRows;

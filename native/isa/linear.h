@@ -19,36 +19,58 @@ FOREWORD_INLINE PanelTarget panel_target(const MatrixView& w, int64_t panel, int
             out.accumulate};
 }
 
+#ifdef __AVX512VNNI__
+template <Form F>
+void run_wide_panels(const MatrixView& w, const ActivationView& x, int64_t panel_begin, int64_t panel_end,
+                     const LinearOutput& out, uint8_t* scratch) {
+    for (int64_t begin = 0; begin < x.rows; begin += kTokenBlock) {
+        const int64_t end = begin + kTokenBlock < x.rows ? begin + kTokenBlock : x.rows;
+        const WideTokens tokens = wide_tokens<F>(w, x, begin, end, scratch);
+        for (int64_t panel = panel_begin; panel < panel_end; panel += 2) {
+            const PanelTarget left = panel_target(w, panel, panel_begin, out);
+            PanelTarget right = left;
+            right.width = 0;
+            if (panel + 1 < panel_end) right = panel_target(w, panel + 1, panel_begin, out);
+            run_pair<F>(w, x, tokens, left, right);
+        }
+    }
+}
+#endif
+
 template <Form F>
 void run_panels(const MatrixView& w, const ActivationView& x, int64_t panel_begin, int64_t panel_end,
                 const LinearOutput& out, uint8_t* scratch) {
     for (int64_t begin = 0; begin < x.rows; begin += kTokenBlock) {
         const int64_t end = begin + kTokenBlock < x.rows ? begin + kTokenBlock : x.rows;
-        int64_t panel = panel_begin;
-#ifdef __AVX512VNNI__
-        if constexpr (F != Form::F32) {
-            if (end - begin >= kManyRows) {
-                const WideTokens tokens = wide_tokens(x, begin, end, scratch);
-                for (; panel + 2 <= panel_end; panel += 2) {
-                    run_pair<F>(w, x, tokens, panel_target(w, panel, panel_begin, out),
-                                panel_target(w, panel + 1, panel_begin, out));
-                }
-            }
-        }
-#endif
-        for (; panel < panel_end; ++panel) {
+        for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
             run_panel<F>(w, x, begin, end, panel_target(w, panel, panel_begin, out), scratch);
         }
     }
+}
+
+// Block forms: in pairs of panels where the instruction set has vectors for them.
+template <Form F>
+void run_blocks(const MatrixView& w, const ActivationView& x, int64_t panel_begin, int64_t panel_end,
+                const LinearOutput& out, uint8_t* scratch) {
+#ifdef __AVX512VNNI__
+    run_wide_panels<F>(w, x, panel_begin, panel_end, out, scratch);
+#else
+    run_panels<F>(w, x, panel_begin, panel_end, out, scratch);
+#endif
 }
 
 void linear(const MatrixView& w, const ActivationView& x, int64_t panel_begin, int64_t panel_end,
             const LinearOutput& out, uint8_t* scratch) {
     switch (w.form) {
         case Form::F32: return run_panels<Form::F32>(w, x, panel_begin, panel_end, out, scratch);
-        case Form::Q8: return run_panels<Form::Q8>(w, x, panel_begin, panel_end, out, scratch);
-        case Form::Q4_0: return run_panels<Form::Q4_0>(w, x, panel_begin, panel_end, out, scratch);
-        case Form::Q4_1: return run_panels<Form::Q4_1>(w, x, panel_begin, panel_end, out, scratch);
+        case Form::Q8: return run_blocks<Form::Q8>(w, x, panel_begin, panel_end, out, scratch);
+        case Form::Q4_0: return run_blocks<Form::Q4_0>(w, x, panel_begin, panel_end, out, scratch);
+        case Form::Q4_1: return run_blocks<Form::Q4_1>(w, x, panel_begin, panel_end, out, scratch);
+        case Form::Q5_0: return run_blocks<Form::Q5_0>(w, x, panel_begin, panel_end, out, scratch);
+        case Form::Q5_1: return run_blocks<Form::Q5_1>(w, x, panel_begin, panel_end, out, scratch);
+        case Form::Q4_K: return run_blocks<Form::Q4_K>(w, x, panel_begin, panel_end, out, scratch);
+        case Form::Q5_K: return run_blocks<Form::Q5_K>(w, x, panel_begin, panel_end, out, scratch);
+        case Form::Q6_K: return run_blocks<Form::Q6_K>(w, x, panel_begin, panel_end, out, scratch);
         case Form::Factor: return run_factor_panels(w, x, panel_begin, panel_end, out);
     }
 }

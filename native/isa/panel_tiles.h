@@ -9,33 +9,18 @@ namespace {
 using namespace foreword;
 
 constexpr int64_t kTokenTile = 4;     // tokens whose sums stay in registers
-constexpr int64_t kPrefetch = 1536;   // bytes ahead in the weight stream, when every byte is used once
 constexpr int64_t kLine = 64;         // bytes of a cache line
-
-// What one group of a panel looks like: a header with scales, then `bytes` for every 32 columns.
-template <Form F>
-struct Block;
-template <>
-struct Block<Form::Q8> {
-    static constexpr bool has_min = false, nibbles = false, is_unsigned = false;
-    static constexpr int bias = 0;
-    static constexpr int64_t header = 16, bytes = 256;
-};
-template <>
-struct Block<Form::Q4_0> {
-    static constexpr bool has_min = false, nibbles = true, is_unsigned = false;
-    static constexpr int bias = 8;
-    static constexpr int64_t header = 16, bytes = 128;
-};
-template <>
-struct Block<Form::Q4_1> {
-    static constexpr bool has_min = true, nibbles = true, is_unsigned = true;
-    static constexpr int bias = 0;
-    static constexpr int64_t header = 32, bytes = 128;
-};
+constexpr int64_t kSpreadHeader = 64; // bytes before a group's levels in a spread panel
 
 template <Form F>
-constexpr int kLines = static_cast<int>(Block<F>::bytes / kLine);   // cache lines of 32 columns
+constexpr int kLines = static_cast<int>((block_layout(F).bytes + kLine - 1) / kLine);   // cache lines of 32 columns
+
+// A number that a lambda can take as a template's parameter.
+template <int N>
+struct Index {
+    static constexpr int value = N;
+};
+#define FOREWORD_INLINE_LAMBDA __attribute__((always_inline))
 
 template <int T>
 struct Sums {
@@ -48,91 +33,122 @@ FOREWORD_INLINE void dot_tile(I32x8 (&acc)[T], W32 w, const X32 (&x)[T]) {
     for (int t = 0; t < T; ++t) acc[t] = dot<Quad, Unsigned>(acc[t], w, x[t]);
 }
 
-template <typename B, int T>
-FOREWORD_INLINE void dot_group(I32x8 (&acc)[T], const uint8_t* weights, const X32 (&x)[T]) {
-    constexpr bool U = B::is_unsigned;
-    if constexpr (B::nibbles) {
-        WeightPair w = unpack_nibbles<B::bias>(weights);
-        dot_tile<0, U>(acc, w.low, x), dot_tile<4, U>(acc, w.high, x);
-        w = unpack_nibbles<B::bias>(weights + 32);
-        dot_tile<1, U>(acc, w.low, x), dot_tile<5, U>(acc, w.high, x);
-        w = unpack_nibbles<B::bias>(weights + 64);
-        dot_tile<2, U>(acc, w.low, x), dot_tile<6, U>(acc, w.high, x);
-        w = unpack_nibbles<B::bias>(weights + 96);
-        dot_tile<3, U>(acc, w.low, x), dot_tile<7, U>(acc, w.high, x);
+// The products of 32 columns. Where they have two scales, the first 16 columns go to the first sums.
+template <typename Panel, int T>
+FOREWORD_INLINE void dot_group(I32x8 (&acc)[Panel::kScales][T], const uint8_t* weights, const X32 (&x)[T]) {
+    constexpr bool U = Panel::kUnsigned;
+    I32x8 (&first)[T] = acc[0], (&second)[T] = acc[Panel::kScales - 1];
+    if constexpr (Panel::kBits < 8) {
+        const auto vector = [&](auto j) FOREWORD_INLINE_LAMBDA {
+            constexpr int J = decltype(j)::value;
+            const WeightPair w = unpack_levels<Panel::kBits, Panel::kBias, J>(weights);
+            dot_tile<J, U>(first, w.low, x), dot_tile<J + 4, U>(second, w.high, x);
+        };
+        vector(Index<0>{}), vector(Index<1>{}), vector(Index<2>{}), vector(Index<3>{});
     } else {
-        dot_tile<0, U>(acc, load_weights(weights), x), dot_tile<1, U>(acc, load_weights(weights + 32), x);
-        dot_tile<2, U>(acc, load_weights(weights + 64), x), dot_tile<3, U>(acc, load_weights(weights + 96), x);
-        dot_tile<4, U>(acc, load_weights(weights + 128), x), dot_tile<5, U>(acc, load_weights(weights + 160), x);
-        dot_tile<6, U>(acc, load_weights(weights + 192), x), dot_tile<7, U>(acc, load_weights(weights + 224), x);
+        dot_tile<0, U>(first, load_weights(weights), x), dot_tile<1, U>(first, load_weights(weights + 32), x);
+        dot_tile<2, U>(first, load_weights(weights + 64), x), dot_tile<3, U>(first, load_weights(weights + 96), x);
+        dot_tile<4, U>(second, load_weights(weights + 128), x), dot_tile<5, U>(second, load_weights(weights + 160), x);
+        dot_tile<6, U>(second, load_weights(weights + 192), x), dot_tile<7, U>(second, load_weights(weights + 224), x);
     }
 }
 
-// Reads a panel in its packed form.
+// Reads a panel as it is stored, group by group.
 template <Form F>
 struct PackedPanel {
-    using B = Block<F>;
-    const uint8_t* data;
-    FOREWORD_INLINE F32x8 scales() const { return load_half(reinterpret_cast<const uint16_t*>(data)); }
-    FOREWORD_INLINE F32x8 minima() const { return load_half(reinterpret_cast<const uint16_t*>(data + 16)); }
-};
+    static constexpr BlockLayout kLayout = block_layout(F);
+    static constexpr int kBits = kLayout.bits, kBias = kLayout.bias, kScales = kLayout.scales;
+    static constexpr bool kUnsigned = kLayout.is_unsigned(), kHasMin = kLayout.has_min;
+    static constexpr int64_t kBytes = kLayout.bytes;
+    const uint8_t* weights;           // of the group entered last; at first, the panel
+    const uint8_t* header = nullptr;
+    F32x8 scale = set1(0.0f), minimum = set1(0.0f);   // of a K form's block
 
-// A panel of 4-bit weights spread to bytes once, for several token tiles: per group 8 scales, 8 minima, 256 bytes.
-template <Form F>
-struct SpreadBlock {
-    static constexpr bool has_min = Block<F>::has_min, nibbles = false, is_unsigned = Block<F>::is_unsigned;
-    static constexpr int bias = 0;
-    static constexpr int64_t header = 64, bytes = 256;
-};
-
-template <Form F>
-struct SpreadPanel {
-    using B = SpreadBlock<F>;
-    const uint8_t* data;
-    FOREWORD_INLINE F32x8 scales() const { return load(reinterpret_cast<const float*>(data)); }
-    FOREWORD_INLINE F32x8 minima() const { return load(reinterpret_cast<const float*>(data + 32)); }
-};
-
-template <Form F>
-void spread_panel(const uint8_t* panel, int64_t groups, uint8_t* out) {
-    using B = Block<F>;
-    using S = SpreadBlock<F>;
-    for (int64_t g = 0; g < groups; ++g, panel += B::header + B::bytes, out += S::header + S::bytes) {
-        const PackedPanel<F> packed{panel};
-        store(reinterpret_cast<float*>(out), packed.scales());
-        if constexpr (B::has_min) store(reinterpret_cast<float*>(out + 32), packed.minima());
-        for (int64_t j = 0; j < 4; ++j) {
-            const WeightPair w = unpack_nibbles<B::bias>(panel + B::header + 32 * j);
-            store_weights(out + S::header + 32 * j, w.low);
-            store_weights(out + S::header + 32 * (j + 4), w.high);
+    // Moves on to the header and the weights of group `g`; `weights` is where the previous group ends.
+    FOREWORD_INLINE void enter(int64_t g) {
+        if constexpr (kLayout.is_super) {
+            if (g % kSuperGroups == 0) {
+                scale = load_half(reinterpret_cast<const uint16_t*>(weights));
+                minimum = load_half(reinterpret_cast<const uint16_t*>(weights + 16));
+                header = weights + 16;
+                weights += kSuperHeader;
+            }
+            header += 16;
+        } else {
+            header = weights;
+            weights += kLayout.header;
         }
+    }
+    FOREWORD_INLINE F32x8 scales(int half) const {
+        if constexpr (kLayout.is_super) return mul(scale, load_int8(header + 8 * half));
+        return load_half(reinterpret_cast<const uint16_t*>(header));
+    }
+    FOREWORD_INLINE F32x8 minima() const {
+        if constexpr (kLayout.is_super) return mul(minimum, load_int8(header + 8));
+        return load_half(reinterpret_cast<const uint16_t*>(header + 16));
+    }
+};
+
+// A panel spread to bytes once, for several token tiles: per group 8 scales, 8 minima or second scales, 256 bytes. Forms
+// with the same number of scales and minima share its tiles.
+template <int Scales, bool HasMin>
+struct SpreadPanel {
+    static constexpr int kBits = 8, kBias = 0, kScales = Scales;
+    static constexpr bool kUnsigned = HasMin, kHasMin = HasMin;   // the forms with a minimum have unsigned levels
+    static constexpr int64_t kBytes = 256;
+    const uint8_t* weights;
+    FOREWORD_INLINE void enter(int64_t) { weights += kSpreadHeader; }
+    FOREWORD_INLINE F32x8 scales(int half) const { return load(reinterpret_cast<const float*>(weights - kSpreadHeader + 32 * half)); }
+    FOREWORD_INLINE F32x8 minima() const { return load(reinterpret_cast<const float*>(weights - kSpreadHeader + 32)); }
+};
+
+template <Form F>
+void spread_panel(const uint8_t* data, int64_t groups, uint8_t* out) {
+    PackedPanel<F> panel{data};
+    constexpr int Bits = PackedPanel<F>::kBits, Bias = PackedPanel<F>::kBias;
+    for (int64_t g = 0; g < groups; ++g, panel.weights += panel.kBytes, out += kSpreadHeader + 256) {
+        panel.enter(g);
+        store(reinterpret_cast<float*>(out), panel.scales(0));
+        if constexpr (panel.kScales == 2) store(reinterpret_cast<float*>(out + 32), panel.scales(1));
+        if constexpr (panel.kHasMin) store(reinterpret_cast<float*>(out + 32), panel.minima());
+        const auto vector = [&](auto j) FOREWORD_INLINE_LAMBDA {
+            constexpr int J = decltype(j)::value;
+            const WeightPair w = unpack_levels<Bits, Bias, J>(panel.weights);
+            store_weights(out + kSpreadHeader + 32 * J, w.low);
+            store_weights(out + kSpreadHeader + 32 * (J + 4), w.high);
+        };
+        vector(Index<0>{}), vector(Index<1>{}), vector(Index<2>{}), vector(Index<3>{});
     }
 }
 
 // The memory to fetch while a tile is computed, so many lines for every 32 columns: a number that the compiler knows, as
-// a loop around each fetch would cost more than waiting for it.
+// a loop around each fetch would cost more than waiting for it. Without `next`, a little ahead of the tile's own weights.
 template <int Lines>
 struct Ahead {
     const uint8_t* next;
-    FOREWORD_INLINE void fetch() {
+    FOREWORD_INLINE void fetch(const uint8_t* weights) {
+        const uint8_t* wanted = next ? next : weights + kPrefetch;
 #pragma GCC unroll 4
-        for (int i = 0; i < Lines; ++i) __builtin_prefetch(next + i * kLine);
-        next += Lines * kLine;
+        for (int i = 0; i < Lines; ++i) __builtin_prefetch(wanted + i * kLine);
+        if (next) next += Lines * kLine;
     }
 };
 
-// Integer sums of one group of `blocks` times 32 columns.
-template <typename B, int T, int Lines>
-FOREWORD_INLINE void sum_group(I32x8 (&acc)[T], const uint8_t* weights, const int8_t* q, int64_t stride, int64_t blocks,
+// Integer sums of one group of `blocks` times 32 columns; moves the panel to their end.
+template <typename Panel, int T, int Lines>
+FOREWORD_INLINE void sum_group(I32x8 (&acc)[Panel::kScales][T], Panel& panel, const int8_t* q, int64_t stride, int64_t blocks,
                                Ahead<Lines>& ahead) {
+#pragma GCC unroll 2
+    for (int s = 0; s < Panel::kScales; ++s) {
 #pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) acc[t] = zero_sums();
-    for (int64_t block = 0; block < blocks; ++block, weights += B::bytes, q += kBlock) {
-        ahead.fetch();
+        for (int t = 0; t < T; ++t) acc[s][t] = zero_sums();
+    }
+    for (int64_t block = 0; block < blocks; ++block, panel.weights += Panel::kBytes, q += kBlock) {
+        ahead.fetch(panel.weights);
         X32 tokens[T];
 #pragma GCC unroll 4
         for (int t = 0; t < T; ++t) tokens[t] = load_tokens(q + t * stride);
-        dot_group<B, T>(acc, weights, tokens);
+        dot_group<Panel, T>(acc, panel.weights, tokens);
     }
 }
 
@@ -140,7 +156,6 @@ FOREWORD_INLINE void sum_group(I32x8 (&acc)[T], const uint8_t* weights, const in
 template <int T, int Blocks, typename Panel, int Lines>
 FOREWORD_INLINE Sums<T> quantized_tile(Panel panel, const ActivationView& x, int64_t first, int64_t any_blocks,
                                        Ahead<Lines> ahead) {
-    using B = typename Panel::B;
     const int64_t groups = x.groups, blocks = Blocks > 0 ? Blocks : any_blocks;
     const int64_t width = blocks * kBlock, stride = groups * width;
     const int8_t* q = x.q + first * stride;
@@ -149,16 +164,22 @@ FOREWORD_INLINE Sums<T> quantized_tile(Panel panel, const ActivationView& x, int
     Sums<T> out;
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) out.of[t] = set1(0.0f);
-    for (int64_t g = 0; g < groups; ++g, panel.data += B::header + blocks * B::bytes) {
-        I32x8 acc[T];
-        sum_group<B, T>(acc, panel.data + B::header, q + g * width, stride, blocks, ahead);
-        const F32x8 scales = panel.scales();
+    for (int64_t g = 0; g < groups; ++g) {
+        panel.enter(g);
+        I32x8 acc[Panel::kScales][T];
+        F32x8 scales[Panel::kScales];
+#pragma GCC unroll 2
+        for (int s = 0; s < Panel::kScales; ++s) scales[s] = panel.scales(s);
+        const F32x8 minima = Panel::kHasMin ? panel.minima() : set1(0.0f);
+        sum_group<Panel, T>(acc, panel, q + g * width, stride, blocks, ahead);
+#pragma GCC unroll 2
+        for (int s = 0; s < Panel::kScales; ++s) {
 #pragma GCC unroll 4
-        for (int t = 0; t < T; ++t) {
-            out.of[t] = fma(to_float(acc[t]), mul(scales, scale[t * groups + g]), out.of[t]);
+            for (int t = 0; t < T; ++t) {
+                out.of[t] = fma(to_float(acc[s][t]), mul(scales[s], scale[t * groups + g]), out.of[t]);
+            }
         }
-        if constexpr (B::has_min) {
-            const F32x8 minima = panel.minima();
+        if constexpr (Panel::kHasMin) {
 #pragma GCC unroll 4
             for (int t = 0; t < T; ++t) out.of[t] = fma(minima, sum[t * groups + g], out.of[t]);
         }
@@ -185,7 +206,7 @@ FOREWORD_INLINE Sums<T> float_tile(const float* panel, const ActivationView& x, 
 }
 
 // Adds bias and residual and stores the `width` columns of a panel that exist.
-inline void finish(F32x8 sums, float* out, const float* bias, bool accumulate, int64_t width) {
+__attribute__((noinline)) void finish(F32x8 sums, float* out, const float* bias, bool accumulate, int64_t width) {
     if (width == kPanelRows) {
         if (bias) sums = add(sums, load(bias));
         if (accumulate) sums = add(load(out), sums);
@@ -245,10 +266,10 @@ FOREWORD_INLINE void run_sized_tile(int64_t size, Panel panel, const ActivationV
 // memory. `Lines` are those of 32 columns.
 template <int Blocks, int Lines, typename Panel>
 void run_tiles(Panel panel, const ActivationView& x, int64_t begin, int64_t end, const PanelTarget& target) {
-    constexpr int kWhole = kFetches ? Lines : 0, kHalf = kWhole / 2;
+    constexpr int kAll = kFetches ? Lines : 0, kHalf = (kAll + 1) / 2;
     const int64_t tiles = (end - begin + kTokenTile - 1) / kTokenTile;
     if (tiles == 1) {
-        return run_sized_tile<Blocks, kWhole>(end - begin, panel, x, begin, target, target.packed + kPrefetch);
+        return run_sized_tile<Blocks, kAll>(end - begin, panel, x, begin, target, nullptr);
     }
     const uint8_t* next = target.packed + target.packed_bytes;
     int64_t first = begin;
@@ -272,7 +293,7 @@ void run_panel(const MatrixView& w, const ActivationView& x, int64_t begin, int6
         run_tiles<1, kLines<F>>(PackedPanel<F>{panel}, x, begin, end, target);
     } else {
         spread_panel<F>(panel, w.groups, scratch);
-        run_tiles<1, kLines<F>>(SpreadPanel<F>{scratch}, x, begin, end, target);
+        run_tiles<1, kLines<F>>(SpreadPanel<block_layout(F).scales, block_layout(F).has_min>{scratch}, x, begin, end, target);
     }
 }
 

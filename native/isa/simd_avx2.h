@@ -12,6 +12,7 @@ namespace {
 
 // Whether it pays to name memory ahead of its use.
 constexpr bool kFetches = true;
+constexpr int64_t kPrefetch = 6144;   // bytes ahead in the weight stream, when every byte is used once
 
 struct F32x8 {
     __m256 v;
@@ -57,6 +58,9 @@ FOREWORD_INLINE float max_lanes(F32x8 a) {
 }
 FOREWORD_INLINE F32x8 load_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+FOREWORD_INLINE F32x8 load_int8(const uint8_t* p) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
 }
 
 // Stores eight whole numbers in [-127, 127].
@@ -107,10 +111,26 @@ FOREWORD_INLINE W32 load_weights(const uint8_t* p) {
     return with_magnitude(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 FOREWORD_INLINE void store_weights(uint8_t* p, W32 w) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), w.v); }
-template <int Bias>
-FOREWORD_INLINE WeightPair unpack_nibbles(const uint8_t* p) {
-    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), mask = _mm256_set1_epi8(15);
-    const __m256i low = _mm256_and_si256(both, mask), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+FOREWORD_INLINE __m256i load_vector(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+// Bits of every byte moved up by Shift (down where it is negative), those of Mask alone.
+template <int Shift, int Mask>
+FOREWORD_INLINE __m256i moved_bits(__m256i v) {
+    const __m256i moved = Shift >= 0 ? _mm256_slli_epi16(v, Shift >= 0 ? Shift : 0) : _mm256_srli_epi16(v, Shift < 0 ? -Shift : 0);
+    return _mm256_and_si256(moved, _mm256_set1_epi8(Mask));
+}
+// Columns 4J.. and 16+4J.. of a group of 8 rows x 32 columns with 4, 5 or 6 bits.
+template <int Bits, int Bias, int J>
+FOREWORD_INLINE WeightPair unpack_levels(const uint8_t* p) {
+    const __m256i both = load_vector(p + 32 * J);
+    __m256i low = moved_bits<0, 15>(both), high = moved_bits<-4, 15>(both);
+    if constexpr (Bits == 5) {
+        const __m256i above = load_vector(p + 128);
+        low = _mm256_or_si256(low, moved_bits<4 - J, 16>(above));
+        high = _mm256_or_si256(high, moved_bits<-J, 16>(above));
+    } else if constexpr (Bits == 6) {
+        low = _mm256_or_si256(low, moved_bits<4 - 2 * J, 48>(load_vector(p + 128)));
+        high = _mm256_or_si256(high, moved_bits<4 - 2 * J, 48>(load_vector(p + 160)));
+    }
     if constexpr (Bias == 0) return {{low, low}, {high, high}};
     const __m256i bias = _mm256_set1_epi8(Bias);
     return {with_magnitude(_mm256_sub_epi8(low, bias)), with_magnitude(_mm256_sub_epi8(high, bias))};

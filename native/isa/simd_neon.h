@@ -12,6 +12,7 @@ namespace {
 
 // Whether it pays to name memory ahead of its use.
 constexpr bool kFetches = true;
+constexpr int64_t kPrefetch = 1536;   // bytes ahead in the weight stream, when every byte is used once
 
 struct F32x8 {
     float32x4_t lo, hi;
@@ -64,6 +65,10 @@ FOREWORD_INLINE F32x8 load_half(const uint16_t* p) {
     const float16x8_t h = vreinterpretq_f16_u16(vld1q_u16(p));
     return {vcvt_f32_f16(vget_low_f16(h)), vcvt_f32_f16(vget_high_f16(h))};
 }
+FOREWORD_INLINE F32x8 load_int8(const uint8_t* p) {
+    const int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)));
+    return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(wide)))};
+}
 
 // Stores eight whole numbers in [-127, 127].
 FOREWORD_INLINE void store_int8(int8_t* p, F32x8 a) {
@@ -115,15 +120,28 @@ FOREWORD_INLINE void store_weights(uint8_t* p, W32 w) {
 struct WeightPair {
     W32 low, high;
 };
-template <int Bias>
-FOREWORD_INLINE WeightPair unpack_nibbles(const uint8_t* p) {
-    const uint8x16_t a = vld1q_u8(p), b = vld1q_u8(p + 16), mask = vdupq_n_u8(15);
-    const int8x16_t bias = vdupq_n_s8(Bias);
-    const auto shifted = [&](uint8x16_t v) {
-        return Bias == 0 ? vreinterpretq_s8_u8(v) : vsubq_s8(vreinterpretq_s8_u8(v), bias);
-    };
-    return {{shifted(vandq_u8(a, mask)), shifted(vandq_u8(b, mask))},
-            {shifted(vshrq_n_u8(a, 4)), shifted(vshrq_n_u8(b, 4))}};
+// Bits of every byte moved up by Shift (down where it is negative), those of Mask alone.
+template <int Shift, int Mask>
+FOREWORD_INLINE uint8x16_t moved_bits(uint8x16_t v) {
+    if constexpr (Shift > 0) v = vshlq_n_u8(v, Shift);
+    if constexpr (Shift < 0) v = vshrq_n_u8(v, -Shift);
+    return vandq_u8(v, vdupq_n_u8(Mask));
+}
+// Half a vector of columns 4J.. (Low) or 16+4J.. of a group of 8 rows x 32 columns with 4, 5 or 6 bits.
+template <int Bits, int Bias, int J, bool Low>
+FOREWORD_INLINE int8x16_t unpack_half(const uint8_t* p) {
+    const uint8x16_t both = vld1q_u8(p + 32 * J);
+    uint8x16_t level = Low ? vandq_u8(both, vdupq_n_u8(15)) : vshrq_n_u8(both, 4);
+    if constexpr (Bits == 5) level = vorrq_u8(level, moved_bits<Low ? 4 - J : -J, 16>(vld1q_u8(p + 128)));
+    if constexpr (Bits == 6) level = vorrq_u8(level, moved_bits<4 - 2 * J, 48>(vld1q_u8(p + (Low ? 128 : 160))));
+    const int8x16_t unbiased = vreinterpretq_s8_u8(level);
+    return Bias == 0 ? unbiased : vsubq_s8(unbiased, vdupq_n_s8(Bias));
+}
+// Columns 4J.. and 16+4J.. of such a group.
+template <int Bits, int Bias, int J>
+FOREWORD_INLINE WeightPair unpack_levels(const uint8_t* p) {
+    return {{unpack_half<Bits, Bias, J, true>(p), unpack_half<Bits, Bias, J, true>(p + 16)},
+            {unpack_half<Bits, Bias, J, false>(p), unpack_half<Bits, Bias, J, false>(p + 16)}};
 }
 FOREWORD_INLINE X32 load_tokens(const int8_t* p) { return {vld1q_s8(p), vld1q_s8(p + 16)}; }
 

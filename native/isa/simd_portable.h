@@ -14,6 +14,7 @@ namespace {
 
 // Whether it pays to name memory ahead of its use: not where so much else is slow.
 constexpr bool kFetches = false;
+constexpr int64_t kPrefetch = 1536;   // bytes ahead in the weight stream, when every byte is used once
 
 struct F32x8 {
     float v[8];
@@ -101,6 +102,9 @@ FOREWORD_INLINE float max_lanes(const F32x8& a) {
 FOREWORD_INLINE F32x8 load_half(const uint16_t* p) {
     return each([&](int i) { return half_to_float(p[i]); });
 }
+FOREWORD_INLINE F32x8 load_int8(const uint8_t* p) {
+    return each([&](int i) { return static_cast<float>(static_cast<int8_t>(p[i])); });
+}
 FOREWORD_INLINE void store_int8(int8_t* p, const F32x8& a) {
     const F32x8 bounded = max(min(a, set1(127.0f)), set1(-127.0f));
     FOREWORD_LANES p[i] = static_cast<int8_t>(bounded.v[i] == bounded.v[i] ? bounded.v[i] : 0.0f);
@@ -134,12 +138,21 @@ FOREWORD_INLINE W32 load_weights(const uint8_t* p) {
     return w;
 }
 FOREWORD_INLINE void store_weights(uint8_t* p, const W32& w) { std::memcpy(p, w.v, sizeof w.v); }
-template <int Bias>
-FOREWORD_INLINE WeightPair unpack_nibbles(const uint8_t* p) {
+// Columns 4J.. and 16+4J.. of a group of 8 rows x 32 columns with 4, 5 or 6 bits.
+template <int Bits, int Bias, int J>
+FOREWORD_INLINE WeightPair unpack_levels(const uint8_t* p) {
     WeightPair pair;
     for (int i = 0; i < 32; ++i) {
-        pair.low.v[i] = static_cast<int8_t>((p[i] & 15) - Bias);
-        pair.high.v[i] = static_cast<int8_t>((p[i] >> 4) - Bias);
+        int low = p[32 * J + i] & 15, high = p[32 * J + i] >> 4;
+        if constexpr (Bits == 5) {
+            low |= (p[128 + i] >> J & 1) << 4;
+            high |= (p[128 + i] >> (J + 4) & 1) << 4;
+        } else if constexpr (Bits == 6) {
+            low |= (p[128 + i] >> 2 * J & 3) << 4;
+            high |= (p[160 + i] >> 2 * J & 3) << 4;
+        }
+        pair.low.v[i] = static_cast<int8_t>(low - Bias);
+        pair.high.v[i] = static_cast<int8_t>(high - Bias);
     }
     return pair;
 }

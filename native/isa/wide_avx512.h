@@ -1,6 +1,6 @@
-// Many tokens on AVX-512 VNNI: two panels side by side in vectors of sixteen outputs. The instruction multiplies
-// unsigned with signed bytes, so weights are moved up by 128 and 128 times the sum of a token's group is taken off
-// again: the integer sums, and with them all bits of the result, are those of the narrow tiles.
+// AVX-512 VNNI: two panels side by side in vectors of sixteen outputs. The instruction multiplies unsigned with signed
+// bytes, so levels stay as they are stored (8-bit ones are moved up by 128) and the bias times the sum of a token's
+// levels is taken off: the integer sums, and with them all bits of the result, are those of the narrow tiles.
 #pragma once
 
 #include "../types.h"
@@ -12,122 +12,241 @@ using namespace foreword;
 
 constexpr int64_t kWideTile = 8;       // tokens whose sums stay in registers
 constexpr int64_t kWideVector = 64;    // bytes: 16 rows x 4 columns
-constexpr int64_t kWideHeader = 128;   // 16 scales, 16 minima
+constexpr int64_t kWideHeader = 128;   // 16 scales, 16 minima or second scales
+constexpr int64_t kSpreadTokens = 33;  // from so many on, levels are spread to bytes once instead of unpacked per tile
 
-// Tokens [begin, end), what their sums start from, and the memory behind that for a pair of panels.
+// What is subtracted from the levels as the products see them.
+template <Form F>
+constexpr int kWideBias = block_layout(F).bits == 8 ? 128 : block_layout(F).bias;
+
+FOREWORD_INLINE __m512 joined(F32x8 left, F32x8 right) { return _mm512_insertf32x8(_mm512_castps256_ps512(left.v), right.v, 1); }
+FOREWORD_INLINE __m512i joined(const uint8_t* left, const uint8_t* right) {
+    const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(right));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(left))), second, 1);
+}
+
+template <int Shift, int Mask>
+FOREWORD_INLINE __m512i moved_bits(__m512i v) {
+    const __m512i moved = Shift >= 0 ? _mm512_slli_epi16(v, Shift >= 0 ? Shift : 0) : _mm512_srli_epi16(v, Shift < 0 ? -Shift : 0);
+    return _mm512_and_si512(moved, _mm512_set1_epi8(Mask));
+}
+
+// Unsigned levels of columns 4J.. and 16+4J.. of a group.
+struct WidePair {
+    __m512i low, high;
+};
+
+// Two panels as they are stored.
+template <Form F>
+struct PackedPair {
+    static constexpr int kScales = block_layout(F).scales;
+    static constexpr bool kHasMin = block_layout(F).has_min, kHasStarts = kWideBias<F> != 0;
+    PackedPanel<F> left, right;
+    FOREWORD_INLINE void enter(int64_t g) { left.enter(g), right.enter(g); }
+    FOREWORD_INLINE __m512 scales(int half) const { return joined(left.scales(half), right.scales(half)); }
+    FOREWORD_INLINE __m512 minima() const { return joined(left.minima(), right.minima()); }
+    FOREWORD_INLINE void fetch() const {
+#pragma GCC unroll 4
+        for (int i = 0; i < kLines<F>; ++i) {
+            __builtin_prefetch(left.weights + kPrefetch + i * kLine);
+            __builtin_prefetch(right.weights + kPrefetch + i * kLine);
+        }
+    }
+    template <int J>
+    FOREWORD_INLINE WidePair levels() const {
+        constexpr int Bits = PackedPanel<F>::kBits;
+        const auto vector = [&](int64_t at) FOREWORD_INLINE_LAMBDA { return joined(left.weights + at, right.weights + at); };
+        if constexpr (Bits == 8) {
+            const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+            return {_mm512_xor_si512(vector(32 * J), sign), _mm512_xor_si512(vector(32 * (J + 4)), sign)};
+        } else {
+            const __m512i both = vector(32 * J);
+            WidePair levels{moved_bits<0, 15>(both), moved_bits<-4, 15>(both)};
+            if constexpr (Bits == 5) {
+                const __m512i above = vector(128);
+                levels.low = _mm512_or_si512(levels.low, moved_bits<4 - J, 16>(above));
+                levels.high = _mm512_or_si512(levels.high, moved_bits<-J, 16>(above));
+            } else if constexpr (Bits == 6) {
+                levels.low = _mm512_or_si512(levels.low, moved_bits<4 - 2 * J, 48>(vector(128)));
+                levels.high = _mm512_or_si512(levels.high, moved_bits<4 - 2 * J, 48>(vector(160)));
+            }
+            return levels;
+        }
+    }
+    FOREWORD_INLINE void advance() { left.weights += left.kBytes, right.weights += right.kBytes; }
+};
+
+// Two panels spread to bytes once, for several tiles: per group a header, then eight vectors for every 32 columns. Forms
+// with the same number of scales and minima share its tiles.
+template <int Scales, bool HasMin>
+struct SpreadPair {
+    static constexpr int kScales = Scales;
+    static constexpr bool kHasMin = HasMin, kHasStarts = !HasMin;   // the forms with a minimum have no bias
+    const uint8_t* data;
+    const uint8_t* header = nullptr;
+    FOREWORD_INLINE void enter(int64_t) {
+        header = data;
+        data += kWideHeader;
+    }
+    FOREWORD_INLINE __m512 scales(int half) const { return _mm512_loadu_ps(header + kWideHeader / 2 * half); }
+    FOREWORD_INLINE __m512 minima() const { return _mm512_loadu_ps(header + kWideHeader / 2); }
+    FOREWORD_INLINE void fetch() const {}
+    template <int J>
+    FOREWORD_INLINE WidePair levels() const {
+        return {_mm512_loadu_si512(data + J * kWideVector), _mm512_loadu_si512(data + (J + 4) * kWideVector)};
+    }
+    FOREWORD_INLINE void advance() { data += kBlock / 4 * kWideVector; }
+};
+
+template <Form F>
+void spread_pair(PackedPair<F> pair, int64_t groups, int64_t blocks, uint8_t* out) {
+    for (int64_t g = 0; g < groups; ++g) {
+        pair.enter(g);
+        _mm512_storeu_ps(out, pair.scales(0));
+        if constexpr (block_layout(F).scales == 2) _mm512_storeu_ps(out + kWideHeader / 2, pair.scales(1));
+        if constexpr (block_layout(F).has_min) _mm512_storeu_ps(out + kWideHeader / 2, pair.minima());
+        out += kWideHeader;
+        for (int64_t block = 0; block < blocks; ++block, pair.advance(), out += kBlock / 4 * kWideVector) {
+            const auto vector = [&](auto j) FOREWORD_INLINE_LAMBDA {
+                constexpr int J = decltype(j)::value;
+                const WidePair levels = pair.template levels<J>();
+                _mm512_storeu_si512(out + J * kWideVector, levels.low);
+                _mm512_storeu_si512(out + (J + 4) * kWideVector, levels.high);
+            };
+            vector(Index<0>{}), vector(Index<1>{}), vector(Index<2>{}), vector(Index<3>{});
+        }
+    }
+}
+
+// Tokens [begin, end), what their sums start from (nothing where the form has no bias), and the memory after that for a
+// pair of panels.
 struct WideTokens {
     int64_t begin, end;
-    const int32_t* starts;   // [tokens, groups]
+    const int32_t* starts;   // [tokens, groups * scales of a group]
     uint8_t* pair;
 };
 
-// The sum of a group's levels is `sum / scale`, rounded: both stem from one multiplication, off by far less than half.
-inline WideTokens wide_tokens(const ActivationView& x, int64_t begin, int64_t end, uint8_t* scratch) {
+// Sums of 16 neighbouring levels, each in all four places of its quarter.
+FOREWORD_INLINE __m512i sums_of_sixteen(const int8_t* q) {
+    __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), _mm512_loadu_si512(q));
+    sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_BADC));
+    return _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_CDAB));
+}
+
+template <Form F>
+WideTokens wide_tokens(const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, uint8_t* scratch) {
     int32_t* starts = reinterpret_cast<int32_t*>(scratch);
-    const int64_t first = begin * x.groups, count = (end - begin) * x.groups;
-    for (int64_t i = 0; i < count; ++i) {
-        const float scale = x.scale[first + i], sum = x.sum[first + i];
-        starts[i] = scale > 0.0f ? -128 * static_cast<int32_t>(__builtin_rintf(sum / scale)) : 0;   // a NaN stays with its scale
+    const int64_t group = w.grouping.group, columns = x.groups * group, all = (end - begin) * columns;
+    const int8_t* q = x.q + begin * columns;
+    int64_t count = 0;
+    if constexpr (block_layout(F).scales == 2) {
+        for (int64_t c = 0; c < all; c += 64, count += 4) {
+            const __m512i biased = _mm512_mullo_epi32(sums_of_sixteen(q + c), _mm512_set1_epi32(-kWideBias<F>));
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(starts + count), _mm512_castsi512_si128(_mm512_maskz_compress_epi32(0x1111, biased)));
+        }
+    } else if constexpr (kWideBias<F> != 0) {
+        for (int64_t c = 0; c < all; c += group, ++count) {
+            __m256i sums = _mm256_setzero_si256();
+            for (int64_t i = 0; i < group; i += kBlock) sums = _mm256_dpbusd_epi32(sums, _mm256_set1_epi8(1), load_vector(reinterpret_cast<const uint8_t*>(q + c + i)));
+            starts[count] = -kWideBias<F> * _mm512_reduce_add_epi32(_mm512_zextsi256_si512(sums));
+        }
     }
     return {begin, end, starts, scratch + (count * 4 + kLine - 1) / kLine * kLine};
 }
 
-FOREWORD_INLINE void store_shifted(uint8_t* out, W32 w) {
-    const __m256i shifted = _mm256_xor_si256(w.v, _mm256_set1_epi8(static_cast<char>(0x80)));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), shifted);
-}
-
-// One of the two panels into its half of every vector.
-template <Form F>
-void spread_half(const uint8_t* panel, int64_t groups, int64_t blocks, uint8_t* out) {
-    using B = Block<F>;
-    for (int64_t g = 0; g < groups; ++g) {
-        const PackedPanel<F> packed{panel};
-        store(reinterpret_cast<float*>(out), packed.scales());
-        if constexpr (B::has_min) store(reinterpret_cast<float*>(out + kWideHeader / 2), packed.minima());
-        panel += B::header;
-        out += kWideHeader;
-        for (int64_t block = 0; block < blocks; ++block, panel += B::bytes, out += kBlock / 4 * kWideVector) {
-            if constexpr (B::nibbles) {
-                for (int64_t j = 0; j < 4; ++j) {
-                    const WeightPair w = unpack_nibbles<B::bias>(panel + 32 * j);
-                    store_shifted(out + j * kWideVector, w.low);
-                    store_shifted(out + (j + 4) * kWideVector, w.high);
-                }
-            } else {
-                for (int64_t j = 0; j < 8; ++j) store_shifted(out + j * kWideVector, load_weights(panel + 32 * j));
-            }
-        }
+template <int T>
+FOREWORD_INLINE void wide_dots(__m512i (&acc)[T], __m512i levels, const int8_t* q, int64_t stride) {
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+        int32_t four;
+        std::memcpy(&four, q + t * stride, 4);
+        acc[t] = _mm512_dpbusd_epi32(acc[t], levels, _mm512_set1_epi32(four));
     }
 }
 
-FOREWORD_INLINE __m512 wide_floats(const uint8_t* p) { return _mm512_loadu_ps(reinterpret_cast<const float*>(p)); }
-
 // Sixteen outputs of T tokens, beginning with token `first` of the block.
-template <bool HasMin, int T>
-__attribute__((noinline)) void run_wide_tile(const ActivationView& x, const WideTokens& tokens, int64_t first,
+template <int T, typename Pair>
+__attribute__((noinline)) void run_wide_tile(Pair pair, const ActivationView& x, const WideTokens& tokens, int64_t first,
                                              const PanelTarget& left, const PanelTarget& right) {
+    constexpr int Scales = Pair::kScales;
     const int64_t groups = x.groups, stride = groups * left.blocks * kBlock;
     const int8_t* q = x.q + (tokens.begin + first) * stride;
     const float* scale = x.scale + (tokens.begin + first) * groups;
     const float* sum = x.sum + (tokens.begin + first) * groups;
-    const int32_t* starts = tokens.starts + first * groups;
-    const uint8_t* weights = tokens.pair;
+    const int32_t* starts = tokens.starts + first * groups * Scales;
     __m512 out[T];
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) out[t] = _mm512_setzero_ps();
     for (int64_t g = 0; g < groups; ++g) {
-        const __m512 scales = wide_floats(weights), minima = wide_floats(weights + kWideHeader / 2);
-        weights += kWideHeader;
-        __m512i acc[T];
+        pair.enter(g);
+        __m512i acc[Scales][T];
+#pragma GCC unroll 2
+        for (int s = 0; s < Scales; ++s) {
 #pragma GCC unroll 8
-        for (int t = 0; t < T; ++t) acc[t] = _mm512_set1_epi32(starts[t * groups + g]);
-        for (int64_t block = 0; block < left.blocks; ++block, weights += kBlock / 4 * kWideVector, q += kBlock) {
+            for (int t = 0; t < T; ++t) acc[s][t] = _mm512_set1_epi32(Pair::kHasStarts ? starts[(t * groups + g) * Scales + s] : 0);
+        }
+        for (int64_t block = 0; block < left.blocks; ++block, q += kBlock) {
+            pair.fetch();
+            const auto vector = [&](auto j) FOREWORD_INLINE_LAMBDA {
+                constexpr int J = decltype(j)::value;
+                const WidePair levels = pair.template levels<J>();
+                wide_dots<T>(acc[0], levels.low, q + 4 * J, stride);
+                wide_dots<T>(acc[Scales - 1], levels.high, q + 4 * (J + 4), stride);
+            };
+            vector(Index<0>{}), vector(Index<1>{}), vector(Index<2>{}), vector(Index<3>{});
+            pair.advance();
+        }
+#pragma GCC unroll 2
+        for (int s = 0; s < Scales; ++s) {
+            const __m512 scales = pair.scales(s);
 #pragma GCC unroll 8
-            for (int quad = 0; quad < kBlock / 4; ++quad) {
-                const __m512i w = _mm512_loadu_si512(weights + quad * kWideVector);
-#pragma GCC unroll 8
-                for (int t = 0; t < T; ++t) {
-                    int32_t four;
-                    std::memcpy(&four, q + t * stride + 4 * quad, 4);
-                    acc[t] = _mm512_dpbusd_epi32(acc[t], w, _mm512_set1_epi32(four));
-                }
+            for (int t = 0; t < T; ++t) {
+                const __m512 factor = _mm512_mul_ps(scales, _mm512_set1_ps(scale[t * groups + g]));
+                out[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[s][t]), factor, out[t]);
             }
         }
+        if constexpr (Pair::kHasMin) {
+            const __m512 minima = pair.minima();
 #pragma GCC unroll 8
-        for (int t = 0; t < T; ++t) {
-            const __m512 factor = _mm512_mul_ps(scales, _mm512_set1_ps(scale[t * groups + g]));
-            out[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[t]), factor, out[t]);
-            if constexpr (HasMin) out[t] = _mm512_fmadd_ps(minima, _mm512_set1_ps(sum[t * groups + g]), out[t]);
+            for (int t = 0; t < T; ++t) out[t] = _mm512_fmadd_ps(minima, _mm512_set1_ps(sum[t * groups + g]), out[t]);
         }
     }
+    float sums[T][2 * kPanelRows];
 #pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) _mm512_storeu_ps(sums[t], out[t]);
     for (int t = 0; t < T; ++t) {
         const int64_t row = tokens.begin + first + t;
-        finish({_mm512_castps512_ps256(out[t])}, left.out + row * left.stride, left.bias, left.accumulate, left.width);
-        finish({_mm512_extractf32x8_ps(out[t], 1)}, right.out + row * right.stride, right.bias, right.accumulate, right.width);
+        finish(load(sums[t]), left.out + row * left.stride, left.bias, left.accumulate, left.width);
+        finish(load(sums[t] + kPanelRows), right.out + row * right.stride, right.bias, right.accumulate, right.width);
     }
 }
 
-// All tokens of a block through two panels, in tiles of nearly equal size.
-template <Form F>
-void run_pair(const MatrixView& w, const ActivationView& x, const WideTokens& tokens, const PanelTarget& left,
-              const PanelTarget& right) {
-    constexpr bool M = Block<F>::has_min;
-    spread_half<F>(left.packed, w.groups, left.blocks, tokens.pair);
-    spread_half<F>(right.packed, w.groups, right.blocks, tokens.pair + kWideVector / 2);
+// All tokens of a block through two panels, in tiles of nearly equal size, of which none has fewer than `Least` tokens.
+template <int Least, typename Pair>
+void run_wide_tiles(Pair pair, const ActivationView& x, const WideTokens& tokens, const PanelTarget& left, const PanelTarget& right) {
     const int64_t count = tokens.end - tokens.begin, tiles = (count + kWideTile - 1) / kWideTile;
     int64_t first = 0;
     for (int64_t index = 0; index < tiles; ++index) {
         const int64_t size = (count - first + tiles - index - 1) / (tiles - index);
-        switch (size) {   // of at least 16 tokens none is smaller than 5
-            case 5: run_wide_tile<M, 5>(x, tokens, first, left, right); break;
-            case 6: run_wide_tile<M, 6>(x, tokens, first, left, right); break;
-            case 7: run_wide_tile<M, 7>(x, tokens, first, left, right); break;
-            default: run_wide_tile<M, 8>(x, tokens, first, left, right); break;
-        }
+        const auto run_sized = [&](auto n) FOREWORD_INLINE_LAMBDA {
+            if constexpr (n.value >= Least) {
+                if (size == n.value) run_wide_tile<n.value>(pair, x, tokens, first, left, right);
+            }
+        };
+        run_sized(Index<1>{}), run_sized(Index<2>{}), run_sized(Index<3>{}), run_sized(Index<4>{});
+        run_sized(Index<5>{}), run_sized(Index<6>{}), run_sized(Index<7>{}), run_sized(Index<8>{});
         first += size;
     }
+}
+
+template <Form F>
+void run_pair(const MatrixView& w, const ActivationView& x, const WideTokens& tokens, const PanelTarget& left,
+              const PanelTarget& right) {
+    constexpr BlockLayout layout = block_layout(F);
+    const PackedPair<F> packed{{left.packed}, {right.packed}};
+    if (tokens.end - tokens.begin < kSpreadTokens) return run_wide_tiles<1>(packed, x, tokens, left, right);
+    spread_pair<F>(packed, w.groups, left.blocks, tokens.pair);
+    run_wide_tiles<6>(SpreadPair<layout.scales, layout.has_min>{tokens.pair}, x, tokens, left, right);
 }
 
 }  // namespace

@@ -65,11 +65,11 @@ def test_every_instruction_set_runs_the_whole_pass(
     torch.testing.assert_close(all_logits(decoder, ids), fastest, atol=0.05, rtol=0)
 
 
-@pytest.mark.parametrize("quant", ["Q4_0", "Q4_1"])
-def test_4_bit_blocks_are_kept_as_the_file_has_them(tmp_path: Path, quant: str):
+@pytest.mark.parametrize("quant", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_blocks_are_kept_as_the_file_has_them(tmp_path: Path, quant: str):
     path = make_hf_model(tmp_path / "hf", "qwen2", intermediate_size=96, tied=True)
     write_gguf(path, tmp_path / "model.gguf", quant)
-    decoder, ids = cpu_decoder(tmp_path / "model.gguf", "q4"), tokens(60)
+    decoder, ids = cpu_decoder(tmp_path / "model.gguf", "stored"), tokens(60)
     expected = all_logits(torch_decoder(tmp_path / "model.gguf"), ids)
     ours = all_logits(decoder, ids)
     assert (ours - expected).norm() / expected.norm() < 0.03
@@ -77,9 +77,9 @@ def test_4_bit_blocks_are_kept_as_the_file_has_them(tmp_path: Path, quant: str):
     assert decoder.weight_bytes < 1.5 * bits[1] / bits[0] * 64 * (TINY_VOCAB + 2 * (64 * 3 + 96 * 3)) + 80_000
 
 
-def test_q4_without_4_bit_blocks_is_refused(tiny_model: Path):
-    with pytest.raises(CheckpointError, match="no 4-bit blocks"):
-        cpu_decoder(tiny_model, "q4")
+def test_stored_without_blocks_is_refused(tiny_model: Path):
+    with pytest.raises(CheckpointError, match="no blocks to keep"):
+        cpu_decoder(tiny_model, "stored")
 
 
 def test_hidden_states_of_chosen_layers_and_rows(tiny_model: Path):

@@ -11,8 +11,8 @@ CPU_BACKEND_MUTANTS = (
         "a minimum of NaN in a block is not seen",
         "backends/cpu/packing.py",
         "has_finite_scales",
-        "2 if stored.kind == 'Q4_1' else 1",
-        "1",
+        "BLOCK_KINDS[stored.kind]",
+        "BLOCK_KINDS[stored.kind][:1]",
         (PACKING,),
     ),
     Mutant(

@@ -15,7 +15,7 @@ from foreword.models.config import ModelConfig
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """What the torch backend computes in."""
 
-CPU_DTYPES = ("int8", "q4", "q8_0", "float32")
+CPU_DTYPES = ("int8", "stored", "q4", "q8_0", "float32")
 """What the CPU kernels compute in; the first is the default."""
 
 BACKENDS = ("auto", "cpu", "cuda", "torch")

@@ -37,7 +37,9 @@ def packer(form: str, stored: dict[str, QuantizedTensor]) -> MatrixPacker:
 @needs_cpu_kernels
 def test_matrices_of_one_input_are_grouped_alike_where_a_file_stores_them_differently():
     """The input is rounded once, by the groups of the first."""
-    packed = packer("q4", {QUERY: blocks("Q4_0"), VALUE: blocks("Q8_0")}).matrices([QUERY, KEY, VALUE], False)
+    packed = packer("stored", {QUERY: blocks("Q4_0"), VALUE: blocks("Q8_0")}).matrices(
+        [QUERY, KEY, VALUE], False
+    )
     assert [(matrix.form, matrix.group) for matrix in packed] == [("q4_0", 32), ("int8", 32), ("int8", 32)]
 
 
@@ -60,14 +62,24 @@ def test_a_rotated_matrix_has_the_fewest_scales_without_more_padding(columns: in
     assert rotated_group(columns) == group
 
 
-@pytest.mark.parametrize(("kind", "halves"), [("Q8_0", 1), ("Q4_0", 1), ("Q4_1", 2)])
-def test_a_block_is_damaged_by_each_of_its_numbers(kind: str, halves: int):
-    sound = blocks(kind, 4, 64)
+@pytest.mark.parametrize(
+    ("kind", "places"),
+    [
+        ("Q8_0", [0]),
+        ("Q4_0", [0]),
+        ("Q4_1", [0, 2]),
+        ("Q5_0", [0]),
+        ("Q5_1", [0, 2]),
+        ("Q4_K", [0, 2]),
+        ("Q5_K", [0, 2]),
+        ("Q6_K", [208]),
+    ],
+)
+def test_a_block_is_damaged_by_each_of_its_numbers(kind: str, places: list[int]):
+    columns, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    sound = QuantizedTensor(kind, np.zeros((4, 2 * size), np.uint8), (4, 2 * columns))
     assert has_finite_scales(sound)
-    size = sound.data.shape[1] // 2
-    for half in range(halves):
+    for place in places:
         data = sound.data.copy()
-        data[3, size + 2 * half : size + 2 * half + 2] = (
-            torch.tensor([torch.inf]).half().numpy().view(np.uint8)
-        )
+        data[3, size + place : size + place + 2] = torch.tensor([torch.inf]).half().numpy().view(np.uint8)
         assert not has_finite_scales(replace(sound, data=data))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from foreword.backends.cpu.packing import BLOCK_KINDS
 from foreword.kernels import reference
 from foreword.kernels.sampler import floors
 from helpers.cpu import INSTRUCTION_SETS, STATUS, needs_cpu_kernels
@@ -104,41 +105,33 @@ def test_rows_that_do_not_fit_a_matrix_are_refused():
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
-@pytest.mark.parametrize(("rows", "columns"), [(1, 32), (9, 96), (64, 576), (23, 1536)])
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 256), (9, 512), (64, 768), (23, 1536)])
 def test_products_with_gguf_blocks_equal_the_reference(rows: int, columns: int, kind: str, isa: str):
-    weights = random(rows, columns, seed=columns) / 10
-    quant = gguf.GGMLQuantizationType[kind]
-    blocks = gguf.quants.quantize(weights.numpy(), quant)
-    levels, scales, minima = split_blocks(kind, blocks, columns)
-    matrix = native.PackedMatrix.keep_blocks(arena, kind, blocks)
+    blocks = random_blocks(kind, rows, columns)
+    exact = torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind]))
+    matrix = native.PackedMatrix.keep_blocks(arena, kind, blocks, 2)
+    assert torch.equal(expanded(matrix, isa), exact)
     for count in ROW_COUNTS[:9]:
         x = random(count, columns, seed=count)
-        expected = reference.multiply(levels, scales, reference.quantize(x, 32, False), minima)
+        levels, scales = reference.quantize(x, 32, False)
+        inputs = (levels.double() * scales.double().unsqueeze(-1)).flatten(1)
+        expected = (inputs @ exact.double().T).float()
         close(product(matrix, x, isa), expected)
-    exact = torch.from_numpy(gguf.quants.dequantize(blocks, quant))
-    assert torch.equal(expanded(matrix, isa), exact)
     again = native.PackedMatrix.round_blocks(arena, kind, blocks, 32, False, isa, 2)
     from_floats = native.PackedMatrix.round_floats(arena, exact, 32, False, isa, 1)
     assert torch.equal(expanded(again, isa), expanded(from_floats, isa))
 
 
-def split_blocks(kind: str, blocks: np.ndarray, columns: int):
-    """Levels [rows, groups, 32], scales and minima [rows, groups] of GGUF blocks."""
-    size = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[kind]
-    parts = blocks.reshape(len(blocks), columns // 32, size)
-    scales = torch.from_numpy(parts[..., :2].copy().view(np.float16)[..., 0].astype(np.float32))
-    if kind == "Q8_0":
-        return torch.from_numpy(parts[..., 2:].copy().view(np.int8).astype(np.float32)), scales, None
-    nibbles = parts[..., size - 16 :]
-    levels = torch.from_numpy(np.concatenate([nibbles & 15, nibbles >> 4], -1).astype(np.float32))
-    if kind == "Q4_0":
-        return levels - 8, scales, None
-    return (
-        levels,
-        scales,
-        torch.from_numpy(parts[..., 2:4].copy().view(np.float16)[..., 0].astype(np.float32)),
-    )
+def random_blocks(kind: str, rows: int, columns: int) -> np.ndarray:
+    """Blocks in which every bit is used; their half-precision numbers are small."""
+    columns_each, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    generator = np.random.default_rng(columns)
+    blocks = generator.integers(0, 256, (rows, columns // columns_each, size), np.uint8)
+    for place in BLOCK_KINDS[kind]:
+        halves = generator.normal(0, 0.01, blocks.shape[:2]).astype(np.float16)
+        blocks[..., place : place + 2] = halves[..., None].view(np.uint8)
+    return blocks.reshape(rows, -1)
 
 
 def expanded(matrix, isa: str) -> torch.Tensor:
@@ -173,15 +166,14 @@ def test_rows_of_rounded_matrices_come_back_within_half_a_step(group: int, rotat
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
-@pytest.mark.parametrize("form", ["int8", "rotated", "Q4_0", "Q4_1", "float"])
+@pytest.mark.parametrize("form", ["int8", "rotated", "float", *BLOCK_KINDS])
 def test_a_row_does_not_depend_on_its_neighbours(form: str, isa: str):
-    weights = random(61, 192, seed=1)
-    x = random(130, 192, seed=3)
+    weights = random(61, 256, seed=1)
+    x = random(130, 256, seed=3)
     if form == "float":
         matrix = native.PackedMatrix.keep_floats(arena, weights)
     elif form.startswith("Q"):
-        blocks = gguf.quants.quantize(weights.numpy(), gguf.GGMLQuantizationType[form])
-        matrix = native.PackedMatrix.keep_blocks(arena, form, blocks)
+        matrix = native.PackedMatrix.keep_blocks(arena, form, random_blocks(form, 61, 256), 1)
     else:
         matrix = native.PackedMatrix.round_floats(arena, weights, 64, form == "rotated", isa, 1)
     alone = torch.cat([product(matrix, row.unsqueeze(0), isa) for row in x])
@@ -201,7 +193,7 @@ def test_extreme_values_neither_saturate_nor_vanish(count: int, isa: str):
         close(product(matrix, x, isa), 127 * 192 * 5 * sign * step)
     blocks = gguf.quants.quantize(weights.numpy(), gguf.GGMLQuantizationType.Q8_0)
     blocks.reshape(17, 6, 34)[..., 2:] = 0x80  # -128: no quantiser writes it, a file may hold it
-    matrix = native.PackedMatrix.keep_blocks(arena, "Q8_0", blocks)
+    matrix = native.PackedMatrix.keep_blocks(arena, "Q8_0", blocks, 1)
     close(product(matrix, -x, isa), 128 * 192 * 5 * step)
 
 
@@ -235,9 +227,9 @@ def test_shapes_and_kinds_that_cannot_be_packed_are_refused():
     with pytest.raises(ValueError, match="bias"):
         matrix.set_bias(torch.zeros(4))
     with pytest.raises(ValueError, match="Q2_K"):
-        native.PackedMatrix.keep_blocks(arena, "Q2_K", np.zeros((1, 84), np.uint8))
+        native.PackedMatrix.keep_blocks(arena, "Q2_K", np.zeros((1, 84), np.uint8), 1)
     with pytest.raises(ValueError, match="whole number"):
-        native.PackedMatrix.keep_blocks(arena, "Q4_0", np.zeros((1, 17), np.uint8))
+        native.PackedMatrix.keep_blocks(arena, "Q4_0", np.zeros((1, 17), np.uint8), 1)
     with pytest.raises(ValueError, match="group size"):
         native.PackedMatrix.round_floats(arena, torch.zeros(1, 64), 96, True, INSTRUCTION_SETS[0], 1)
     with pytest.raises(ValueError, match="instruction set"):

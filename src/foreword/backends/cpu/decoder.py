@@ -53,7 +53,7 @@ class CpuDecoder:
 
     def beside(self, checkpoint: Checkpoint) -> "CpuDecoder":
         """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm."""
-        return load_cpu_decoder(checkpoint, FORMS["q4"], threads=self.threads, ends=self._weights)
+        return load_cpu_decoder(checkpoint, FORMS["stored"], threads=self.threads, ends=self._weights)
 
     def followed_by(self, more: Checkpoint) -> "CpuDecoder":
         """A decoder that runs this one's layers, then those of another checkpoint and that one's final norm."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import gguf
 import numpy as np
 import torch
 
@@ -14,8 +15,17 @@ from foreword.progress import Progress
 if TYPE_CHECKING:
     from foreword.kernels._native import PackedMatrix
 
-BLOCK_KINDS = ("Q4_0", "Q4_1", "Q8_0")
-"""GGUF blocks that the kernels read as they are."""
+BLOCK_KINDS = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
+"""GGUF blocks that the kernels read as they are, with the places of their half-precision numbers in a block."""
 
 BLOCK_COLUMNS = 32
 ROTATED_GROUPS = (192, 128, 64)
@@ -28,16 +38,17 @@ class WeightForm:
 
     name: str  # as `--dtype` has it
     floats: bool = False  # matrices stay float32
-    keeps_blocks: bool = False  # GGUF blocks of 4 and 8 bits are used as they are
+    keeps_blocks: bool = False  # GGUF blocks are used as they are
     rotated: bool = False  # columns are turned in blocks of 64 before they are rounded to 8 bits
 
 
 FORMS = {
     "float32": WeightForm("float32", floats=True),
     "int8": WeightForm("int8", rotated=True),
-    "q4": WeightForm("q4", keeps_blocks=True, rotated=True),
+    "stored": WeightForm("stored", keeps_blocks=True, rotated=True),
     "q8_0": WeightForm("q8_0", keeps_blocks=False),
 }
+FORMS["q4"] = FORMS["stored"]  # its earlier name
 """`int8` is the default; `q8_0` rounds like GGUF's format of that name and serves as a yardstick."""
 
 
@@ -48,10 +59,12 @@ def rotated_group(columns: int) -> int:
 
 def has_finite_scales(stored: QuantizedTensor) -> bool:
     """Whether no block's scale or minimum is NaN or infinite; the levels between them are whole numbers."""
-    halves = 2 if stored.kind == "Q4_1" else 1
-    blocks = stored.data.reshape(len(stored.data), stored.shape[1] // BLOCK_COLUMNS, -1)
-    numbers = np.ascontiguousarray(blocks[..., : 2 * halves]).view(np.float16)
-    return bool(np.isfinite(numbers).all())
+    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[stored.kind]][1]
+    blocks = stored.data.reshape(len(stored.data), -1, size)
+    halves = (
+        np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16) for at in BLOCK_KINDS[stored.kind]
+    )
+    return all(bool(np.isfinite(numbers).all()) for numbers in halves)
 
 
 class MatrixPacker:
@@ -68,14 +81,15 @@ class MatrixPacker:
         self._threads = threads
         self._arena = _native.Arena()
         self._loader = WeightLoader(checkpoint, torch.float32, torch.device("cpu"), progress)
-        if form.keeps_blocks and not self._has_small_blocks():
+        if form.keeps_blocks and not self._has_blocks():
+            kinds = ", ".join(BLOCK_KINDS)
             raise CheckpointError(
-                f"{checkpoint.path} has no 4-bit blocks (Q4_0 or Q4_1) to keep; use --dtype int8 or another file"
+                f"{checkpoint.path} has no blocks to keep ({kinds}); use --dtype int8 or another file"
             )
 
-    def _has_small_blocks(self) -> bool:
+    def _has_blocks(self) -> bool:
         stored = (self._checkpoint.quantized(name) for name in sorted(self._checkpoint.tensor_names()))
-        return any(blocks is not None and blocks.kind in ("Q4_0", "Q4_1") for blocks in stored)
+        return any(blocks is not None and blocks.kind in BLOCK_KINDS for blocks in stored)
 
     def vector(self, name: str) -> torch.Tensor:
         """A norm's weights: float32 [n]."""
@@ -111,7 +125,7 @@ class MatrixPacker:
         if self._form.floats:
             return PackedMatrix.keep_floats(self._arena, self._loader.tensor(name))
         if keep and stored is not None:
-            kept = PackedMatrix.keep_blocks(self._arena, stored.kind, stored.data)
+            kept = PackedMatrix.keep_blocks(self._arena, stored.kind, stored.data, self._threads)
             self._loader.count()
             return kept
         rotated = self._form.rotated and not keep

@@ -133,7 +133,8 @@ class Quality(JsonCommand):
     model: ModelOption = DEFAULT_MODEL
     tokens: int = option(10_240, "Tokens of the text to read.")
     forms: str = option(
-        "int8,q4,q8_0", "Weight formats of the CPU kernels, such as int8,q4; q8_0 is the reference point."
+        "int8,stored,q8_0",
+        "Weight formats of the CPU kernels, such as int8,stored; q8_0 is the reference point.",
     )
 
     def run(self) -> None:

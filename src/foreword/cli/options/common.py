@@ -16,7 +16,7 @@ from foreword.errors import RequestError
 if TYPE_CHECKING:
     from foreword.engine.adapters import LoRARequest
 
-DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "q4", "q8_0")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "stored", "q4", "q8_0")
 BACKENDS = ("auto", "cpu", "cuda", "torch")
 
 SpeculationOption = Annotated[
