@@ -211,7 +211,7 @@ def test_help_and_version_answer_without_loading_torch():
         (["serve", "--port", "99999"], ["--port must be at most 65535"]),
         (["serv"], ["Did you mean 'serve'? (see "]),
         (["cli", "smollm2-135m"], ["No such command 'cli'. Did you mean 'chat' or 'generate'? (see "]),
-        (["run"], ["MODEL"]),
+        (["run"], ["Missing argument"]),
         (["chat", "--temperature", "3"], ["temperature must be in 0 .. 2, not 3"]),
         (["chat", "--seed", "-1"], ["seed must be in 0"]),
         (["chat", "--top-p", "2"], ["top_p must be"]),

@@ -101,8 +101,14 @@ class Saboteur:
 
         cache = core.cache
         monkeypatch.setattr(Judging, "verdicts", watched("judge", Judging.verdicts, first))
-        monkeypatch.setattr(Request, "kept", watched("kept", Request.kept, first))
-        monkeypatch.setattr(Request, "commit", watched("commit", Request.commit, lambda r, _: r.kv))
+        made = Request.__init__
+
+        def make(request: Request, *args: Any, **options: Any) -> None:
+            made(request, *args, **options)
+            request.kept = watched("kept", request.kept, lambda _: request)
+            request.commit = watched("commit", request.commit, lambda _: request.kv)
+
+        monkeypatch.setattr(Request, "__init__", make)
         monkeypatch.setattr(cache, "reserve", watched("reserve", cache.reserve, first))
         monkeypatch.setattr(cache, "commit", watched("cache commit", cache.commit, first))
         monkeypatch.setattr(cache, "publish", watched("publish", cache.publish, first))

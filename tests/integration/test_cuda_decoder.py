@@ -79,8 +79,7 @@ def test_mixed_passes_and_their_hidden_states(path: Path, seed: int):
 
 def test_a_store_of_another_decoder_is_refused(path: Path):
     decoder = cuda_decoder(path)
-    other = torch_decoder(path)
-    runner, cache = fragmented_cache(other, 4, 0)
+    runner, cache = fragmented_cache(decoder.with_layers([0]), 4, 0)
     with Transaction(cache, [PassEntry.of(make_request(cache, [1, 2]), 2)]) as transaction:
         batch = transaction.batch([Draft()])
         with pytest.raises(ValueError, match="another decoder"):

@@ -70,7 +70,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def watched(request, directory: Path) -> WatchedCheckpoint:
     path = directory if request.param == "directory" else directory.parent / "model.gguf"
     if request.param == "gguf" and not path.exists():
-        write_gguf(directory, path, "Q5_0")
+        write_gguf(directory, path, "F16")
     return WatchedCheckpoint(open_checkpoint(path))
 
 
