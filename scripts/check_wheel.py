@@ -2,8 +2,9 @@
 
     python scripts/check_wheel.py dist [--torch-index-url URL]
 
-Inside, PATH has the environment alone: no gcc, cmake or make. The wheel is imported, describes itself, answers
-`foreword run`, serves a request, and runs `foreword demo`, which compares plain and speculative texts.
+Inside, PATH has the environment alone: no gcc, cmake or make; the cache of models is empty. `foreword doctor` names
+the kernels, `foreword run` fetches the default model and answers, `foreword demo` compares plain and speculative
+texts, and a server answers a request.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def check(wheel: Path, torch: tuple[str, ...], folder: Path) -> None:
     """Raise `CalledProcessError` or `AssertionError` where something does not work."""
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
     programs = folder / "venv" / "bin"
-    bare = {**os.environ, "PATH": str(programs)}
+    bare = {**os.environ, "PATH": str(programs), "FOREWORD_CACHE": str(folder / "cache")}
     bare.pop("PYTHONPATH", None)
     found = [name for name in COMPILERS if (programs / name).exists()]
     assert not found, f"the environment has {found}"
