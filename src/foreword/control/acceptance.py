@@ -38,9 +38,7 @@ class PooledEstimate:
         self.method = method
         self.coverage = PRIOR_COVERAGE  # before anything was counted
         self.published: Sequence[float] = ()  # [level], acceptance that its maker has measured
-        self.cohorts: OrderedDict[DraftCounts, float] = (
-            OrderedDict()
-        )  # and when each last decayed, in engine seconds
+        self.cohorts: OrderedDict[DraftCounts, float] = OrderedDict()  # engine seconds of the last decay
         self._counts: DraftCounts | None = None
 
     def begin_with(self, coverage: float, published: Sequence[float]) -> None:
@@ -226,9 +224,8 @@ class Estimates:
 
     def __init__(self) -> None:
         self.drafters: dict[str, PooledEstimate] = {}
-        self.saved: dict[
-            tuple[str, str, str], DraftCounts
-        ] = {}  # by method, `owner_of` and cohort: restored, unused
+        # By method, `owner_of` and cohort: restored, unused.
+        self.saved: dict[tuple[str, str, str], DraftCounts] = {}
         self.known: OrderedDict[tuple[str, str, str], Estimate] = OrderedDict()
 
     def of(

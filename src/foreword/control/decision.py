@@ -33,6 +33,7 @@ class Candidate:
     """What trying a drafter costs that is not in use."""
 
     option: Option
+    is_head: bool  # whether it has to observe a request before it can be tried
     optimistic: float  # the gain that it may have, as little as is known
     levels: int  # of a shadow draft
     seconds: float  # expected time of a shadow draft
@@ -40,6 +41,10 @@ class Candidate:
     lag_seconds: float  # the same of every token that the drafter has to catch up with
     live_loss: float  # seconds that drafting and verifying for all requests of the cohort is expected to lose
     price: float  # the least that a try costs: shadow drafts, of several requests if that is cheap, or a verified try
+
+    @property
+    def drafter(self) -> str:
+        return self.option.estimate.method
 
     @property
     def is_live(self) -> bool:
@@ -63,7 +68,7 @@ class Decision:
     @cached_property
     def idle_drafters(self) -> frozenset[str]:
         """Those that could be tried for some request."""
-        return frozenset(one.option.estimate.method for one in self.candidates)
+        return frozenset(one.drafter for one in self.candidates)
 
     def is_like(self, other: "Decision") -> bool:
         """Return whether another decision has the same drafters in use, equally deep."""
@@ -199,6 +204,7 @@ class Evaluation:
         best = max(best_case(self._alone, group, self._cost) - benefit.gain, 0.0)
         return Candidate(
             option,
+            self._arms[option][0].reading is not None,
             benefit.gain + doubt * best,
             levels,
             seconds,

@@ -28,20 +28,20 @@ class Decisions:
         self.settings = settings
         self.table: list[float] = []  # [rows], expected seconds of a step
         self.newest: Decision | None = None
-        self._context = self._band = 0  # of the table
+        self._context = 0  # of the table
+        self._tables: dict[int, list[float]] = {}  # by band of contexts, since the last evaluation
         self._here: Pass | None = None  # the last pass
-        self._known: dict[
-            tuple[int, int], Decision
-        ] = {}  # prompts come and go: passes with and without are kept apart
+        self._known: dict[tuple[int, int], Decision] = {}  # by kind: passes with and without prompts
         self._wait = settings.decision_steps
         self._close_evaluations = self._slow_calls = 0  # evaluations that are left, and steps in a row
 
     def pass_of(self, drawn: int, rows: int, most: int, context: int, situation: Situation) -> Pass | None:
         """Return a pass without drafts, which may have `most` more rows; None before any step was measured."""
-        needed, known = rows + most, len(self.table)
-        is_too_long = known > 4 * LEAST_TABLE and 8 * needed < known
-        if needed >= known or is_too_long or situation.costs.band(context) != self._band:
-            self._read_costs(needed, context, situation)
+        needed = rows + most
+        self.table, self._context = self._tables.get(situation.costs.band(context), []), context
+        known = len(self.table)
+        if needed >= known or (known > 4 * LEAST_TABLE and 8 * needed < known):
+            self._read_costs(needed, situation)
         here = self._here
         if here is None or here.drawn != drawn or here.rows != rows or here.seconds is not self.table:
             here = self._here = Pass.of(drawn, rows, self.table) if self.table and drawn else None
@@ -54,7 +54,8 @@ class Decisions:
         kind = _kind_of(here)
         known = self._known.get(kind)
         if known is None or self.is_due(known, now):
-            self._read_costs(len(self.table) // 2, self._context, situation)
+            self._tables.clear()
+            self._read_costs(len(self.table) // 2, situation)
             here = self._here = replace(here, seconds=self.table)
             together = frozenset() if self.newest is None else self.newest.drafters
             found = Evaluation(states, here, situation, self.settings, now).decide(together)
@@ -94,9 +95,9 @@ class Decisions:
             self._close_evaluations, wait = self._close_evaluations - 1, min(wait, CLOSE_STEPS)
         return wait
 
-    def _read_costs(self, rows: int, context: int, situation: Situation) -> None:
-        self.table = situation.costs.step_table(max(2 * rows, LEAST_TABLE), context) or []
-        self._context, self._band = context, situation.costs.band(context)
+    def _read_costs(self, rows: int, situation: Situation) -> None:
+        self.table = situation.costs.step_table(max(2 * rows, LEAST_TABLE), self._context) or []
+        self._tables[situation.costs.band(self._context)] = self.table
 
 
 def _kind_of(here: Pass) -> tuple[int, int]:

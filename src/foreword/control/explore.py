@@ -6,6 +6,7 @@ from dataclasses import replace
 from foreword.control.decision import MOST_TRIED, Candidate, Decision
 from foreword.control.requests import Arm, DraftInFlight, RequestState
 from foreword.control.settings import ControlSettings
+from foreword.kv.extra_rows import KEPT_STATES
 from foreword.speculation.requests import DraftPlan
 
 OBSERVED_BEFORE = 4
@@ -50,9 +51,12 @@ class Explorer:
             self.balances[drafter] = min(self.balances[drafter], self.settings.probe_saved_seconds)
 
     def affords(self, drafter: str, seconds: float) -> bool:
-        """Return whether there is enough for a try; if not, it is saved for."""
-        self._largest[drafter] = max(self._largest.get(drafter, 0.0), seconds)
+        """Return whether there is enough for a try."""
         return self._balance(drafter) >= seconds
+
+    def save_for(self, drafter: str, seconds: float) -> None:
+        """Save up to what a try costs, if that is more than is saved otherwise."""
+        self._largest[drafter] = max(self._largest.get(drafter, 0.0), seconds)
 
     @property
     def share(self) -> float:
@@ -71,8 +75,8 @@ class Explorer:
         """
         host = self.settings.probe_host_seconds
         for candidate in decision.candidates:
-            drafter = candidate.option.estimate.method
-            if not self.affords(drafter, candidate.price + host):
+            self.save_for(candidate.drafter, candidate.price + host)
+            if not self.affords(candidate.drafter, candidate.price + host):
                 continue
             found = self._tryable(candidate, states, step)
             if not found:
@@ -95,10 +99,11 @@ class Explorer:
             if state is None:
                 continue
             for arm in state.arms:
-                is_open = arm.option is candidate.option and arm.plan.may_be_tried and state.may_use(arm)
                 is_known = arm.reading is None or state.was_observed
+                if arm.option is not candidate.option or not is_known:
+                    continue
                 is_busy = state.waits_for(arm) or (state.flight is not None and state.flight.arm is arm)
-                if is_open and is_known and not is_busy:
+                if arm.plan.may_be_tried and state.may_use(arm) and not is_busy:
                     found.append((place, state, arm))
         return found
 
@@ -109,7 +114,7 @@ class Explorer:
         found: Sequence[tuple[int, RequestState, Arm]],
         plans: list[DraftPlan | None],
     ) -> None:
-        drafter, benefit = candidate.option.estimate.method, decision.benefits[candidate.option]
+        drafter, benefit = candidate.drafter, decision.benefits[candidate.option]
         seconds, host = candidate.seconds, self.settings.probe_host_seconds
         for place, state, arm in found[:MOST_TRIED]:
             request = state.request()
@@ -120,6 +125,7 @@ class Explorer:
             if is_beside and not arm.is_lookup and flight is not None:
                 # A pass without the draft that it would have had is part of the cost.
                 price += max(flight.benefit.saved, 0.0) * decision.here.per_token
+            self.save_for(drafter, price)
             if not self.affords(drafter, price):
                 return
             self.pay(drafter, price)
@@ -140,12 +146,13 @@ class Explorer:
         plans: list[DraftPlan | None],
     ) -> None:
         """Draft and verify for all requests of a cohort without a draft, if the budget allows it."""
-        drafter, benefit = candidate.option.estimate.method, decision.benefits[candidate.option]
+        drafter, benefit = candidate.drafter, decision.benefits[candidate.option]
         lengths = [
             0 if (request := state.request()) is None else len(request.tokens) for _, state, _ in found
         ]
         lags = [arm.lag(length) for (_, _, arm), length in zip(found, lengths, strict=True)]
         loss = self.settings.probe_host_seconds + candidate.live_loss + candidate.lag_seconds * sum(lags)
+        self.save_for(drafter, loss)
         if not self.affords(drafter, loss):
             return
         self.pay(drafter, loss)
@@ -165,20 +172,25 @@ class Explorer:
         if watched is not None:
             # Where a head may not join late, one that is given up can never be watched again: it goes on.
             had_turn = turn >= self.settings.watch_steps and (len(watched.arms) == 1 or watched not in states)
-            if watched.request() is None or had_turn or not self._can_try(watched, decision, 0):
+            if watched.request() is None or had_turn or not self._can_try(watched, decision.candidates, 0):
                 self.watched = None
         if self.watched is None and turn >= self.settings.watch_steps // 4:
+            host = (1 + OBSERVED_BEFORE) * self.settings.probe_host_seconds
+            heads = [one for one in decision.candidates if one.is_head]
+            for one in heads:
+                self.save_for(one.drafter, one.price + host + one.lag_seconds * KEPT_STATES)
+            heads = [one for one in heads if self.affords(one.drafter, one.price + host)]
             # The newest first: of the oldest little may be left to try a head in.
-            found = (s for s in reversed(states) if s is not None and s is not watched)
-            chosen = next((s for s in found if s.heads and self._can_try(s, decision, OBSERVED_BEFORE)), None)
+            found = [s for s in reversed(states) if s is not None and s is not watched] if heads else []
+            chosen = next((s for s in found if self._can_try(s, heads, OBSERVED_BEFORE)), None)
             if chosen is not None:
                 self.watched, self._since = chosen, step
 
-    def _can_try(self, state: RequestState, decision: Decision, observed: int) -> bool:
+    def _can_try(self, state: RequestState, candidates: Sequence[Candidate], observed: int) -> bool:
         request = state.request()
         length = 0 if request is None else len(request.tokens)
         host = (1 + observed) * self.settings.probe_host_seconds
-        for candidate in decision.candidates:
+        for candidate in candidates:
             for head in state.heads:
                 if head.option is candidate.option and state.may_use(head):
                     price = candidate.price + candidate.lag_seconds * head.lag(length) + host

@@ -47,19 +47,18 @@ class Comparison:
 
     def follow(self, tokens: Sequence[int]) -> bool:
         """Go on along the text; return True when nothing is left to compare."""
-        draft, first = self.draft, self.draft.committed_len
-        drafted = draft.tokens
-        while first + self.level < len(tokens):
-            token = tokens[first + self.level]
+        draft, drafted, parents = self.draft, self.draft.tokens, self.draft.parents
+        for token in tokens[draft.committed_len + self.level :]:
             if draft.is_chain:
-                children = [self.level] if self.level < len(drafted) else []
+                children = [self.level] if self.level < len(parents) else []
             else:
-                children = [node for node, parent in enumerate(draft.parents) if parent == self.node]
+                children = [node for node, parent in enumerate(parents) if parent == self.node]
             if not children:
                 if self.level < self.kept:
                     self._ended()
                 return self.finish()
-            found = next((rank for rank, node in enumerate(children) if drafted[node] == token), None)
+            siblings = [drafted[node] for node in children]
+            found = siblings.index(token) if token in siblings else None
             self._count(len(children), found)
             if found is None:
                 return self.finish()

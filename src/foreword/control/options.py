@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from foreword.control.acceptance import Estimate
 from foreword.control.guard import Guard
@@ -24,8 +25,7 @@ class Switch:
     gain: float  # that was expected of it
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """When a decision is made."""
 
     step: int

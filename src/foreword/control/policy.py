@@ -12,7 +12,7 @@ from foreword.control.explore import Explorer
 from foreword.control.guard import ReferenceWindows
 from foreword.control.judging import Comparison, RequestFit
 from foreword.control.options import Moment, Option
-from foreword.control.requests import Arm, DraftInFlight, RequestState, plans_of, present_name
+from foreword.control.requests import Arm, DraftInFlight, ReadyDraft, RequestState, plans_of, present_name
 from foreword.control.settings import ControlSettings
 from foreword.control.trim import trimmed
 from foreword.control.value import Pass
@@ -48,6 +48,11 @@ class MeasuredPolicy:
         self._can_explore = False  # whether the pass has requests that drafters can be tried for
 
     @property
+    def measured(self) -> "MeasuredPolicy":
+        """What reports read."""
+        return self
+
+    @property
     def decision(self) -> Decision | None:
         """What holds now; None before anything was decided."""
         return self.decisions.newest
@@ -67,11 +72,13 @@ class MeasuredPolicy:
         drafting: list[RequestState | None] = []  # those that could get a draft
         drawn = rows = context = most = 0
         for entry in entries:
-            state = self._state(entry.request)
+            own, run, draws = entry.request.speculation, entry.run, entry.draws
+            state = None if own is None or own.is_fixed else self._state(entry.request, own)
             states.append(state)
-            drafting.append(state if state is not None and state.can_draft(entry) else None)
-            drawn, rows, context = drawn + entry.draws, rows + entry.run, context + entry.computed
-            most += 1 if entry.request.speculation is None else entry.request.speculation.max_nodes
+            # A head has the states of a prompt only after it.
+            drafting.append(state if state is not None and draws and (run == 1 or not state.heads) else None)
+            drawn, rows, context = drawn + draws, rows + run, context + entry.computed
+            most += 1 if own is None else own.max_nodes
         self._can_explore = any(drafting)
         here = self.here = self.decisions.pass_of(drawn, rows, most, context // len(entries), situation)
         if here is not None and self._can_explore:
@@ -81,15 +88,23 @@ class MeasuredPolicy:
         if decision is not None:
             self.explorer.watch(states, decision, self.steps)
         plans: list[DraftPlan | None] = []
+        running, is_usual = len(entries), not is_plain and self.steps % self.settings.trial_steps > 0
         for entry, state, may_draft in zip(entries, states, drafting, strict=True):
+            plan = None
             if state is None:
                 own = entry.request.speculation
-                plans.append(own if own is not None and own.is_fixed and own.allows(len(entries)) else None)
+                plan = own if own is not None and own.is_fixed and own.allows(running) else None
             elif may_draft is None or decision is None:
-                plans.append(self._read(state))
+                plan = self._read(state)
+            elif not decision.in_use:
+                state.flight, state.reader, state.is_observed = None, None, state is self.explorer.watched
             else:
-                arm = None if is_plain else best_arm(state, decision, len(entries))
-                plans.append(self._draft(state, arm, decision, entry.request))
+                length = len(entry.request.tokens)
+                plan = state.repeated(decision, running, length) if is_usual else None
+                if plan is None:
+                    arm = None if is_plain else best_arm(state, decision, running)
+                    plan = self._draft(state, arm, decision, running, length)
+            plans.append(plan)
         if decision is not None and not is_plain:
             self.explorer.explore(decision, drafting, plans, self.steps)
         return plans
@@ -99,10 +114,10 @@ class MeasuredPolicy:
         return Moment(self.steps, self.seconds, self.reference.passes)
 
     def _draft(
-        self, state: RequestState, arm: Arm | None, decision: Decision, request: StepRequest
+        self, state: RequestState, arm: Arm | None, decision: Decision, running: int, length: int
     ) -> DraftPlan | None:
         """Begin a pass with a draft of this drafter, or without one; return its plan."""
-        state.flight = state.reader = None
+        state.flight = state.reader = state.ready = None
         if state.heads:
             state.is_observed = state is self.explorer.watched or has_head_in_use(state, decision)
         if arm is None:
@@ -111,17 +126,20 @@ class MeasuredPolicy:
             return state.observe(arm)  # it has not observed the newest token
         benefit, trials = decision.benefits[arm.option], self.settings.trial_steps
         levels = benefit.depth if state.is_coupled else benefit.kept
-        verified, stops = 0, True
+        verified, stops, is_steady = 0, True, arm.option.is_cost_known and self.steps % trials > 0
         if not arm.option.is_cost_known:  # levels change until the cost of one is known
             levels = max(levels >> (self.steps % 3), 1)
-        elif self.steps % trials == 0:
+        elif not is_steady:
             # One level more, or one less, in turn: their cost and their acceptance may be wrong.
             stops = not arm.is_stopping
             other = benefit.kept + (1 if self.steps // trials % 2 else -1)
             if stops and 1 <= other <= min(arm.plan.max_depth, arm.plan.max_nodes):
                 levels, verified = max(levels, other) if state.is_coupled else other, other
-        state.flight = DraftInFlight(arm, levels, benefit, verified=verified)
-        return arm.planned(levels, benefit, stops, arm.lag(len(request.tokens)))
+        flight = state.flight = DraftInFlight(arm, levels, benefit, verified=verified)
+        plan = arm.planned(levels, benefit, stops, arm.lag(length))
+        if is_steady and not plan.lag and not plan.gates and (arm.reading is not None or not state.heads):
+            state.ready = ReadyDraft(decision, running, flight, plan)
+        return plan
 
     def _read(self, state: RequestState) -> DraftPlan | None:
         """Begin a pass of the prompt, which a head that may draft after it observes; return its plan."""
@@ -162,49 +180,54 @@ class MeasuredPolicy:
             self.explorer.earn(report.seconds.total, decision.probe_share, decision.idle_drafters)
             self.explorer.pay_observing()
         used: set[Option] = set()
-        every = -(-len(report.guessing) // MOST_JUDGED)
+        every = max(-(-len(report.guessing) // MOST_JUDGED), 1)
         for part in report.requests:
             number = part.request.request_id
             state = self._states.get(number)
             if state is not None and (state.flight or state.reader or state.shadows):
-                self._follow(state, part, used, every < 2 or (number + self.steps) % every == 0)
+                self._follow(state, part, used, (number + self.steps) % every == 0)
         self._measure(report, used)
 
     def _follow(self, state: RequestState, part: RequestReport, used: set[Option], is_judged: bool) -> None:
         """Compare the drafts of a request with its text."""
         flight, tokens = state.flight, part.request.tokens
-        if not part.applied:
-            state.shadows.clear()
-        elif state.shadows:
-            state.shadows = [shadow for shadow in state.shadows if not shadow.follow(tokens)]
+        if state.shadows:
+            state.shadows = [one for one in state.shadows if part.applied and not one.follow(tokens)]
+            state.ready = None  # the acceptance ratio may have changed
         if state.reader is not None:
             state.reader.observed = len(tokens)
         state.flight = state.reader = None
         if flight is None or part.asked != flight.arm.plan.method:
             return
         flight.arm.observed = len(tokens)
-        draft, fit, estimate = flight.draft, flight.arm.fit, flight.arm.option.estimate
         if flight.is_shadow:
             # It costs what it took; of a pause that is little.
             self.explorer.pay(part.asked, min(part.draft_seconds, 4 * flight.paid) - flight.paid)
-            state.keep_shadow(flight.arm, flight.levels, draft, flight.kept)
-            state.shadows = [shadow for shadow in state.shadows if not shadow.follow(tokens)]
+            state.keep_shadow(flight.arm, flight.levels, flight.draft, flight.kept)
+            state.shadows, state.ready = [one for one in state.shadows if not one.follow(tokens)], None
             return
         used.add(flight.arm.option)
-        if not is_judged:
-            return
+        if is_judged:
+            self._judge(state, flight, part)
+
+    def _judge(self, state: RequestState, flight: DraftInFlight, part: RequestReport) -> None:
+        """Count a draft and how much of it was accepted."""
+        draft, fit = flight.draft, flight.arm.fit
+        shift = fit.shift
         # A draft that is compared with the text counts as far as it had a net benefit, others as far as verified.
         kept = flight.kept if state.is_coupled else part.draft.depth
-        estimate.requested(flight.levels, draft.depth, kept)
+        fit.estimate.requested(flight.levels, draft.depth, kept)
         if not part.applied or not len(draft):
             return
         if state.is_coupled:
             judged = Comparison(fit, draft, flight.levels, kept)
-            if not judged.follow(tokens):
+            if not judged.follow(part.request.tokens):
                 judged.finish()
         elif len(part.draft):
             levels = flight.levels if part.draft.depth == draft.depth else part.draft.depth
             Comparison(fit, part.draft, levels, kept).judge(len(part.verdict.path), kept)
+        if fit.shift != shift:
+            state.ready = None
 
     def _measure(self, report: StepReport, used: set[Option]) -> None:
         """Measure the gain of a step: its time, and that of the same tokens by plain decoding."""
@@ -249,11 +272,8 @@ class MeasuredPolicy:
         state = self._states.get(request.request_id)
         return state is None or state.is_observed or not state.heads
 
-    def _state(self, request: StepRequest) -> RequestState | None:
-        """Return the state of a request; None if nothing is decided for it."""
-        plan = request.speculation
-        if plan is None or plan.is_fixed:
-            return None
+    def _state(self, request: StepRequest, plan: DraftPlan) -> RequestState:
+        """Return the state of a request with this plan, as it is when a pass begins."""
         state = before = self._states.get(request.request_id)
         if plan.drafter.traits.may_be_absent:
             plan = replace(plan, method=present_name(plan))

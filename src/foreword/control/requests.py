@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from foreword.control.judging import Comparison, RequestFit
 from foreword.control.options import Option
 from foreword.control.value import Benefit
 from foreword.kv.extra_rows import KEPT_STATES
 from foreword.speculation.draft import NO_DRAFT, Draft
-from foreword.speculation.requests import DraftPlan, PassEntry, ShadowDraft, StepRequest
+from foreword.speculation.requests import DraftPlan, ShadowDraft, StepRequest
 
 
 @dataclass(eq=False)
@@ -85,6 +86,15 @@ class DraftInFlight:
     kept: int = 0  # levels of it with a net benefit
 
 
+class ReadyDraft(NamedTuple):
+    """What was planned for a request: the same again while nothing of it changes."""
+
+    decision: object
+    running: int  # requests in the pass
+    flight: DraftInFlight
+    plan: DraftPlan
+
+
 @dataclass(eq=False)
 class RequestState:
     """What the policy keeps of a request while it runs."""
@@ -98,6 +108,7 @@ class RequestState:
     is_whole: bool = True  # whether heads have observed all passes
     reader: Arm | None = None  # the head that observes the pass in flight without drafting
     flight: DraftInFlight | None = None
+    ready: ReadyDraft | None = None
     shadows: list[Comparison] = field(default_factory=list)  # that wait for their text
 
     @cached_property
@@ -113,9 +124,18 @@ class RequestState:
         """
         return self.is_whole or arm.reading is None or len(self.arms) == 1
 
-    def can_draft(self, entry: PassEntry) -> bool:
-        """Return whether a drafter could draft in this pass: a head has the states of a prompt only after it."""
-        return entry.draws and (entry.run == 1 or not self.heads)
+    def repeated(self, decision: object, running: int, length: int) -> DraftPlan | None:
+        """Begin a pass with the draft that was planned before; None if another one may be better."""
+        ready = self.ready
+        if ready is None or ready.decision is not decision or ready.running != running:
+            return None
+        flight, arm = ready.flight, ready.flight.arm
+        is_known = self.was_observed or arm.reading is None
+        if arm.observed < length or not is_known or not self.may_use(arm):
+            return None
+        flight.draft, flight.kept = NO_DRAFT, 0
+        self.flight, self.reader = flight, None
+        return ready.plan
 
     def observe(self, head: Arm | None) -> DraftPlan | None:
         """Let this head observe the pass without drafting; return its plan."""

@@ -36,9 +36,7 @@ class ServedRequest(Protocol):
     """What policies read of a request that the step does not know."""
 
     service: Service
-    step_limit: (
-        float | None
-    )  # seconds beyond which draft tokens make no step longer that serves it; None: no bound
+    step_limit: float | None  # seconds beyond which draft tokens make no step longer; None: no bound
 
 
 def served(request: StepRequest) -> ServedRequest:

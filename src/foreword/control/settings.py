@@ -25,9 +25,7 @@ class ControlSettings:
     hopeless: float = -0.1  # gain below which drafting is far from one
     probe_levels: int = 4  # levels of a shadow draft where every level costs
     probe_saved_seconds: float = 0.005  # unspent budget of a drafter, at most; or one try
-    probe_host_seconds: float = (
-        4e-4  # host time of a step with a try, or with a request that is observed for one
-    )
+    probe_host_seconds: float = 4e-4  # host time of a step with a try, or in which a head observes for one
     watch_steps: int = 128  # steps that a head observes one request for a try; a quarter of them between two
     trial_steps: int = 64  # of so many steps, one verifies another depth: its cost may be wrong
     # Guard

@@ -1,11 +1,11 @@
 """Which nodes of the drafts of a batch are verified."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from itertools import chain, repeat
+from typing import NamedTuple, cast
 
 from foreword.control.requests import RequestState
-from foreword.control.service import served
+from foreword.control.service import ServedRequest
 from foreword.control.value import Pass
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
@@ -34,8 +34,11 @@ def trimmed(
     places: list[int] = []
     rows, tokens, spent = 0, 0.0, {}
     limit = tightest_limit(entries)
-    for place, (entry, draft) in enumerate(zip(entries, drafts, strict=True)):
-        state = states.get(entry.request.request_id) if draft.parents else None
+    for place, draft in enumerate(drafts):
+        if not draft.parents:
+            continue
+        number = entries[place].request.request_id
+        state = states.get(number)
         flight = None if state is None else state.flight
         if state is None or flight is None:
             rows += len(draft)
@@ -55,11 +58,11 @@ def trimmed(
         if is_whole:
             rows, tokens = rows + len(found[place]), tokens + sum(chances[: len(found[place])])
         elif len(entries) > 1 or limit is not None or draft.confidence or len(draft) > benefit.kept:
-            offers.append(Offer(entry.request.request_id, draft, chances))
+            offers.append(Offer(number, draft, chances))
             places.append(place)
             spent[arm.plan.method] = benefit.draft_seconds
     if offers and here is not None:
-        beside = replace(here, rows=here.rows + rows, drawn=here.drawn + tokens) if rows else here
+        beside = Pass(here.drawn + tokens, here.rows + rows, here.seconds, here.prompts)
         for place, draft in zip(places, choose(offers, beside, sum(spent.values()), limit), strict=True):
             found[place] = draft
     return found
@@ -67,8 +70,8 @@ def trimmed(
 
 def tightest_limit(entries: Sequence[PassEntry]) -> float | None:
     """Return the seconds that drafts may make a step for these requests; None: no bound."""
-    limits = [one for entry in entries if (one := served(entry.request).step_limit) is not None]
-    return min(limits, default=None)
+    requests = cast(list[ServedRequest], [entry.request for entry in entries])
+    return min([one.step_limit for one in requests if one.step_limit is not None], default=None)
 
 
 def choose(
@@ -86,23 +89,24 @@ def choose(
         for node, chance in enumerate(offer.survival)
     ]
     nodes.sort()
-    seconds, rows, last, spent = here.seconds, here.rows, len(here.seconds) - 1, spent - here.prompts
+    seconds, rows, spent = here.seconds, here.rows, spent - here.prompts
     tokens, best = here.drawn, 0
-    best_rate = tokens / (seconds[min(rows, last)] + spent)
-    for count, (chance, *_) in enumerate(nodes, start=1):
-        tokens -= chance
-        takes = seconds[min(rows + count, last)] + spent
+    best_rate = tokens / (seconds[min(rows, len(seconds) - 1)] + spent)
+    steps = chain(seconds[rows + 1 : rows + 1 + len(nodes)], repeat(seconds[-1]))
+    for count, (node, step) in enumerate(zip(nodes, steps, strict=False), start=1):
+        tokens -= node[0]
+        takes = step + spent
         if most_seconds is not None and takes > most_seconds:
             break
         if tokens / takes > best_rate:
             best, best_rate = count, tokens / takes
-    counts = [0] * len(offers)
-    for *_, place in nodes[:best]:
-        counts[place] += 1
+    chosen: list[list[int]] = [[] for _ in offers]
+    for _, _, number, place in nodes[:best]:
+        chosen[place].append(number)
     kept = []
-    for place, (offer, count) in enumerate(zip(offers, counts, strict=True)):
-        draft = offer.draft
-        if count < len(draft) and not draft.is_chain:
-            draft = draft.keep({node for *_, node, of in nodes[:best] if of == place}.__contains__)
-        kept.append(draft.within(count, count) if count < len(draft) else draft)
+    for offer, some in zip(offers, chosen, strict=True):
+        draft, count = offer.draft, len(some)
+        if count < len(draft.parents):
+            draft = draft.within(count, count) if draft.is_chain else draft.keep(some.__contains__)
+        kept.append(draft)
     return kept

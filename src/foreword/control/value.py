@@ -39,9 +39,8 @@ class Pass:
 
     def without_prompts(self) -> "Pass":
         """Return the same pass, if nothing but its tokens' rows were computed."""
-        return (
-            self if self.rows == self.drawn else Pass.of(round(self.drawn), round(self.drawn), self.seconds)
-        )
+        drawn = round(self.drawn)
+        return self if self.rows == self.drawn else Pass.of(drawn, drawn, self.seconds)
 
     def after(self, rows: float) -> float:
         """Return the expected time of the step with this many more rows, interpolated."""
@@ -88,9 +87,7 @@ class Benefit:
     kept: int = 0  # of these, the ones with a net benefit
     gain: float = 0.0  # of the requests' speed over plain decoding; 0.1: a tenth faster
     saved: float = 0.0  # by one step, in the time of a plain token
-    least_shift: int = (
-        MOST_SHIFT + 1
-    )  # a request's acceptance ratio from which on drafting for it has a benefit
+    least_shift: int = MOST_SHIFT + 1  # acceptance ratio from which on drafting has a benefit
     draft_seconds: float = 0.0  # of the call
     # [level], chance of acceptance from which on a draft token is verified, and drafting goes on after it.
     least: tuple[float, ...] = ()

@@ -12,7 +12,11 @@ from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 
 
 class Policy(Protocol):
-    """Decides who drafts, with what, how deep, and what of it is verified."""
+    """Decides who drafts, with what, how deep, and what of it is verified.
+
+    A policy may also have `notifies(request)`, whether drafters observe the request in the planned pass, and
+    `measured`, the policy whose estimates and decisions are reported.
+    """
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
         """One plan for every entry, in the same order.

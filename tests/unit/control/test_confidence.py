@@ -332,8 +332,7 @@ def test_only_where_texts_cannot_be_biased_does_a_head_stop_by_what_it_has_drawn
     traffic._fill()
     (request,) = traffic.running
     request.sampler.rule = rule
-    record = MeasuredPolicy()._state(request)  # type: ignore[arg-type]
-    assert record is not None
+    record = MeasuredPolicy()._state(request, request.speculation)  # type: ignore[arg-type]
     assert [arm.is_stopping for arm in record.arms] == [rule is Rule.COUPLED]
 
 

@@ -67,7 +67,7 @@ def decision_of(*states: RequestState, seconds: float, lag_seconds: float = 0.0)
     """Shadow drafts of all drafters of these requests take so long, and are never verified."""
     options = [arm.option for state in states for arm in state.arms]
     candidates = [
-        Candidate(option, 0.1, 4, seconds, seconds, lag_seconds, 1e9, seconds) for option in options
+        Candidate(option, True, 0.1, 4, seconds, seconds, lag_seconds, 1e9, seconds) for option in options
     ]
     benefits = dict.fromkeys(options, Benefit())
     here = Pass.of(1, 1, [1.0] * 9)
@@ -102,6 +102,7 @@ def test_a_long_quiet_time_saves_no_more_than_a_little():
     explorer = explorer_with(0.0)
     explorer.earn(1e6, 0.01, ["eagle"])
     assert explorer.balances["eagle"] == SAVED <= 0.005
+    explorer.save_for("eagle", 0.05)
     assert not explorer.affords("eagle", 0.05)
     explorer.earn(1e6, 0.01, ["eagle"])
     assert explorer.affords("eagle", 0.05), "one that is slower is saved for"

@@ -31,7 +31,3 @@ def test_words_are_found_where_people_read_them(vocabulary, tmp_path, monkeypatc
     monkeypatch.setattr(vocabulary, "ROOT", tmp_path)
     (tmp_path / name).write_text(text, encoding="utf-8")
     assert [int(line.split(":")[1]) for line in vocabulary.findings(tmp_path / name)] == lines
-
-
-def test_what_is_pending_is_still_there(vocabulary):
-    assert [name for name in vocabulary.PENDING if not (ROOT / name).exists()] == []

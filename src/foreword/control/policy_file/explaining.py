@@ -63,9 +63,9 @@ def _reason(policy: PolicyFile, rule: CohortRule) -> str:
 
 def _drafters(policy: PolicyFile, rule: CohortRule, wish: object) -> dict[str, str]:
     if wish is False:
-        return {"nobody": "the request wants no guesses, and that always wins"}
+        return {"none": "the request turns speculation off, and that always wins"}
     if not policy.is_on(rule):
-        return {"nobody": "the cohort is off, whatever requests ask for"}
+        return {"none": "the cohort is off, whatever requests ask for"}
     if wish is not None and wish is not True:
         return _wished(policy, rule, _name(wish))
     named = rule.drafters or ()
@@ -78,7 +78,7 @@ def _drafters(policy: PolicyFile, rule: CohortRule, wish: object) -> dict[str, s
         reported[name] = f"rolled out from {found.start} on, then {steps}% of the requests"
     if rule.drafters is None and not rolled:
         return {ENGINES_OWN: "the rule names no drafters"}
-    return reported or {"nobody": "the rule's list of drafters is empty"}
+    return reported or {"none": "the rule's list of drafters is empty"}
 
 
 def _wished(policy: PolicyFile, rule: CohortRule, name: str) -> dict[str, str]:
@@ -86,7 +86,7 @@ def _wished(policy: PolicyFile, rule: CohortRule, name: str) -> dict[str, str]:
     rest = methods_within(policy, rule, names, lambda one: _name(policy.drafters[one].config).split("+"))
     if rest != names:
         why = "the request asks for draft nodes, and none of the cohort's drafters asks any"
-        return {"+".join(rest) or "nobody": why}
+        return {"+".join(rest) or "none": why}
     return {name: "the request asks for it; its depth is the most that is done"}
 
 

@@ -100,11 +100,11 @@ def _wrong_pairing(pair: PairReport, report: ControlReport) -> Advice | None:
     )
 
 
-def _rarely(pair: PairReport, report: ControlReport) -> Advice | None:
+def _few_drafts(pair: PairReport, report: ControlReport) -> Advice | None:
     if pair.coverage is None or pair.coverage >= FEW:
         return None
     return _told(
-        "rarely has a guess",
+        "few drafts",
         pair,
         f"{pair.coverage:.1%} of {pair.asks} draft requests got a draft",
         "a shorter match (prompt_lookup_min), a datastore of such texts (rest), or a head or model instead",
@@ -185,7 +185,7 @@ def _host_overhead(report: ControlReport) -> Advice | None:
 _OF_ENGINE: tuple[Callable[[ControlReport], Advice | None], ...] = (_kv_pressure, _host_overhead)
 _OF_PAIR: tuple[Callable[[PairReport, ControlReport], Advice | None], ...] = (
     _wrong_pairing,
-    _rarely,
+    _few_drafts,
     _low_yield,
     _network,
     _too_slow,

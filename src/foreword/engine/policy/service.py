@@ -151,7 +151,7 @@ class SpeculationService:
         self, cache: PagedCache, policy: Policy, steering: Steering | None, drafters: DrafterPool, rule: Rule
     ) -> None:
         self._cache = cache
-        self._policy = policy if isinstance(policy, MeasuredPolicy) else None
+        self._policy: MeasuredPolicy | None = getattr(policy, "measured", None)
         self._steering = steering
         self._drafters = drafters
         self.books = SpeculationBooks(cache.page_size)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class DraftOutcome(NamedTuple):
-    """What came of a draft, for whoever counts it."""
+    """What came of a draft."""
 
     asked: bool  # whether a drafter was asked
     nodes: int  # that were judged
@@ -62,7 +62,7 @@ class AcceptanceStats:
 
     @property
     def rejected_per_position(self) -> list[int]:
-        """Drafts whose first rejected guess is here."""
+        """Drafts whose first rejected token is here."""
         return self._per_position(lambda level, accepted: level == accepted)
 
     def _per_position(self, counts: Callable[[int, int], bool]) -> list[int]:

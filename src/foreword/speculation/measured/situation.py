@@ -13,7 +13,7 @@ OTHER = "other"
 
 
 def cohort_name(method: str, cohort: str) -> str:
-    """Requests of one cohort, by who was asked to draft for them; empty: nobody."""
+    """Requests of one cohort, by the drafter that was requested; empty: none."""
     return f"{method or 'plain'}/{cohort}"
 
 

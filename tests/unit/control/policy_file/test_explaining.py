@@ -45,12 +45,12 @@ def test_it_names_what_did_not_fit():
 
 
 def test_what_the_request_and_the_operator_forbid_wins():
-    assert "always wins" in explain(POLICY, CODE, False).drafters["nobody"]
+    assert "always wins" in explain(POLICY, CODE, False).drafters["none"]
     assert list(explain(POLICY, CODE, {"method": "suffix"}).drafters) == ["suffix"]
     quiet = RequestTraits(priority="batch")
-    assert "the cohort is off" in explain(POLICY, quiet, {"method": "suffix"}).drafters["nobody"]
+    assert "the cohort is off" in explain(POLICY, quiet, {"method": "suffix"}).drafters["none"]
     told = explain(POLICY, CODE, {"method": ["remote", "suffix"]}).drafters
     assert list(told) == ["suffix"]
     assert "none of the cohort's drafters asks any" in told["suffix"]
-    assert list(explain(POLICY, CODE, {"method": "remote"}).drafters) == ["nobody"]
+    assert list(explain(POLICY, CODE, {"method": "remote"}).drafters) == ["none"]
     assert list(explain(POLICY, RequestTraits(), {"method": "remote"}).drafters) == ["remote"]

@@ -62,7 +62,7 @@ def test_without_advice_there_is_one_reason(report: ControlReport, words: str):
             replace(with_pair(draft_ms=0.01), batch=32, row_ms=0.3),
             "no idle arithmetic at this batch",
         ),
-        (with_pair(coverage=0.05, draft_ms=0.01), "rarely has a guess"),
+        (with_pair(coverage=0.05, draft_ms=0.01), "few drafts"),
         (with_pair(network_ms=0.4, draft_ms=0.5), "network slower than drafting"),
         (with_pair(acceptance_by_level=(0.25,), kept=1, draft_ms=0.1), "wrong pairing"),
         (with_pair(state="held", reason="gain: 0.9"), "held"),
@@ -87,7 +87,7 @@ def test_each_mode_is_named_with_figures_and_a_remedy(report: ControlReport, mod
     [
         (with_pair(acceptance_by_level=(0.1,), coverage=0.6, kept=1, asks=10), "low yield"),  # too few to say
         (with_pair(draft_ms=0.5), "drafter too slow"),
-        (with_pair(coverage=0.2), "rarely has a guess"),
+        (with_pair(coverage=0.2), "few drafts"),
         (with_pair(network_ms=0.1), "network slower than drafting"),
         (with_pair(acceptance_by_level=(0.25,), is_model=False), "wrong pairing"),
         (replace(CALM, preemptions_guessing=0.005), "KV pressure"),
