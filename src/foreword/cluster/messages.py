@@ -26,7 +26,8 @@ MAX_NODES = 128
 Line = Annotated[str, msgspec.Meta(max_length=500)]
 Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+Seconds = NonNegative
 
 
 class NodeMessage(msgspec.Struct, tag=True, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -78,7 +79,7 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True):
     """How the request draws, as far as a drafter can follow. There is no seed: what noise starts from is enough."""
 
     vocab_size: Count
-    temperature: Seconds = 0.0
+    temperature: NonNegative = 0.0
     top_p: float = 1.0
     min_p: float = 0.0
     top_k: Count = 0

@@ -156,12 +156,12 @@ class Pools:
             )
             return
         one.again_at = now + one.pause
-        _log.error("%s has ended (exit code %s); again in %g s", one.member.name, code, one.pause)
+        _log.error("%s has ended (exit code %s); restarting in %g s", one.member.name, code, one.pause)
         one.pause = min(2 * one.pause, LONGEST_PAUSE)
         one.restarts += 1
 
     def run(self, and_then: Callable[[], None] = lambda: None) -> None:
-        """Until `stopped` is set; then targets end first, so that no node drains for a target that is gone."""
+        """Supervise until `stopped` is set; then end routers, targets and nodes, in this order."""
         try:
             while not self.stopped.is_set():
                 self.look()
