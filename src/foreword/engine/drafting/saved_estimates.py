@@ -11,7 +11,7 @@ from foreword.speculation.measured.costs import StepCosts
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 
 FIRST_SECONDS, MOST_SECONDS = 2.0, 30.0
 """Seconds of steps after which it is saved for the first time, and later on: a first run may be short."""
