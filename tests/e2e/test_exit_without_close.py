@@ -65,7 +65,7 @@ NATIVE = {"drafter in the making"}
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=needs_cpu_kernels if kind in NATIVE else ()) for kind in BODIES]
 )
-def test_a_program_that_closes_nothing_exits_cleanly(kind, tiny_model):
+def test_a_program_that_closes_nothing_exits_cleanly(kind, tiny_model, tmp_path):
     program = PROGRAM.format(body=BODIES[kind])
-    run = warm.run([str(tiny_model)], None, 120, program=program)
+    run = warm.run([str(tiny_model)], None, 120, {"FOREWORD_CACHE": str(tmp_path)}, program)
     assert (run.returncode, run.stderr) == (3 if kind == "failing program" else 0, "")

@@ -58,6 +58,14 @@ class Explorer:
         """Save up to what a try costs, if that is more than is saved otherwise."""
         self._largest[drafter] = max(self._largest.get(drafter, 0.0), seconds)
 
+    def buys(self, drafter: str, seconds: float) -> bool:
+        """Save for a try and pay it if there is enough; return whether there was."""
+        self.save_for(drafter, seconds)
+        if not self.affords(drafter, seconds):
+            return False
+        self.pay(drafter, seconds)
+        return True
+
     @property
     def share(self) -> float:
         """Share of the time of all steps that was spent; tries that gained more than they took have cost nothing."""
@@ -125,10 +133,8 @@ class Explorer:
             if is_beside and not arm.is_lookup and flight is not None:
                 # A pass without the draft that it would have had is part of the cost.
                 price += max(flight.benefit.saved, 0.0) * decision.here.per_token
-            self.save_for(drafter, price)
-            if not self.affords(drafter, price):
+            if not self.buys(drafter, price):
                 return
-            self.pay(drafter, price)
             if is_beside and arm.is_lookup and plan is not None:
                 plans[place] = replace(
                     plan, shadow=state.shadow_beside(arm, candidate.levels, benefit, length)
@@ -152,10 +158,8 @@ class Explorer:
         ]
         lags = [arm.lag(length) for (_, _, arm), length in zip(found, lengths, strict=True)]
         loss = self.settings.probe_host_seconds + candidate.live_loss + candidate.lag_seconds * sum(lags)
-        self.save_for(drafter, loss)
-        if not self.affords(drafter, loss):
+        if not self.buys(drafter, loss):
             return
-        self.pay(drafter, loss)
         self.live = drafter, loss
         for (place, state, arm), lag in zip(found, lags, strict=True):
             levels = benefit.depth if state.is_coupled else benefit.kept

@@ -17,7 +17,7 @@ from foreword.control.fixed import FixedPolicy
 from foreword.control.policy import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.drafting.saved_estimates import SavedEstimates, write_atomically
+from foreword.engine.drafting.saved_estimates import FORMAT, SavedEstimates, write_atomically
 from foreword.engine.requests.answer import RequestLimits
 from foreword.engine.requests.request import Request, RequestIdentity
 from foreword.kernels.native import choose_threads
@@ -195,7 +195,7 @@ def start_with_saved(
     """
     config = core.drafters.default_config
     drafter = "" if config is None else json.dumps(config.as_mapping(), sort_keys=True)
-    path = cache_directory() / "estimates" / f"{engine_key(core, drafter)}.json"
+    path = cache_directory() / "estimates" / f"{engine_key(core, drafter)}-{FORMAT}.json"
     kept = SavedEstimates(path, policy, core.situation.costs)
     measured = cache(lambda: check_profile(core, clock))  # at most once, and only if something was saved
 

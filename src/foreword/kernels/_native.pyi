@@ -197,18 +197,69 @@ class Head:
         logits: Floats,
         states: Floats,
     ) -> None: ...
-    # (store, kind, rows of a pass, how tokens are drawn, where they go), as backends/cpu/heads.py lays them out.
-    def chain(self, store: KvStore, kind: int, *arguments: object) -> None: ...
-    # The same, after the rows of a context that are kept first, or None.
+    def chain(
+        self,
+        store: KvStore,
+        kind: int,
+        arrays: tuple[NDArray[Any], ...],
+        starts: NDArray[int32],
+        features: Floats,
+        lengths: NDArray[int32],
+        steps: NDArray[int32],
+        ids: NDArray[int32] | None,
+        vocab: int,
+        temperature: NDArray[float64],
+        top_k: NDArray[int64],
+        top_p: NDArray[float64],
+        min_p: NDArray[float64],
+        stems: NDArray[uint64],
+        tokens: NDArray[int32],
+        stop: tuple[Floats, Floats, Floats, Floats] | None,
+    ) -> None: ...
     def block(
-        self, store: KvStore, kind: int, context: tuple[Any, ...] | None, *arguments: object
+        self,
+        store: KvStore,
+        kind: int,
+        context: tuple[tuple[NDArray[Any], ...], NDArray[int32], Floats] | None,
+        arrays: tuple[NDArray[Any], ...],
+        starts: NDArray[int32],
+        features: Floats,
+        lengths: NDArray[int32],
+        steps: NDArray[int32],
+        ids: NDArray[int32] | None,
+        vocab: int,
+        temperature: NDArray[float64],
+        top_k: NDArray[int64],
+        top_p: NDArray[float64],
+        min_p: NDArray[float64],
+        stems: NDArray[uint64],
+        tokens: NDArray[int32],
+        stop: tuple[Floats, Floats, Floats, Floats] | None,
     ) -> None: ...
 
 class Sampler:
     def __init__(self, threads: int) -> None: ...
-    # Columns of the rows, then those that are written, as kernels/sampler.py names them.
-    def floors(self, logits: NDArray[float32], *columns: NDArray[Any]) -> None: ...
-    def draw(self, logits: NDArray[float32], *columns: NDArray[Any]) -> None: ...
+    def floors(
+        self,
+        logits: NDArray[float32],
+        temperature: NDArray[float64],
+        top_k: NDArray[int64],
+        top_p: NDArray[float64],
+        min_p: NDArray[float64],
+        peak: NDArray[float32],
+        floor: NDArray[float32],
+        first: NDArray[int64],
+    ) -> None: ...
+    def draw(
+        self,
+        logits: NDArray[float32],
+        peak: NDArray[float32],
+        floor: NDArray[float32],
+        temperature: NDArray[float64],
+        only: NDArray[int64],
+        keys: NDArray[int64],
+        tokens: NDArray[int64],
+    ) -> None: ...
     def sample(
         self,
         logits: NDArray[float32],

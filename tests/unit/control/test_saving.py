@@ -177,7 +177,7 @@ def damaged(saved: dict[str, Any]) -> list[str]:
     (*pair, counts), *others = saved["estimates"]["pairs"]
     lies = {**counts, "accepted": [[9e8] for _ in counts["accepted"]]}
     wrong_rates = {**saved, "estimates": {"pairs": [[*pair, lies], *others]}}
-    cases = [other, half, wrong_costs, wrong_calls, no_numbers, wrong_rates, [], {"format": 1}]
+    cases = [other, half, wrong_costs, wrong_calls, no_numbers, wrong_rates, [], {"key": "another"}]
     cases += [endless, huge, negative, useless]
     return ["", "{", "null", "[" * 100_000, *map(json.dumps, cases)]
 

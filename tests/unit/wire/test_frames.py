@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
 from foreword.cluster.framing import ChannelError, FrameSplitter
-from foreword.control.reporting.figures import Band, Bounds, ControlReport, DecisionTold, PairReport, Usage
+from foreword.control.reporting.figures import Band, Bounds, ControlReport, DecisionReport, PairReport, Usage
 from foreword.engine.messages import (
     AnswerDelta,
     CohortTotals,
@@ -77,7 +77,7 @@ FULL_STATS = EngineStats(
                 depths=(0, 3, 4),
                 acceptance_by_level=(0.5, 0.25),
                 acceptance_by_position=(Band(0, 9, 5),),
-                decisions=(DecisionTold(1.0, "on", "gains", 1.1),),
+                decisions=(DecisionReport(1.0, "on", "gains", 1.1),),
             ),
         ),
         usage=Usage(10.0, 1.0, 5.0, 100, 1.0, 3.0),

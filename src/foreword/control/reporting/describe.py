@@ -7,7 +7,7 @@ from dataclasses import replace
 from foreword.control.options import Option
 from foreword.control.policy import MeasuredPolicy
 from foreword.control.reporting.books import PairBooks
-from foreword.control.reporting.figures import Bounds, DecisionTold, PairReport, counts_of, run_percentile
+from foreword.control.reporting.figures import Bounds, DecisionReport, PairReport, counts_of, run_percentile
 from foreword.control.value import Pass
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.measured.costs import StepCosts
@@ -157,9 +157,9 @@ def _costs_levels(method: str, costs: StepCosts, here: Pass | None) -> bool:
     return costs.draft_seconds(method, 4) - costs.draft_seconds(method, 1) > 0.03 * here.plain
 
 
-def _decisions(options: Iterable[Option], now: float) -> tuple[DecisionTold, ...]:
+def _decisions(options: Iterable[Option], now: float) -> tuple[DecisionReport, ...]:
     reported = [
-        DecisionTold(now - one.seconds, "on" if one.is_on else "off", one.reason, 1 + one.gain)
+        DecisionReport(now - one.seconds, "on" if one.is_on else "off", one.reason, 1 + one.gain)
         for option in options
         for one in option.switches
     ]

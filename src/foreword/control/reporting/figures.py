@@ -28,7 +28,7 @@ class Band:
 
 
 @dataclass(frozen=True)
-class DecisionTold:
+class DecisionReport:
     """Something was switched, or moved to another stage."""
 
     ago_seconds: float
@@ -65,7 +65,7 @@ class PairReport:
     faults: int = 0
     switched: int = 0  # times that it was turned on or off
     is_model: bool = False  # it computes its drafts; else it looks them up
-    decisions: tuple[DecisionTold, ...] = ()
+    decisions: tuple[DecisionReport, ...] = ()
 
     def aged(self, seconds: float) -> "PairReport":
         since = None if self.since_seconds is None else self.since_seconds + seconds

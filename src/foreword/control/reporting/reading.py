@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from foreword.control.reporting.figures import Band, Bounds, ControlReport, DecisionTold, PairReport, Usage
+from foreword.control.reporting.figures import Band, Bounds, ControlReport, DecisionReport, PairReport, Usage
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _pair(value: object) -> PairReport:
             given[name] = Bounds(**_known(Bounds, given[name]))
     bands, decisions = given.get("acceptance_by_position", ()), given.get("decisions", ())
     given["acceptance_by_position"] = tuple(Band(**_known(Band, band)) for band in bands)
-    given["decisions"] = tuple(DecisionTold(**_known(DecisionTold, one)) for one in decisions)
+    given["decisions"] = tuple(DecisionReport(**_known(DecisionReport, one)) for one in decisions)
     for name in ("depths", "acceptance_by_level"):
         given[name] = tuple(given.get(name, ()))
     return PairReport(**given)

@@ -12,6 +12,7 @@ from foreword.speculation.measured.costs import StepCosts
 _log = logging.getLogger(__name__)
 
 FORMAT = 2
+"""Part of a file's name, so that files in another format are not read."""
 
 FIRST_SECONDS, MOST_SECONDS = 2.0, 30.0
 """Seconds of steps after which it is saved for the first time, and later on: a first run may be short."""
@@ -40,10 +41,7 @@ class SavedEstimates:
             if self._path.stat().st_size > MOST_BYTES:
                 raise ValueError("it is too large")
             saved = json.loads(self._path.read_text(encoding="utf-8"))
-            if not isinstance(saved, dict) or (saved.get("format"), saved.get("key")) != (
-                FORMAT,
-                self._path.stem,
-            ):
+            if not isinstance(saved, dict) or saved.get("key") != self._path.stem:
                 raise ValueError("it was written for something else")
             restored = StepCosts()
             restored.restore(saved["costs"])  # so that nothing is used of a file that is only half right
@@ -71,7 +69,6 @@ class SavedEstimates:
             return
         self._steps = self._policy.steps
         saved = {
-            "format": FORMAT,
             "key": self._path.stem,
             "costs": self._costs.as_json(),
             "estimates": self._policy.estimates.as_json(self._policy.seconds),

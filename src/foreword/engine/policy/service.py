@@ -10,7 +10,7 @@ from foreword.control.policy import MeasuredPolicy
 from foreword.control.policy_file.document import Prices
 from foreword.control.reporting.books import SpeculationBooks
 from foreword.control.reporting.describe import describe_pairs
-from foreword.control.reporting.figures import ControlReport, DecisionTold, PairReport, Usage
+from foreword.control.reporting.figures import ControlReport, DecisionReport, PairReport, Usage
 from foreword.control.rollout.evidence import Outcome
 from foreword.control.rollout.pair import PairRollout
 from foreword.engine.drafting.drafter_pool import DrafterPool
@@ -117,7 +117,7 @@ def _with_rollouts(
 
 
 def _rolled(report: PairReport, pair: PairRollout, now: float) -> PairReport:
-    moves = [DecisionTold(now - move.at, move.stage.value, move.reason) for move in pair.moves]
+    moves = [DecisionReport(now - move.at, move.stage.value, move.reason) for move in pair.moves]
     own = report.decisions if pair.percent else ()  # an unused drafter is not switched
     return replace(
         report,

@@ -116,7 +116,7 @@ async def smallest(body: Body, shows: Callable[[Body], Awaitable[bool]]) -> Body
 
 
 Ask = Callable[[Body], Awaitable[ServerAnswer]]
-Told = Callable[[ServerAnswer], str]
+AnswerPart = Callable[[ServerAnswer], str]
 
 CONTEXT = 40
 """Characters shown before the place where two texts part."""
@@ -155,7 +155,7 @@ async def must_agree(
 
 
 async def refuted_by(
-    ground: Ground, body: Body, fault: str, tried: int, fault_of: Told, got: Told
+    ground: Ground, body: Body, fault: str, tried: int, fault_of: AnswerPart, got: AnswerPart
 ) -> ClaimVerdict:
     """Return the verdict of a claim that one answer refutes, with a small request that shows the fault."""
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from foreword.control.reporting.advising import advise, without_advice
-from foreword.control.reporting.figures import Bounds, ControlReport, DecisionTold, PairReport, Usage
+from foreword.control.reporting.figures import Bounds, ControlReport, DecisionReport, PairReport, Usage
 from foreword.control.reporting.reading import as_json, from_json
 
 PAYING = PairReport(
@@ -99,7 +99,7 @@ def test_no_mode_is_named_without_its_figures(report: ControlReport, mode: str):
 
 
 def test_a_report_that_is_told_later_says_so():
-    pair = replace(PAYING, since_seconds=5.0, decisions=(DecisionTold(2.0, "on", "gains"),))
+    pair = replace(PAYING, since_seconds=5.0, decisions=(DecisionReport(2.0, "on", "gains"),))
     told = replace(CALM, pairs=(pair, PAYING), usage=Usage(wall_seconds=10.0, target_seconds=5.0)).aged(10.0)
     assert told.usage.target_utilisation == 0.25
     assert (told.pairs[0].since_seconds, told.pairs[0].decisions[0].ago_seconds) == (15.0, 12.0)
