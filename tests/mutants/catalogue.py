@@ -263,7 +263,7 @@ MUTANTS = (
         19,
         "the rows of a prompt chunk see one another whole",
         "speculation/layout.py",
-        "_ways_of_one",
+        "_part_rows",
         "own + 1",
         "np.full(run, run)",
         (LAYOUT,),

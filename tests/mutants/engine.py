@@ -195,8 +195,8 @@ ENGINE_MUTANTS = (
         "rows are laid out as if a request's pages lay behind its first one",
         "speculation/layout.py",
         "_fill_places",
-        "arrays.block_tables[ways.part_of, page]",
-        "arrays.block_tables[ways.part_of, 0] + page",
+        "arrays.block_tables[shapes.part_of, page]",
+        "arrays.block_tables[shapes.part_of, 0] + page",
         (WORLDS,),
     ),
 )

@@ -19,8 +19,8 @@ HEAD_MUTANTS = (
         "a chain in one call draws with the noise of the next position",
         "drafters/heads/chains.py",
         "plan_chains",
-        "len(ask.request.tokens)",
-        "len(ask.request.tokens) + 1",
+        "len(task.request.tokens)",
+        "len(task.request.tokens) + 1",
         (CHAINS,),
     ),
     Mutant(
@@ -136,8 +136,8 @@ HEAD_MUTANTS = (
         "a tree of an exit has a row more than it was lent",
         "drafters/model/layer_skip.py",
         "ExitHead._draft",
-        "found.kv.reserved - len(ask.request.tokens)",
-        "found.kv.reserved - len(ask.request.tokens) + 1",
+        "found.kv.reserved - len(task.request.tokens)",
+        "found.kv.reserved - len(task.request.tokens) + 1",
         ("tests/integration/test_exit_rows.py",),
     ),
     Mutant(

@@ -32,8 +32,8 @@ WAIT_MUTANTS = (
         "more levels are wanted than may be verified",
         PROSPECTS,
         "expected_arrivals",
-        "min(ask.max_depth, ask.max_nodes)",
-        "ask.max_depth",
+        "min(task.max_depth, task.max_nodes)",
+        "task.max_depth",
         (f"{WAITING}::test_levels_are_wanted_as_far_as_depth_and_nodes_both_reach",),
     ),
     Mutant(
@@ -41,8 +41,8 @@ WAIT_MUTANTS = (
         "more levels are wanted than were asked for",
         PROSPECTS,
         "expected_arrivals",
-        "min(ask.max_depth, ask.max_nodes)",
-        "ask.max_nodes",
+        "min(task.max_depth, task.max_nodes)",
+        "task.max_nodes",
         (f"{WAITING}::test_levels_are_wanted_as_far_as_depth_and_nodes_both_reach",),
     ),
     Mutant(

@@ -167,9 +167,9 @@ def _cost(
     spent: list[float] = []
     waited, levels = 0.0, 0
     for _ in range(passes):
-        asks = [DraftTask(request(place), 5, 5) for place in range(batch)]
+        tasks = [DraftTask(request(place), 5, 5) for place in range(batch)]
         before, began = drafter.nodes()[0].wait_seconds, thread_time()
-        drafts = drafter.propose(asks)
+        drafts = drafter.propose(tasks)
         spent.append(thread_time() - began)
         waited += drafter.nodes()[0].wait_seconds - before
         levels += sum(draft.depth for draft in drafts)

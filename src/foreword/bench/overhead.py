@@ -58,9 +58,11 @@ class Overhead:
 class ArbitraryDrafts(Drafter):
     """Always drafts as many tokens as are wanted, to get passes of a known size."""
 
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """The same token over and over."""
-        return [Draft.chain([0] * ask.max_nodes, len(ask.request.tokens), ask.request.epoch) for ask in asks]
+        return [
+            Draft.chain([0] * task.max_nodes, len(task.request.tokens), task.request.epoch) for task in tasks
+        ]
 
 
 class TurnPolicy(FixedPolicy):

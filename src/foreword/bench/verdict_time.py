@@ -144,16 +144,16 @@ class KnownDrafts(Drafter):
     def __init__(self) -> None:
         self.spent = 0.0  # seconds of the processor
 
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         began = process_time()
-        newest = np.array([ask.request.tokens[-1] for ask in asks])
+        newest = np.array([task.request.tokens[-1] for task in tasks])
         guesses = _draft_rows(newest).tolist()
         self.spent += process_time() - began
         return [
             Draft.chain(
-                tokens[: min(ask.max_nodes, ask.max_depth)], len(ask.request.tokens), ask.request.epoch
+                tokens[: min(task.max_nodes, task.max_depth)], len(task.request.tokens), task.request.epoch
             )
-            for tokens, ask in zip(guesses, asks, strict=True)
+            for tokens, task in zip(guesses, tasks, strict=True)
         ]
 
 

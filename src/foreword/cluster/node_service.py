@@ -124,11 +124,11 @@ class DraftService:
         wanted = [(target, session, session.next_call()) for (target, _), session in self._sessions.items()]
         chosen = self._chosen(wanted)
         if chosen:
-            answers = self._drafter.propose([ask for _, _, ask in chosen])
+            answers = self._drafter.propose([task for _, _, task in chosen])
             for (_, session, _), answer in zip(chosen, answers, strict=True):
                 session.grow(answer)
             self._measure(began, chosen)
-        silent = [(target, session) for target, session, ask in wanted if ask is None]
+        silent = [(target, session) for target, session, task in wanted if task is None]
         for target, session in (*((target, session) for target, session, _ in chosen), *silent):
             if not session.is_sent:
                 drafts.setdefault(target, []).append(session.to_message(session.next_call() is None))
@@ -143,13 +143,13 @@ class DraftService:
 
     def _chosen(self, wanted: Sequence[tuple[Target, Session, DraftTask | None]]) -> list[_Asked]:
         """Those whose target would wait first, then what is drafted ahead; of equals the most valuable."""
-        asks = [(target, session, ask) for target, session, ask in wanted if ask is not None]
-        asks.sort(key=lambda one: (one[1].is_prefetch, -one[1].value))
-        return asks[: self._limits.batch]
+        tasks = [(target, session, task) for target, session, task in wanted if task is not None]
+        tasks.sort(key=lambda one: (one[1].is_prefetch, -one[1].value))
+        return tasks[: self._limits.batch]
 
     def _measure(self, began: float, chosen: Sequence[_Asked]) -> None:
         now = self._clock()
-        levels = max(ask.max_depth for _, _, ask in chosen)
+        levels = max(task.max_depth for _, _, task in chosen)
         idle = max(began - self._ended_at, 0.0)
         busy = (now - began) / max(now - began + idle, 1e-9)
         self._level_seconds += _MEMORY * ((now - began) / levels - self._level_seconds)

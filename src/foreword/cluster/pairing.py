@@ -64,9 +64,9 @@ class Pairing:
         self.peer.estimates.judge(last, tokens[before:])
         return length - before
 
-    def commit(self, ask: DraftTask, now: float, value: float) -> SessionCommit | None:
+    def commit(self, task: DraftTask, now: float, value: float) -> SessionCommit | None:
         """Return the message that precedes a draft; None: the node knows the text already."""
-        length, before, wants = len(ask.request.tokens), self.sent, (ask.max_nodes, ask.max_depth)
+        length, before, wants = len(task.request.tokens), self.sent, (task.max_nodes, task.max_depth)
         if length == before and wants == self.wants:
             return None
         if length > before:
@@ -74,7 +74,7 @@ class Pairing:
             if self.requested_at is None and self.is_warm:
                 self.requested_at, self.requested_len = now, length
         self.sent, self.wants = length, wants
-        return SessionCommit(self.session, length, list(ask.request.tokens[before:length]), *wants, value)
+        return SessionCommit(self.session, length, list(task.request.tokens[before:length]), *wants, value)
 
     def closing(self, tokens: Sequence[int]) -> Close:
         """The request has ended with this text."""
@@ -155,12 +155,12 @@ def expected_arrivals(
     counts: dict[Group, int] = {}
     first: dict[Group, Pairing] = {}
     for (
-        ask,
+        task,
         pairing,
     ) in pairs:  # at every level that arrives, so requests that wait for nothing are skipped first
         if pairing is None or not may_come(pairing, shadow) or _late_in(pairing, now) <= 0:
             continue
-        at_hand, wanted = pairing.draft_after(ask.request).depth, min(ask.max_depth, ask.max_nodes)
+        at_hand, wanted = pairing.draft_after(task.request).depth, min(task.max_depth, task.max_nodes)
         if at_hand < wanted:
             key = (pairing.peer.name, at_hand, wanted, pairing.requested_at is None)
             counts[key] = counts.get(key, 0) + 1

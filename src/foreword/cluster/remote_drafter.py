@@ -80,14 +80,14 @@ class RemoteDrafter(Drafter):
         with self._arrived:
             self._paired(request, self._clock())
 
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """What is there for every ask, after a wait if one is worth it."""
         with self._arrived:
             now = self._clock()
-            pairs = [(ask, self._paired(ask.request, now)) for ask in asks]
+            pairs = [(task, self._paired(task.request, now)) for task in tasks]
             self._send_commits(pairs, now)
             self._wait(pairs)
-            return [NOTHING if pairing is None else self._draft(ask, pairing) for ask, pairing in pairs]
+            return [NOTHING if pairing is None else self._draft(task, pairing) for task, pairing in pairs]
 
     def forget(self, request: DraftRequest) -> None:
         """The request has ended: so does its session."""
@@ -224,16 +224,16 @@ class RemoteDrafter(Drafter):
         """One frame for every node: what was committed for its sessions, and how much is wanted."""
         came, value = 0, self._value
         by_peer: dict[str, tuple[NodePeer, list[SessionCommit]]] = {}
-        for ask, pairing in pairs:
+        for task, pairing in pairs:
             if pairing is None:
                 continue
-            came += pairing.read(ask.request.tokens)
+            came += pairing.read(task.request.tokens)
             if pairing.requested_at is not None:
                 self._note_late(pairing, now)
             if not pairing.sent:  # it has missed everything
-                tenant = tenant_hash(ask.request.tenant, self._identity.security.token)
-                pairing.peer.send(pairing.opening(ask.request, tenant, value))
-            commit = pairing.commit(ask, now, value)
+                tenant = tenant_hash(task.request.tenant, self._identity.security.token)
+                pairing.peer.send(pairing.opening(task.request, tenant, value))
+            commit = pairing.commit(task, now, value)
             if commit is not None:
                 by_peer.setdefault(pairing.peer.name, (pairing.peer, []))[1].append(commit)
         self._rate.came(came, now)
@@ -285,9 +285,9 @@ class RemoteDrafter(Drafter):
             pairing.peer.breaker.late(now - pairing.requested_at)
             self.faults["late"] += 1
 
-    def _draft(self, ask: DraftTask, pairing: Pairing) -> Draft:
-        draft = pairing.draft_after(ask.request)
+    def _draft(self, task: DraftTask, pairing: Pairing) -> Draft:
+        draft = pairing.draft_after(task.request)
         if not draft.tokens:
             return NOTHING
-        draft = pairing.given = draft.within(ask.max_nodes, ask.max_depth)
+        draft = pairing.given = draft.within(task.max_nodes, task.max_depth)
         return draft if pairing.peer.estimates.judged >= self._config.shadow else NOTHING

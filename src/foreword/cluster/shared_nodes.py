@@ -67,8 +67,8 @@ class NodesUse(Drafter):
     def expect(self, request: DraftRequest) -> None:
         self.drafter.expect(request)
 
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
-        return self.drafter.propose(asks)
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        return self.drafter.propose(tasks)
 
     def forget(self, request: DraftRequest) -> None:
         self.drafter.forget(request)

@@ -76,15 +76,15 @@ class _Several(Drafter):
 class FirstOf(_Several):
     """Calls one drafter after the other until one has a draft."""
 
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Return for every ask the first draft that is not empty."""
-        drafts = [Draft()] * len(asks)
-        open_asks = list(range(len(asks)))
+        drafts = [Draft()] * len(tasks)
+        open_tasks = list(range(len(tasks)))
         for drafter in self._drafters:
-            answers = drafter.propose([asks[index] for index in open_asks]) if open_asks else ()
-            for index, answer in zip(open_asks, answers, strict=True):
+            answers = drafter.propose([tasks[index] for index in open_tasks]) if open_tasks else ()
+            for index, answer in zip(open_tasks, answers, strict=True):
                 drafts[index] = answer
-            open_asks = [index for index in open_asks if not len(drafts[index])]
+            open_tasks = [index for index in open_tasks if not len(drafts[index])]
         return drafts
 
 
@@ -99,14 +99,18 @@ class Routed(FirstOf):
 class Merged(_Several):
     """Merges all drafts into one tree. Its nodes count as chosen, also those that a drafter drew."""
 
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Return for every ask one tree within its node budget."""
         answers = [
-            [draft.rebase(ask.request.tokens) for draft, ask in zip(drafter.propose(asks), asks, strict=True)]
+            [
+                draft.rebase(task.request.tokens)
+                for draft, task in zip(drafter.propose(tasks), tasks, strict=True)
+            ]
             for drafter in self._drafters
         ]
         return [
-            merge(drafts, ask.max_nodes) for drafts, ask in zip(zip(*answers, strict=True), asks, strict=True)
+            merge(drafts, task.max_nodes)
+            for drafts, task in zip(zip(*answers, strict=True), tasks, strict=True)
         ]
 
 

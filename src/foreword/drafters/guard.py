@@ -90,15 +90,15 @@ class GuardedDrafter(Drafter):
         """Its name while it can say nothing."""
         return (self._name,) if self.traits.may_be_absent and self._drafter.absent else ()
 
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Return the drafts as far as they can be used; an empty draft for the rest."""
-        answers = self._call(lambda: list(self._drafter.propose(asks)))
+        answers = self._call(lambda: list(self._drafter.propose(tasks)))
         if answers is None:
-            return [Draft()] * len(asks)
-        if len(answers) != len(asks):
-            self._fault("shape", f"{len(answers)} drafts for {len(asks)} requests")
-            return [Draft()] * len(asks)
-        return [self._checked(answer, ask) for answer, ask in zip(answers, asks, strict=True)]
+            return [Draft()] * len(tasks)
+        if len(answers) != len(tasks):
+            self._fault("shape", f"{len(answers)} drafts for {len(tasks)} requests")
+            return [Draft()] * len(tasks)
+        return [self._checked(answer, task) for answer, task in zip(answers, tasks, strict=True)]
 
     def observe(self, commits: Sequence[Commit]) -> None:
         self._call(lambda: self._drafter.observe(commits))
@@ -153,20 +153,20 @@ class GuardedDrafter(Drafter):
             self._fault("exception", f"{type(error).__name__}: {error}")
         return None
 
-    def _checked(self, answer: object, ask: DraftTask) -> Draft:
+    def _checked(self, answer: object, task: DraftTask) -> Draft:
         if not isinstance(answer, Draft):
             self._fault("type", f"a {type(answer).__name__} instead of a draft")
             return Draft()
-        if answer.epoch == ask.request.epoch:  # a late one loses what the text has passed
-            answer = answer.rebase(ask.request.tokens)
+        if answer.epoch == task.request.epoch:  # a late one loses what the text has passed
+            answer = answer.rebase(task.request.tokens)
         nodes = len(answer)
-        if nodes > ask.max_nodes:
-            self._fault("draft", f"{nodes} nodes where {ask.max_nodes} were requested")
-        elif answer.depth > ask.max_depth:
-            self._fault("draft", f"a depth of {answer.depth} where {ask.max_depth} was requested")
-        known = known_tokens(answer.within(ask.max_nodes, ask.max_depth), ask.request)
-        if len(known) < min(nodes, ask.max_nodes) and answer.depth <= ask.max_depth:
-            size = ask.request.sampling.vocab_size
+        if nodes > task.max_nodes:
+            self._fault("draft", f"{nodes} nodes where {task.max_nodes} were requested")
+        elif answer.depth > task.max_depth:
+            self._fault("draft", f"a depth of {answer.depth} where {task.max_depth} was requested")
+        known = known_tokens(answer.within(task.max_nodes, task.max_depth), task.request)
+        if len(known) < min(nodes, task.max_nodes) and answer.depth <= task.max_depth:
+            size = task.request.sampling.vocab_size
             self._fault("draft", f"a token outside the vocabulary of {size}")
         return known
 

@@ -39,11 +39,11 @@ def fixed_shape(width: int, max_nodes: int, max_depth: int) -> Shape:
 class GrowingTree:
     """Nodes so far and the newest level, whose followers are looked for next."""
 
-    def __init__(self, ask: DraftTask, width: int = 1) -> None:
+    def __init__(self, task: DraftTask, width: int = 1) -> None:
         """Every level keeps its `width` best nodes; 1 is a chain."""
-        self.request = ask.request
+        self.request = task.request
         self.width = width
-        self._ask = ask
+        self._ask = task
         self.tokens: list[int] = []
         self._parents: list[int] = []
         self._drawn: list[Drawn | None] = []
@@ -141,10 +141,10 @@ class HeadTree(GrowingTree):
     candidate that is not among the best `max_nodes` now need not be followed. A chain is the case of width 1.
     """
 
-    def __init__(self, ask: DraftTask, width: int, room: int) -> None:
+    def __init__(self, task: DraftTask, width: int, room: int) -> None:
         """`room` is how many nodes the head has KV rows for."""
-        super().__init__(ask, width)
-        self._max_nodes, self._max_depth = ask.max_nodes, ask.max_depth
+        super().__init__(task, width)
+        self._max_nodes, self._max_depth = task.max_nodes, task.max_depth
         self._room = room
         self.num_read = 0  # nodes with a row in the head's KV, the frontier last
         self._masks = {ROOT: 0}  # node -> a bit for every row that it sees, its own included

@@ -30,23 +30,23 @@ class FullDrafts(Drafter):
         self._drafter = drafter
         self._branches = branches
 
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
-        found = [Draft()] * len(asks) if self._drafter is None else self._drafter.propose(asks)
-        return [self._filled(draft, ask) for draft, ask in zip(found, asks, strict=True)]
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        found = [Draft()] * len(tasks) if self._drafter is None else self._drafter.propose(tasks)
+        return [self._filled(draft, task) for draft, task in zip(found, tasks, strict=True)]
 
     def forget(self, request: DraftRequest) -> None:
         if self._drafter is not None:
             self._drafter.forget(request)
 
-    def _filled(self, draft: Draft, ask: DraftTask) -> Draft:
-        depth = min(ask.max_nodes, ask.max_depth)
+    def _filled(self, draft: Draft, task: DraftTask) -> Draft:
+        depth = min(task.max_nodes, task.max_depth)
         if draft.device is not None or (len(draft) >= depth and draft.is_chain is not self._branches):
             return draft
-        now = len(ask.request.tokens), ask.request.epoch
+        now = len(task.request.tokens), task.request.epoch
         if not self._branches:
             return Draft.chain([0] * depth, *now)
-        depth = min(depth, ask.max_nodes - 1)
-        more = ask.max_nodes - depth
+        depth = min(depth, task.max_nodes - 1)
+        more = task.max_nodes - depth
         return Draft((*[0] * depth, *range(1, 1 + more)), (*range(ROOT, depth + ROOT), *[ROOT] * more), *now)
 
 

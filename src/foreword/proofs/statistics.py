@@ -41,24 +41,24 @@ class DrawingDrafter(Drafter):
         self._ids = torch.arange(vocab_size)
         self._shape = Draft((0,) * len(parents), tuple(parents))
 
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """One drawn draft for every request."""
-        return [self._draw(ask) for ask in asks]
+        return [self._draw(task) for task in tasks]
 
-    def _draw(self, ask: DraftTask) -> Draft:
-        end = len(ask.request.tokens)
-        shape = self._shape.within(ask.max_nodes, ask.max_depth)
+    def _draw(self, task: DraftTask) -> Draft:
+        end = len(task.request.tokens)
+        shape = self._shape.within(task.max_nodes, task.max_depth)
         tokens: list[int] = []
         drawn: list[Drawn] = []
-        for parent, noise in zip(shape.parents, self._noise(ask.request, shape), strict=True):
-            newest = ask.request.tokens[-1] if parent == ROOT else tokens[parent]
+        for parent, noise in zip(shape.parents, self._noise(task.request, shape), strict=True):
+            newest = task.request.tokens[-1] if parent == ROOT else tokens[parent]
             taken = [tokens[node] for node in range(len(tokens)) if shape.parents[node] == parent]
             law = self._laws[newest].copy()
             law[taken] = 0.0
             support = np.flatnonzero(law)
             tokens.append(int(support[np.argmax(np.log(law[support]) + noise[support])]))
             drawn.append(Drawn(support, law[support] / law.sum()))
-        return Draft(tuple(tokens), shape.parents, end, ask.request.epoch, tuple(drawn))
+        return Draft(tuple(tokens), shape.parents, end, task.request.epoch, tuple(drawn))
 
     def _noise(self, request: DraftRequest, shape: Draft) -> Floats:
         """[nodes, vocab], the same for all siblings."""

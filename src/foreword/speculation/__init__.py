@@ -1,1 +1,1 @@
-"""The idea: a step is a transaction. Read `step.py` first."""
+"""The decoding step, a transaction over requests and KV rows. Start with `step.py`."""

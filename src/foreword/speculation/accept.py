@@ -1,4 +1,4 @@
-"""Logits to verdicts, for every request of a pass."""
+"""Turns the logits of a pass into one verdict per request."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,22 +19,23 @@ OK, NOT_FINITE, ALL_MASKED = int(RowStatus.OK), int(RowStatus.NOT_FINITE), int(R
 
 
 class Acceptance(NamedTuple):
-    """The drafts of a pass, of every request whose next token can be drawn, while they are being judged."""
+    """The drafts of one pass while the acceptance rule evaluates them."""
 
     entries: Sequence[PassEntry]
     drafts: Sequence[Draft]
     logits: Tensor
-    drawing: Sequence[int]  # the entries that draw
+    drawing: Sequence[int]  # indices of the entries whose next token is drawn
     judging: Judging | None  # None: no entry draws
 
     @staticmethod
     def begin(
         logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[Draft], wants_draws: bool = False
     ) -> "Acceptance":
-        """`logits` has the rows of all, in order: those that score a prompt, the newest token's, the nodes'.
+        """Start acceptance on the logits' device.
 
-        `wants_draws`: a drafter needs the target's own draws, which not every rule makes. What can be drawn on a device
-        is handed to it.
+        `logits` holds, for each entry in order, its prompt-scoring rows, the row of its newest token, and the rows of
+        its draft nodes. With `wants_draws`, the target's own token is drawn after every node, because a drafter needs
+        it.
         """
         drawing = [index for index, entry in enumerate(entries) if entry.draws]
         if not drawing:
@@ -53,22 +54,22 @@ class Acceptance(NamedTuple):
 
     @property
     def newest(self) -> Tensor | None:
-        """int64 [rows], what is drawn after every row that is judged, wherever the logits are; None: nothing is."""
+        """int64 [judged rows], the token drawn after each row, on the logits' device; None: no entry draws."""
         return None if self.judging is None else self.judging.newest
 
     def drawn_at(self) -> dict[KvSequence, int]:
-        """Of the requests whose next token is sure to be the only one, the row after which `newest` has it."""
+        """Map each sequence without a draft to the index of its next token in `newest`."""
         rows = self.first_rows().items()
         return {self.entries[index].kv: row for index, row in rows if not len(self.drafts[index])}
 
     def first_rows(self) -> dict[int, int]:
-        """By entry, the row of its newest token among those that are judged."""
+        """Map each drawing entry to the row of its newest token among the judged rows."""
         if self.judging is None:
             return {}
         return dict(zip(self.drawing, self.judging.judged.trees.starts, strict=False))
 
     def verdicts(self) -> list[Verdict]:
-        """Waits for the pass."""
+        """Wait for the pass and return one verdict per entry."""
         verdicts = [NOTHING_DRAWN] * len(self.entries)
         if self.judging is not None:
             if any(draft.device is not None for draft in self.drafts):
@@ -83,7 +84,7 @@ class Acceptance(NamedTuple):
 
 
 def _verdict(place: int, request: StepRequest, draft: Draft, judged: Judgement, found: Verdicts) -> Verdict:
-    """What the request at this place of the judged batch commits: it may end inside the accepted path."""
+    """Return the verdict of the request at `place` in the judged batch, cut where the answer ends."""
     block, path = found.tokens(judged.trees, place), found.paths[place]
     logprobs: tuple[TokenLogprobs, ...] = ()
     kept = request.kept(block)
@@ -106,7 +107,7 @@ def _verdict(place: int, request: StepRequest, draft: Draft, judged: Judgement, 
 
 
 def _error(request: StepRequest, found: Verdicts, place: int) -> str | None:
-    """Why the request cannot go on; where its grammar gave up, in the parser's words."""
+    """Return the error message if the request cannot continue: the parser's own if its grammar failed."""
     if found.states[place] != ALL_MASKED:
         return found.error(place)
     sampler = request.sampler
@@ -118,7 +119,7 @@ def _error(request: StepRequest, found: Verdicts, place: int) -> str | None:
 
 
 def _judged_rows(logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[Draft]) -> Tensor:
-    """Return the rows that are judged: those that do not score a prompt."""
+    """Return the logits without the prompt-scoring rows."""
     if not any(entry.scored for entry in entries):
         return logits
     judged: list[int] = []
@@ -134,7 +135,7 @@ def _judged_rows(logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[
 def _prompt_scores(
     logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[Draft]
 ) -> dict[int, list[TokenLogprobs]]:
-    """By entry."""
+    """Return the prompt log-probabilities by entry index."""
     scores: dict[int, list[TokenLogprobs]] = {}
     if not any(entry.scored for entry in entries):
         return scores

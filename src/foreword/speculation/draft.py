@@ -17,18 +17,19 @@ ROOT = -1
 
 
 class NodeColumns(NamedTuple):
-    """The arrays of a pass that a draft's shape decides; read-only."""
+    """Arrays of a pass that depend only on a draft's shape; read-only."""
 
     depths: NDArray[np.int32]  # [nodes], the first level is 1
-    masks: NDArray[
-        np.uint64
-    ]  # [nodes], a bit for every node on the path from the root to it, itself included
+    masks: NDArray[np.uint64]  # [nodes], one bit for the node and for each of its ancestors
 
 
 class DeviceTokens(NamedTuple):
-    """Tokens that a device has drawn or is about to draw; a pass over them is launched before the host reads them."""
+    """Draft tokens on a device, drawn or still being drawn.
 
-    source: HostCopy  # int64
+    A pass over them is launched before the host reads them.
+    """
+
+    source: HostCopy  # int64 tokens
     places: tuple[int, ...]  # [nodes], indices of the tokens in the source
 
     def pick(self, nodes: Sequence[int]) -> "DeviceTokens":
@@ -37,11 +38,11 @@ class DeviceTokens(NamedTuple):
 
     @property
     def pass_ids(self) -> tuple[int, ...]:
-        """[nodes], what stands for the tokens in a batch: −1 − index."""
+        """[nodes], placeholders that stand for the tokens in a batch: −1 − index into `source`."""
         return tuple([-1 - place for place in self.places])
 
     def read(self) -> tuple[int, ...]:
-        """Wait for the tokens and return them; where none could be drawn, the id that the pass had in its place."""
+        """Wait for the tokens and return them; 0 replaces a token that could not be drawn."""
         numbers = self.source.numbers
         tokens = tuple([numbers[place] for place in self.places])
         if min(tokens, default=0) < 0:
@@ -50,25 +51,25 @@ class DeviceTokens(NamedTuple):
 
 
 class Draft:
-    """Draft tokens in topological order, and the state of the request that they were made for.
+    """Draft tokens in topological order, for one state of one request.
 
-    A chain is a tree of width one; plain decoding is the empty draft. A node whose token was drawn carries
-    the distribution it was drawn from; a chosen one (a lookup, an argmax, a top-k expansion) carries None.
-    Drafts are never changed.
+    Immutable. A chain is a tree of width one; plain decoding is the empty draft. A sampled node carries the
+    distribution it was drawn from. A node chosen without sampling (lookup, argmax, top-k) carries None.
     """
 
     __slots__ = ("_tokens", "committed_len", "confidence", "device", "drawn", "epoch", "is_cold", "parents")
 
     _tokens: tuple[int, ...] | None  # None: on the device, not read yet
-    device: DeviceTokens | None  # None: the tokens are on the host; chosen ones only
+    # None: the tokens are on the host. Device tokens are always chosen, never sampled.
+    device: DeviceTokens | None
     parents: tuple[int, ...]  # [nodes], index of an earlier node or ROOT
-    committed_len: int  # tokens the request had when the draft was made
-    epoch: int  # the request's epoch then; preemption advances it
-    drawn: tuple[Drawn | None, ...]  # [nodes], or empty where every token was chosen
-    # [nodes], how sure the drafter is of each, given its parent, from 0 to 1; or empty: unknown. Cutting drawn nodes by
-    # it would bias the text, as cutting them by their tokens does.
+    committed_len: int  # length of the request's text when the draft was made
+    epoch: int  # the request's epoch at that time; preemption advances it
+    drawn: tuple[Drawn | None, ...]  # [nodes]; empty if no token was sampled
+    # [nodes], the drafter's probability of each token given its parent; empty: unknown. Cutting sampled nodes by
+    # confidence would bias the text, like cutting them by their tokens.
     confidence: tuple[float, ...]
-    is_cold: bool  # the drafter compiled or captured something for it
+    is_cold: bool  # the drafter compiled or captured a graph for this draft
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Draft:
         confidence: Sequence[float] = (),
         is_cold: bool = False,
     ) -> None:
-        # Plug-in drafters pass arrays and lists of NumPy numbers: they become tuples of plain ones.
+        # Plug-in drafters pass arrays and NumPy scalars; convert them to tuples of Python numbers.
         self._tokens = known = tuple(map(index, tokens))
         self.device = None
         self.parents = tuple(map(index, parents))
@@ -113,25 +114,25 @@ class Draft:
         drawn: Sequence[Drawn | None] = (),
         confidence: Sequence[float] = (),
     ) -> "Draft":
-        """Return a draft in which every token follows the one before it."""
+        """Return a chain: every token follows the one before it."""
         parents = _chain_parents(len(tokens))
         sure = tuple(map(float, confidence))
         if drawn or committed_len < 0 or (sure and len(sure) != len(tokens)):
             return Draft(tokens, parents, committed_len, epoch, drawn, sure)
-        # Lookups make one for every request of every step, and there is nothing else to check.
+        # Skip the other checks: lookups build one chain per request and step.
         return _unchecked(tuple(map(index, tokens)), None, parents, index(committed_len), epoch, (), sure)
 
     @staticmethod
     def on_device(
         tokens: DeviceTokens, committed_len: int, epoch: int = 0, parents: tuple[int, ...] | None = None
     ) -> "Draft":
-        """Return a draft of chosen tokens that are on a device: a chain unless `parents` are given."""
+        """Return a draft whose chosen tokens are on a device: a chain unless `parents` are given."""
         shape = _chain_parents(len(tokens.places)) if parents is None else parents
         return _unchecked(None, tokens, shape, committed_len, epoch, (), ())
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """[nodes]; waits where they are on a device and were not read yet."""
+        """[nodes]; waits for tokens that are still on a device."""
         if self._tokens is None:
             assert self.device is not None
             self._tokens = self.device.read()
@@ -139,7 +140,7 @@ class Draft:
 
     @property
     def pass_ids(self) -> tuple[int, ...]:
-        """[nodes], the tokens as they stand in a batch; never waits."""
+        """[nodes], token ids or device placeholders, as a batch contains them; never waits."""
         return self.tokens if self.device is None else self.device.pass_ids
 
     def on_host(self) -> "Draft":
@@ -149,7 +150,7 @@ class Draft:
         return Draft(self.tokens, self.parents, self.committed_len, self.epoch)
 
     def __eq__(self, other: object) -> bool:
-        """Compare what is verified, and for which text; waits for tokens on a device."""
+        """Compare tokens, parents, distributions and the text's state; waits for tokens on a device."""
         return isinstance(other, Draft) and self._key() == other._key()
 
     def __hash__(self) -> int:
@@ -166,7 +167,7 @@ class Draft:
         return len(self.parents)
 
     def depths(self) -> tuple[int, ...]:
-        """Depth of every node; the first level is 1."""
+        """Return the depth of every node; the first level is 1."""
         return _depths(self.parents)
 
     @property
@@ -175,20 +176,20 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
-        """Whether no node has siblings."""
+        """Whether every node follows the one before it."""
         return _is_chain(self.parents)
 
     def ancestor_masks(self) -> tuple[int, ...]:
-        """Per node, a bit for every node on the way from the root to it, itself included."""
+        """Return one bit mask per node: the node and its ancestors."""
         return _ancestor_masks(self.parents)
 
     def keep(self, wanted: Callable[[int], bool]) -> "Draft":
-        """The nodes that are wanted and whose ancestors all are.
+        """Return the draft reduced to nodes for which `wanted` is true and whose ancestors all are.
 
-        Under every rule but *coupled* a drawn node may be left out only for what was fixed before it was drawn: its
-        place, its q, the nodes above it. To leave it out for its token would bias the text.
+        Except under the *coupled* rule, a sampled node may be dropped only for properties fixed before it was drawn:
+        its place, its q, its ancestors. Dropping it because of its token would bias the text.
         """
-        kept: dict[int, int] = {ROOT: ROOT}  # node -> its number among those that stay
+        kept: dict[int, int] = {ROOT: ROOT}  # node -> its index in the reduced draft
         for node, parent in enumerate(self.parents):
             if parent in kept and wanted(node):
                 kept[node] = len(kept) - 1
@@ -196,7 +197,7 @@ class Draft:
         return self if len(nodes) == len(self) else self._only(nodes, kept, self.committed_len)
 
     def within(self, max_nodes: int, max_depth: int) -> "Draft":
-        """At most this many nodes, the first ones, and this many levels."""
+        """Return the draft cut to its first `max_nodes` nodes and to `max_depth` levels."""
         if len(self.parents) <= max_nodes and self.depth <= max_depth:
             return self
         if self.is_chain:
@@ -206,10 +207,10 @@ class Draft:
         return shallow.keep(lambda node: node < max_nodes)
 
     def rebase(self, tokens: Sequence[int]) -> "Draft":
-        """What is left of the draft for the same text grown to `tokens`; nothing if it took another way.
+        """Return the part of the draft that follows `tokens`, the grown text; empty if the text diverged.
 
-        The nodes that are committed by now go, their followers come next. That is exact for drawn nodes
-        too: whether one stays depends on the nodes above it and on the text, not on its own token.
+        Committed nodes are removed and their descendants move up. That is exact for sampled nodes too: whether a node
+        stays depends on its ancestors and the text, not on its own token.
         """
         if self.committed_len == len(tokens):
             return self
@@ -239,7 +240,7 @@ class Draft:
         return _unchecked(self.tokens[passed:], None, parents, committed_len, self.epoch, drawn, confidence)
 
     def _first(self, end: int) -> "Draft":
-        """Return the first nodes. All of them were checked when the draft was made; every step cuts drafts."""
+        """Return the first `end` nodes of a chain, without repeating the checks of the constructor."""
         tokens = None if self._tokens is None else self._tokens[:end]
         device = None if self.device is None else self.device.pick(range(end))
         parents, drawn, confidence = self.parents[:end], self.drawn[:end], self.confidence[:end]
@@ -269,7 +270,7 @@ def _unchecked(
     drawn: tuple[Drawn | None, ...],
     confidence: tuple[float, ...],
 ) -> Draft:
-    """Return a draft of parts that are known to be right."""
+    """Return a draft without checking its parts."""
     draft = Draft.__new__(Draft)
     draft._tokens, draft.device, draft.parents, draft.committed_len = tokens, device, parents, committed_len
     draft.epoch, draft.drawn, draft.confidence = epoch, drawn, confidence
@@ -277,10 +278,10 @@ def _unchecked(
     return draft
 
 
-# Most drafts are chains, so that a few shapes come back at every step.
+# The shape functions are cached: most drafts are chains, and few shapes recur in every step.
 @lru_cache(maxsize=1024)
 def _stray_node(parents: tuple[int, ...]) -> int | None:
-    """The first node whose parent does not come before it."""
+    """Return the first node whose parent does not come before it."""
     return next((node for node, parent in enumerate(parents) if not ROOT <= parent < node), None)
 
 
@@ -317,7 +318,7 @@ def _ancestor_masks(parents: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def node_columns(parents: tuple[int, ...]) -> NodeColumns:
-    """Return the arrays of a pass that the parents decide."""
+    """Return the depths and ancestor masks of a tree as read-only arrays."""
     return NodeColumns(np.array(_depths(parents), np.int32), np.array(_ancestor_masks(parents), np.uint64))
 
 
@@ -325,7 +326,7 @@ NO_DRAFT = Draft()
 
 
 def marked_cold(drafts: Sequence[Draft], is_cold: bool) -> Sequence[Draft]:
-    """Return the drafts of a pass that compiled or captured something, if `is_cold`."""
+    """Mark all drafts as cold (compiled or captured during the call) if `is_cold`."""
     if not is_cold:
         return drafts
     return [
@@ -335,7 +336,7 @@ def marked_cold(drafts: Sequence[Draft], is_cold: bool) -> Sequence[Draft]:
 
 
 def stack(drafts: Sequence[Draft]) -> DraftTrees:
-    """Drafts as the flat arrays that acceptance judges; pending tokens stay pending."""
+    """Concatenate drafts into the flat arrays that acceptance reads; device tokens stay placeholders."""
     drawn = [draft.drawn or (None,) * len(draft.parents) for draft in drafts]
     tokens = [draft.pass_ids if draft.parents else () for draft in drafts]
     return DraftTrees.stack(tokens, [draft.parents for draft in drafts], drawn)

@@ -1,4 +1,4 @@
-"""The interface of drafters: what they declare, what they are given and what they return."""
+"""Drafter interface: the traits a drafter declares, the requests and commits it receives, the drafts it returns."""
 
 import logging
 from collections import Counter
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Text(Sequence[int]):
-    """The first tokens of a list that only ever grows: they stay the same while it does, without a copy."""
+    """A fixed-length prefix view of an append-only token list, without a copy."""
 
     __slots__ = ("_length", "_tokens")
 
@@ -49,17 +49,18 @@ class Text(Sequence[int]):
         return self._tokens[place % self._length]
 
 
-# Every request of every step has some of these: named tuples are made in a fifth of the time of frozen dataclasses.
+# Named tuples, because every step creates some per request: a frozen dataclass takes five times as long.
 class DraftRequest(NamedTuple):
-    """A request as a drafter sees it: a value, which could be sent to another machine."""
+    """A request as drafters see it: an immutable value that can be sent to another machine."""
 
-    request_id: int  # no other request ever has the same
-    tokens: Sequence[int]  # committed: the prompt, then what was generated
+    request_id: int  # unique within the process
+    tokens: Sequence[int]  # committed tokens: the prompt, then the generated ones
     sampling: DraftSampling
-    prompt_len: int = 0  # how many of the tokens are the prompt
-    tenant: str = ""  # whose request it is; nothing is learned from one tenant for another
-    epoch: int = 0  # advances when the request's state is rebuilt, so that older drafts show as stale
-    prediction: Sequence[int] = ()  # what its user expects as the answer
+    prompt_len: int = 0  # number of leading prompt tokens
+    tenant: str = ""  # owner of the request; drafters never use one tenant's text for another
+    # incremented when the request's state is rebuilt, so that older drafts are recognised as stale
+    epoch: int = 0
+    prediction: Sequence[int] = ()  # the answer that the user expects (OpenAI's `prediction`)
 
     def without_text(self) -> "DraftRequest":
         """Return the request without its tokens."""
@@ -67,43 +68,43 @@ class DraftRequest(NamedTuple):
 
 
 class RequestRows(NamedTuple):
-    """A request's KV pages, for a drafter with rows of its own in them."""
+    """A request's KV pages, for a drafter that keeps rows of its own in them."""
 
     kv: KvSequence
-    cache: PagedCache  # where the pages are
-    store: KvStore  # what is in them
+    cache: PagedCache  # maps rows to pages
+    store: KvStore  # holds the pages' bytes
 
 
 @dataclass(frozen=True)
 class KvMemory:
-    """The KV memory of an engine."""
+    """The engine's KV pages: bookkeeping and storage."""
 
     cache: PagedCache
     store: KvStore
 
     def of(self, kv: KvSequence) -> RequestRows:
-        """One request's part of it."""
+        """Return the rows of one request."""
         return RequestRows(kv, self.cache, self.store)
 
 
 class DraftTask(NamedTuple):
-    """How much to draft for one request."""
+    """A draft request: the text to continue and the limits of the draft."""
 
     request: DraftRequest
     max_nodes: int
     max_depth: int
-    pages: RequestRows | None = None  # rows up to `kv.reserved` may be written; None: it keeps none
-    stop: Stop | None = None  # for drafters with `stops_itself`; None: to the full depth
+    pages: RequestRows | None = None  # the drafter may write rows up to `kv.reserved`; None: it keeps no rows
+    stop: Stop | None = None  # only for drafters with `stops_itself`; None: draft to the full depth
 
 
 @dataclass(frozen=True)
 class DrafterNeeds:
-    """What a drafter has to be given besides the tokens."""
+    """What a drafter needs besides tokens."""
 
-    taps: tuple[Tap, ...] = ()  # hidden states of the target, given with every commit
-    rows: tuple[RowSpec, ...] = ()  # KV rows of its own in the target's pages
-    draws: bool = False  # what the target itself draws after every node that is verified
-    scratch: int = 0  # rows that it writes after the text while it drafts, where more than its nodes
+    taps: tuple[Tap, ...] = ()  # layers whose hidden states arrive with every commit
+    rows: tuple[RowSpec, ...] = ()  # KV rows that it keeps in the target's pages
+    draws: bool = False  # the token that the target draws after every verified node
+    scratch: int = 0  # rows that it writes after the text while drafting, if more than the draft's nodes
 
     def __or__(self, other: "DrafterNeeds") -> "DrafterNeeds":
         taps = tuple(dict.fromkeys((*self.taps, *other.taps)))
@@ -121,30 +122,30 @@ NO_STATES: Mapping[Tap, Tensor] = MappingProxyType({})
 
 
 class Commit(NamedTuple):
-    """What a pass committed for one request: prompt chunks, accepted draft tokens and corrections alike."""
+    """What one pass committed for one request: prompt tokens, accepted draft tokens and the target's own token."""
 
-    request: DraftRequest  # with what was committed
-    first: int  # position of the first token that got its KV row, and so its hidden states, in this pass
-    rows: int  # how many did, one after the other; the newest token is not among them
-    hidden: Mapping[Tap, Tensor] = NO_STATES  # [rows, hidden size], those that it needs among them
-    draft: Draft = NO_DRAFT  # what was verified
-    draws: tuple[int, ...] = ()  # what the target draws after the text, then after every node; if needed
-    pages: RequestRows | None = None  # for a drafter with rows of its own in them
-    settled: int = 0  # KV rows before this one stay where they are: a drafter may fill its own there
-    is_on: bool = True  # whether the plan wanted a draft from it for this request in this step
+    request: DraftRequest  # state after the commit
+    first: int  # position of the first token whose KV row and hidden states this pass computed
+    rows: int  # number of consecutive tokens with new rows; the newest token is not among them
+    hidden: Mapping[Tap, Tensor] = NO_STATES  # [rows, hidden size] for each tap that the drafter needs
+    draft: Draft = NO_DRAFT  # the verified draft
+    draws: tuple[int, ...] = ()  # if needed: the target's token after the text, then after every node
+    pages: RequestRows | None = None  # set for a drafter that keeps rows in the pages
+    settled: int = 0  # KV rows before this index will not move: the drafter may fill its own rows there
+    is_on: bool = True  # whether the plan of this step requested a draft from this drafter
 
 
 class InFlight(NamedTuple):
-    """A request's part of a pass in flight: a chain of draft tokens of which only the device knows how many hold."""
+    """A request in a pass in flight, with a chain of draft tokens that only the device knows yet."""
 
-    ask: DraftTask  # for the draft after it; the request as it is before the pass ends
-    draft: Draft  # a chain on the device
-    states_at: int  # row of its newest token among the hidden states of the pass; its draft tokens follow
-    drawn_at: int  # and among the tokens that the pass draws
+    task: DraftTask  # the next draft request; its text is the one before the pass
+    draft: Draft  # the chain that the pass verifies, on the device
+    states_at: int  # row of the newest token among the pass's hidden states; the chain's rows follow
+    drawn_at: int  # row of the newest token among the pass's drawn tokens
 
     @property
     def tokens(self) -> DeviceTokens:
-        """Those of the draft."""
+        """The chain's tokens."""
         assert self.draft.device is not None
         return self.draft.device
 
@@ -152,33 +153,33 @@ class InFlight(NamedTuple):
 class DraftSource(Enum):
     """What a drafter gets its draft tokens from."""
 
-    LOOKUP = auto()  # texts: the request's own, past answers, a datastore
-    MODEL = auto()  # a decoder with a KV cache of its own
+    LOOKUP = auto()  # text: the request's own, past answers, or a datastore
+    MODEL = auto()  # a decoder with its own KV cache
     HEAD = auto()  # a network that reads the target's hidden states
     REMOTE = auto()  # draft nodes
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What a drafter is, as data: no caller asks for a drafter's name or class."""
+    """Static properties of a drafter. Callers read these, never its name or class."""
 
     kind: DraftSource = DraftSource.LOOKUP
     needs: DrafterNeeds = NO_NEEDS
     starts_early: bool = False  # `draft_early` may start the next draft while a pass is in flight
-    stops_itself: bool = False  # ends a draft where `DraftTask.stop` says; its time then depends on the depth
+    stops_itself: bool = False  # honours `DraftTask.stop`; its call time then depends on the depth reached
     expects_requests: bool = False  # `expect` announces requests that wait for their first pass
-    may_be_absent: bool = False  # it may be unable to draft for a while, as `absent` says
-    # Acceptance by level that was published with it, each level given that those above hold; empty: unknown.
+    may_be_absent: bool = False  # it may be temporarily unable to draft; `absent` names the missing parts
+    # Published acceptance rate by level, each given that the levels above are accepted; empty: unknown.
     acceptance_by_level: tuple[float, ...] = ()
     drafts_by_level: bool = False  # the time of a call grows with the depth of its draft
-    follows: str = ""  # what a request must carry for a draft: "prediction" or "grammar"; empty: nothing
+    follows: str = ""  # what a request must contain: "prediction", "grammar", or empty for nothing
     learns_answers: bool = False  # its drafts depend on the tenant's earlier answers
-    is_free: bool = False  # takes no files and hardly any memory: any client of a server may select it
+    is_free: bool = False  # needs no files and almost no memory: any client of a server may select it
     needs_target: str = ""  # why it cannot run on a draft node; empty: it can
 
     @staticmethod
     def combined(traits: Sequence["Traits"]) -> "Traits":
-        """Return the traits of several drafters that draft as one."""
+        """Return the traits of several drafters that act as one."""
         by_weight = (DraftSource.HEAD, DraftSource.MODEL, DraftSource.REMOTE, DraftSource.LOOKUP)
         return Traits(
             next(kind for kind in by_weight if any(one.kind is kind for one in traits)),
@@ -191,77 +192,78 @@ class Traits:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """One draft node, as one target knows it."""
+    """State of one draft node as one target sees it."""
 
     address: str
-    state: str  # "up", "shadow" (compared, not used yet), "late" (used, not waited for), "draining" or "down"
-    reason: str = ""  # why it is not waited for; empty: it is
+    state: str  # "up", "shadow" (compared, not used yet), "late" (used, not awaited), "draining" or "down"
+    reason: str = ""  # why passes do not wait for it; empty: they do
     method: str = ""
-    homes: int = 0  # requests that it drafts for
-    trips: int = 0  # times that it was found late or lost
-    waits: int = 0  # passes that waited for it
-    wait_seconds: float = 0.0  # of all of them
-    # Measured recently; None: nothing yet, or the node is down.
-    first_ms: float | None = None  # from a text to the first level after it
-    level_ms: float | None = None  # from one level to the next
-    judged: int = 0  # drafts that were compared with the text
-    acceptance: float | None = None  # of first levels
+    homes: int = 0  # requests assigned to it
+    trips: int = 0  # number of times it was late or lost
+    waits: int = 0  # number of passes that waited for it
+    wait_seconds: float = 0.0  # total time of these waits
+    # Recent measurements; None: none yet, or the node is down.
+    first_ms: float | None = None  # from a new text to the first draft level
+    level_ms: float | None = None  # from one draft level to the next
+    judged: int = 0  # drafts compared with the text
+    acceptance: float | None = None  # acceptance rate of first levels
 
 
 class Drafter:
-    """Base class of everything that drafts. A drafter overrides `propose` and what its traits promise."""
+    """Base class of drafters. A subclass overrides `propose` and the methods that its traits declare."""
 
-    traits = Traits()  # an instance may have its own, by its settings
-    choices: Mapping[str, "Drafter"] = MappingProxyType({})  # drafters to choose from in its place, by name
+    traits = Traits()  # an instance may override this according to its settings
+    # alternative drafters that the policy may select instead, by name
+    choices: Mapping[str, "Drafter"] = MappingProxyType({})
 
-    def propose(self, asks: Sequence[DraftTask]) -> Sequence[Draft]:
-        """Return one draft for every ask, an empty one where there is nothing to draft.
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Draft]:
+        """Return one draft per task; an empty draft if there is nothing to propose.
 
-        A draft for an older, shorter text is rebased along what was committed since.
+        A draft may be for an older, shorter text: the caller rebases it onto the tokens committed since.
         """
         raise NotImplementedError
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Receive what a pass committed, with what `traits.needs` names; also of passes without a draft of its own."""
+        """Receive the commits of a pass with what `traits.needs` declares, also if the pass had no draft of
+        this drafter."""
 
     def draft_early(self, unjudged: Sequence[InFlight], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
-        """Start the drafts after a pass in flight, if possible; return whether that compiled or captured something.
+        """Start the drafts after a pass in flight, if possible; return whether this compiled or captured a graph.
 
-        `propose` is called after the verdict as usual, or never.
-
-        `drawn`, int64, has what the pass draws after each row that it verifies; like `hidden`, it is not there yet.
+        After the verdict `propose` is called as usual, or never. `drawn` (int64) has the token that the pass draws
+        after each verified row. Like `hidden`, it is not computed yet.
         """
         return False
 
     def expect(self, request: DraftRequest) -> None:
-        """Prepare for a request that waits for its first pass; `forget` comes in any case."""
+        """Prepare for a request that waits for its first pass. `forget` is always called later."""
 
     def forget(self, request: DraftRequest) -> None:
-        """Drop what is kept for a request that has ended."""
+        """Release the state of a request that has ended."""
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """The names of its parts that cannot draft at present, such as nodes that are gone."""
+        """Names of the parts that cannot draft at present, such as unreachable nodes."""
         return ()
 
     def memory_bytes(self) -> int | None:
-        """Return the bytes that it adds to the target's; None: unknown."""
+        """Return the bytes it needs in addition to the target; None: unknown."""
         return None
 
     def fault_counts(self) -> Counter[str]:
-        """Count the faults that cost only drafts, by drafter and kind: `ngram/timeout`."""
+        """Count recovered faults by drafter and kind, such as `ngram/timeout`."""
         return Counter()
 
     def nodes(self) -> list[NodeReport]:
-        """Report the draft nodes that it uses; any thread may call this."""
+        """Return the state of its draft nodes; thread-safe."""
         return []
 
     def close(self) -> None:
-        """Release what it holds; nothing is called afterwards."""
+        """Release all resources; no other method is called afterwards."""
 
 
 def close_all(drafters: Iterable[Drafter]) -> None:
-    """Close all of them, whatever one of them raises."""
+    """Close all drafters; log exceptions instead of raising them."""
     for drafter in drafters:
         try:
             drafter.close()
@@ -270,16 +272,16 @@ def close_all(drafters: Iterable[Drafter]) -> None:
 
 
 def added_memory(drafters: Iterable[Drafter]) -> int | None:
-    """Sum the memory of those that know theirs; None if none does."""
+    """Return the total memory of the drafters that report theirs, in bytes; None if none does."""
     known = [size for drafter in drafters if (size := drafter.memory_bytes()) is not None]
     return sum(known) if known else None
 
 
 def all_faults(drafters: Iterable[Drafter]) -> Counter[str]:
-    """Add up the faults of all of them."""
+    """Return the fault counts of all drafters together."""
     return sum((drafter.fault_counts() for drafter in drafters), Counter())
 
 
 def all_nodes(drafters: Iterable[Drafter]) -> list[NodeReport]:
-    """List the draft nodes of all of them."""
+    """Return the draft nodes of all drafters."""
     return [node for drafter in drafters for node in drafter.nodes()]

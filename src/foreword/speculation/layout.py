@@ -1,6 +1,6 @@
-"""Lays out the rows of a pass: per sequence a run of committed tokens, then draft nodes.
+"""Lays out the rows of a pass: for each sequence a run of committed tokens, then its draft nodes.
 
-Every pass pays for this on the host, so nothing here loops over rows or over the pages of a long context.
+Every pass pays for this on the host. So nothing here loops over rows, or over the pages of a long context.
 """
 
 from collections.abc import Sequence
@@ -17,44 +17,46 @@ from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import GONE, KvSequence, RowMove
 from foreword.speculation.draft import Draft, node_columns
 
-_KEPT_VIEWS = 256
-"""Sizes whose views are kept: making them takes longer than filling them, and few sizes come again and again."""
+_CACHED_VIEWS = 256
+"""Number of batch sizes whose array views are cached: creating views takes longer than filling them, and few
+sizes recur."""
 
 PAGES_AT_ONCE = 8
-"""Tables are as wide as a multiple of this, so that arrays have new sizes once in so many pages of a text."""
+"""Table widths are multiples of this many pages, so that array sizes change only every eighth page of a text."""
 
 Taps = tuple[Tap, ...]
 
 FEW_ROWS = 8
-"""Rows of a pass whose numbers are worked out one by one."""
+"""Row count up to which Python loops are faster than array operations."""
 
 
 class SequenceRows(NamedTuple):
-    """One sequence's rows of a pass."""
+    """The rows of one sequence in a pass."""
 
-    kv: KvSequence  # its rows after the computed end are reserved
-    tokens: Sequence[int]  # committed
-    run: int  # committed tokens that get their KV now
-    draft: Draft  # nodes after the run; all that are in this pass get their logits
-    first_node: int = 0  # nodes before this one have their KV from an earlier pass of the same draft
-    run_logits: int = 1  # how many of the last tokens of the run get their logits, if there are that many
-    wants_hidden: bool = False  # whether the hidden states of all its rows in this pass are wanted
-    first: int | None = None  # row of the run's first token; None: the first that is not computed
+    kv: KvSequence  # rows after the computed end are reserved
+    tokens: Sequence[int]  # committed tokens
+    run: int  # number of committed tokens that get their KV in this pass
+    draft: Draft  # nodes after the run; each node in this pass gets logits
+    # index of the first node in this pass; earlier nodes got their KV in a previous pass over this draft
+    first_node: int = 0
+    run_logits: int = 1  # number of trailing run tokens that get logits, at most the run
+    wants_hidden: bool = False  # whether the hidden states of all these rows are kept
+    first: int | None = None  # KV row of the run's first token; None: the first row that is not computed
     drawn_at: Sequence[
         int
-    ] = ()  # where the pass before draws the last tokens of the run; the others are known
-    adapter: int = 0  # slot of its adapter; 0: the model itself
+    ] = ()  # rows of the previous pass that draw the run's last tokens; others are known
+    adapter: int = 0  # adapter slot; 0: the base model
 
 
 class BatchBuffers:
-    """The memory in which one owner lays out its passes, one after another.
+    """Reusable memory for the batches of one owner.
 
-    A batch is made of views into it. Two halves are used in turn, so that a pass can be laid out while
-    the one before it is still in flight: a batch holds until the second `lay_out` after its own.
+    A batch consists of views into it. Two halves alternate, so that a pass can be laid out while the previous one is
+    in flight: a batch stays valid until the second `lay_out` after its own.
     """
 
     def __init__(self, entries: int = 1 << 16) -> None:
-        """Room for batches of `entries` 32-bit numbers to begin with; larger ones make it grow."""
+        """Allocate room for `entries` 32-bit numbers per batch; larger batches make it grow."""
         self._memory, self._other_memory = BatchMemory(entries), BatchMemory(entries)
         self._tables = PageTables()
 
@@ -65,9 +67,10 @@ class BatchBuffers:
         moves: Sequence[RowMove],
         taps: tuple[Tap, ...] = (),
     ) -> ForwardBatch:
-        """The batch of one pass. `moves` are done before anything else; `taps` say which hidden states are kept.
+        """Return the batch of one pass.
 
-        The hidden states of a pass stand one sequence after the other, those of a sequence in the order of its rows.
+        `moves` are executed first; `taps` select the hidden states to keep. Hidden states are ordered by sequence,
+        and by row within a sequence.
         """
         self._memory, self._other_memory = self._other_memory, self._memory
         tables = self._tables.of([part.kv for part in parts], cache.page_size)
@@ -98,12 +101,12 @@ class BatchBuffers:
 
 
 class _Rows(NamedTuple):
-    """Where the rows of every part are."""
+    """Row ranges of all parts."""
 
-    begins: list[int]  # [parts], KV row of the run's first token
-    ends: list[int]  # [parts], one past its last token
-    counts: list[int]  # [parts], rows of the pass
-    starts: list[int]  # [parts + 1], the first of them
+    begins: list[int]  # [parts], KV row of each run's first token
+    ends: list[int]  # [parts], one past the KV row of its last token
+    counts: list[int]  # [parts], rows in the pass
+    starts: list[int]  # [parts + 1], index of each part's first row in the pass
 
     @staticmethod
     def of(parts: Sequence[SequenceRows]) -> "_Rows":
@@ -114,7 +117,7 @@ class _Rows(NamedTuple):
 
 
 def _logit_rows(parts: Sequence[SequenceRows], starts: Sequence[int]) -> Sequence[int] | Ints:
-    if all(part.run_logits >= part.run for part in parts):  # as where answers are decoded
+    if all(part.run_logits >= part.run for part in parts):  # true while decoding
         return np.arange(starts[-1], dtype=np.int32)
     rows: list[int] = []
     for part, start, end in zip(parts, starts, starts[1:], strict=False):
@@ -135,94 +138,94 @@ def _hidden_rows(parts: Sequence[SequenceRows], starts: Sequence[int]) -> Sequen
 def _fill_places(
     arrays: BatchArrays, parts: Sequence[SequenceRows], begins: Sequence[int], page_size: int
 ) -> None:
-    """Where every row stands and how far it sees."""
+    """Fill in the position, slot and visible rows of every row."""
     for part, length in zip(parts, arrays.kv_lens.tolist(), strict=True):
-        if length > len(part.kv.pages) * page_size:  # tables are wider than that, and would name any page
+        if length > len(part.kv.pages) * page_size:  # the padded table would silently name a wrong page
             raise IndexError(f"{length} rows in {len(part.kv.pages)} pages")
-    ways = _ways(tuple([(part.run, part.first_node, part.draft.parents) for part in parts]))
-    begin = np.array(begins, dtype=np.int32)[ways.part_of]
-    np.add(begin, ways.position, out=arrays.positions)
-    np.add(begin, ways.sees, out=arrays.prefix_lens)
-    page, place = np.divmod(begin + ways.kv_row, page_size)
-    np.add(arrays.block_tables[ways.part_of, page] * page_size, place, out=arrays.slots)
-    arrays.ancestor_masks.view(np.uint64)[:, 0] = ways.masks
+    shapes = _row_shapes(tuple([(part.run, part.first_node, part.draft.parents) for part in parts]))
+    begin = np.array(begins, dtype=np.int32)[shapes.part_of]
+    np.add(begin, shapes.position, out=arrays.positions)
+    np.add(begin, shapes.visible, out=arrays.prefix_lens)
+    page, place = np.divmod(begin + shapes.kv_row, page_size)
+    np.add(arrays.block_tables[shapes.part_of, page] * page_size, place, out=arrays.slots)
+    arrays.ancestor_masks.view(np.uint64)[:, 0] = shapes.masks
 
 
 def _fill_few_places(
     arrays: BatchArrays, parts: Sequence[SequenceRows], begins: Sequence[int], page_size: int
 ) -> None:
-    """The same for few rows, as one request has: whole arrays take longer than lists there."""
+    """Do the work of `_fill_places` with lists, which are faster for few rows."""
     positions: list[int] = []
-    sees: list[int] = []
+    visible: list[int] = []
     slots: list[int] = []
     masks: list[int] = []
     for part, begin in zip(parts, begins, strict=True):
-        (kv_rows, own_positions, own_sees), own_masks = _few_ways(
+        (kv_rows, own_positions, own_visible), own_masks = _row_lists(
             part.run, part.first_node, part.draft.parents
         )
         positions += [begin + position for position in own_positions]
-        sees += [begin + seen for seen in own_sees]
+        visible += [begin + count for count in own_visible]
         pages = part.kv.pages
         slots += [
             pages[(begin + row) // page_size] * page_size + (begin + row) % page_size for row in kv_rows
         ]
         masks += own_masks
     arrays.positions[:] = positions
-    arrays.prefix_lens[:] = sees
+    arrays.prefix_lens[:] = visible
     arrays.slots[:] = slots
     arrays.ancestor_masks.view(np.uint64)[:, 0] = masks
 
 
-class _Ways(NamedTuple):
-    """What runs and drafts alone decide of the rows of a pass; each [rows], counted from the beginning of the part."""
+class _RowShapes(NamedTuple):
+    """Row properties that depend only on runs and draft shapes; each [rows], relative to the part's start."""
 
-    part_of: Ints  # whose row it is
+    part_of: Ints  # index of the part
     kv_row: Ints
     position: Ints
-    sees: Ints  # rows that it sees in full
-    masks: NDArray[np.uint64]  # the draft nodes that it sees
+    visible: Ints  # number of leading KV rows that it attends to
+    masks: NDArray[np.uint64]  # draft nodes that it attends to
 
 
-Kind = tuple[int, int, tuple[int, ...]]
-"""Run, first node and parents of one part."""
+PartShape = tuple[int, int, tuple[int, ...]]
+"""The (run, first node, parents) of one part."""
 
 
 @lru_cache(maxsize=64)
-def _ways(kinds: tuple[Kind, ...]) -> _Ways:
-    """Pass after pass has parts of the same kinds."""
-    parts = [_ways_of_one(*kind) for kind in kinds]
+def _row_shapes(part_shapes: tuple[PartShape, ...]) -> _RowShapes:
+    """Return the row properties of a pass; cached, since most passes repeat the previous shapes."""
+    parts = [_part_rows(*part_shape) for part_shape in part_shapes]
     part_of = np.arange(len(parts), dtype=np.int32).repeat([len(part.masks) for part in parts])
-    kv_row, position, sees = np.concatenate([part.numbers for part in parts], axis=1)
-    return _Ways(part_of, kv_row, position, sees, np.concatenate([part.masks for part in parts]))
+    kv_row, position, visible = np.concatenate([part.numbers for part in parts], axis=1)
+    return _RowShapes(part_of, kv_row, position, visible, np.concatenate([part.masks for part in parts]))
 
 
-class _PartWays(NamedTuple):
-    numbers: Ints  # [3, rows]: KV row, position, rows that it sees in full
+class _PartRows(NamedTuple):
+    numbers: Ints  # [3, rows]: KV row, position, number of leading KV rows that it attends to
     masks: NDArray[np.uint64]
 
 
 @lru_cache(maxsize=256)
-def _ways_of_one(run: int, first: int, parents: tuple[int, ...]) -> _PartWays:
+def _part_rows(run: int, first: int, parents: tuple[int, ...]) -> _PartRows:
     numbers = np.empty((3, run + len(parents) - first), np.int32)
     columns, own = node_columns(parents), np.arange(run)
     numbers[:, :run] = own, own, own + 1
     numbers[0, run:] = np.arange(run + first, run + len(parents))
     numbers[1, run:] = run - 1 + columns.depths[first:]
     numbers[2, run:] = run
-    return _PartWays(numbers, np.concatenate([np.zeros(run, np.uint64), columns.masks[first:]]))
+    return _PartRows(numbers, np.concatenate([np.zeros(run, np.uint64), columns.masks[first:]]))
 
 
 @lru_cache(maxsize=256)
-def _few_ways(run: int, first: int, parents: tuple[int, ...]) -> tuple[list[list[int]], list[int]]:
-    """The same as lists."""
-    ways = _ways_of_one(run, first, parents)
-    return ways.numbers.tolist(), ways.masks.tolist()
+def _row_lists(run: int, first: int, parents: tuple[int, ...]) -> tuple[list[list[int]], list[int]]:
+    """Return `_part_rows` as lists."""
+    shapes = _part_rows(run, first, parents)
+    return shapes.numbers.tolist(), shapes.masks.tolist()
 
 
 def _fill_single_places(
     arrays: BatchArrays, parts: Sequence[SequenceRows], rows: "_Rows", page_size: int
 ) -> None:
-    """The same where every part is one committed token: for so few numbers, arrays in between take longer."""
+    """Do the work of `_fill_places` for parts of one committed token each, without intermediate arrays."""
     arrays.ancestor_masks.fill(0)
     arrays.positions[:] = rows.begins
     arrays.prefix_lens[:] = rows.ends
@@ -233,7 +236,7 @@ def _fill_single_places(
 
 
 def _fill_tokens(arrays: BatchArrays, parts: Sequence[SequenceRows], rows: "_Rows") -> None:
-    """Every row's token."""
+    """Fill in the token of every row."""
     tokens: list[int] = []
     for part, begin, end in zip(parts, rows.begins, rows.ends, strict=True):
         tokens += part.tokens[begin:end]
@@ -247,16 +250,16 @@ def _fill_tokens(arrays: BatchArrays, parts: Sequence[SequenceRows], rows: "_Row
 
 
 class BatchMemory:
-    """One block of memory that holds the arrays of one batch at a time."""
+    """Memory block for the arrays of one batch at a time."""
 
     def __init__(self, entries: int) -> None:
         self._memory = np.empty(entries, dtype=np.int32)
         self._views: dict[tuple[BatchSizes, Taps], tuple[BatchArrays, ForwardBatch]] = {}
 
     def views(self, sizes: BatchSizes, taps: Taps = ()) -> tuple[BatchArrays, ForwardBatch]:
-        """Arrays of these sizes, with anything in them, and the batch that looks at them.
+        """Return uninitialised arrays of these sizes, and the batch that reads them.
 
-        They overwrite those that were given out before; if they need a larger block, those keep the old one.
+        They overlap the arrays returned before. If a larger block is needed, the earlier arrays keep the old block.
         """
         views = self._views.get((sizes, taps))
         if views is None:
@@ -264,7 +267,7 @@ class BatchMemory:
             if entries > len(self._memory):
                 self._memory = np.empty(max(entries, 2 * len(self._memory)), dtype=np.int32)
                 self._views.clear()
-            elif len(self._views) == _KEPT_VIEWS:
+            elif len(self._views) == _CACHED_VIEWS:
                 self._views.clear()
             arrays = BatchArrays.carved(self._memory, sizes)
             views = self._views[sizes, taps] = arrays, ForwardBatch.of(arrays, taps)
@@ -272,14 +275,14 @@ class BatchMemory:
 
 
 class PageTables:
-    """Block tables as one array that remembers the last batch's, so that a long one is not written anew."""
+    """Block tables of a batch as one array, updated incrementally so that long tables are not rewritten."""
 
     def __init__(self) -> None:
         self._table = np.zeros((0, 0), dtype=np.int32)
-        self._known: list[list[int]] = []  # what each row of the table holds; zeros follow
+        self._known: list[list[int]] = []  # pages in each row of the table; the rest of the row is zero
 
     def of(self, sequences: Sequence[KvSequence], page_size: int) -> Ints:
-        """[sequences, at least the most pages], unused entries 0; a view that the next call overwrites."""
+        """Return [sequences, at least the most pages], unused entries 0: a view that the next call overwrites."""
         most_pages = max([len(sequence.pages) for sequence in sequences], default=0)
         width = -(-most_pages // PAGES_AT_ONCE) * PAGES_AT_ONCE
         self._grow(len(sequences), width)
@@ -297,11 +300,11 @@ class PageTables:
             self._known = [[] for _ in range(height)]
 
     def _write(self, row: int, pages: list[int], settled: int) -> None:
-        """Only what is after the `settled` pages, if the row's other entries are right already."""
+        """Write the entries after the `settled` pages; all entries if the settled ones differ."""
         known, end = self._known[row], len(pages)
         kept = settled if known[:settled] == pages[:settled] else 0
         changed = pages[kept:]
-        # Any page will do for those that are gone: it is not read.
+        # Freed pages are never read, so that any page number will do.
         self._table[row, kept:end] = [max(page, 0) for page in changed] if GONE in changed else changed
         if end < len(known):
             self._table[row, end : len(known)] = 0

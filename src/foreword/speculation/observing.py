@@ -1,4 +1,4 @@
-"""Observers of steps: notifies drafters of committed tokens and hidden states, then costs, policy and statistics."""
+"""Notifies the observers of a step: drafters, cost estimates, the policy and statistics."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,16 +20,17 @@ from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest, as_drafter_sees
 
 Notifies = Callable[[StepRequest], bool]
-"""Whether a request's own drafter is notified of it."""
+"""Returns whether a request's own drafter is notified of its commits."""
 
 _Observers = Sequence[tuple[str, Callable[[StepReport], None]]]
-"""Stages, for faults, and what is called."""
+"""Pairs of (stage name for the fault log, observer)."""
 
 
 class StepObservers:
-    """Calls everything that learns from a step with the step's report; an observer that fails costs no request.
+    """Passes each step's report to everything that learns from it.
 
-    Drafters are called at once, costs and the policy before the next plan, statistics while the next pass is in flight.
+    An observer's exception fails no request. Drafters are called immediately, cost estimates and the policy before
+    the next plan, statistics while the next pass is in flight.
     """
 
     def __init__(
@@ -40,8 +41,8 @@ class StepObservers:
         self._notifies: Notifies | None = getattr(policy, "notifies", None)
         self._planning: _Observers = (("books", situation.learn), ("learn", policy.learn))
         self._others: _Observers = (("books", situation.count),)
-        self._reports: list[StepReport] = []  # that some observer has not seen
-        self._planned = 0  # of these, the first that the planning observers have seen
+        self._reports: list[StepReport] = []  # reports that some observer has not seen
+        self._planned = 0  # number of leading reports that the planning observers have seen
 
     def of_pass(self, entries: Sequence[PassEntry], plans: Plans) -> "Observation":
         """Return the drafters that observe a pass."""
@@ -73,20 +74,20 @@ class StepObservers:
 
 
 class Observer(NamedTuple):
-    """A drafter that observes an entry."""
+    """A drafter that observes one entry."""
 
     drafter: Drafter
     needs: DrafterNeeds
-    is_on: bool  # whether it was meant to draft for it in this step
+    is_on: bool  # whether the plan requested its draft for this entry
 
 
 @dataclass(frozen=True)
 class Observation:
-    """The entries of a pass whose drafters need more than tokens."""
+    """The drafters that observe each entry of a pass, and the hidden states they need."""
 
     entries: Sequence[PassEntry]
     observers: Sequence[Sequence[Observer]]  # [entries]
-    taps: tuple[Tap, ...] = ()  # of all of them together
+    taps: tuple[Tap, ...] = ()  # union over all observers
     memory: KvMemory | None = None
 
     @staticmethod
@@ -97,13 +98,13 @@ class Observation:
         memory: KvMemory | None,
         notifies: Notifies | None = None,
     ) -> "Observation":
-        """Return which drafters observe which entry, whether or not they draft in this pass.
+        """Determine which drafters observe which entry, whether or not they draft in this pass.
 
-        These are the request's own drafter, the planned one, and those that the policy owns. If the policy's `notifies`
-        returns False for a request, its own drafter observes it only while it is planned.
+        These are the request's own drafter, the planned one, and the policy's. If the policy's `notifies` returns
+        False for a request, its own drafter observes it only while it is planned.
         """
         watching = [drafter for drafter in policy_drafters if drafter.traits.needs]
-        # Most requests of a pass have the same drafters: their observers are found once.
+        # Most requests of a pass share their drafters, so each combination is resolved once.
         known: dict[tuple[int, int], tuple[Mapping[int, Drafter], Sequence[Observer]]] = {}
         observers: list[Sequence[Observer]] = []
         for entry, plan in zip(entries, plans, strict=True):
@@ -126,7 +127,7 @@ class Observation:
 
     @cached_property
     def wanted(self) -> list[bool]:
-        """[entries], whose hidden states are kept."""
+        """[entries], whether the entry's hidden states are kept."""
         if not self.taps:
             return [False] * len(self.observers)
         known = {number: any(one.needs.taps for one in some) for number, some in self._distinct.items()}
@@ -134,11 +135,11 @@ class Observation:
 
     @cached_property
     def _distinct(self) -> dict[int, Sequence[Observer]]:
-        """The distinct observer lists by their id(): most entries share one."""
+        """Distinct observer lists by id(); most entries share one."""
         return {id(some): some for some in self.observers}
 
     def first_rows(self, drafts: Iterable[Draft]) -> list[int | None]:
-        """[entries], where the hidden states of each begin among those that are kept; None: its are not."""
+        """[entries], index of each entry's first kept hidden state; None if none are kept."""
         places: list[int | None] = []
         first = 0
         for entry, draft, is_wanted in zip(self.entries, drafts, self.wanted, strict=True):
@@ -149,11 +150,11 @@ class Observation:
 
     @property
     def wants_draws(self) -> bool:
-        """Whether any of them needs the target's own draws."""
+        """Whether any observer needs the target's own draws."""
         return any(one.needs.draws for some in self._distinct.values() for one in some)
 
     def notify(self, report: StepReport, output: ForwardOutput) -> None:
-        """Notify every drafter of the commits of its requests that are still present."""
+        """Send every drafter the commits of its requests that are still active."""
         if not any(self.observers):
             return
         commits: dict[int, tuple[Drafter, list[Commit]]] = {}
@@ -188,7 +189,7 @@ class Observation:
 def _observers(
     own: DraftPlan | None, plan: DraftPlan | None, policy_drafters: Sequence[Drafter]
 ) -> tuple[Mapping[int, Drafter], Sequence[Observer]]:
-    """Return the drafters by their id(), and as observers."""
+    """Return the drafters by id(), and the same as observers."""
     watching = [
         drafter
         for one in (own, plan)
@@ -205,26 +206,26 @@ def _observers(
 
 
 def _parts(drafter: Drafter) -> Iterable[Drafter]:
-    """Return the drafters that a policy chooses between: each observes by itself, the chosen one once."""
+    """Return a drafter's choices, or itself: each choice observes by itself."""
     return drafter.choices.values() or (drafter,)
 
 
 class KeptStates(Mapping[Tap, Tensor]):
-    """One request's rows of the hidden states that a pass has kept, gathered when they are read."""
+    """A request's rows of the hidden states of a pass, gathered on access."""
 
     __slots__ = ("_path", "first", "of_pass", "stop")
 
     def __init__(self, of_pass: Mapping[Tap, Tensor], first: int, run: int, path: Sequence[int]) -> None:
-        """Its rows begin at `first` with its run; those of the accepted nodes follow."""
+        """Rows start at `first` with the run; rows of the draft nodes follow."""
         self.of_pass = of_pass
         self.first = first
-        # Of a chain, nothing lies between them: node numbers rise along a path.
+        # An accepted path 0, 1, 2, ... is contiguous with the run.
         self._path = None if not path or path[-1] == len(path) - 1 else path
         self.stop = first + run + (len(path) if self._path is None else 0)
 
     @property
     def are_together(self) -> bool:
-        """Whether they are all the rows from `first` to `stop`."""
+        """Whether the rows are contiguous, from `first` to `stop`."""
         return self._path is None
 
     def __getitem__(self, tap: Tap) -> Tensor:

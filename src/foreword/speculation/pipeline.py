@@ -1,4 +1,4 @@
-"""Passes that overlap: one that is laid out before the token it starts with is known, and early drafting."""
+"""Overlapped passes: launch a pass before its first token is known, and draft early."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from foreword.speculation.transaction import Transaction
 
 
 class Launched(NamedTuple):
-    """A step in flight: everything was handed to the device, nothing is committed."""
+    """A step in flight: launched on the device, nothing committed."""
 
     transaction: Transaction
     plans: Plans
@@ -28,28 +28,28 @@ class Launched(NamedTuple):
 
     @property
     def is_cold(self) -> bool:
-        """Whether something was compiled or captured."""
+        """Whether the launch compiled or captured a graph."""
         return self.probe.is_cold or self.proposal.is_cold
 
 
 class PassPipeline:
-    """The order of passes: each may read what the one before it draws, from the device."""
+    """Tracks passes in flight. A pass may read the tokens of the previous pass on the device."""
 
     def __init__(self, memory: KvMemory | None, faults: FaultLog) -> None:
-        """`memory` is for drafters that keep rows in the pages; None: there are none."""
-        self.newest: Launched | None = None  # the last pass, while it is in flight
+        """`memory` serves drafters that keep KV rows in the target's pages; None: there are none."""
+        self.newest: Launched | None = None  # the most recent pass, while in flight
         self._memory, self._faults = memory, faults
         self._buffers = BatchBuffers()
 
     def follows(self, entries: Sequence[PassEntry]) -> bool:
-        """Whether an earlier pass is in flight for one of the entries, beside the one that was begun for them now.
+        """Whether an earlier pass, besides the one being launched, is in flight for any of the entries.
 
-        Such a pass is plain: its drafts would depend on a token that is not known, and the earlier one's end on them.
+        Such a pass has no drafts: they would depend on a token that is not known yet.
         """
         return any(entry.kv.passes > 1 for entry in entries)
 
     def lay_out(self, transaction: Transaction, proposal: Proposal, observation: Observation) -> ForwardBatch:
-        """Return the batch of a pass; tokens that are not known yet are read on the device."""
+        """Return the batch of a pass. Tokens that are not known yet are read on the device."""
         before = None
         if any(entry.pending for entry in transaction.entries):
             if self.newest is None:
@@ -66,7 +66,7 @@ class PassPipeline:
         return batch if drawn is None else batch.after(drawn)
 
     def enter(self, launched: Launched) -> None:
-        """Note a pass that was handed over, and start the drafts after it that can be started early."""
+        """Register a launched pass, and start the drafts after it that can start early."""
         if self._memory is not None and launched.proposal.pending is not None:
             with self._faults.forgiven("anticipate"):
                 launched.probe.is_cold |= draft_early(launched, self._memory)
@@ -74,15 +74,15 @@ class PassPipeline:
         launched.probe.launched()
 
     def leave(self, launched: Launched) -> None:
-        """Note that a pass is no longer in flight."""
+        """Unregister a pass that is being resolved."""
         if self.newest is launched:
             self.newest = None
 
 
 def draft_early(launched: Launched, memory: KvMemory) -> bool:
-    """Start the next drafts after a pass in flight, and return whether that compiled or captured something.
+    """Start the drafts that follow a pass in flight; return whether this compiled or captured a graph.
 
-    That is for chains whose tokens are still on the device: the host knows the tokens of the others in time.
+    Only chains whose tokens are still on the device start early: the host knows the other tokens in time.
     """
     transaction, plans, proposal, observation, output, acceptance, _ = launched
     entries, drawn = transaction.entries, acceptance.newest
@@ -95,12 +95,12 @@ def draft_early(launched: Launched, memory: KvMemory) -> bool:
         state, row = states_at[index], drawn_at.get(index)
         if plan is None or state is None or row is None or not _can_continue(entry, draft):
             continue
-        ask = DraftTask(as_drafter_sees(entry.request), plan.max_nodes, plan.max_depth, memory.of(entry.kv))
+        task = DraftTask(as_drafter_sees(entry.request), plan.max_nodes, plan.max_depth, memory.of(entry.kv))
         for observer in observation.observers[index]:
             if observer.is_on and observer.drafter.traits.starts_early:
-                # Rows of the pass, of the token after it and of the draft after that, whose last token needs none.
+                # Rows of the pass, of the token after it, and of the next draft, whose last token needs none.
                 rows[index] = entry.run + len(draft) + min(plan.max_nodes, plan.max_depth)
-                unjudged = InFlight(ask, draft, state + entry.run - 1, row)
+                unjudged = InFlight(task, draft, state + entry.run - 1, row)
                 going.setdefault(id(observer.drafter), (observer.drafter, []))[1].append(unjudged)
     if going:
         transaction.reserve_early(rows)
@@ -109,6 +109,6 @@ def draft_early(launched: Launched, memory: KvMemory) -> bool:
 
 
 def _can_continue(entry: PassEntry, draft: Draft) -> bool:
-    """Whether the device alone decides what the pass makes final, and more may follow."""
-    # Room for one token, a draft token and the target's own token after it.
+    """Whether the device alone determines what the pass commits, and more tokens may follow."""
+    # At least three more tokens: the target's, one draft token, and the target's after it.
     return draft.device is not None and draft.is_chain and entry.request.room > 2

@@ -1,4 +1,4 @@
-"""Instruments of a step: its clocks, its report, and the faults that were recovered from."""
+"""Step instrumentation: timing, reports and recovered faults."""
 
 import logging
 from collections import Counter
@@ -18,16 +18,16 @@ _log = logging.getLogger(__name__)
 
 
 class StepProbe:
-    """Times one step, notes whether it was cold, and writes its report."""
+    """Times one step, records whether it was cold, and creates its report."""
 
     __slots__ = ("_began", "_clock", "is_cold", "launch_seconds", "verify_seconds")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """Start the clock of the launch."""
         self._clock, self._began = clock, clock()
-        self.launch_seconds = 0.0  # of the whole launch
-        self.verify_seconds = 0.0  # of launching the pass; on a CPU, of the pass
-        self.is_cold = False  # whether the pass or an early draft compiled or captured something
+        self.launch_seconds = 0.0  # the whole launch
+        self.verify_seconds = 0.0  # launching the pass; on a CPU, running it
+        self.is_cold = False  # whether the pass or an early draft compiled or captured a graph
 
     def forward(self, target: Target, batch: ForwardBatch) -> ForwardOutput:
         """Run the pass and time it."""
@@ -42,7 +42,7 @@ class StepProbe:
         self.launch_seconds = self._clock() - self._began
 
     def resolves(self) -> None:
-        """Start the clock of the second half. What runs between the halves is not part of this step."""
+        """Restart the clock for the second half; time between the halves belongs to other steps."""
         self._began = self._clock()
 
     def report(
@@ -62,18 +62,18 @@ class StepProbe:
                 entry.run,
                 entry.computed,
                 entry.draws,
-                who.method,
-                who.seconds,
+                share.method,
+                share.seconds,
                 present,
             )
-            for entry, verdict, who, present in zip(entries, verdicts, asked, applied, strict=True)
+            for entry, verdict, share, present in zip(entries, verdicts, asked, applied, strict=True)
         ]
         report = StepReport(parts, proposal.calls, StageSeconds(proposal.seconds))
         report.is_cold = self.is_cold or proposal.is_cold
         return report
 
     def finish(self, report: StepReport) -> StepReport:
-        """Set the report's times; the drafters' observation of the step is part of them."""
+        """Set the report's times, which include notifying the drafters."""
         accepting = self._clock() - self._began
         total = self.launch_seconds + accepting
         report.seconds = StageSeconds(report.seconds.draft, self.verify_seconds, accepting, total)
@@ -81,25 +81,26 @@ class StepProbe:
 
 
 class FaultLog:
-    """Counts faults by stage; the first of each stage is logged."""
+    """Counts recovered faults by stage, and logs the first of each stage."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
     def note(self, stage: str, error: BaseException) -> None:
-        """Count a fault that cost no more than drafts or a retry."""
+        """Count a fault that cost only drafts or a retry."""
         self.counts[stage] += 1
         if self.counts[stage] == 1:
-            trace = None if isinstance(error, torch.OutOfMemoryError) else error  # its place says nothing
+            # the traceback of an out-of-memory error is not informative
+            trace = None if isinstance(error, torch.OutOfMemoryError) else error
             _log.error("a %s failed and is recovered from: %s", stage, error, exc_info=trace)
 
     def forgiven(self, stage: str) -> "_Forgiven":
-        """Return a context that notes what is raised inside, and continues after it."""
+        """Return a context manager that records an exception and suppresses it."""
         return _Forgiven(self, stage)
 
 
 class _Forgiven:
-    """A context; every step enters several, and one made of a generator takes three times as long."""
+    """Context manager; a class, since a generator takes three times as long and every step enters several."""
 
     __slots__ = ("_log", "_stage")
 

@@ -1,4 +1,4 @@
-"""Requests drafts for no more tokens than there is room for, and keeps what is usable of them."""
+"""Requests drafts within the available room, and keeps their usable part."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,15 +18,15 @@ from foreword.speculation.transaction import Transaction
 Plans = Sequence[DraftPlan | None]
 
 Divide = Callable[[Sequence[PassEntry], Sequence[int], int], list[int]]
-"""Divides a number of draft tokens between entries, given what each wants."""
+"""Divides a budget of draft tokens between entries, given what each entry wants."""
 
 
 class CallShare(NamedTuple):
-    """The drafter that was called for a request, and the request's share of the call."""
+    """The drafter called for one request, and the request's share of the call time."""
 
-    method: str = ""  # empty: none
+    method: str = ""  # empty: no drafter
     seconds: float = 0.0
-    call: int = -1  # which of the step's; two may have the same method
+    call: int = -1  # index into the step's calls; two calls may have the same method
 
 
 NO_CALL = CallShare()
@@ -34,25 +34,23 @@ NO_CALL = CallShare()
 
 @dataclass(frozen=True)
 class Proposal:
-    """The drafts of a step, one for every entry, and what they cost."""
+    """The drafts of a step, one per entry, and the calls that made them."""
 
     drafts: Sequence[Draft] = ()
     calls: Sequence[DrafterCall] = ()
     asked: Sequence[CallShare] = ()
-    sources: Sequence[
-        HostCopy | None
-    ] = ()  # of the calls: what a device was still drawing when they returned
+    sources: Sequence[HostCopy | None] = ()  # per call: tokens that the device had not drawn yet
 
     @property
     def pending(self) -> Tensor | None:
-        """int64, the draft tokens of the pass that are on a device; None: there are none."""
+        """int64, the device's draft tokens for this pass; None: all are on the host."""
         if not any(self.sources):
             return None
         found = (draft.device for draft in self.drafts if draft.device is not None)
         return next((tokens.source.on_device for tokens in found), None)
 
     def arrived(self) -> "Proposal":
-        """The same once every draft is there: a call took as long as it kept the host or the device."""
+        """Return the proposal with final call times: a call takes as long as it occupies the host or the device."""
         if not any(self.sources):
             return self
         took = [0.0 if source is None else source.device_seconds for source in self.sources]
@@ -60,17 +58,19 @@ class Proposal:
             replace(call, seconds=max(call.seconds, seconds))
             for call, seconds in zip(self.calls, took, strict=True)
         ]
-        more = [(now.seconds - call.seconds) / call.asks for call, now in zip(self.calls, calls, strict=True)]
-        later = {
-            who: who if who.call < 0 else who._replace(seconds=who.seconds + more[who.call])
-            for who in set(self.asked)
+        extra = [
+            (now.seconds - call.seconds) / call.asks for call, now in zip(self.calls, calls, strict=True)
+        ]
+        updated = {
+            share: share if share.call < 0 else share._replace(seconds=share.seconds + extra[share.call])
+            for share in set(self.asked)
         }
-        asked = [later[who] for who in self.asked]
+        asked = [updated[share] for share in self.asked]
         return replace(self, calls=calls, asked=asked)
 
     @property
     def is_cold(self) -> bool:
-        """Whether a drafter compiled or captured something."""
+        """Whether a drafter compiled or captured a graph."""
         return any(call.is_cold for call in self.calls)
 
     @property
@@ -79,18 +79,18 @@ class Proposal:
 
 
 def fair_shares(wanted: Sequence[int], total: int, weights: Sequence[float] | None = None) -> list[int]:
-    """Return as much of what each wants as the total allows: small amounts first, the rest by weight, or evenly."""
-    heavy = [1.0] * len(wanted) if weights is None else list(weights)
-    shares, left, weight_left = [0] * len(wanted), max(total, 0), sum(heavy)
-    for index in sorted(range(len(wanted)), key=lambda place: wanted[place] / heavy[place]):
-        shares[index] = min(wanted[index], int(left * heavy[index] / weight_left + 1e-9))
+    """Divide `total` fairly: small wishes are met in full, the rest is divided by weight, or evenly."""
+    each_weight = [1.0] * len(wanted) if weights is None else list(weights)
+    shares, left, weight_left = [0] * len(wanted), max(total, 0), sum(each_weight)
+    for index in sorted(range(len(wanted)), key=lambda place: wanted[place] / each_weight[place]):
+        shares[index] = min(wanted[index], int(left * each_weight[index] / weight_left + 1e-9))
         left -= shares[index]
-        weight_left -= heavy[index]
+        weight_left -= each_weight[index]
     return shares
 
 
 def divide_evenly(entries: Sequence[PassEntry], wanted: Sequence[int], total: int) -> list[int]:
-    """Return every entry's fair share, whatever request it is."""
+    """Divide evenly, whatever the requests are."""
     return fair_shares(wanted, total)
 
 
@@ -101,9 +101,9 @@ def fit_to_room(
     max_rows: int | None,
     divide: Divide = divide_evenly,
 ) -> list[DraftPlan | None]:
-    """Return the plans cut to the pass's row budget and to free pages.
+    """Cut the plans to the pass's row budget and to free KV pages.
 
-    The committed tokens of the pass have their pages already. Nothing is evicted or preempted for a draft token.
+    Pages for the committed tokens are already reserved. Nothing is evicted or preempted for draft tokens.
     """
     if not any(plans):
         return [None] * len(entries)
@@ -117,7 +117,7 @@ def fit_to_room(
             wanted = divide(entries, wanted, left)
     free_pages = cache.free_pages
     if wanted == asked_for and sum(wanted) // cache.page_size + len(wanted) <= free_pages:
-        return fitted  # whatever pages they begin in
+        return fitted  # enough pages even if every draft starts a new one
     for place, (entry, plan, most) in enumerate(zip(entries, fitted, wanted, strict=True)):
         if plan is None:
             continue
@@ -130,7 +130,7 @@ def fit_to_room(
 
 
 def _sensible(entry: PassEntry, plan: DraftPlan | None) -> DraftPlan | None:
-    """Return the plan as far as its draft tokens could be committed: the target adds a token after the deepest."""
+    """Cut the plan to draft tokens that can be committed; the target adds one token after the deepest."""
     if plan is None or not entry.draws or not entry.request.sampler.can_draft:
         return None
     nodes, depth = min(plan.max_nodes, MAX_DRAFT_NODES), min(plan.max_depth, entry.request.room - 1)
@@ -140,7 +140,7 @@ def _sensible(entry: PassEntry, plan: DraftPlan | None) -> DraftPlan | None:
 
 
 def plain(entries: Sequence[PassEntry]) -> Plans:
-    """Return the plans of plain decoding."""
+    """Return plans without drafts."""
     return [None] * len(entries)
 
 
@@ -152,9 +152,9 @@ def propose(
     clock: Callable[[], float],
     memory: KvMemory | None = None,
 ) -> Proposal:
-    """Return one draft for every entry, for no more than there is room for.
+    """Return one draft per entry, within row budget and free pages.
 
-    `memory` is for drafters that keep rows in the pages.
+    `memory` serves drafters that keep KV rows in the target's pages.
     """
     entries = transaction.entries
     fitted = fit_to_room(entries, plans, transaction.cache, max_rows, divide)
@@ -166,7 +166,7 @@ def propose(
 def call_drafters(
     entries: Sequence[PassEntry], plans: Plans, clock: Callable[[], float], memory: KvMemory | None = None
 ) -> Proposal:
-    """Call each planned drafter once, for all of its requests, and keep what is usable of its drafts."""
+    """Call each planned drafter once for all its requests, and keep the usable part of its drafts."""
     drafts, asked = [NO_DRAFT] * len(entries), [NO_CALL] * len(entries)
     if not any(plans):
         return Proposal(drafts, asked=asked)
@@ -179,40 +179,40 @@ def call_drafters(
                 by_drafter.setdefault(id(other.drafter), []).append((index, other, plan.shadow))
     calls: list[DrafterCall] = []
     sources: list[HostCopy | None] = []
-    pending: HostCopy | None = None  # where the pass reads its draft tokens
+    pending: HostCopy | None = None  # the device tokens that this pass reads
     for group in by_drafter.values():
         first = group[0][1]
-        lent = memory if first.drafter.traits.needs.rows else None
-        asks = [_ask(entries[index], plan, lent) for index, plan, _ in group]
+        row_memory = memory if first.drafter.traits.needs.rows else None
+        tasks = [_draft_task(entries[index], plan, row_memory) for index, plan, _ in group]
         for index, _, _ in group:
             entries[index].request.drafter_view.notified[id(first.drafter)] = first.drafter
         began = clock()
-        answers = first.drafter.propose(asks)
+        answers = first.drafter.propose(tasks)
         seconds = clock() - began
-        share, empty, who = seconds / len(group), 0, NO_CALL
-        for (index, plan, shadow), ask, answer in zip(group, asks, answers, strict=True):
-            draft = usable(answer, ask)
+        per_request, empty, share = seconds / len(group), 0, NO_CALL
+        for (index, plan, shadow), task, answer in zip(group, tasks, answers, strict=True):
+            draft = usable(answer, task)
             empty += not draft.parents
             if shadow is not None:
                 shadow.keep(draft)
                 continue
             if draft.device is not None:
-                # Tokens stay on the device if the target draws without them; a pass reads one source.
+                # Tokens may stay on the device if sampling does not need them on the host. A pass reads one source.
                 source = draft.device.source
                 if pending in (None, source) and entries[index].request.sampler.can_be_followed:
                     pending = source
                 else:
                     draft = draft.on_host()
             drafts[index] = draft
-            if who.method != plan.method:  # most have the same
-                who = CallShare(plan.method, share, len(calls))
-            asked[index] = who
+            if share.method != plan.method:  # most requests share one
+                share = CallShare(plan.method, per_request, len(calls))
+            asked[index] = share
         calls.append(
             DrafterCall(
                 first.method,
                 asks=len(group),
-                guesses=sum([ask.max_nodes for ask in asks]),
-                levels=max(map(_levels, asks, answers)),
+                guesses=sum([task.max_nodes for task in tasks]),
+                levels=max(map(_levels, tasks, answers)),
                 empty=empty,
                 seconds=seconds,
                 lag=sum([plan.lag for _, plan, _ in group]),
@@ -224,36 +224,36 @@ def call_drafters(
     return Proposal(drafts, calls, asked, sources)
 
 
-def _ask(entry: PassEntry, plan: DraftPlan, lent: KvMemory | None) -> DraftTask:
-    pages = None if lent is None else lent.of(entry.kv)
+def _draft_task(entry: PassEntry, plan: DraftPlan, row_memory: KvMemory | None) -> DraftTask:
+    pages = None if row_memory is None else row_memory.of(entry.kv)
     return DraftTask(as_drafter_sees(entry.request), plan.max_nodes, plan.max_depth, pages, plan.stop)
 
 
-def _levels(ask: DraftTask, answer: Draft) -> int:
-    """That a drafter has worked for: as many as it was asked for, or as deep as it went where it was to stop."""
-    return min(ask.max_depth, ask.max_nodes) if ask.stop is None else max(answer.depth, 1)
+def _levels(task: DraftTask, answer: Draft) -> int:
+    """Return the levels that the drafter computed: all requested ones, or those reached if it may stop early."""
+    return min(task.max_depth, task.max_nodes) if task.stop is None else max(answer.depth, 1)
 
 
-def usable(draft: Draft, ask: DraftTask) -> Draft:
-    """What of a draft the request can use as it is now: of its text, of tokens that exist, within the ask.
+def usable(draft: Draft, task: DraftTask) -> Draft:
+    """Return the part of a draft that the request can verify: current text, valid tokens, within the limits.
 
-    A node is left out for its place, for its parent, or because q reaches outside the vocabulary: all fixed before
-    its token was drawn. A chosen token has no q and may be left out for what it is.
+    A sampled node is dropped only for its place, its parent, or a q that reaches outside the vocabulary: all fixed
+    before its token was drawn. A chosen token has no q and may be dropped for its value.
     """
-    request = ask.request
+    request = task.request
     if draft.epoch != request.epoch:
         return NO_DRAFT
     known = within_grammar(known_tokens(draft.rebase(request.tokens), request), request)
     if not known.is_chain and not request.sampling.rule.takes_trees:
         parents = known.parents
         known = known.keep(lambda node: parents[node] == node - 1)
-    return known.within(ask.max_nodes, ask.max_depth)
+    return known.within(task.max_nodes, task.max_depth)
 
 
 def known_tokens(draft: Draft, request: DraftRequest) -> Draft:
-    """The draft without nodes that are, or could have been, outside the vocabulary."""
+    """Drop nodes whose token is, or whose q reaches, outside the vocabulary."""
     if draft.device is not None:
-        return draft  # drawn from the vocabulary
+        return draft  # the device draws from the vocabulary only
     size, tokens = request.sampling.vocab_size, draft.tokens
     if not tokens or (not draft.drawn and min(tokens) >= 0 and max(tokens) < size):
         return draft
@@ -266,10 +266,10 @@ def known_tokens(draft: Draft, request: DraftRequest) -> Draft:
 
 
 def within_grammar(draft: Draft, request: DraftRequest) -> Draft:
-    """The draft without what the form of the answer rules out: a row for it would be wasted.
+    """Drop nodes that the request's grammar forbids, since they could not be accepted.
 
-    A chosen node goes if it is not allowed. One that was drawn stays, whatever its token is, and those after it go:
-    that depends on nothing but the nodes above them.
+    A chosen node is dropped if its token is forbidden. A sampled node stays and its descendants are dropped, which
+    depends only on their ancestors.
     """
     grammar = request.sampling.grammar
     if grammar is None or not len(draft):

@@ -1,4 +1,4 @@
-"""What a step needs of the parts that it is given."""
+"""Protocols of the policy and the target."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,37 +12,37 @@ from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 
 
 class Policy(Protocol):
-    """Decides who drafts, with what, how deep, and what of it is verified.
+    """Chooses each request's drafter and draft size, and which draft tokens are verified.
 
-    A policy may also have `notifies(request)`, whether drafters observe the request in the planned pass, and
-    `measured`, the policy whose estimates and decisions are reported.
+    Optional attributes: `notifies(request)` returns whether drafters observe the request in the planned pass;
+    `measured` is the policy whose estimates and decisions are reported.
     """
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
-        """One plan for every entry, in the same order.
+        """Return one plan per entry, in order.
 
-        Also for a prompt that is still being read: a head that drafts after it reads along. `situation`
-        has what was measured so far; each request has its own statistics and what was asked for it. How drafts
-        have fared is counted while the next pass is in flight: where steps overlap, the last one's are not in it yet.
+        Entries still in prefill get plans too: a head that drafts after the prompt must read its hidden states.
+        `situation` has all measurements; a request has its own statistics and requested drafter. If steps overlap,
+        the last step's acceptance is not counted yet.
         """
         ...
 
     def trim(
         self, entries: Sequence[PassEntry], drafts: Sequence[Draft], situation: Situation
     ) -> Sequence[Draft]:
-        """Now that the drafts are there: what of each the pass verifies (`Draft.keep`, `Draft.within`)."""
+        """Return the part of each draft that the pass verifies (`Draft.keep`, `Draft.within`)."""
         ...
 
     def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation, beside: int = 1) -> int:
-        """Return the rows that the next pass should keep for drafts of these decoding requests."""
+        """Return the rows that the next pass should reserve for drafts of these decoding requests."""
         ...
 
     def learn(self, report: StepReport) -> None:
-        """What a step did and what it cost."""
+        """Learn from a step's report."""
         ...
 
     def drafters(self) -> Sequence[Drafter]:
-        """Drafters that it brings along, besides those that requests ask for."""
+        """Return the drafters that the policy owns, in addition to the requests' own."""
         ...
 
 
@@ -50,5 +50,5 @@ class Target(Protocol):
     """The model whose output distribution is promised, with its KV memory."""
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        """One pass over all rows of the batch."""
+        """Run one forward pass over the batch."""
         ...

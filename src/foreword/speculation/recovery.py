@@ -1,4 +1,4 @@
-"""Steps that survive faults: tried again without drafts, then one request at a time."""
+"""Recovers from failed steps: retries without drafts, then one request at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
 
 
 class StepInFlight(NamedTuple):
-    """A step between its two halves; a launch that failed is recovered from when it is resolved."""
+    """A launched step that is not resolved yet. A failed launch is recovered when it is resolved."""
 
     entries: Sequence[PassEntry]
     launched: Launched | Exception
@@ -26,17 +26,17 @@ class StepInFlight(NamedTuple):
 
 @dataclass(frozen=True)
 class Recovery:
-    """Runs a stepper's steps so that only requests that fail alone are given up.
+    """Runs steps so that only a request that fails alone gets an error.
 
-    `EngineStopped` is not recovered from: the process that ran the passes is gone.
+    `EngineStopped` is not recovered: the process that runs the passes has ended.
     """
 
     stepper: Stepper
 
     def launch(self, entries: Sequence[PassEntry]) -> StepInFlight | None:
-        """Does not raise for what a request, a drafter or the target did.
+        """Launch a step; exceptions of a request, a drafter or the target are deferred to `resolve`.
 
-        None: entries that follow a pass in flight could not be launched; they can wait until it has ended.
+        None: the entries follow a pass in flight and could not be launched; launch them after it has ended.
         """
         began, follows = self.stepper.clock(), any(entry.kv.passes for entry in entries)
         try:
@@ -47,17 +47,19 @@ class Recovery:
             if follows:
                 self.stepper.faults.note("ahead", error)
                 return None
-            # No other step may take these up before this one is resolved.
+            # Keep other steps from using these sequences before this one is resolved.
             for entry in entries:
                 entry.kv.begin_pass()
-            entries = [entry._replace(losses=entry.kv.losses) for entry in entries]  # this loss is its own
+            # ignore the loss that this failure caused
+            entries = [entry._replace(losses=entry.kv.losses) for entry in entries]
             launched = error
         return StepInFlight(entries, launched, self.stepper.clock() - began)
 
     def resolve(self, in_flight: StepInFlight) -> StepReport:
-        """The step's report; of several passes if it had to be tried again, with the time of those that failed."""
+        """Return the step's report; if passes were retried, it covers all of them, with the time of the
+        failed ones."""
         began = self.stepper.clock()
-        # Of those that an earlier step took with it when it failed, others may have taken care since.
+        # Entries lost to an earlier failed step are already handled elsewhere.
         mine = [entry for entry in in_flight.entries if entry.is_present]
         try:
             if isinstance(in_flight.launched, Exception):
@@ -67,8 +69,8 @@ class Recovery:
             return self.stepper.resolve(in_flight.launched)
         except Exception as error:
             self._note("step", error)
-        later = self.stepper.pipeline.newest  # in flight, and no other for those whose tokens it draws
-        # One whose rows a later pass is moving takes part in the next step.
+        later = self.stepper.pipeline.newest  # still in flight; the retry must not replace it
+        # A sequence whose rows a later pass is moving waits for the next step.
         free = [entry.again() for entry in mine if not self.stepper.cache.is_busy(entry.kv)]
         reports = self._again(free) if free else []
         self.stepper.pipeline.newest = later
@@ -104,7 +106,7 @@ class Recovery:
 
 
 def _why(error: Exception) -> str:
-    """What the user of a request reads that failed alone, too."""
+    """Return the error message for a request that fails even alone."""
     if isinstance(error, torch.OutOfMemoryError):
         return (
             "the device has no memory left for this request; "
@@ -114,16 +116,16 @@ def _why(error: Exception) -> str:
 
 
 def _merged(failed: StepInFlight, reports: Sequence[StepReport], seconds: float) -> StepReport:
-    """The reports of several smaller steps as one, in the order of the whole; what the first try drafted is in it."""
+    """Merge the reports of the retries into one, in the original order, with the first try's drafter calls."""
     proposal = Proposal() if isinstance(failed.launched, Exception) else failed.launched.proposal
     verified = 0.0 if isinstance(failed.launched, Exception) else failed.launched.probe.verify_seconds
     asked = proposal.asked or [NO_CALL] * len(failed.entries)
     found = {part.request.request_id: part for report in reports for part in report.requests}
     parts = []
-    for entry, who in zip(failed.entries, asked, strict=True):
+    for entry, share in zip(failed.entries, asked, strict=True):
         gone = RequestReport(entry.request, NOTHING_DRAWN, applied=False)
         part = found.get(entry.request.request_id, gone)
-        parts.append(part._replace(draft_seconds=part.draft_seconds + who.seconds))
+        parts.append(part._replace(draft_seconds=part.draft_seconds + share.seconds))
     spent = sum((report.seconds for report in reports), StageSeconds(proposal.seconds, verified))
     return StepReport(
         parts,

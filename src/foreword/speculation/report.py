@@ -1,4 +1,4 @@
-"""What a step did, written once: statistics, costs, policies and benchmarks all read this."""
+"""The report of a step, read by statistics, cost estimates, policies and benchmarks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ class DrafterCall:
     """One call of a drafter."""
 
     method: str
-    asks: int  # requests that it was asked about
-    guesses: int  # that were asked for, of all requests
-    levels: int  # of the deepest ask
-    empty: int  # asks that it had nothing to say about
+    asks: int  # requests in the call
+    guesses: int  # draft tokens requested, over all requests
+    levels: int  # depth of the deepest draft requested
+    empty: int  # requests without a draft
     seconds: float
-    lag: int = 0  # tokens of all requests that it had to read first, committed since it was last called
-    is_cold: bool = False  # something was compiled or captured in it: the next will not take as long
+    lag: int = 0  # tokens, over all requests, committed since the drafter's previous call
+    is_cold: bool = False  # compiled or captured a graph, so that its time is not typical
 
 
 class RequestReport(NamedTuple):
@@ -30,11 +30,11 @@ class RequestReport(NamedTuple):
     request: StepRequest
     verdict: Verdict
     run: int = 0  # committed tokens that got their KV
-    context: int = 0  # KV rows that were there before
+    context: int = 0  # KV rows computed before
     draws: bool = False  # whether its next token was drawn
-    asked: str = ""  # the drafter that was asked for it; empty: none
-    draft_seconds: float = 0.0  # its part of its drafter's call
-    applied: bool = True  # False: the request was gone when its verdict came
+    asked: str = ""  # the drafter that was called; empty: none
+    draft_seconds: float = 0.0  # its share of the drafter's call
+    applied: bool = True  # False: the request had ended before its verdict
 
     @property
     def draft(self) -> Draft:
@@ -47,13 +47,13 @@ class RequestReport(NamedTuple):
 
 @dataclass(frozen=True)
 class StageSeconds:
-    """Where the time of a step went."""
+    """Durations of a step's stages, in seconds."""
 
     draft: float = 0.0
-    verify: float = 0.0  # the pass, until it was handed over; on a CPU, until it was done
-    accept: float = 0.0  # waiting for the device, judging, committing
-    # All of it, but for the time between launch and resolve, which may be other steps'. What the other three leave is
-    # scheduling, bookkeeping and tries that failed.
+    verify: float = 0.0  # launching the pass; on a CPU, running it
+    accept: float = 0.0  # waiting for the device, acceptance, commit
+    # The whole step without the time between launch and resolve. The rest beyond the three stages is scheduling,
+    # bookkeeping and failed tries.
     total: float = 0.0
 
     def __add__(self, other: "StageSeconds") -> "StageSeconds":
@@ -75,20 +75,18 @@ class StageSeconds:
 
 @dataclass
 class StepReport:
-    """One step: every request's part of it, in the order of the pass, who was asked, and what it cost.
-
-    The sums are computed once, for all readers.
-    """
+    """One step: each request's part in pass order, the drafter calls, and the times. Sums are computed once."""
 
     requests: Sequence[RequestReport]
     calls: Sequence[DrafterCall] = ()
     seconds: StageSeconds = StageSeconds()
-    passes: int = 1  # more where a step was tried again
-    is_cold: bool = False  # something was compiled or captured in it: its time says nothing of the next
-    guessing: Sequence[RequestReport] = field(init=False)  # with a draft request, or verified draft tokens
-    rows: int = field(init=False)  # of the pass, draft tokens included
-    tokens: int = field(init=False)  # that were committed
-    decodes_only: bool = field(init=False)  # whether no prompt was computed beside the answers
+    passes: int = 1  # more than one if the step was retried
+    is_cold: bool = False  # compiled or captured a graph, so that its time is not typical
+    # parts with a draft request or verified draft tokens
+    guessing: Sequence[RequestReport] = field(init=False)
+    rows: int = field(init=False)  # tokens in the pass, including draft tokens
+    tokens: int = field(init=False)  # committed tokens
+    decodes_only: bool = field(init=False)  # whether no prompt chunk was in the pass
 
     def __post_init__(self) -> None:
         parts = self.requests
@@ -100,13 +98,16 @@ class StepReport:
 
     @cached_property
     def seconds_per_row(self) -> StageSeconds:
-        """Without drafting, which is billed to the requests that were drafted for. Read once the times are set."""
+        """Stage times per row, without drafting, which is charged to the requests that had drafts.
+
+        Valid after `finish`.
+        """
         rows, spent = max(self.rows, 1), self.seconds
         return StageSeconds(0.0, spent.verify / rows, spent.accept / rows, (spent.total - spent.draft) / rows)
 
     @property
     def mean_context(self) -> int:
-        """KV rows that a request had, on average: as many are read for each."""
+        """Mean number of KV rows per request before the step."""
         return sum([part.context for part in self.requests]) // max(len(self.requests), 1)
 
     @property

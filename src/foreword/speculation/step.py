@@ -1,7 +1,7 @@
-"""One step: plan, propose, trim, forward, accept, commit. All of decoding is this.
+"""One decoding step: plan, propose, trim, forward, accept, commit.
 
-Plain decoding is an empty draft; a prefill chunk is a run of tokens that are already committed; a
-chain is a tree of width one. None of them has a code path of its own.
+Plain decoding is an empty draft, a prefill chunk is a run of committed tokens, and a chain is a tree of width one.
+None has a code path of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,12 +30,12 @@ class Stepper:
     target: Target
     cache: PagedCache
     policy: Policy
-    max_rows: int | None = None  # of a pass, draft tokens included; None: no bound
-    divide: Divide = divide_evenly  # of draft tokens, where not all that are wanted fit into a pass
+    max_rows: int | None = None  # row budget of a pass, including draft tokens; None: unlimited
+    divide: Divide = divide_evenly  # divides the row budget between drafts
     clock: Callable[[], float] = perf_counter  # seconds
     situation: Situation = field(default_factory=Situation)
     faults: FaultLog = field(default_factory=FaultLog)
-    store: KvStore | None = None  # the target's; None: no drafter keeps rows in its pages
+    store: KvStore | None = None  # the target's; None: no drafter keeps KV rows in its pages
 
     def __post_init__(self) -> None:
         self._memory = None if self.store is None else KvMemory(self.cache, self.store)
@@ -49,7 +49,10 @@ class Stepper:
         return report
 
     def launch(self, entries: Sequence[PassEntry], plans: Plans | None = None) -> Launched:
-        """Plan unless `plans` are given, propose, trim, forward, accept. If anything fails, nothing happened."""
+        """Plan unless `plans` are given, propose, trim, forward, and start acceptance.
+
+        On failure nothing has changed.
+        """
         probe = StepProbe(self.clock)
         transaction = Transaction(self.cache, entries)
         try:
@@ -69,7 +72,7 @@ class Stepper:
         return launched
 
     def resolve(self, launched: Launched) -> StepReport:
-        """Wait for the verdicts, commit them and report; if anything fails, nothing happened."""
+        """Wait for the verdicts, commit them and report. On failure nothing has changed."""
         launched.probe.resolves()
         self.pipeline.leave(launched)
         with launched.transaction as transaction:
@@ -80,14 +83,14 @@ class Stepper:
         return launched.probe.finish(report)
 
     def learn(self) -> None:
-        """Let all observers catch up with the steps so far; a pass that needs no plan can be launched before."""
+        """Pass the reports so far to all observers. A pass that needs no plan may be launched before this."""
         self._observers.catch_up()
 
     def _plan(self, entries: Sequence[PassEntry]) -> Plans:
         if not self.pipeline.follows(entries):
             self._observers.before_plan()
             if self.situation.speculating:
-                with self.faults.forgiven("plan"):  # a policy that fails costs drafts, never a request
+                with self.faults.forgiven("plan"):  # a failing policy costs drafts, never a request
                     return self.policy.plan(entries, self.situation)
         return plain(entries)
 

@@ -1,4 +1,4 @@
-"""Everything that a draft can touch, changed together or not at all."""
+"""Atomic update of everything that a pass changes: tokens, KV rows and sampler state."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ _log = logging.getLogger(__name__)
 
 
 class Transaction:
-    """One pass over several requests: reserves KV rows, then commits verdicts or leaves no trace.
+    """One pass over several requests: reserves KV rows, then commits all verdicts or restores the state before.
 
-    A request that is cancelled or preempted while the pass is in flight has lost its KV sequence. What
-    the pass found out about it is dropped; the others are not affected. A sequence takes part in a second
-    pass only after one without drafts; if that one fails, the second is dropped, too.
+    A request that is cancelled or preempted during the pass loses its KV sequence; its verdict is dropped and the
+    other requests are not affected. A sequence may be in a second pass only if the first has no draft for it. If the
+    first pass fails, the second is dropped, too.
     """
 
     def __init__(self, cache: PagedCache, entries: Sequence[PassEntry]) -> None:
-        """Take hold of the sequences; raises, and holds none, if a pass is in flight for one of them."""
+        """Acquire the sequences; raise, and acquire none, if a pass is in flight for one of them."""
         self.cache = cache
         self.entries = list(entries)
         self._moves: list[RowMove] = []
@@ -43,15 +43,15 @@ class Transaction:
         self.abort()
 
     def reserve(self) -> None:
-        """Take the pages that the committed tokens of this pass need; cached pages may give way to them."""
+        """Reserve pages for the committed tokens of this pass; cached pages may be evicted."""
         for entry in self.entries:
             self.cache.reserve(entry.kv, entry.run)
 
     def reserve_drafter_rows(self, plans: Sequence[DraftPlan | None], store: KvStore) -> None:
-        """Make the pages ready for drafters that keep rows of their own in them and are asked now.
+        """Prepare the pages for planned drafters that keep KV rows in them.
 
-        They write after the text, as far as its pages were found free, and they read what was committed: so pending
-        moves are done here and not by the pass, which would put an older row over one that they have written.
+        They write after the text, within free pages, and read committed rows. So pending moves are executed here: the
+        pass would overwrite the drafters' new rows with older ones.
         """
         asked = [
             (entry, plan, plan.drafter.traits.needs.scratch)
@@ -81,10 +81,10 @@ class Transaction:
         observed: Sequence[bool] = (),
         drawn_at: Mapping[KvSequence, int] | None = None,
     ) -> ForwardBatch:
-        """Reserve rows for the draft tokens too and lay out the pass. The pending row moves become part of it.
+        """Reserve rows for the draft tokens and lay out the pass, with all pending row moves.
 
-        `taps` are the hidden states that are kept, of the entries that are `observed`. `drawn_at` tells at which of its
-        drawing rows the pass before draws the tokens that are pending.
+        Hidden states at `taps` are kept for entries that are `observed`. `drawn_at` gives the row of the previous
+        pass that draws a sequence's pending token.
         """
         for entry, draft in zip(self.entries, drafts, strict=True):
             count = entry.run + len(draft.parents)
@@ -99,7 +99,7 @@ class Transaction:
                 entry.request.tokens,
                 entry.run,
                 draft,
-                0,  # all of its nodes
+                0,  # first node
                 entry.scored + entry.draws,
                 wants,
                 entry.computed,
@@ -115,9 +115,9 @@ class Transaction:
         return batch
 
     def reserve_early(self, rows: Sequence[int]) -> None:
-        """Take pages for so many rows of every entry, its run and draft tokens included, as far as they are free.
+        """Reserve up to `rows` rows per entry, including its run and draft, as far as pages are free.
 
-        For early drafting: until the verdict, no other pass writes these rows.
+        Early drafting writes them: until the verdict, no other pass does.
         """
         cache = self.cache
         for entry, count in zip(self.entries, rows, strict=True):
@@ -126,7 +126,7 @@ class Transaction:
                 cache.reserve(entry.kv, min(count, room))
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[bool]:
-        """Everything about every request advances together; returns which of them were still there."""
+        """Commit all verdicts; return for each entry whether its request was still active."""
         self._open = False
         for entry in self.entries:
             if entry.is_present:
@@ -146,14 +146,14 @@ class Transaction:
                 cache.distrust(entry.kv)
             else:
                 cache.publish(entry.kv, entry.request.tokens)
-        except Exception as error:  # it fails alone: no other verdict depends on it
+        except Exception as error:  # fails alone: no other verdict depends on it
             _log.exception("request %s could not take its tokens", entry.request.request_id)
             cache.rollback(entry.kv)
             entry.request.fail(f"{type(error).__name__}: {error}")
         return True
 
     def abort(self) -> None:
-        """Nothing happened. Does nothing after a commit; safe to repeat."""
+        """Restore the state before the pass. No effect after `commit`; may be repeated."""
         if not self._open:
             return
         self._open = False

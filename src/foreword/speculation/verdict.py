@@ -1,4 +1,4 @@
-"""What a step decides about one request."""
+"""The result of a step for one request."""
 
 from typing import NamedTuple
 
@@ -7,25 +7,27 @@ from foreword.speculation.draft import NO_DRAFT, Draft
 
 
 class Verdict(NamedTuple):
-    """The accepted path through a draft and the tokens that it commits."""
+    """The accepted path through a draft, and the tokens to commit."""
 
     path: tuple[int, ...] = ()  # accepted nodes, root first
-    # The path's tokens, then one of the target's own unless the answer ended before it.
+    # The path's tokens, then the target's own token unless the answer ended before it.
     tokens: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token if the request wants them
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt tokens after the scored rows, if wanted
-    error: str | None = None  # why the request cannot go on after these tokens, unless they end it
-    is_asked: bool = False  # that it cannot is what its own parameters say: nothing went wrong
-    poisoned: bool = False  # the pass computed numbers that are none: the rows it wrote must not be reused
-    draft: Draft = NO_DRAFT  # what was judged
-    draws: tuple[int, ...] = ()  # what the target draws after the text, then after every node; if known
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token if requested
+    # of the prompt tokens after the scored rows, if requested
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    error: str | None = None  # why the request cannot continue after these tokens, unless they end it
+    is_asked: bool = False  # the request's own parameters cause the error; nothing went wrong
+    poisoned: bool = False  # the pass computed NaN or infinity: the KV rows it wrote must not be reused
+    draft: Draft = NO_DRAFT  # the verified draft
+    # the target's token after the text, then after every node; empty if not drawn
+    draws: tuple[int, ...] = ()
 
     @property
     def judged(self) -> Draft:
-        """The draft as far as anything was found out about it.
+        """The part of the draft that was accepted or rejected.
 
-        Where the path is not followed by a token of the target's own, the answer ended on it or its last row has no
-        numbers: deeper tokens are neither accepted nor rejected.
+        If no token of the target's own follows the path, the answer ended there or its last row is not finite. Deeper
+        tokens are then neither accepted nor rejected.
         """
         if not self.draft.parents or len(self.tokens) > len(self.path):
             return self.draft
@@ -33,4 +35,4 @@ class Verdict(NamedTuple):
 
 
 NOTHING_DRAWN = Verdict()
-"""For a prompt chunk that does not reach the prompt's end, and for a request that is gone."""
+"""Verdict of a prompt chunk before the prompt's end, and of a request that is gone."""

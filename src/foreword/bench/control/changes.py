@@ -57,9 +57,9 @@ class SlowedDrafter(FirstOf):
         self._clock = clock
         self._wait = wait
 
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         began = self._clock()
-        drafts = super().propose(asks)
+        drafts = super().propose(tasks)
         if self._brake.factor > 1:
             self._wait((self._brake.factor - 1) * (self._clock() - began))
         return drafts

@@ -67,15 +67,15 @@ class RecordedDrafter(Drafter):
         self._known: dict[int, list[int]] = {}  # by request: a long prompt is looked up once
         self.traits = Traits() if payer is None else payer.traits
 
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
-        paid = [] if self._payer is None else self._payer.propose(asks)
-        said = [self._say(ask) for ask in asks]
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        paid = [] if self._payer is None else self._payer.propose(tasks)
+        said = [self._say(task) for task in tasks]
         pending = next((draft.device.source for draft in paid if draft.device is not None), None)
         if pending is not None:
-            return _in_its_place(pending, asks, said)
+            return _in_its_place(pending, tasks, said)
         return [
-            Draft.chain(tokens, len(ask.request.tokens), ask.request.epoch)
-            for tokens, ask in zip(said, asks, strict=True)
+            Draft.chain(tokens, len(task.request.tokens), task.request.epoch)
+            for tokens, task in zip(said, tasks, strict=True)
         ]
 
     def observe(self, commits: Sequence[Commit]) -> None:
@@ -90,20 +90,20 @@ class RecordedDrafter(Drafter):
         if self._payer is not None:
             self._payer.forget(request)
 
-    def _say(self, ask: DraftTask) -> list[int]:
-        tokens, prompt_len, number = ask.request.tokens, ask.request.prompt_len, ask.request.request_id
+    def _say(self, task: DraftTask) -> list[int]:
+        tokens, prompt_len, number = task.request.tokens, task.request.prompt_len, task.request.request_id
         if number not in self._known:
             self._known[number] = self._truth[tuple(tokens[:prompt_len])]
         known = self._known[number]
         place = len(tokens) - prompt_len
-        tokens_drafted = known[place : place + min(ask.max_nodes, ask.max_depth)]
+        tokens_drafted = known[place : place + min(task.max_nodes, task.max_depth)]
         right = next(self._runs)
         if right < len(tokens_drafted):
             tokens_drafted[right] ^= 1
         return tokens_drafted
 
 
-def _in_its_place(pending: HostCopy, asks: Sequence[DraftTask], said: Sequence[list[int]]) -> list[Draft]:
+def _in_its_place(pending: HostCopy, tasks: Sequence[DraftTask], said: Sequence[list[int]]) -> list[Draft]:
     """Return recorded tokens as drafts on the device, which arrive when the other drafter's arrive."""
     tokens = torch.tensor([token for its in said for token in its])
     there = uploaded(tokens, pending.on_device.device)
@@ -112,9 +112,9 @@ def _in_its_place(pending: HostCopy, asks: Sequence[DraftTask], said: Sequence[l
     ends = list(accumulate(map(len, said), initial=0))
     return [
         Draft.on_device(
-            DeviceTokens(source, tuple(range(first, end))), len(ask.request.tokens), ask.request.epoch
+            DeviceTokens(source, tuple(range(first, end))), len(task.request.tokens), task.request.epoch
         )
-        for ask, (first, end) in zip(asks, pairwise(ends), strict=True)
+        for task, (first, end) in zip(tasks, pairwise(ends), strict=True)
     ]
 
 

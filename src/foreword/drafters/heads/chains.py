@@ -24,24 +24,24 @@ _GOES_ON = (1.0,) * CLASSES
 
 
 def plan_chains(
-    asks: Sequence[DraftTask], rooms: Sequence[int], vocabulary: DraftVocabulary, stops: bool = False
+    tasks: Sequence[DraftTask], rooms: Sequence[int], vocabulary: DraftVocabulary, stops: bool = False
 ) -> ChainPlan | None:
     """Plan chains after every text, at most `rooms` tokens each; None if a draft must carry its q.
 
     A runner that `stops` ends them where the asks say so.
     """
-    samplings = [ask.request.sampling for ask in asks]
+    samplings = [task.request.sampling for task in tasks]
     if not all(is_drawn_alone(sampling) for sampling in samplings):
         return None
-    steps = [min(ask.max_nodes, ask.max_depth, room) for ask, room in zip(asks, rooms, strict=True)]
-    has_stop = stops and any(ask.stop is not None for ask in asks)
+    steps = [min(task.max_nodes, task.max_depth, room) for task, room in zip(tasks, rooms, strict=True)]
+    has_stop = stops and any(task.stop is not None for task in tasks)
     return ChainPlan(
-        np.array([len(ask.request.tokens) for ask in asks], np.int32),
+        np.array([len(task.request.tokens) for task in tasks], np.int32),
         np.array(steps, np.int32),
         np.frombuffer(b"".join([sampling.record_bytes for sampling in samplings]), RECORD),
         vocabulary.token_ids,
         vocabulary.vocab_size,
-        stop=_stop_of(tuple([ask.stop for ask in asks]), max(steps)) if has_stop else None,
+        stop=_stop_of(tuple([task.stop for task in tasks]), max(steps)) if has_stop else None,
     )
 
 
@@ -61,7 +61,7 @@ def unsettled(plan: ChainPlan, unjudged: Sequence[InFlight], drawn: Tensor) -> C
     """Return the plan for texts that a pass in flight makes longer; their drafts are on one device."""
     most = max([len(one.draft) for one in unjudged])
     places = [(*one.tokens.places, *[-1] * (most - len(one.draft))) for one in unjudged]
-    ends = [0 if one.ask.pages is None else one.ask.pages.kv.reserved for one in unjudged]
+    ends = [0 if one.task.pages is None else one.task.pages.kv.reserved for one in unjudged]
     judged = Unsettled(
         drawn,
         np.array([one.drawn_at for one in unjudged], np.int32),
@@ -72,18 +72,18 @@ def unsettled(plan: ChainPlan, unjudged: Sequence[InFlight], drawn: Tensor) -> C
     return replace(plan, lengths=plan.lengths + 1, unsettled=judged)
 
 
-def drafted(asks: Sequence[DraftTask], chains: Chains) -> list[Draft]:
+def drafted(tasks: Sequence[DraftTask], chains: Chains) -> list[Draft]:
     """Return the chains as drafts."""
     if isinstance(chains, PendingChains):
         source = chains.tokens
         return [
-            Draft.on_device(DeviceTokens(source, tuple(places)), len(ask.request.tokens), ask.request.epoch)
-            for ask, places in zip(asks, chains.places, strict=True)
+            Draft.on_device(DeviceTokens(source, tuple(places)), len(task.request.tokens), task.request.epoch)
+            for task, places in zip(tasks, chains.places, strict=True)
         ]
-    confidences = chains.confidence or [()] * len(asks)
+    confidences = chains.confidence or [()] * len(tasks)
     return [
-        Draft.chain(tokens, len(ask.request.tokens), ask.request.epoch, confidence=confidence)
-        for ask, tokens, confidence in zip(asks, chains.tokens, confidences, strict=True)
+        Draft.chain(tokens, len(task.request.tokens), task.request.epoch, confidence=confidence)
+        for task, tokens, confidence in zip(tasks, chains.tokens, confidences, strict=True)
     ]
 
 
@@ -106,7 +106,7 @@ class BegunChain:
 
     @staticmethod
     def of(unjudged: InFlight, source: HostCopy, places: Sequence[int]) -> "BegunChain":
-        pages, first = unjudged.ask.pages, len(unjudged.ask.request.tokens)
+        pages, first = unjudged.task.pages, len(unjudged.task.request.tokens)
         assert pages is not None
         size = pages.cache.page_size
         held = pages.kv.pages[first // size : (first + len(unjudged.draft)) // size + 1]
@@ -118,16 +118,16 @@ class BegunChain:
         self.length = commit.first + commit.rows + 1  # the newest token has no row yet
         return is_its
 
-    def draft_after(self, run: Run, ask: DraftTask) -> Draft | None:
+    def draft_after(self, run: Run, task: DraftTask) -> Draft | None:
         """Return the requested draft, if the chain follows this text and the rows of `run` are in place."""
-        kv, wanted = run.pages.kv, min(ask.max_nodes, ask.max_depth)
+        kv, wanted = run.pages.kv, min(task.max_nodes, task.max_depth)
         if self.kv is not kv or self.first != run.first or self.length != run.end:
             return None
         size = run.pages.cache.page_size
         held = kv.pages[run.first // size : (run.end - 1) // size + 1]
         if wanted > len(self.tokens.places) or held != self.pages[: len(held)]:
             return None
-        return Draft.on_device(self.tokens.pick(range(wanted)), run.end, ask.request.epoch)
+        return Draft.on_device(self.tokens.pick(range(wanted)), run.end, task.request.epoch)
 
 
 class BegunChains:
@@ -147,10 +147,10 @@ class BegunChains:
                 if known is not None and not known.learn(commit):
                     self.forget(commit.request.request_id)
 
-    def take(self, run: Run, ask: DraftTask) -> Draft | None:
+    def take(self, run: Run, task: DraftTask) -> Draft | None:
         """What was begun for this text; whatever it is, it is asked for once."""
-        known = self._begun.pop(ask.request.request_id, None)
-        return None if known is None else known.draft_after(run, ask)
+        known = self._begun.pop(task.request.request_id, None)
+        return None if known is None else known.draft_after(run, task)
 
     def forget(self, request_id: int) -> None:
         self._begun.pop(request_id, None)

@@ -47,26 +47,26 @@ class DFlashHead(HeadInPages):
         self._mask, self._spec, self._width = head.spec.mask_token_id, head.spec, width
         self._in_one_call = width == 1  # where the runner can
 
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`; none where states of the newest committed tokens are not known."""
-        return drafts_where(asks, list(map(self._ready, asks)), self._fill_and_draft)
+        return drafts_where(tasks, list(map(self._ready, tasks)), self._fill_and_draft)
 
-    def _fill_and_draft(self, asks: list[DraftTask], pages: list[RequestRows]) -> Sequence[Draft]:
-        runs, starts = self._missing(asks, pages)
+    def _fill_and_draft(self, tasks: list[DraftTask], pages: list[RequestRows]) -> Sequence[Draft]:
+        runs, starts = self._missing(tasks, pages)
         context = self._true_rows(runs, wanted=0) if runs else None
-        parts = [self._block(ask, found) for ask, found in zip(asks, pages, strict=True)]
+        parts = [self._block(task, found) for task, found in zip(tasks, pages, strict=True)]
         places = [
-            min(len(part.draft) + self._spec.anchor_drafts, ask.max_depth, ask.max_nodes)
-            for ask, part in zip(asks, parts, strict=True)
+            min(len(part.draft) + self._spec.anchor_drafts, task.max_depth, task.max_nodes)
+            for task, part in zip(tasks, parts, strict=True)
         ]
         blocks = self._block_rows(pages[0].cache, parts, places, starts)
         store = pages[0].store
-        plan = plan_chains(asks, places, self._vocabulary) if self._in_one_call else None
+        plan = plan_chains(tasks, places, self._vocabulary) if self._in_one_call else None
         output = self._runner.draft(HeadCall(blocks, store, plan, context))
         fill(runs)
         if not isinstance(output, HeadOutput):
-            return drafted(asks, output)
-        return marked_cold(self._draft(asks, places, output), output.is_cold)
+            return drafted(tasks, output)
+        return marked_cold(self._draft(tasks, places, output), output.is_cold)
 
     def _block_rows(
         self, cache: PagedCache, parts: Sequence[SequenceRows], places: Sequence[int], starts: Ints
@@ -80,17 +80,17 @@ class DFlashHead(HeadInPages):
         arrays = arrays._replace(logit_rows=np.concatenate(wanted).astype(np.int32))
         return HeadInput(arrays, starts, torch.empty(len(arrays.token_ids), 0), are_own=True)
 
-    def _draft(self, asks: Sequence[DraftTask], places: Sequence[int], output: HeadOutput) -> list[Draft]:
-        return draft_at_once(asks, places, output.logits, self._vocabulary, self._width)
+    def _draft(self, tasks: Sequence[DraftTask], places: Sequence[int], output: HeadOutput) -> list[Draft]:
+        return draft_at_once(tasks, places, output.logits, self._vocabulary, self._width)
 
-    def _ready(self, ask: DraftTask) -> RequestRows | None:
+    def _ready(self, task: DraftTask) -> RequestRows | None:
         """Return the pages of a request for which a draft is possible."""
-        pages, end = self._known_pages(ask), len(ask.request.tokens) - 1
+        pages, end = self._known_pages(task), len(task.request.tokens) - 1
         return pages if pages is not None and pages.kv.reserved >= end + 2 and end > 0 else None
 
-    def _block(self, ask: DraftTask, pages: RequestRows) -> SequenceRows:
+    def _block(self, task: DraftTask, pages: RequestRows) -> SequenceRows:
         """Return the newest token and the masks after it, fewer where there is no memory for all."""
-        tokens = ask.request.tokens
+        tokens = task.request.tokens
         masks = min(self._spec.block_size - 1, pages.kv.reserved - len(tokens))
         return SequenceRows(
             pages.kv,
@@ -142,8 +142,8 @@ class DSparkHead(DFlashHead):
             raise RequestError("confidence: this head has no confidence head; leave it out")
         self._in_one_call &= confidence == 0
 
-    def _draft(self, asks: Sequence[DraftTask], places: Sequence[int], output: HeadOutput) -> list[Draft]:
-        trees, firsts = new_trees(asks, places, self._width)
+    def _draft(self, tasks: Sequence[DraftTask], places: Sequence[int], output: HeadOutput) -> list[Draft]:
+        trees, firsts = new_trees(tasks, places, self._width)
 
         def level(going: Sequence[HeadTree], rows: list[int]) -> Tensor:
             before = self._runner.markov_before([token for tree in going for token in _tokens(tree)])

@@ -58,9 +58,9 @@ class StepwiseHead(HeadInPages):
         )
         self._begun = BegunChains()
 
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`; none where the newest token's states are not known."""
-        return drafts_where(asks, list(map(self._newest, asks)), self._draft)
+        return drafts_where(tasks, list(map(self._newest, tasks)), self._draft)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Keep the newest states; chains started early learn which text they follow."""
@@ -76,65 +76,65 @@ class StepwiseHead(HeadInPages):
         going = [one for one in unjudged if self._is_up_to_date(one)]
         if not going:
             return False
-        asks = [one.ask for one in going]
-        plan = plan_chains(asks, [MAX_DRAFT_NODES] * len(asks), self._vocabulary)
+        tasks = [one.task for one in going]
+        plan = plan_chains(tasks, [MAX_DRAFT_NODES] * len(tasks), self._vocabulary)
         if plan is None:
             return False
         rows = self._rows_after(going, hidden)
-        call = HeadCall(rows, _pages(asks[0]).store, unsettled(plan, going, drawn))
+        call = HeadCall(rows, _pages(tasks[0]).store, unsettled(plan, going, drawn))
         chains = self._runner.draft(call)
         if not isinstance(chains, PendingChains):
             return False
         for one, places in zip(going, chains.places, strict=True):
             chain = BegunChain.of(one, chains.tokens, places)
-            self._begun.keep(one.ask.request.request_id, chain)
+            self._begun.keep(one.task.request.request_id, chain)
         return chains.tokens.is_cold
 
     def _is_up_to_date(self, unjudged: InFlight) -> bool:
         """Whether its next row is the one of the next token, and there is room for all that may come."""
-        pages, length = _pages(unjudged.ask), len(unjudged.ask.request.tokens)
+        pages, length = _pages(unjudged.task), len(unjudged.task.request.tokens)
         return self._rows_of(pages).end == length and pages.kv.reserved > length + len(unjudged.draft)
 
     def _rows_after(self, going: Sequence[InFlight], hidden: Mapping[Tap, Tensor]) -> HeadInput:
         """A row for every token that the texts may gain; the draft starts from the first of each."""
         parts, starts, bounds = [], [], []
         for one in going:
-            pages, tokens, rows = _pages(one.ask), one.ask.request.tokens, 1 + len(one.draft)
+            pages, tokens, rows = _pages(one.task), one.task.request.tokens, 1 + len(one.draft)
             drawn_at = range(one.drawn_at, one.drawn_at + rows)
             parts.append(SequenceRows(pages.kv, tokens, rows, NO_DRAFT, first=len(tokens), drawn_at=drawn_at))
             starts.append(max(self._rows_of(pages).begin, LAG))
             bounds.append((one.states_at, one.states_at + rows))
-        arrays = self._buffers.lay_out(_pages(going[0].ask).cache, parts, ()).arrays
+        arrays = self._buffers.lay_out(_pages(going[0].task).cache, parts, ()).arrays
         arrays.logit_rows[:] = arrays.row_starts[:-1]
         states = joined_states(hidden, self._taps)
         return HeadInput(arrays, np.array(starts, np.int32), _taken(states, bounds), are_own=False)
 
-    def _newest(self, ask: DraftTask) -> Run | None:
+    def _newest(self, task: DraftTask) -> Run | None:
         """The rows up to the newest token's, which is always run: its logits are needed."""
-        if ask.pages is None or ask.max_nodes < 1 or ask.max_depth < 1:
+        if task.pages is None or task.max_nodes < 1 or task.max_depth < 1:
             return None
-        rows, end = self._rows_of(ask.pages), len(ask.request.tokens)
+        rows, end = self._rows_of(task.pages), len(task.request.tokens)
         first = min(rows.missing_from(LAG), end - 1)
         if first - LAG < rows.first_known or rows.known < end - LAG or end <= LAG:
             return None
-        return Run(ask.pages, rows, ask.request.tokens, first, end, LAG)
+        return Run(task.pages, rows, task.request.tokens, first, end, LAG)
 
-    def _draft(self, asks: list[DraftTask], runs: list[Run]) -> list[Draft]:
-        if self.traits.stops_itself and len(asks) > 1:
-            alone = [is_drawn_alone(ask.request.sampling) for ask in asks]
+    def _draft(self, tasks: list[DraftTask], runs: list[Run]) -> list[Draft]:
+        if self.traits.stops_itself and len(tasks) > 1:
+            alone = [is_drawn_alone(task.request.sampling) for task in tasks]
             if any(alone) and not all(alone):
-                return self._draft_apart(asks, runs, alone)
-        begun = [self._begun.take(run, ask) for run, ask in zip(runs, asks, strict=True)]
+                return self._draft_apart(tasks, runs, alone)
+        begun = [self._begun.take(run, task) for run, task in zip(runs, tasks, strict=True)]
         fill([run for run, draft in zip(runs, begun, strict=True) if draft is not None])
         others = [run if draft is None else None for run, draft in zip(runs, begun, strict=True)]
-        made = drafts_where(asks, others, self._draft_now)
+        made = drafts_where(tasks, others, self._draft_now)
         return joined([new if old is None else old for old, new in zip(begun, made, strict=True)])
 
-    def _draft_apart(self, asks: list[DraftTask], runs: list[Run], alone: list[bool]) -> list[Draft]:
+    def _draft_apart(self, tasks: list[DraftTask], runs: list[Run], alone: list[bool]) -> list[Draft]:
         """Those that need more than the head's logits (a grammar, a bias) do not take the chains of the others."""
         halves = [
             drafts_where(
-                asks,
+                tasks,
                 [run if own is half else None for run, own in zip(runs, alone, strict=True)],
                 self._draft,
             )
@@ -142,21 +142,23 @@ class StepwiseHead(HeadInPages):
         ]
         return [first if own else second for own, first, second in zip(alone, *halves, strict=True)]
 
-    def _draft_now(self, asks: list[DraftTask], runs: list[Run]) -> list[Draft]:
+    def _draft_now(self, tasks: list[DraftTask], runs: list[Run]) -> list[Draft]:
         """Draft in one call of the runner, or level by level where it returns logits."""
         # The last draft token needs no row.
         rooms = [run.pages.kv.reserved - run.end + 1 for run in runs]
         plan = (
-            plan_chains(asks, rooms, self._vocabulary, self.traits.stops_itself) if self._width == 1 else None
+            plan_chains(tasks, rooms, self._vocabulary, self.traits.stops_itself)
+            if self._width == 1
+            else None
         )
         rows, store = self._true_rows(runs, wanted=1), runs[0].pages.store
         output = self._runner.draft(HeadCall(rows, store, plan))
         fill(runs)
         if not isinstance(output, HeadOutput):
-            return drafted(asks, output)
+            return drafted(tasks, output)
         trees = [
-            HeadTree(ask, self._width, run.pages.kv.reserved - run.end)
-            for ask, run in zip(asks, runs, strict=True)
+            HeadTree(task, self._width, run.pages.kv.reserved - run.end)
+            for task, run in zip(tasks, runs, strict=True)
         ]
         starts = np.array([max(run.rows.begin, LAG) for run in runs], np.int32)
         begun = Begun(output, rows.arrays.block_tables, starts)
@@ -164,9 +166,9 @@ class StepwiseHead(HeadInPages):
         return [tree.draft() for tree in trees]
 
 
-def _pages(ask: DraftTask) -> RequestRows:
-    assert ask.pages is not None
-    return ask.pages
+def _pages(task: DraftTask) -> RequestRows:
+    assert task.pages is not None
+    return task.pages
 
 
 def _taken(states: States, bounds: Sequence[tuple[int, int]]) -> States:
@@ -202,22 +204,22 @@ class PEagleHead(StepwiseHead):
         assert head.spec.mask_token_id is not None
         self._mask, self._mask_features = head.spec.mask_token_id, head.own[MASK_HIDDEN].view(1, -1)
 
-    def _draft(self, asks: list[DraftTask], runs: list[Run]) -> list[Draft]:
+    def _draft(self, tasks: list[DraftTask], runs: list[Run]) -> list[Draft]:
         tails = [
             Draft.chain(
-                [self._mask] * min(ask.max_nodes - 1, ask.max_depth - 1, run.pages.kv.reserved - run.end),
+                [self._mask] * min(task.max_nodes - 1, task.max_depth - 1, run.pages.kv.reserved - run.end),
                 run.end,
             )
-            for ask, run in zip(asks, runs, strict=True)
+            for task, run in zip(tasks, runs, strict=True)
         ]
         rows = self._true_rows(runs, 1, tails, self._mask_features)
         places = [1 + len(tail) for tail in tails]
-        plan = plan_chains(asks, places, self._vocabulary) if self._width == 1 else None
+        plan = plan_chains(tasks, places, self._vocabulary) if self._width == 1 else None
         output = self._runner.draft(HeadCall(rows, runs[0].pages.store, plan))
         fill(runs)
         if not isinstance(output, HeadOutput):
-            return drafted(asks, output)
-        drafts = draft_at_once(asks, places, output.logits, self._vocabulary, self._width)
+            return drafted(tasks, output)
+        drafts = draft_at_once(tasks, places, output.logits, self._vocabulary, self._width)
         return list(marked_cold(drafts, output.is_cold))
 
 

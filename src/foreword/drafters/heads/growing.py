@@ -103,7 +103,7 @@ def _taken(states: Tensor, rows: list[int]) -> Tensor:
 
 
 def draft_at_once(
-    asks: Sequence[DraftTask], places: Sequence[int], logits: Tensor, vocabulary: DraftVocabulary, width: int
+    tasks: Sequence[DraftTask], places: Sequence[int], logits: Tensor, vocabulary: DraftVocabulary, width: int
 ) -> list[Draft]:
     """A chain, or a tree of `width`, for every ask.
 
@@ -111,12 +111,12 @@ def draft_at_once(
     vocabulary]. The draft at one position does not depend on the tokens before it, so that a tree's nodes
     of one level all have the same distribution.
     """
-    trees, firsts = new_trees(asks, places, width)
+    trees, firsts = new_trees(tasks, places, width)
     if width == 1 and are_plainly_greedy(trees):
         tokens = vocabulary.likeliest(logits)
         return [
-            _greedy(ask, tokens[first : first + count])
-            for ask, first, count in zip(asks, firsts, places, strict=True)
+            _greedy(task, tokens[first : first + count])
+            for task, first, count in zip(tasks, firsts, places, strict=True)
         ]
     spread = vocabulary.spread(logits)
     grow_levels(trees, firsts, lambda _, rows: spread[rows], width > 1)
@@ -124,12 +124,12 @@ def draft_at_once(
 
 
 def new_trees(
-    asks: Sequence[DraftTask], places: Sequence[int], width: int
+    tasks: Sequence[DraftTask], places: Sequence[int], width: int
 ) -> tuple[list[HeadTree], list[int]]:
     """Trees to grow, and the row of each one's first place."""
     trees = [
-        HeadTree(ask._replace(max_depth=min(ask.max_depth, count)), width, room=width * count)
-        for ask, count in zip(asks, places, strict=True)
+        HeadTree(task._replace(max_depth=min(task.max_depth, count)), width, room=width * count)
+        for task, count in zip(tasks, places, strict=True)
     ]
     return trees, list(accumulate(places, initial=0))[:-1]
 
@@ -155,8 +155,8 @@ def grow_levels(
         grow(now, logits(now, rows))
 
 
-def _greedy(ask: DraftTask, tokens: list[int]) -> Draft:
+def _greedy(task: DraftTask, tokens: list[int]) -> Draft:
     """A chain of the likeliest tokens, up to the first place that has none."""
-    chain = tokens[: min(ask.max_nodes, ask.max_depth)]
+    chain = tokens[: min(task.max_nodes, task.max_depth)]
     chain = chain[: chain.index(-1)] if -1 in chain else chain
-    return Draft.chain(chain, len(ask.request.tokens), ask.request.epoch)
+    return Draft.chain(chain, len(task.request.tokens), task.request.epoch)

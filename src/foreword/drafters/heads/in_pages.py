@@ -86,18 +86,18 @@ class HeadInPages(Drafter):
     def _rows_of(self, pages: RequestRows) -> ExtraRows:
         return pages.kv.rows_of(self._kind, self._lag)
 
-    def _known_pages(self, ask: DraftTask) -> RequestRows | None:
+    def _known_pages(self, task: DraftTask) -> RequestRows | None:
         """Return the pages of a request that wants a draft, if the states of all tokens but the newest are known."""
-        if ask.pages is None or ask.max_nodes < 1 or ask.max_depth < 1:
+        if task.pages is None or task.max_nodes < 1 or task.max_depth < 1:
             return None
-        return ask.pages if self._rows_of(ask.pages).known >= len(ask.request.tokens) - 1 else None
+        return task.pages if self._rows_of(task.pages).known >= len(task.request.tokens) - 1 else None
 
-    def _missing(self, asks: Sequence[DraftTask], pages: Sequence[RequestRows]) -> tuple[list[Run], Ints]:
+    def _missing(self, tasks: Sequence[DraftTask], pages: Sequence[RequestRows]) -> tuple[list[Run], Ints]:
         """Return the rows of committed tokens that are not there yet, and the first row that each request sees."""
         runs, starts = [], []
-        for ask, found in zip(asks, pages, strict=True):
-            rows, end = self._rows_of(found), len(ask.request.tokens) - 1
-            run = Run(found, rows, ask.request.tokens, rows.missing_from(self._lag), end, self._lag)
+        for task, found in zip(tasks, pages, strict=True):
+            rows, end = self._rows_of(found), len(task.request.tokens) - 1
+            run = Run(found, rows, task.request.tokens, rows.missing_from(self._lag), end, self._lag)
             runs += [run] if run.first < end else []
             starts.append(run.start if run.first < end else rows.begin)
         return runs, np.array(starts, np.int32)

@@ -147,15 +147,15 @@ def head_builder(
 
 
 def drafts_where(
-    asks: Sequence[DraftTask],
+    tasks: Sequence[DraftTask],
     found: Sequence[Found | None],
     draft: Callable[[list[DraftTask], list[Found]], Sequence[Draft]],
 ) -> list[Draft]:
     """Draft together for all asks for which something was found; the others get an empty draft."""
-    drafts = [NO_DRAFT] * len(asks)
+    drafts = [NO_DRAFT] * len(tasks)
     ready = {place: one for place, one in enumerate(found) if one is not None}
     if ready:
-        made = draft([asks[place] for place in ready], list(ready.values()))
+        made = draft([tasks[place] for place in ready], list(ready.values()))
         for place, one in zip(ready, made, strict=True):
             drafts[place] = one
     return drafts

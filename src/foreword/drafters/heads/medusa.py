@@ -106,22 +106,22 @@ class MedusaDrafter(Drafter):
                     known.awaited.settle(before.length, request.tokens, self._choices)
             self._known[request.request_id] = known
 
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """A chain or a tree; none where the newest state is not known."""
-        return drafts_where(asks, list(map(self._newest_state, asks)), self._draft)
+        return drafts_where(tasks, list(map(self._newest_state, tasks)), self._draft)
 
-    def _draft(self, asks: Sequence[DraftTask], states: Sequence[Tensor]) -> Sequence[Draft]:
-        places = [self._runner.spec.num_heads] * len(asks)
+    def _draft(self, tasks: Sequence[DraftTask], states: Sequence[Tensor]) -> Sequence[Draft]:
+        places = [self._runner.spec.num_heads] * len(tasks)
         is_chain = self._choices is None and self._width == 1
-        plan = plan_chains(asks, places, self._vocabulary) if is_chain else None
+        plan = plan_chains(tasks, places, self._vocabulary) if is_chain else None
         output = self._runner.draft(MedusaCall(torch.cat(list(states)), plan))
         if not isinstance(output, HeadOutput):
-            return drafted(asks, output)
+            return drafted(tasks, output)
         logits = output.logits  # [asks, heads, draft vocabulary]
         if self._choices is None:
-            drafts = draft_at_once(asks, places, logits.flatten(0, 1), self._vocabulary, self._width)
+            drafts = draft_at_once(tasks, places, logits.flatten(0, 1), self._vocabulary, self._width)
         else:
-            drafts = [self._by_choices(ask, rows) for ask, rows in zip(asks, logits, strict=True)]
+            drafts = [self._by_choices(task, rows) for task, rows in zip(tasks, logits, strict=True)]
         return marked_cold(drafts, output.is_cold)
 
     def forget(self, request: DraftRequest) -> None:
@@ -132,36 +132,36 @@ class MedusaDrafter(Drafter):
         """The weights of the heads, and a state for every request."""
         return self._runner.weight_bytes + sum(known.state.nbytes for known in self._known.values())
 
-    def _newest_state(self, ask: DraftTask) -> Tensor | None:
+    def _newest_state(self, task: DraftTask) -> Tensor | None:
         """Return the state that a request's next draft is made from; None: it is not known, or no draft is wanted."""
-        request, known = ask.request, self._known.get(ask.request.request_id)
+        request, known = task.request, self._known.get(task.request.request_id)
         if known is None or (known.epoch, known.end) != (request.epoch, len(request.tokens) - 1):
             return None
-        return known.state if ask.max_nodes >= 1 and ask.max_depth >= 1 else None
+        return known.state if task.max_nodes >= 1 and task.max_depth >= 1 else None
 
-    def _by_choices(self, ask: DraftTask, logits: Tensor) -> Draft:
+    def _by_choices(self, task: DraftTask, logits: Tensor) -> Draft:
         """A tree of ranks; under *traversal* its shape, filled with what is drawn."""
-        depth = min(ask.max_depth, len(logits))
+        depth = min(task.max_depth, len(logits))
         if isinstance(self._choices, MeasuredRanks):
-            paths = self._choices.paths(ask.max_nodes, depth)
+            paths = self._choices.paths(task.max_nodes, depth)
         else:
             assert self._choices is not None
-            paths = fitting(self._choices, ask.max_nodes, depth)
-        sampling, spread = ask.request.sampling, self._vocabulary.spread(logits)
+            paths = fitting(self._choices, task.max_nodes, depth)
+        sampling, spread = task.request.sampling, self._vocabulary.spread(logits)
         if sampling.rule is Rule.TRAVERSAL and sampling.record["temperature"] > 0:
-            tree = _ShapedTree(ask._replace(max_depth=depth), paths)
+            tree = _ShapedTree(task._replace(max_depth=depth), paths)
             grow_levels([tree], [0], lambda _, rows: spread[rows], branches=True)
             return tree.draft()
-        ranked = _ranked(ask, spread)
-        self._known[ask.request.request_id].awaited.add(len(ask.request.tokens), ranked)
-        return _tree_of_ranks(ask, paths, ranked)
+        ranked = _ranked(task, spread)
+        self._known[task.request.request_id].awaited.add(len(task.request.tokens), ranked)
+        return _tree_of_ranks(task, paths, ranked)
 
 
 class _ShapedTree(HeadTree):
     """A tree that is drawn in the shape of a list of paths."""
 
-    def __init__(self, ask: DraftTask, paths: Paths) -> None:
-        super().__init__(ask, MAX_DRAFT_NODES, MAX_DRAFT_NODES)
+    def __init__(self, task: DraftTask, paths: Paths) -> None:
+        super().__init__(task, MAX_DRAFT_NODES, MAX_DRAFT_NODES)
         self._paths = paths
 
     def shape(self) -> Shape:
@@ -171,8 +171,8 @@ class _ShapedTree(HeadTree):
 class _Places(GrowingTree):
     """All places ahead side by side, as if they were the newest nodes of a tree."""
 
-    def __init__(self, ask: DraftTask, places: int) -> None:
-        super().__init__(ask)
+    def __init__(self, task: DraftTask, places: int) -> None:
+        super().__init__(task)
         self.frontier = list(range(places))
 
     def positions(self) -> npt.NDArray[np.int64]:
@@ -183,15 +183,15 @@ class _Places(GrowingTree):
         return [(), *([None] * (len(self.frontier) - 1))]
 
 
-def _ranked(ask: DraftTask, logits: Tensor) -> list[list[int]]:
+def _ranked(task: DraftTask, logits: Tensor) -> list[list[int]]:
     """For every place the best tokens, as the target's own noise ranks them; fewer where fewer can come."""
-    places = _Places(ask, len(logits))
+    places = _Places(task, len(logits))
     scores, tokens = best_tokens(places, with_fixed_corrections([places], logits), RANKS)
     counts = (scores > -torch.inf).sum(dim=1).tolist()
     return [row[:count] for row, count in zip(tokens.tolist(), counts, strict=True)]
 
 
-def _tree_of_ranks(ask: DraftTask, paths: Paths, ranked: list[list[int]]) -> Draft:
+def _tree_of_ranks(task: DraftTask, paths: Paths, ranked: list[list[int]]) -> Draft:
     """The nodes of these paths; one without a token at its rank is left out with all after it."""
     nodes: dict[tuple[int, ...], int] = {(): ROOT}
     tokens: list[int] = []
@@ -202,7 +202,7 @@ def _tree_of_ranks(ask: DraftTask, paths: Paths, ranked: list[list[int]]) -> Dra
             parents.append(nodes[path[:-1]])
             nodes[path] = len(tokens)
             tokens.append(ranked_tokens[path[-1]])
-    return Draft(tuple(tokens), tuple(parents), len(ask.request.tokens), ask.request.epoch)
+    return Draft(tuple(tokens), tuple(parents), len(task.request.tokens), task.request.epoch)
 
 
 def build_medusa(config: MedusaConfig, resources: DrafterResources) -> MedusaDrafter:

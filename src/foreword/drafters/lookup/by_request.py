@@ -15,10 +15,10 @@ class LookupDrafter(Drafter, Generic[Kept]):
     def __init__(self) -> None:
         self._known: dict[int, Kept] = {}  # by request
 
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
-        return [self.draft(ask) for ask in asks]
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        return [self.draft(task) for task in tasks]
 
-    def draft(self, ask: DraftTask) -> Draft:
+    def draft(self, task: DraftTask) -> Draft:
         """Return one request's draft."""
         raise NotImplementedError
 

@@ -20,11 +20,11 @@ class GrammarDrafter(LookupDrafter[None]):
         needs_target="the form of an answer stays with the target",
     )
 
-    def draft(self, ask: DraftTask) -> Draft:
+    def draft(self, task: DraftTask) -> Draft:
         """A chain, empty where the answer can go on in more ways than one."""
-        grammar = ask.request.sampling.grammar
-        tokens = () if grammar is None else grammar.forced(min(ask.max_nodes, ask.max_depth))
-        return Draft.chain(tokens, len(ask.request.tokens), ask.request.epoch)
+        grammar = task.request.sampling.grammar
+        tokens = () if grammar is None else grammar.forced(min(task.max_nodes, task.max_depth))
+        return Draft.chain(tokens, len(task.request.tokens), task.request.epoch)
 
 
 KIND = chosen_kind(

@@ -44,11 +44,11 @@ class JacobiDrafter(LookupDrafter[_Ahead]):
         """Estimate the memory of all running requests."""
         return len(self._known) * _BYTES_PER_REQUEST
 
-    def draft(self, ask: DraftTask) -> Draft:
+    def draft(self, task: DraftTask) -> Draft:
         """A chain as long as it may be."""
-        request = ask.request
+        request = task.request
         ahead = self._known.setdefault(request.request_id, _Ahead())
-        length = min(ask.max_nodes, ask.max_depth)
+        length = min(task.max_nodes, task.max_depth)
         del ahead.tokens[: len(request.tokens) - ahead.end]  # what came without a draft of ours
         ahead.end = len(request.tokens)
         sources = request.prompt_len or len(request.tokens)

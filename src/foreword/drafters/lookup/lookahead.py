@@ -141,18 +141,18 @@ class LookaheadDrafter(LookupDrafter["_Reader"]):
         pools = sum(reader.pool.memory_bytes() for reader in self._known.values())
         return pools + len(self._known) * _BYTES_PER_REQUEST
 
-    def draft(self, ask: DraftTask) -> Draft:
+    def draft(self, task: DraftTask) -> Draft:
         """N-grams and window as one tree."""
-        request = ask.request
+        request = task.request
         reader = self._known.get(request.request_id)
         if reader is None or reader.read_tokens > len(request.tokens):
             reader = self._known[request.request_id] = _Reader(self._config)
         reader.read(request)
-        size = fitting_window(self._config, ask.max_nodes, ask.max_depth)
-        tree = _GrowingTree(ask.max_nodes - size.nodes, ask.max_depth)
+        size = fitting_window(self._config, task.max_nodes, task.max_depth)
+        tree = _GrowingTree(task.max_nodes - size.nodes, task.max_depth)
         for gram in reader.pool.after(request.tokens[-1]):
             tree.add(gram)
-        tree.max_nodes = ask.max_nodes
+        tree.max_nodes = task.max_nodes
         for path in reader.window(request, size):
             tree.add(path)
         return Draft(tuple(tree.tokens), tuple(tree.parents), len(request.tokens), request.epoch)

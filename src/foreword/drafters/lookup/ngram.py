@@ -130,12 +130,12 @@ class NgramDrafter(LookupDrafter[tuple[int, NgramIndex]]):
         """About what the indexes of all running requests take."""
         return sum(index.memory_bytes() for _, index in self._known.values())
 
-    def draft(self, ask: DraftTask) -> Draft:
+    def draft(self, task: DraftTask) -> Draft:
         """A chain, empty where nothing matches."""
-        request = ask.request
+        request = task.request
         index = self._index(request)
         index.extend(request.tokens[len(index) :])
-        drafted, matched = index.continuation(min(ask.max_nodes, ask.max_depth))
+        drafted, matched = index.continuation(min(task.max_nodes, task.max_depth))
         sure = [_CONFIDENCE[min(matched + place, LONGEST_MATCH)] for place in range(len(drafted))]
         return Draft.chain(drafted, len(request.tokens), request.epoch, confidence=sure)
 

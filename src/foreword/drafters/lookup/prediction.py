@@ -118,16 +118,16 @@ class PredictionDrafter(LookupDrafter[Follower]):
         """About what the texts of running requests take."""
         return sum(follower.memory_bytes() for follower in self._known.values())
 
-    def draft(self, ask: DraftTask) -> Draft:
+    def draft(self, task: DraftTask) -> Draft:
         """A chain, empty where the answer has left the expected text."""
-        request = ask.request
+        request = task.request
         if not request.prediction:
             return Draft()
         follower = self._known.get(request.request_id)
         if follower is None or request.prompt_len + follower.read_tokens > len(request.tokens):
             follower = self._known[request.request_id] = Follower(request.prediction)
         follower.read(request.tokens[request.prompt_len + follower.read_tokens :])
-        drafted = follower.continuation(min(ask.max_nodes, ask.max_depth))
+        drafted = follower.continuation(min(task.max_nodes, task.max_depth))
         return Draft.chain(drafted, len(request.tokens), request.epoch)
 
 

@@ -65,16 +65,16 @@ class RestDrafter(LookupDrafter[None]):
         """None of its own: the datastore is mapped, and the system keeps of it what it has room for."""
         return 0
 
-    def draft(self, ask: DraftTask) -> Draft:
+    def draft(self, task: DraftTask) -> Draft:
         """A tree, empty where the text's end is not in the datastore."""
-        request, config = ask.request, self._config
+        request, config = task.request, self._config
         end = np.array(request.tokens[-config.max_match :], np.int64)
         matches = self._store.longest_matches(end, config.min_match, config.max_matches)
         if not matches.length:
             return Draft()
-        depth = min(ask.max_nodes, ask.max_depth)
+        depth = min(task.max_nodes, task.max_depth)
         followed = self._store.continuations(matches.starts, depth)
-        tokens, parents = most_frequent(followed, ask.max_nodes, config.min_probability)
+        tokens, parents = most_frequent(followed, task.max_nodes, config.min_probability)
         return Draft(tokens, parents, len(request.tokens), request.epoch)
 
 

@@ -166,13 +166,13 @@ class SuffixDrafter(LookupDrafter[_Reader]):
             del self._stores[next(iter(self._stores))]
         return store
 
-    def draft(self, ask: DraftTask) -> Draft:
+    def draft(self, task: DraftTask) -> Draft:
         """A tree from the place that promises most accepted tokens."""
-        request = ask.request
+        request = task.request
         reader = self._reader(request)
         reader.read(request.tokens)
         trees = [
-            expand(match, self._config, ask)
+            expand(match, self._config, task)
             for match in reader.matches()
             if match.length >= self._config.min_match
         ]
@@ -202,9 +202,9 @@ class LikelyTree:
         return len(self.tokens) - 1
 
 
-def expand(match: SuffixMatch, config: SuffixConfig, ask: DraftTask) -> LikelyTree:
+def expand(match: SuffixMatch, config: SuffixConfig, task: DraftTask) -> LikelyTree:
     """The likeliest nodes after a match, most likely first, by how often each followed."""
-    max_depth = min(ask.max_depth, max(1, int(match.length * config.depth_per_match)))
+    max_depth = min(task.max_depth, max(1, int(match.length * config.depth_per_match)))
     tree = LikelyTree()
     order = 0  # of equally likely nodes the first found wins
     frontier: list[tuple[float, int, int, int, int, int]] = []  # (-p, order, token, state, parent, depth)
@@ -217,7 +217,7 @@ def expand(match: SuffixMatch, config: SuffixConfig, ask: DraftTask) -> LikelyTr
                 order += 1
 
     push_followers(match.state, drafts.ROOT, 1.0, 1)
-    while frontier and len(tree.tokens) < ask.max_nodes:
+    while frontier and len(tree.tokens) < task.max_nodes:
         negative, _, token, state, parent, depth = heapq.heappop(frontier)
         if depth > max_depth:
             continue

@@ -65,10 +65,10 @@ class AutoregressiveDrafter(Drafter):
             decoder, self._cache.pool.num_pages, PAGE_SIZE, vocab_size=vocab_size
         )
 
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`, for every ask; none where its own KV cache is full."""
         width = self._size.tree_width
-        growing = {index: GrowingTree(ask, width) for index, ask in enumerate(asks) if self._reserve(ask)}
+        growing = {index: GrowingTree(task, width) for index, task in enumerate(tasks) if self._reserve(task)}
         trees = list(growing.values())
         try:
             if trees:
@@ -76,7 +76,7 @@ class AutoregressiveDrafter(Drafter):
         finally:
             for tree in trees:
                 self._cache.rollback(self._kv(tree.request))
-        return [growing[index].draft() if index in growing else Draft() for index in range(len(asks))]
+        return [growing[index].draft() if index in growing else Draft() for index in range(len(tasks))]
 
     def forget(self, request: DraftRequest) -> None:
         """Give back the KV of a request that has ended."""
@@ -93,9 +93,9 @@ class AutoregressiveDrafter(Drafter):
         """Raise `AssertionError` if its KV bookkeeping contradicts itself."""
         self._cache.check_integrity()
 
-    def _reserve(self, ask: DraftTask) -> bool:
+    def _reserve(self, task: DraftTask) -> bool:
         """Reserve rows for the text and the draft; what no longer belongs to it is dropped."""
-        request = ask.request
+        request = task.request
         epoch, kv = self._known.get(request.request_id, (request.epoch, None))
         if kv is not None and epoch != request.epoch:
             self.forget(request)
@@ -104,10 +104,10 @@ class AutoregressiveDrafter(Drafter):
             kv = self._cache.open(request.tenant, request.tokens)
             self._known[request.request_id] = (request.epoch, kv)
         self._cache.rewind(kv, len(request.tokens) - 1)  # the newest token's logits are always needed
-        if ask.max_nodes < 1 or ask.max_depth < 1:
+        if task.max_nodes < 1 or task.max_depth < 1:
             return False
         try:
-            self._cache.reserve(kv, len(request.tokens) - kv.computed + ask.max_nodes)
+            self._cache.reserve(kv, len(request.tokens) - kv.computed + task.max_nodes)
         except OutOfPages:
             return False
         return True

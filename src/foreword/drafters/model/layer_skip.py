@@ -101,32 +101,32 @@ class ExitHead(HeadInPages):
         super().__init__(loaded, LAG, scratch=MAX_DRAFT_NODES if width > 1 else 0)
         self._width = width
 
-    def propose(self, asks: Sequence[DraftTask]) -> list[Draft]:
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`; none where the target has not read the text up to the newest token."""
-        return drafts_where(asks, list(map(self._ready, asks)), self._draft)
+        return drafts_where(tasks, list(map(self._ready, tasks)), self._draft)
 
-    def _ready(self, ask: DraftTask) -> RequestRows | None:
+    def _ready(self, task: DraftTask) -> RequestRows | None:
         """Return the pages of a request for which a draft is possible."""
-        pages, end = self._known_pages(ask), len(ask.request.tokens) - 1
+        pages, end = self._known_pages(task), len(task.request.tokens) - 1
         return (
             pages if pages is not None and pages.kv.computed >= end > 0 and pages.kv.reserved > end else None
         )
 
-    def _draft(self, asks: list[DraftTask], pages: list[RequestRows]) -> list[Draft]:
-        runs, starts = self._missing(asks, pages)
+    def _draft(self, tasks: list[DraftTask], pages: list[RequestRows]) -> list[Draft]:
+        runs, starts = self._missing(tasks, pages)
         store = pages[0].store
         if runs:
             self._fill_rows(runs)
         newest = [
-            SequenceRows(found.kv, ask.request.tokens, 1, Draft(), first=len(ask.request.tokens) - 1)
-            for ask, found in zip(asks, pages, strict=True)
+            SequenceRows(found.kv, task.request.tokens, 1, Draft(), first=len(task.request.tokens) - 1)
+            for task, found in zip(tasks, pages, strict=True)
         ]
         arrays = self._buffers.lay_out(pages[0].cache, newest, ()).arrays
         read = HeadInput(arrays, starts, torch.empty(len(newest), 0), are_own=True)
         begun = Begun(head_output(self._filler, read, store), arrays.block_tables, read.starts)
         trees = [
-            HeadTree(ask, self._width, found.kv.reserved - len(ask.request.tokens))
-            for ask, found in zip(asks, pages, strict=True)
+            HeadTree(task, self._width, found.kv.reserved - len(task.request.tokens))
+            for task, found in zip(tasks, pages, strict=True)
         ]
         grow_by_passes(trees, begun, self._filler, store, self._vocabulary)
         return [tree.draft() for tree in trees]

@@ -1,1 +1,1 @@
-"""What was measured: acceptance and costs."""
+"""Measured acceptance rates and costs."""

@@ -1,4 +1,4 @@
-"""How drafts have fared."""
+"""Acceptance statistics of drafts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,34 +6,35 @@ from typing import NamedTuple
 
 
 class DraftOutcome(NamedTuple):
-    """What came of a draft."""
+    """Result of one draft request."""
 
-    asked: bool  # whether a drafter was asked
-    nodes: int  # that were judged
-    depth: int  # levels of these
-    accepted: int  # levels that were committed
-    unjudged: int = 0
+    asked: bool  # whether a draft was requested
+    nodes: int  # judged nodes
+    depth: int  # judged levels
+    accepted: int  # committed levels
+    unjudged: int = 0  # nodes beyond the answer's end
 
 
 @dataclass
 class AcceptanceStats:
-    """How the drafts of a request, or of a cohort, have fared."""
+    """Draft counts of one request or one cohort."""
 
-    asks: int = 0  # times that a drafter was asked
-    drafts: int = 0  # of these, the ones with an answer that was judged
-    drafted: int = 0  # nodes that were judged
-    accepted: int = 0  # nodes that were committed
-    unjudged: int = 0  # nodes beyond an answer's end: computed, and neither right nor wrong
-    # Drafts by their levels and by how many of these were committed: every step counts, and positions are seldom asked.
+    asks: int = 0  # draft requests
+    drafts: int = 0  # draft requests that returned a draft which was judged
+    drafted: int = 0  # judged nodes
+    accepted: int = 0  # committed nodes
+    unjudged: int = 0  # nodes beyond an answer's end: computed, but neither accepted nor rejected
+    # Number of drafts by (levels, committed levels). Updated every step; the per-position lists are computed on
+    # demand.
     _outcomes: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def coverage(self) -> float | None:
-        """Share of the asks that had an answer; None before the first."""
+        """Fraction of draft requests that returned a draft; None before the first request."""
         return self.drafts / self.asks if self.asks else None
 
     def observe(self, outcome: DraftOutcome) -> None:
-        """Count a step."""
+        """Count one step."""
         asked, nodes, depth, accepted, unjudged = outcome
         self.asks += asked
         self.unjudged += unjudged
@@ -47,22 +48,22 @@ class AcceptanceStats:
 
     @property
     def drafted_per_position(self) -> list[int]:
-        """Drafts that have this level."""
+        """Number of drafts that reach each level."""
         return self._per_position(lambda level, accepted: True)
 
     @property
     def reached_per_position(self) -> list[int]:
-        """Of these, accepted at all levels before it."""
+        """Number of drafts whose levels before each level were all accepted."""
         return self._per_position(lambda level, accepted: level <= accepted)
 
     @property
     def accepted_per_position(self) -> list[int]:
-        """Drafts accepted at this level."""
+        """Number of drafts accepted at each level."""
         return self._per_position(lambda level, accepted: level < accepted)
 
     @property
     def rejected_per_position(self) -> list[int]:
-        """Drafts whose first rejected token is here."""
+        """Number of drafts whose first rejected token is at each level."""
         return self._per_position(lambda level, accepted: level == accepted)
 
     def _per_position(self, counts: Callable[[int, int], bool]) -> list[int]:

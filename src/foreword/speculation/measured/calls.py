@@ -1,54 +1,57 @@
-"""The time of a drafter's calls by levels, requests and tokens that it lags by."""
+"""Fitted call time of a drafter by draft levels, requests and tokens to catch up."""
 
 from collections.abc import Sequence
 
 from foreword.speculation.measured.settings import COSTS
 
 PARTS = 5
-"""Parts of the cost: a call, a level, a level of one request, a request, a token that the drafter lags by."""
+"""Cost terms: per call, per level, per level and request, per request, per token to catch up."""
 
 PRIOR = (1.0, 1.0, 1.0, 0.25, 0.005)
-"""Standard deviations of the parts before anything was measured, relative to each other: until levels or requests have
-changed most of a call is taken to be its levels, and half of these to grow with the requests."""
+"""Relative prior standard deviation of each cost term.
+
+Until levels or requests vary, most of a call's time is attributed to its levels, and half of that to growth with the
+requests.
+"""
 
 NOISE, DRIFT = 0.01, 0.002
-"""Variance of a call's time, and what is forgotten with each call, relative to the time and to the prior: about ten
-calls count."""
+"""Relative variance of one call's time, and fraction of the estimate that each call replaces: about ten calls
+count."""
 
 MOST_SAVED, MOST_NUMBER = 50, 1e9
-"""Calls that saved ones count as at most, and a bound on saved numbers."""
+"""Pseudo-count limit of restored calls, and the largest number accepted in a saved file."""
 
 
 class CallCost:
     """Expected seconds = parts · (1, levels, levels · requests, requests, lag), fitted by recursive least squares.
 
-    What is forgotten is replaced by the prior's uncertainty, not by its mean: calls like all others say nothing of the
-    slopes, and leave them. The first call is ignored: it fills caches.
+    Forgetting widens the uncertainty but keeps the mean, so that calls of equal shape do not change the slopes. The
+    first call is ignored because it fills caches.
     """
 
     def __init__(self) -> None:
         self._is_warm = False
         self._seen = 0
-        self._levels = (0, 0)  # the fewest and the most that were called for
-        self._usual = 1  # requests of the first call
+        self._levels = (0, 0)  # smallest and largest number of levels observed
+        self._usual = 1  # requests in the first call
         self._parts = [0.0] * PARTS  # seconds
-        self._spread: list[list[float]] = []  # covariances of the parts
+        self._spread: list[list[float]] = []  # covariance matrix of the parts
 
     def observe(self, levels: int, seconds: float, requests: int = 1, lag: int = 0) -> None:
-        """Learn from a call for `requests` requests; `lag` tokens came since the drafter was last called."""
+        """Learn from a call for `requests` requests; `lag` tokens were committed since the drafter's previous call."""
         if not self._is_warm:
             self._is_warm = True
             return
         x = (1.0, levels, levels * requests, requests, lag)
         expected = _dot(self._parts, x)
-        if self._seen >= 2 * COSTS.few_calls:  # one pause is no change
+        if self._seen >= 2 * COSTS.few_calls:  # clip outliers, such as a pause
             seconds = min(seconds, COSTS.farthest * max(expected, 1e-9))
         self._seen += 1
         fewest, most = self._levels
         self._levels = min(fewest or levels, levels), max(most, levels)
         self._usual = self._usual if self._spread else requests
         prior = [one / self._usual if part in (2, 3) else one for part, one in enumerate(PRIOR)]
-        own = self.seconds(levels, requests) or seconds  # without the lag
+        own = self.seconds(levels, requests) or seconds  # expected time without the lag
         scale = max(own, 1e-9) ** 2 / sum((p * v) ** 2 for p, v in zip(prior, x[:-1], strict=False))
         if not self._spread:
             self._spread = [
@@ -70,21 +73,21 @@ class CallCost:
 
     @property
     def is_known(self) -> bool:
-        """Whether calls of different depths were measured, or enough of one."""
+        """Whether calls of different depths were measured, or enough calls of one depth."""
         has_changed = self._levels[0] < self._levels[1]
         return self._seen >= COSTS.few_calls and (has_changed or self._seen > 2 * COSTS.few_calls)
 
     @property
     def lag_seconds(self) -> float:
-        """Seconds for every token that the drafter has to catch up with."""
+        """Expected seconds per token that the drafter has to catch up."""
         return self._parts[4]
 
     def seconds(self, levels: float, requests: int = 1) -> float:
-        """Return the expected time of a call of a drafter that does not lag; 0 before the first was measured."""
+        """Return the expected seconds of a call without lag; 0 before the first measurement."""
         return _dot(self._parts, (1.0, levels, levels * requests, requests, 0.0))
 
     def as_json(self, slower: float = 1.0) -> list[float]:
-        """Return plain numbers that `from_json` reads, as of a machine that is so many times as slow."""
+        """Return numbers that `from_json` reads, scaled to a machine that is `slower` times as slow."""
         spread = (
             [slower**2 * self._spread[i][j] for i in range(PARTS) for j in range(i + 1)]
             if self._spread
@@ -95,13 +98,13 @@ class CallCost:
 
     @staticmethod
     def from_json(saved: Sequence[float]) -> "CallCost":
-        """Return what `as_json` has written; raises `ValueError` for anything else."""
+        """Restore what `as_json` returned; raise `ValueError` for anything else."""
         numbers = [float(number) for number in saved]
         counts, parts, spread = numbers[:4], numbers[4 : 4 + PARTS], numbers[4 + PARTS :]
         if len(parts) != PARTS or len(spread) not in (0, PARTS * (PARTS + 1) // 2):
-            raise ValueError("no costs of calls")
+            raise ValueError("saved call costs have the wrong length")
         if not all(abs(number) < MOST_NUMBER for number in numbers) or min(*counts, *parts) < 0:
-            raise ValueError("costs of calls that none has")
+            raise ValueError("saved call costs are out of range")
         cost = CallCost()
         cost._seen, cost._levels = int(counts[0]), (int(counts[1]), int(counts[2]))
         cost._usual, cost._parts = max(int(counts[3]), 1), parts

@@ -1,4 +1,4 @@
-"""The time of steps by tokens in the pass: monotone, piecewise linear, exponentially weighted."""
+"""Step time by rows in the pass: a piecewise linear, monotone curve with exponential forgetting."""
 
 import math
 from bisect import bisect_left
@@ -10,29 +10,29 @@ from typing import NamedTuple
 from foreword.speculation.measured.settings import COSTS
 
 RECENT = 8
-"""Steps after which a size counts as not seen recently; as many after its return, or in a row, tell its own cost."""
+"""Passes after which a size counts as not recent; also the number of passes that re-estimate a returning size."""
 
 UNSEEN, FORGOTTEN = 64, 1000
-"""Steps after which a size follows its neighbours, and after which it is no evidence against monotony."""
+"""Passes after which a size follows its neighbours, and after which it no longer violates monotonicity."""
 
 NOISE = 1.03
-"""Ratio up to which a shorter pass that looks slower than a longer one is taken for noise."""
+"""Ratio up to which a shorter pass that seems slower than a longer one is treated as noise."""
 
 
 @dataclass
 class _Size:
-    """Passes of one bucket of sizes."""
+    """Statistics of passes in one size bucket."""
 
-    rows: float  # mean
-    seconds: float  # mean, without the pace
-    seen: int  # passes
-    at: int = 0  # number of the last of them
-    returning: int = 0  # passes that still count as its return
-    was_slow: bool = False  # the last of them
+    rows: float  # mean rows
+    seconds: float  # mean seconds, divided by the pace
+    seen: int  # number of passes
+    at: int = 0  # index of the last pass
+    returning: int = 0  # remaining passes that count as its return
+    was_slow: bool = False  # whether the last pass was slow
 
 
 class _Block(NamedTuple):
-    """Sizes that are expected to take the same time."""
+    """Neighbouring sizes that share one expected time."""
 
     weight: float
     seconds: float
@@ -40,7 +40,7 @@ class _Block(NamedTuple):
     is_settled: bool
 
     def contradicts(self, longer: "_Block") -> bool:
-        """Return whether noise makes it look slower than a longer pass."""
+        """Return whether it is slower than the longer block by no more than noise."""
         noise = NOISE if self.is_settled and longer.is_settled else math.inf
         return longer.seconds < self.seconds < noise * longer.seconds
 
@@ -53,25 +53,25 @@ class _Block(NamedTuple):
 class CostCurve:
     """Expected seconds = pace × the size's own seconds.
 
-    The pace follows every pass, so that a busy core slows all sizes at once. A size's own seconds follow what it does
-    beside the others, slowly. Sizes are bucketed, eight to a doubling; between them the curve is linear, outside it
-    grows as rows + `prior_rows`.
+    The pace follows every pass, so that a busy core slows all sizes at once. A size's own seconds change slowly,
+    relative to other sizes. There are eight size buckets per doubling; the curve is linear between them and
+    proportional to rows + `prior_rows` outside.
     """
 
     def __init__(self) -> None:
         self._sizes: dict[int, _Size] = {}
         self._pace = 1.0
         self._seen = 0  # passes
-        self._was_slow = False  # the last of them
-        self._last: _Size | None = None  # its size
-        self._in_a_row = 0  # passes of that size
+        self._was_slow = False  # whether the last pass was slow
+        self._last: _Size | None = None  # size of the last pass
+        self._in_a_row = 0  # consecutive passes of that size
 
     @property
     def is_known(self) -> bool:
         return bool(self._sizes)
 
     def observe(self, rows: int, seconds: float) -> float:
-        """Learn from a step; return the factor by which all sizes are expected to take longer now."""
+        """Learn from a step; return the factor by which the expected time of all sizes changed."""
         self._seen += 1
         size = self._sizes.get(_bucket(rows)) or self._between(rows)
         if size is None:
@@ -85,14 +85,14 @@ class CostCurve:
             return 1.0
         self._in_a_row, self._last = self._in_a_row + 1 if size is self._last else 0, size
         size.returning = RECENT if self._seen - size.at > RECENT else max(size.returning - 1, 0)
-        # Other sizes have just set the pace: what is new about a size that returns is its own.
+        # Other sizes have just updated the pace, so a returning size's deviation is its own.
         pace, own = (
             (COSTS.shape_memory, COSTS.return_memory)
             if size.returning
             else (COSTS.memory, COSTS.shape_memory)
         )
         faster: float = ratio ** max(pace, 1 / self._seen)
-        # A long run of one size tells nothing of what it costs beside the others.
+        # A long run of one size carries no information about its cost relative to others.
         weight = max(own if self._in_a_row < RECENT else 0.0, 1 / (size.seen + 1))
         self._pace *= faster
         size.rows += weight * (rows - size.rows)
@@ -103,7 +103,7 @@ class CostCurve:
         return faster
 
     def _neighbours_follow(self, size: _Size, shape: float) -> None:
-        """Apply a size's change to the sizes around it that were not seen for long, in part where others are nearer."""
+        """Apply a size's change to nearby unseen sizes, weighted by distance if another seen size bounds them."""
         lower: _Size | None = None
         between: list[_Size] = []
         for one in [*sorted(self._sizes.values(), key=lambda one: one.rows), None]:
@@ -119,7 +119,7 @@ class CostCurve:
             lower, between = one, []
 
     def _between(self, rows: int) -> _Size | None:
-        """Add a size that starts from its neighbours; None at either end."""
+        """Add a size interpolated from its neighbours; return None outside the known range."""
         points = self.points()
         if not points or not points[0][0] < rows < points[-1][0]:
             return None
@@ -128,18 +128,18 @@ class CostCurve:
         return found
 
     def begin_with(self, points: Iterable[tuple[float, float]]) -> None:
-        """Take (rows, seconds) that were measured before, until steps are measured."""
+        """Start from (rows, seconds) that were measured earlier."""
         for rows, seconds in points:
             self._sizes.setdefault(
                 _bucket(round(rows)), _Size(rows, seconds / self._pace, COSTS.profile_passes)
             )
 
     def seconds(self, rows: int) -> float | None:
-        """Return the expected time of a step over this many rows; None before the first was measured."""
+        """Return the expected seconds of a step over `rows` rows; None before the first measurement."""
         return _at(self.points(), rows) if self._sizes else None
 
     def table(self, most_rows: int) -> list[float] | None:
-        """Return the same for 0 to `most_rows` rows, falling only where both sizes are well measured."""
+        """Return the seconds for 0 to `most_rows` rows, decreasing only between two well-measured sizes."""
         if not self._sizes:
             return None
         points, prior = self._rising(), COSTS.prior_rows
@@ -157,11 +157,11 @@ class CostCurve:
         ]
 
     def points(self) -> list[tuple[float, float]]:
-        """Return what was measured: (rows, seconds), by rows."""
+        """Return the current (rows, seconds), sorted by rows."""
         return sorted((size.rows, self._pace * size.seconds) for size in self._sizes.values())
 
     def _rising(self) -> list[tuple[float, float]]:
-        """Return the points; sizes that contradict monotony get their common mean."""
+        """Return the points after averaging sizes that violate monotonicity."""
         blocks: list[_Block] = []
         for size in sorted(self._sizes.values(), key=lambda one: one.rows):
             age, is_settled = self._seen - size.at, size.seen >= COSTS.settled
@@ -183,6 +183,6 @@ def _at(points: list[tuple[float, float]], rows: int) -> float:
 
 
 def _bucket(rows: int) -> int:
-    """Return the bucket of a size: eight to a doubling."""
+    """Return the size bucket of a row count: eight buckets per doubling."""
     scale = max(rows.bit_length() - 4, 0)
     return (rows >> scale) << scale

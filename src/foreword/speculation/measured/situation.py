@@ -1,4 +1,4 @@
-"""What a policy may look at: how drafts have fared, and what steps have cost."""
+"""Measurements that a policy may use: acceptance statistics and step costs."""
 
 from dataclasses import dataclass, field
 
@@ -7,31 +7,31 @@ from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.report import StepReport
 
 MAX_COHORTS = 64
-"""Cohorts that are counted apart; those that come later are counted together."""
+"""Maximum number of cohorts with their own counts; later cohorts share one."""
 
 OTHER = "other"
 
 
 def cohort_name(method: str, cohort: str) -> str:
-    """Requests of one cohort, by the drafter that was requested; empty: none."""
+    """Return the name of a cohort's statistics: drafter (`plain` if none) and cohort."""
     return f"{method or 'plain'}/{cohort}"
 
 
 @dataclass
 class Situation:
-    """All that was measured so far, and the switch for the whole engine."""
+    """All measurements so far, and the engine-wide switch for speculation."""
 
-    speculating: bool = True  # False: everyone decodes plainly
+    speculating: bool = True  # False: all requests decode without drafts
     costs: StepCosts = field(default_factory=StepCosts)
     cohorts: dict[str, AcceptanceStats] = field(default_factory=dict)
 
     def learn(self, report: StepReport) -> None:
-        """Take what one step has cost into account."""
+        """Update the cost estimates."""
         self.costs.observe(report)
 
     def count(self, report: StepReport) -> None:
-        """Count how the drafts of a step have fared."""
-        cohorts: dict[tuple[str, str], AcceptanceStats] = {}  # of this step: most requests are of the same
+        """Update the acceptance statistics."""
+        cohorts: dict[tuple[str, str], AcceptanceStats] = {}  # cohorts of this step; most requests share one
         for part in report.guessing:
             if part.applied:
                 key, verdict = (part.asked, part.request.cohort), part.verdict
