@@ -48,9 +48,9 @@ PREPARING_MUTANTS = (
         "an engine does not start where a capture finds no memory",
         "engine/preparing.py",
         "prepare_passes",
-        "_log.warning('no memory is left to prepare more passes: the others are prepared when they come')",
+        "_log.warning('no memory is left to prepare more passes: the others are prepared on first use')",
         "raise\n"
-        "_log.warning('no memory is left to prepare more passes: the others are prepared when they come')",
+        "_log.warning('no memory is left to prepare more passes: the others are prepared on first use')",
         (f"{PREPARING}::test_out_of_memory_costs_a_line_and_no_engine",),
     ),
     Mutant(

@@ -1,1 +1,1 @@
-"""The only place where the parts are put together."""
+"""Assembles model, KV cache, scheduler, drafters and policy into an engine."""

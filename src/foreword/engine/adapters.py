@@ -10,12 +10,12 @@ from foreword.errors import RequestError
 from foreword.models.adapters import open_adapter
 
 NO_ADAPTER = ""
-"""The name of the model itself."""
+"""Name of the base model."""
 
 
 @dataclass(frozen=True)
 class LoRARequest:
-    """The adapter of a library call; it is loaded on first use."""
+    """The LoRA adapter of a library call, loaded on first use."""
 
     name: str
     path: str
@@ -30,11 +30,11 @@ class LoadedAdapter:
     slot: int
     rank: int
     serial: int  # unique, also among adapters of the same name
-    users: int = 0  # requests that were prepared with it and have not ended
-    is_leaving: bool = False  # unloaded when the last of them has ended
+    users: int = 0  # active requests that use it
+    is_leaving: bool = False  # to be unloaded when the last of these requests has ended
 
     def owner_of_pages(self, tenant: str) -> str:
-        """Return the owner of pages that a request may share: pages of its tenant that this adapter computed."""
+        """Return the owner under which KV pages are shared: same tenant and same adapter."""
         return f"{tenant}\0{self.serial}"
 
 
@@ -54,7 +54,8 @@ class Adapters:
         return tuple(self._by_name)
 
     def load(self, name: str, path: str | Path) -> LoadedAdapter:
-        """Read an adapter and give it a name; raises `CheckpointError` or `RequestError`, and changes nothing."""
+        """Read an adapter and register its name; raise `CheckpointError` or `RequestError` and change nothing
+        on failure."""
         if not name or "\0" in name:
             raise RequestError("an adapter needs a name")
         if name in self._by_name:
@@ -71,7 +72,7 @@ class Adapters:
         return loaded
 
     def ensure(self, wanted: LoRARequest | None) -> str:
-        """Load an adapter unless it is loaded; return its name."""
+        """Load the adapter unless it is loaded; return its name."""
         if wanted is None:
             return NO_ADAPTER
         known = self._by_name.get(wanted.name)
@@ -82,11 +83,11 @@ class Adapters:
         return wanted.name
 
     def take_over(self, before: "Adapters") -> None:
-        """Go on with the adapters of a closed engine on the same decoder, which still has them; no file is read."""
+        """Adopt the adapters of a closed engine on the same decoder, where they are still loaded."""
         self._by_name, self._leaving, self._serials = before._by_name, before._leaving, before._serials
 
     def unload(self, name: str) -> None:
-        """Unload an adapter: new requests are refused, running ones finish with it."""
+        """Unload an adapter: new requests are refused, running ones finish."""
         with self._lock:
             if name not in self._by_name:
                 raise self._unknown(name)
@@ -96,7 +97,7 @@ class Adapters:
             self._drop_if_unused(adapter)
 
     def find(self, name: str) -> LoadedAdapter | None:
-        """The adapter of this name, or a refusal; None: the model itself."""
+        """Return the adapter, None for the base model; raise `RequestError` for an unknown name."""
         if name == NO_ADAPTER:
             return None
         found = self._by_name.get(name)
@@ -105,16 +106,16 @@ class Adapters:
         return found
 
     def hold(self, adapter: LoadedAdapter | None, users: int) -> None:
-        """Count requests that use an adapter; each calls `release` at its end."""
+        """Count `users` requests that use an adapter; each calls `release` at its end."""
         if adapter is None:
             return
         with self._lock:
-            if adapter.is_leaving:  # it was unloaded in this very moment
+            if adapter.is_leaving:  # unloaded concurrently
                 raise self._unknown(adapter.name)
             adapter.users += users
 
     def release(self, adapter: LoadedAdapter | None) -> None:
-        """A request has ended, or is not queued after all."""
+        """Count one request less: it has ended or was not queued."""
         if adapter is None:
             return
         with self._lock:

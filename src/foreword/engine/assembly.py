@@ -1,4 +1,4 @@
-"""Makes an engine for a loaded model: policy file, drafters, prepared passes, and saved or measured costs."""
+"""Creates an engine for a loaded model: policy file, drafters, prepared passes, and saved or measured costs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from foreword.progress import Progress
 
 
 def make_steering(config: EngineConfig, policy: MeasuredPolicy, loaded: LoadedModel) -> Steering | None:
-    """Return the policy file at work; None without a file. Raises `RequestError` for an invalid one."""
+    """Return the policy file's controller; None without a file. Raise `RequestError` for an invalid file."""
     if config.speculation_policy is None:
         return None
     decoder, name = loaded.decoder, loaded.checkpoint.path.name
@@ -36,7 +36,7 @@ def make_steering(config: EngineConfig, policy: MeasuredPolicy, loaded: LoadedMo
 
 
 def with_file_limits(config: EngineConfig, steering: Steering) -> EngineConfig:
-    """Return the configuration with the limits that the file sets for the whole engine; read once."""
+    """Return the configuration with the engine-wide limits of the policy file."""
     share = steering.document.max_draft_share
     return config if share is None else replace(config, max_draft_share=share)
 
@@ -48,7 +48,7 @@ def make_core(
     offered: Sequence[SpeculationConfig] = (),
     preparing: Progress | None = None,
 ) -> EngineCore:
-    """Return an engine for a loaded model; `preparing` is called with the progress of passes that a GPU prepares."""
+    """Create an engine for a loaded model; `preparing` receives the progress of GPU graph capture."""
     config, policy = config or EngineConfig(), MeasuredPolicy()
     chosen = chosen_speculation(speculation, loaded, config)
     steering = make_steering(config, policy, loaded)
@@ -59,7 +59,7 @@ def make_core(
     core = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
     prepare_passes(core, config.max_num_seqs, preparing)
     if steering is not None or (chosen is not None and not chosen.fixed):
-        core.kept = start_with_saved(core, policy, offered)
+        core.saved_estimates = start_with_saved(core, policy, offered)
     elif any(not config.fixed for config in offered):
         start_with_profile(core, offered)
     return core
@@ -72,7 +72,7 @@ def load_core(
     preparing: Progress | None,
     **how: Any,  # noqa: ANN401 - those of `load_model`
 ) -> tuple[LoadedModel, EngineCore]:
-    """Load a model and return it with an engine for it; a wrong setting is refused before anything is loaded."""
+    """Load a model and create its engine; invalid settings are refused before loading."""
     check_choice(speculation)
     loaded = load_model(model, enforce_eager=config is not None and config.enforce_eager, **how)
     return loaded, make_core(loaded, config, speculation, preparing=preparing)

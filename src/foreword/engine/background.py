@@ -1,4 +1,4 @@
-"""Threads that make drafters and grammars while the engine answers other requests."""
+"""Threads that load drafters and compile grammars while the engine runs."""
 
 import atexit
 import logging
@@ -11,14 +11,14 @@ from foreword.cancellation import cancelled_by
 _log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 60.0
-"""Longest wait for the threads of a closed engine: compiled code that packs one matrix cannot be interrupted."""
+"""Maximum wait in seconds for the threads of a closed engine: compiled code cannot be interrupted."""
 
 
 class BackgroundWork:
-    """Runs functions in threads of their own; `close` cancels them and waits for their end.
+    """Runs functions in threads; `close` cancels them and waits.
 
-    A thread that returns from compiled code after the interpreter has ended aborts the process, and its objects are
-    reported as leaks. So no thread outlives `close`, which the interpreter's exit calls too.
+    A thread that returns from compiled code after the interpreter has ended aborts the process. So `close`, also
+    called at interpreter exit, leaves no thread running.
     """
 
     def __init__(self) -> None:

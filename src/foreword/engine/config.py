@@ -1,4 +1,4 @@
-"""Sizes and habits of an engine, and the parts that it may be given."""
+"""Engine settings, and the parts that replace the defaults."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 
 def memory_for_kv(target: Decoder, utilization: float, max_rows: int) -> int | None:
-    """Return the bytes for KV within this share of a GPU, beside what the largest pass needs; None: no GPU."""
+    """Return the bytes for KV within this fraction of GPU memory, next to the largest pass; None without a GPU."""
     if device_memory(target.device) is None:
         return None
     needed = _largest_pass(target, min(max_rows, target.config.context_length))
@@ -39,7 +39,7 @@ def memory_for_kv(target: Decoder, utilization: float, max_rows: int) -> int | N
 
 
 def _largest_pass(target: Decoder, rows: int) -> int:
-    """Return the bytes that a pass over this many prompt tokens takes beside the weights and its KV rows."""
+    """Return the activation bytes of a pass over this many prompt tokens."""
     cache = PagedCache(-(-rows // PAGE_SIZE))
     runner = ModelRunner.allocate(target, cache.pool.num_pages, PAGE_SIZE)
     sequence = cache.open()
@@ -50,31 +50,31 @@ def _largest_pass(target: Decoder, rows: int) -> int:
 
 
 KV_BYTES = 1 << 30
-"""KV memory on a CPU, unless it is said otherwise."""
+"""Default KV memory on a CPU, in bytes."""
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What an engine may use. Names follow vLLM's where it has one."""
+    """Resource limits and behaviour of an engine. Names follow vLLM where it has one."""
 
-    # Upper bound of KV memory. None: on a GPU what `gpu_memory_utilization` leaves; on a CPU 1 GiB, of which only those
-    # pages are touched that are used.
+    # Upper bound of KV memory. None: what `gpu_memory_utilization` leaves on a GPU; 1 GiB on a CPU, allocated
+    # lazily.
     kv_cache_memory_bytes: int | None = None
-    gpu_memory_utilization: float = 0.9  # of a GPU's memory, the share that weights, passes and KV may take
-    max_model_len: int | None = None  # cap on prompt + answer; None: what the model and the cache allow
-    # Tokens of one target pass, draft tokens included; longer prompts take several.
+    gpu_memory_utilization: float = 0.9  # fraction of GPU memory for weights, activations and KV
+    max_model_len: int | None = None  # limit of prompt + answer tokens; None: what model and cache allow
+    # Tokens per target pass, including draft tokens; longer prompts take several passes.
     max_num_batched_tokens: int = 512
-    max_num_seqs: int = 64  # answers that are worked on at once
+    max_num_seqs: int = 64  # concurrently running answers
     acceptance_rule: str = "coupled"  # how drafts are judged: coupled, token, block or traversal
-    enable_prefix_caching: bool = True  # reuse the KV of equal beginnings, within a tenant
-    max_step_seconds: float | None = 0.1  # aim for passes with prompt chunks while others decode; None: none
-    max_draft_share: float = 0.03  # most that drafts may lengthen steps that also serve plain requests
-    # Passes in flight at once, so that a GPU need not wait for the host; None: 2 on a GPU, else 1.
+    enable_prefix_caching: bool = True  # reuse KV of common prefixes within a tenant
+    # target duration of a prefill chunk while others decode; None: no limit
+    max_step_seconds: float | None = 0.1
+    # maximum slow-down that drafts may cause to plain requests of the same step
+    max_draft_share: float = 0.03
+    # Passes in flight at once, so that a GPU does not wait for the host; None: 2 on a GPU, otherwise 1.
     steps_ahead: int | None = None
-    enforce_eager: bool = (
-        False  # capture no passes on a GPU: nothing is prepared at the start, each one takes longer
-    )
-    speculation_policy: str | None = None  # file with rules for cohorts of requests: docs/policy.md
+    enforce_eager: bool = False  # no CUDA graphs: faster start, slower passes
+    speculation_policy: str | None = None  # policy file with rules per cohort: docs/policy.md
 
     def __post_init__(self) -> None:
         Rule.parse(self.acceptance_rule)
@@ -97,14 +97,14 @@ class EngineConfig:
         return KV_BYTES if self.kv_cache_memory_bytes is None else self.kv_cache_memory_bytes
 
     def fitted(self, target: Decoder) -> "EngineConfig":
-        """Return the configuration with the KV memory that is left beside this model, unless it is set."""
+        """Return the configuration with KV memory set to what this model leaves free, unless it is set already."""
         if self.kv_cache_memory_bytes is not None:
             return self
         room = memory_for_kv(target, self.gpu_memory_utilization, self.max_num_batched_tokens)
         return replace(self, kv_cache_memory_bytes=room)
 
     def num_pages(self, target: Decoder, extra: Sequence[RowSpec] = ()) -> int:
-        """Return the pages of KV memory for this model and the `extra` rows that drafters keep in them."""
+        """Return the number of KV pages for this model and the `extra` rows of drafters."""
         page_bytes = PageSpec(target.kv_rows(), tuple(extra)).bytes_per_row * PAGE_SIZE
         affordable = self.kv_bytes // page_bytes
         if affordable < 1:
@@ -113,7 +113,7 @@ class EngineConfig:
         return min(affordable, useful)
 
     def context_length(self, target: Decoder, extra: Sequence[RowSpec] = ()) -> int:
-        """Return the most tokens of a prompt with its answer."""
+        """Return the maximum number of prompt and answer tokens."""
         possible = min(target.config.context_length, self.num_pages(target, extra) * PAGE_SIZE)
         if self.max_model_len is None:
             return possible
@@ -124,13 +124,13 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class EngineParts:
-    """What an engine may be given instead of its own."""
+    """Components of an engine that callers may replace."""
 
     config: EngineConfig = field(default_factory=EngineConfig)
-    policy: Policy = field(default_factory=FixedPolicy)  # which drafter drafts, and how deep
-    build_drafter: Build | None = None  # makes the drafters that requests name; None: they cannot name any
-    speculation: SpeculationConfig | None = None  # of requests that name none
+    policy: Policy = field(default_factory=FixedPolicy)  # selects drafters and draft sizes
+    build_drafter: Build | None = None  # creates drafters that requests name; None: requests cannot name any
+    speculation: SpeculationConfig | None = None  # of requests that name no drafter
     clock: Callable[[], float] = perf_counter  # seconds
-    # Others that requests will name and that keep rows in the KV pages: these are laid out for them too.
+    # Drafters that later requests may name; the KV pages are laid out for their rows too.
     offered: Sequence[SpeculationConfig] = ()
     steering: Steering | None = None  # the operator's policy file

@@ -1,4 +1,4 @@
-"""Requests in, committed tokens out: the engine without threads."""
+"""The synchronous engine: requests in, committed tokens out."""
 
 import itertools
 from collections.abc import Sequence
@@ -33,13 +33,14 @@ from foreword.speculation.step import Stepper
 from foreword.structured.compiler import Grammars
 
 MASK_WAIT = 0.005
-"""Wall-clock seconds between two checks for new requests while all others wait for masks."""
+"""Seconds between two checks for new requests while all others wait for grammar masks."""
 
 
 class EngineCore:
-    """Owns target, KV, scheduler and drafters; every `step` is one target pass for all requests that run.
+    """Owns target, KV cache, scheduler and drafters.
 
-    It belongs to one thread, but for `prepare`, which any thread may call.
+    Each `step` is one target pass for all running requests. Only one thread may use it, except for `prepare`, which
+    is thread-safe.
     """
 
     def __init__(self, target: Decoder, vocabulary: Vocabulary, parts: EngineParts | None = None) -> None:
@@ -56,9 +57,9 @@ class EngineCore:
         self.max_model_len = config.context_length(target, needs.rows)
         self.target = target
         self.runner = ModelRunner.allocate(target, num_pages, PAGE_SIZE, needs.rows, vocabulary.size)
-        window = None if needs.rows else target.kv_rows().window  # rows of drafters have none
+        window = None if needs.rows else target.kv_rows().window  # drafter rows are not windowed
         self.cache = PagedCache(num_pages, prefix_caching=config.enable_prefix_caching, window=window)
-        self.max_rows = config.max_num_batched_tokens  # of a pass
+        self.max_rows = config.max_num_batched_tokens  # row budget of a pass
         self._clock = parts.clock
         self._stepper = Stepper(
             self.runner,
@@ -69,8 +70,8 @@ class EngineCore:
             clock=parts.clock,
             store=self.runner.store,
         )
-        self.situation = self._stepper.situation  # what was measured: acceptance by cohort, the cost of steps
-        self.faults = self._stepper.faults.counts  # what was recovered from, by stage
+        self.situation = self._stepper.situation  # acceptance by cohort and step costs
+        self.faults = self._stepper.faults.counts  # recovered faults by stage
         self._recovery = Recovery(self._stepper)
         self.steps_ahead = config.steps_ahead or passes_in_flight(target.device)
         self._lookahead = LookaheadGate(self._policy, self._stepper.faults)
@@ -83,7 +84,7 @@ class EngineCore:
             parts.clock,
         )
         self.adapters = Adapters(target)
-        self.background = BackgroundWork()  # prepares requests whose drafter or grammar has to be made
+        self.background = BackgroundWork()  # loads drafters and compiles grammars for new requests
         self._grammars = Grammars(vocabulary.grammar_tokens)
         self._intake = Intake(
             vocabulary,
@@ -96,17 +97,17 @@ class EngineCore:
             self._grammars,
             parts.steering,
         )
-        # Whether `prepare` would answer at once, without making a drafter or compiling a grammar first.
+        # Whether `prepare` would return at once, without loading a drafter or compiling a grammar.
         self.is_prepared_for = self._intake.is_prepared_for
         self.speculation_service = SpeculationService(
             self.cache, parts.policy, parts.steering, self.drafters, rule
         )
-        # By the user's id, those of its answers that have not ended; None: of the request that is decoded again.
+        # Unfinished answers by the user's request id; None: the request that a roll-out decodes again.
         self._active: dict[str | None, list[Request]] = {}
         self.steps = 0
-        self.seconds = StageSeconds()  # of all steps, by stage
+        self.seconds = StageSeconds()  # total over all steps, by stage
         self._cohorts = CohortAccounting()
-        self.kept: SavedEstimates | None = None  # the file of estimates; None: none
+        self.saved_estimates: SavedEstimates | None = None  # the file of saved estimates; None: not saved
 
     @property
     def has_requests(self) -> bool:
@@ -114,7 +115,7 @@ class EngineCore:
 
     @property
     def speculating(self) -> bool:
-        """The switch for all requests: off, all decode plainly; on, as each requests it."""
+        """The engine-wide switch: off decodes all requests without drafts, on follows each request."""
         return self.situation.speculating
 
     @speculating.setter
@@ -122,7 +123,8 @@ class EngineCore:
         self.situation.speculating = on
 
     def prepare(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
-        """Check a request and make ready what it needs; nothing is queued. Raises `RequestError`."""
+        """Check a request and prepare its drafter and grammar, without queueing it; raise `RequestError` if
+        invalid."""
         with self.drafters.none_closed():
             requests = self._intake.admit(new, assigned)
             for request in requests:
@@ -139,7 +141,7 @@ class EngineCore:
         if key in self._active:
             self.discard(requests)
             raise RequestError(f"a request with the id {key!r} is being answered; choose another id")
-        if key is not None and self._abort(None):  # a check has time
+        if key is not None and self._abort(None):  # the roll-out's check gives way
             self.speculation_service.interrupted()
         self._active[key] = list(requests)
         for request in requests:
@@ -147,25 +149,25 @@ class EngineCore:
         self.scheduler.add(requests)
 
     def discard(self, requests: Sequence[Request]) -> None:
-        """Give back what requests hold that were prepared and are not queued."""
+        """Release what prepared requests hold that are not queued."""
         for request in requests:
             self.adapters.release(request.identity.adapter)
             self.drafters.release(request)
 
     def add(self, new: NewRequest) -> list[Request]:
-        """Check and queue a request; returns one `Request` for each of its answers."""
+        """Check and queue a request; return one `Request` per answer."""
         requests = self.prepare(new)
         self.enqueue(requests)
         return requests
 
     def use_idle_time(self) -> None:
-        """Decode an ended request again while the engine is idle, if a roll-out waits for that."""
+        """Decode an ended request again while the engine is idle, if a roll-out requires it."""
         with self._stepper.faults.forgiven("check"), self.drafters.none_closed():
             if not self.has_requests and (check := self.speculation_service.next_check()) is not None:
                 self.enqueue(self.prepare(*check))
 
     def abort(self, request_id: str) -> list[AnswerDelta]:
-        """Stop working on a request, also while a step is in flight; return the ends of its answers."""
+        """Abort a request, also while a step is in flight; return the final deltas of its answers."""
         return [request.take_delta() for request in self._abort(request_id)]
 
     def _abort(self, key: str | None) -> list[Request]:
@@ -176,7 +178,7 @@ class EngineCore:
         return requests
 
     def step(self) -> list[AnswerDelta]:
-        """Run one target pass; return what the answers have gained."""
+        """Run one target pass; return the new deltas."""
         late = self.end_late()
         in_flight = self.launch()
         if in_flight is None:
@@ -185,12 +187,12 @@ class EngineCore:
         return [*late, *self.resolve(in_flight)]
 
     def wait_for_masks(self) -> None:
-        """Wait a moment for masks that are computed between passes, where the requests of the next pass need them."""
+        """Wait briefly for grammar masks if all requests of the next pass need them."""
         if any(not request.sampler.is_ready for request in self.scheduler.running):
             self._grammars.wait_for_masks(MASK_WAIT)
 
     def end_late(self) -> list[AnswerDelta]:
-        """End the answers whose deadline is over, or cannot be met where that was requested; return their ends."""
+        """End answers whose deadline has passed, or cannot be met if that was requested; return their final deltas."""
         late = self.scheduler.late(self._clock)
         for request, why in late:
             request.answer.end(DEADLINE, why)
@@ -198,12 +200,12 @@ class EngineCore:
         return [request.take_delta() for request, _ in late]
 
     def launch(self) -> StepInFlight | None:
-        """Launch the next pass on the device; None if nothing can be launched now.
+        """Launch the next pass on the device; return None if nothing can be launched now.
 
-        Another step may be launched before this one is resolved: for requests that are not in it, and for those that
-        are, if no drafter is active. Steps are resolved in the order in which they were launched.
+        Another step may be launched before this one is resolved: for requests that are not in it, and for requests in
+        it that have no draft. Steps are resolved in launch order.
         """
-        with self._stepper.faults.forgiven("policy"):  # no request fails for what is done beside its steps
+        with self._stepper.faults.forgiven("policy"):  # policy work must not fail a request
             self.speculation_service.between_steps(len(self.scheduler.waiting))
         began = self._clock()
         entries = self.scheduler.schedule(self._lookahead.may_follow(self.scheduler.running, self.situation))
@@ -215,11 +217,11 @@ class EngineCore:
         return self._recovery.launch(entries)
 
     def resolve(self, in_flight: StepInFlight) -> list[AnswerDelta]:
-        """Wait for the pass, commit it and account for it; return what the answers have gained."""
+        """Wait for the pass, commit it and update statistics; return the new deltas."""
         return self.settle(self.commit(in_flight))
 
     def commit(self, in_flight: StepInFlight) -> StepReport:
-        """Wait for the pass and commit it. Requests that end with it are in no other; accounting can wait."""
+        """Wait for the pass and commit it. Statistics are updated later, by `settle`."""
         report = self._recovery.resolve(in_flight)
         for part in report.requests:
             request = part.request
@@ -229,14 +231,14 @@ class EngineCore:
         return report
 
     def settle(self, report: StepReport) -> list[AnswerDelta]:
-        """Account for a step that was committed; return what the answers have gained."""
+        """Update statistics for a committed step; return the new deltas."""
         self._stepper.learn()
         self.steps += 1
         self.seconds += report.seconds
         with self._stepper.faults.forgiven("books"):
             self.speculation_service.observe(report, self.scheduler.preemptions)
-        if self.kept is not None:
-            self.kept.save_now_and_then(self.seconds.total)
+        if self.saved_estimates is not None:
+            self.saved_estimates.save_now_and_then(self.seconds.total)
         return self._deltas(report)
 
     def stats(self) -> EngineStats:
@@ -270,16 +272,16 @@ class EngineCore:
         return None
 
     def close(self) -> None:
-        """Cancel what is being prepared and release what drafters and grammars hold; nothing is answered any more."""
+        """Cancel preparations and release drafters and grammars."""
         self._grammars.close()
         self.background.close()
         self.speculation_service.close()
-        if self.kept is not None:
-            self.kept.save()
+        if self.saved_estimates is not None:
+            self.saved_estimates.save()
         self.drafters.close()
 
     def _deltas(self, report: StepReport) -> list[AnswerDelta]:
-        """Return what the answers have gained, each with its own accounting."""
+        """Return the new deltas, each with its own statistics."""
         self._cohorts.observe(report)
         deltas, now = [], self._clock()
         for part in report.requests:
@@ -303,7 +305,7 @@ class EngineCore:
         if not answers:
             del self._active[_key(request)]
         self.adapters.release(request.identity.adapter)
-        with self._stepper.faults.forgiven("forget"):  # what a drafter keeps too long costs memory, no answer
+        with self._stepper.faults.forgiven("forget"):  # a drafter that keeps state too long costs only memory
             self.drafters.end(request)
 
     def check_integrity(self) -> None:
@@ -313,5 +315,5 @@ class EngineCore:
 
 
 def _key(request: Request) -> str | None:
-    """Return the user's id; None for the one request that a roll-out has decoded again."""
+    """Return the user's request id; None for the request that a roll-out decodes again."""
     return None if request.identity.assigned.is_check else request.identity.name

@@ -1,4 +1,4 @@
-"""The engine for servers and other asynchronous programs: one thread that steps, streams that listen."""
+"""The asynchronous engine: one thread that runs steps, and streams for callers."""
 
 import asyncio
 import atexit
@@ -32,15 +32,15 @@ _log = logging.getLogger(__name__)
 
 
 def give_up(reason: str) -> None:
-    """End the engine's thread, in which it is called: something that it needs is gone."""
+    """Raise `EngineStopped`, to be called in the engine's thread."""
     raise EngineStopped(reason)
 
 
 DRAIN_INTERVAL = 0.01
-"""Seconds between two checks whether a draining engine is done."""
+"""Seconds between two checks whether a draining engine is idle."""
 
 STATS_INTERVAL = 0.05
-"""Seconds between two snapshots of a busy engine's statistics."""
+"""Seconds between two statistics snapshots of a busy engine."""
 
 
 class Engine:
@@ -59,21 +59,21 @@ class Engine:
         sampling: SamplingDefaults | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take over `core`: from now on only the engine's thread touches it. `on_close` is called after its end."""
+        """Take ownership of `core`: from now on only the engine's thread uses it. `on_close` is called at the end."""
         self._core = core
         self._tokenizer = tokenizer
         self._sampling = sampling or SamplingDefaults()
         self._mail: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._listeners = Listeners()
         self._listeners.idle.set()
-        self._refusal: str | None = None  # why no request is taken
+        self._refusal: str | None = None  # why new requests are refused
         self._on_close = on_close
         self._on_death: Callable[[Exception], None] = lambda error: None
-        self._stopped: EngineStopped | None = None  # why its thread has died
+        self._stopped: EngineStopped | None = None  # why the thread has died
         self._snapshot, self._snapshot_at = core.stats(), monotonic()
         self._thread = threading.Thread(target=self._run, name="foreword-engine", daemon=True)
         self._thread.start()
-        # A thread that is inside the kernels when the interpreter goes away would take the process down with it.
+        # A thread inside native kernels at interpreter exit would abort the process.
         atexit.register(self.close)
 
     @staticmethod
@@ -108,10 +108,10 @@ class Engine:
         return engine
 
     def submit(self, request: NewRequest) -> AnswerStream:
-        """Queue a request and listen to it, on the running event loop.
+        """Queue a request and return its stream, on the running event loop.
 
-        Raises `RequestError` for what cannot be answered and `EngineStopped` when nothing is taken any more. Where a
-        drafter has to be made for the request, the stream raises what is wrong with it.
+        Raise `RequestError` for invalid requests and `EngineStopped` after draining or closing. If a drafter must be
+        created first, the stream raises its errors.
         """
         self._check_accepting()
         prepared = self._core.prepare(request) if self._core.is_prepared_for(request) else None
@@ -125,18 +125,18 @@ class Engine:
         if prepared is not None:
             self._mail.put(lambda: self._enqueue(prepared, stream))
             return stream
-        try:  # a drafter has to be made first, which may load a model: the event loop does not wait for it
+        try:  # creating a drafter may load a model: do it in a thread
             self._core.background.start(lambda: self._prepare(request, stream))
-        except BaseException:  # the system has no thread left
+        except BaseException:  # no thread could be started
             self._listeners.forget(stream)
             raise
         return stream
 
     def _prepare(self, request: NewRequest, stream: AnswerStream) -> None:
-        """Prepare a request in a thread of its own; its stream raises what is wrong with it."""
+        """Prepare a request in a thread; its stream raises any error."""
         try:
             prepared = self._core.prepare(request)
-        except BaseException as error:  # whatever a drafter's code raises, the stream raises
+        except BaseException as error:  # the stream re-raises anything that a drafter raises
             refusal = (
                 error if isinstance(error, Exception) else RequestError(f"{type(error).__name__}: {error}")
             )
@@ -146,7 +146,7 @@ class Engine:
         self._mail.put(lambda: self._enqueue(prepared, stream))
 
     def _enqueue(self, prepared: list[Request], stream: AnswerStream) -> None:
-        """Queue a request unless its reader has left it; end it if it was aborted while it was being prepared."""
+        """Queue a prepared request unless its reader has left; end it if it was aborted meanwhile."""
         if not self._listeners.knows(stream):
             self._core.discard(prepared)
             return
@@ -169,9 +169,9 @@ class Engine:
         raw: bool = False,
         parse_special: bool = True,
     ) -> AsyncIterator[RequestOutput]:
-        """Answer a prompt; every output holds all that is known so far, the last one is finished.
+        """Generate an answer; every output contains the text so far, the last one is finished.
 
-        A consumer that is slow gets fewer, longer outputs. Leaving the loop early aborts the request.
+        A slow consumer receives fewer, longer outputs. Leaving the loop early aborts the request.
         """
         if self._tokenizer is None:
             raise RequestError("this engine has no tokenizer; submit token ids")
@@ -193,13 +193,13 @@ class Engine:
             await stream.aclose()
 
     def abort(self, request_id: str) -> None:
-        """Stop working on a request; its stream ends with finish_reason "abort". Unknown ids are ignored."""
+        """Abort a request; its stream ends with finish_reason "abort". Unknown ids are ignored."""
         stream = self._listeners.stream_of(request_id)
         if stream is None:
             return
 
         def stop() -> None:
-            if not self._listeners.knows(stream):  # it has ended, and its id may be another's by now
+            if not self._listeners.knows(stream):  # it has ended, and its id may be in use again
                 return
             deltas = self._core.abort(request_id)
             self._deliver(deltas)
@@ -208,11 +208,11 @@ class Engine:
         self._mail.put(stop)
 
     async def drain(self, timeout: float | None = None) -> bool:
-        """Take no more requests and wait until the running ones have ended; False if that took too long."""
+        """Refuse new requests and wait for the running ones; return False on timeout."""
         self._refusal = self._refusal or "the engine is draining and takes no more requests"
         self._listeners.close()
         deadline = None if timeout is None else monotonic() + timeout
-        while not self._listeners.idle.is_set():  # looked at now and then, so that waiting can be cancelled
+        while not self._listeners.idle.is_set():  # polled, so that waiting can be cancelled
             if deadline is not None and monotonic() > deadline:
                 return False
             await asyncio.sleep(DRAIN_INTERVAL)
@@ -220,40 +220,40 @@ class Engine:
 
     @property
     def adapters(self) -> Adapters:
-        """The LoRA adapters that requests can ask for; loaded and unloaded while it runs, by any thread."""
+        """The LoRA adapters; may be loaded and unloaded at any time, thread-safe."""
         return self._core.adapters
 
     def speculate(self, on: bool) -> None:
-        """Switch speculation off or on again for everyone, from the next step; nothing is reloaded."""
+        """Switch speculation off or on for all requests, from the next step."""
         self._core.speculating = on
 
     def move_pair(self, drafter: str, cohort: str, state: str) -> None:
-        """Move a drafter of the policy file in a cohort, from the next step on."""
+        """Move a drafter's roll-out stage in a cohort, from the next step."""
         self._mail.put(lambda: self._core.speculation_service.move(drafter, cohort, state))
 
     def stats(self) -> EngineStats:
-        """Return recent statistics; switch and draft nodes as they are now, which an idle engine has not seen."""
+        """Return recent statistics, with the current switch and draft nodes."""
         then = self._snapshot.later(monotonic() - self._snapshot_at, self._core.speculating)
         return replace(then, draft_nodes=tuple(self._core.drafters.nodes()))
 
     def when_dead(self, tell: Callable[[Exception], None]) -> None:
-        """Call `tell`, in the engine's thread, if that dies by itself, also while idle; now if it is dead already."""
+        """Call `tell` in the engine's thread if that dies unexpectedly; immediately if it is dead."""
         self._on_death = tell
         if self._stopped is not None:
             tell(self._stopped)
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of a prompt with its answer."""
+        """Maximum number of prompt and answer tokens."""
         return self._core.max_model_len
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine's thread works."""
+        """Whether the engine's thread runs."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Abort everything and stop the thread. The interpreter's exit calls it, too; safe to repeat."""
+        """Abort all requests and stop the thread. Also called at interpreter exit; may be repeated."""
         atexit.unregister(self.close)
         self._refusal = self._refusal or "the engine is closed"
         self._mail.put(None)
@@ -262,7 +262,7 @@ class Engine:
         self._on_close()
 
     def _abandon(self, stream: AnswerStream) -> None:
-        """Abort the request of a stream without reader. It may have ended, and its id may be another's by now."""
+        """Abort the request of a stream whose reader has left."""
 
         def stop() -> None:
             if self._listeners.knows(stream):
@@ -284,7 +284,7 @@ class Engine:
                     self._snapshot, self._snapshot_at = self._core.stats(), monotonic()
             stopped = EngineStopped("the engine was closed")
         except BaseException as error:
-            is_clear = isinstance(error, EngineStopped)  # one line says all
+            is_clear = isinstance(error, EngineStopped)  # the message says enough without a traceback
             _log.critical("the engine's thread has died: %s", error, exc_info=None if is_clear else error)
             why = str(error) if is_clear else f"{type(error).__name__}: {error}"
             stopped = self._stopped = EngineStopped(f"the engine has failed: {why}")
@@ -294,9 +294,9 @@ class Engine:
             post(stream.loop, [(stream, stopped)])
 
     def _take_mail(self, is_busy: bool) -> bool:
-        """Run the tasks of other threads; False when the engine is closed.
+        """Run tasks from other threads; return False when the engine is closed.
 
-        An idle engine waits for a task, but no longer than the core allows: its policy file is checked then.
+        An idle engine waits for a task, but no longer than the core allows, so that the policy file is checked.
         """
         self._core.use_idle_time()
         may_wait = not is_busy and not self._core.has_requests

@@ -1,4 +1,4 @@
-"""From what a user asks to requests that an engine can run, or a refusal."""
+"""Validates a new request and turns it into requests of the engine."""
 
 import itertools
 import secrets
@@ -23,33 +23,34 @@ from foreword.structured.state import GrammarState
 from foreword.structured.thinking import AnswerState, ThinkingState
 
 MOST_DEADLINE_MS = 1e12
-"""Some thirty years."""
+"""Upper limit of a deadline in milliseconds (30 years)."""
 
 
 @dataclass(frozen=True)
 class Intake:
-    """Checks a request against the model, and makes one `Request` for each of its answers."""
+    """Checks a request against the model, and creates one `Request` per answer."""
 
     vocabulary: Vocabulary
     context_length: int
     rule: Rule
     drafters: DrafterPool
-    check: Callable[[Request], None]  # the scheduler's: whether it can ever run
+    check: Callable[[Request], None]  # the scheduler's check that the request can run at all
     adapters: Adapters
     _numbers: "itertools.count[int]"
     grammars: Grammars
-    steering: Steering | None = None  # the operator's rules
+    steering: Steering | None = None  # the policy file's rules
 
     def admit(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
-        """The requests of the answers that are wanted; raises `RequestError` for what cannot be answered.
+        """Return one `Request` per answer; raise `RequestError` if the request is invalid.
 
-        Who drafts for them is up to the rules, and to the request, unless it is `assigned`.
+        The drafter follows the policy file and the request, unless it is `assigned`.
         """
         self._check_prompt(new.prompt_token_ids)
         _check_service(new)
         self._check_ids(new.prediction, "prediction")
         params = new.params
-        seed = secrets.randbits(53) if params.seed is None else params.seed  # more is lost in JavaScript
+        # JavaScript loses more than 53 bits
+        seed = secrets.randbits(53) if params.seed is None else params.seed
         end_ids = self.vocabulary.end_ids
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else end_ids)
         own = end_ids - frozenset(params.stop_token_ids)
@@ -58,7 +59,7 @@ class Intake:
             self.vocabulary.size, tuple(end_ids), self.vocabulary.bad_word_ids(params.bad_words)
         )
         stops = StopTexts(params.stop_texts, params.include_stop_str_in_output, params.min_tokens)
-        prediction = new.prediction[: self.context_length]  # no answer is longer
+        prediction = new.prediction[: self.context_length]  # an answer cannot be longer
         assigned = assigned or self._assign(new)
         assigned = replace(assigned, service=replace(assigned.service, priority=new.priority))
         adapter = self.adapters.find(new.adapter)
@@ -86,13 +87,13 @@ class Intake:
         return requests
 
     def is_prepared_for(self, new: NewRequest) -> bool:
-        """Whether `admit` would answer at once, without making a drafter or compiling a grammar."""
+        """Whether `admit` would return without creating a drafter or compiling a grammar."""
         return self.grammars.is_ready(new.params.structured) and self.drafters.is_ready(
             new.speculation, AnswerHints.of(new)
         )
 
     def _forms(self, new: NewRequest) -> Sequence[AnswerState | None]:
-        """What tells which tokens may follow, for each answer; None: any token may."""
+        """Return the grammar state of each answer; None: any token is allowed."""
         params, thinking = new.params, new.params.thinking
         grammars: Sequence[GrammarState | None] = [None] * params.n
         if params.structured is not None:
@@ -126,7 +127,7 @@ class Intake:
 
 
 def _check_service(new: NewRequest) -> None:
-    """Whatever a caller in the same process has put there: it is compared with what others have."""
+    """Check priority and deadline of a request."""
     if not isinstance(new.priority, int):
         raise RequestError(f"priority must be a whole number, not {new.priority!r}", "priority")
     if new.deadline_ms is not None:

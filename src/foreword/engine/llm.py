@@ -1,4 +1,4 @@
-"""The library's front door."""
+"""The `LLM` class: offline inference in the style of vLLM."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -36,14 +36,14 @@ Messages = Sequence[Mapping[str, str]]
 """A conversation: `[{"role": "user", "content": "..."}]`."""
 
 LoraChoice = LoRARequest | Sequence[LoRARequest | None] | None
-"""One adapter for all prompts or one for each; None: the model itself."""
+"""One adapter for all prompts, or one for each; None: the base model."""
 
 OnText = Callable[[int, str], None]
-"""Called with (index of the prompt, new text) as text becomes certain."""
+"""Called with (prompt index, new text) as text becomes final."""
 
 
 class LLM:
-    """Loads a model and answers prompts.
+    """Loads a model and generates answers.
 
     >>> llm = LLM("smollm2-135m")
     >>> llm.generate("Why is the sky blue?", SamplingParams(temperature=0))[0].outputs[0].text
@@ -63,15 +63,15 @@ class LLM:
         progress: Progress | None = None,
         preparing: Progress | None = None,
     ) -> None:
-        """Load `model`: a built-in name, a local path or a hub id; `progress` is called with loaded tensors.
+        """Load `model`: a built-in name, a local path or a hub id.
 
-        `preparing` is then called with the passes that a GPU prepares (`EngineConfig.enforce_eager`).
+        `progress` is called with loaded tensors, `preparing` with captured passes (see `EngineConfig.enforce_eager`).
 
-        `speculation` names the drafter, as vLLM's `speculative_config`:
+        `speculation` is the drafter, as in vLLM's `speculative_config`:
         `{"method": "ngram", "num_speculative_tokens": 5}`; "off", False or None: no drafter; "auto" or True: see
         docs/drafters.md. It never changes the text. `generation_config` is "auto" for the sampling parameters that the
-        model's makers recommend, where a call gives none, or "none". With a `tensor_parallel_size` above 1 that many
-        processes have a share of the model each, on a GPU each or all on this CPU: docs/cluster.md.
+        model's makers recommend, used if a call gives none, or "none". A `tensor_parallel_size` above 1 divides the
+        model between that many processes, one GPU each or all on this CPU: docs/cluster.md.
         """
         self._config = config or EngineConfig()
         self._preparing = preparing
@@ -93,13 +93,13 @@ class LLM:
         self._is_busy = False
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What is used where a call gives none: the model's own, see `generation_config`."""
+        """Return the parameters of calls that give none; see `generation_config`."""
         return self.loaded.sampling.params()
 
     def speculate(self, speculation: SpeculationOption) -> None:
-        """Change the drafter, or turn speculation off with False or "off", without loading the model again.
+        """Change the drafter, or turn speculation off with False or "off", without reloading the model.
 
-        For a head that keeps rows in the KV pages these are laid out anew: what the prefix cache has is lost.
+        A head that needs rows in the KV pages changes their layout, which clears the prefix cache.
         """
         self._check_idle()
         try:
@@ -108,7 +108,7 @@ class LLM:
             self._make_again(speculation)
 
     def offer(self, speculation: Sequence[SpeculationConfig]) -> None:
-        """Lay the KV pages out for heads that calls will ask for by their own `speculation`."""
+        """Lay out the KV pages for heads that later calls select with their own `speculation`."""
         self._check_idle()
         self._make_again(self._default(), speculation)
 
@@ -118,11 +118,11 @@ class LLM:
 
     @property
     def adapters(self) -> Adapters:
-        """The LoRA adapters that were loaded; `lora_request` loads what it names."""
+        """The loaded LoRA adapters; `lora_request` loads others."""
         return self.engine.adapters
 
     def _make_again(self, speculation: SpeculationOption, offered: Sequence[SpeculationConfig] = ()) -> None:
-        """Replace the engine, whose memory is freed first; if that fails, by one with its drafters and adapters."""
+        """Replace the engine after freeing its memory; on failure, restore the previous drafters and adapters."""
         before, adapters = self._default(), self.engine.adapters
         self.engine.close()
         del self.engine, self._pipeline
@@ -138,12 +138,12 @@ class LLM:
         self.engine, self._pipeline = core, StepPipeline(core)
 
     def close(self) -> None:
-        """Give back what drafters hold, and end other ranks; the LLM answers no more."""
+        """Release drafters and end other ranks; the LLM cannot be used afterwards."""
         self.engine.close()
         self.loaded.close()
 
     def build_drafter(self, wanted: SpeculationConfig) -> Drafter:
-        """A drafter for this model that no engine uses yet."""
+        """Return a new drafter for this model that no engine uses."""
         return self.loaded.build_drafter(wanted)
 
     def generate(  # noqa: PLR0913 - vLLM's names
@@ -162,22 +162,22 @@ class LLM:
         deadline_ms: float | None = None,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
-        """Answer prompts, all in the same passes: texts, or their token ids.
+        """Generate answers for prompts (text or token ids), all in the same passes.
 
-        `sampling_params` is vLLM's name of `params`. A text prompt of a model with a chat template is sent as a user's
-        message unless `raw`; in raw text control tokens' names become those tokens, unless `parse_special` is False.
+        `sampling_params` is vLLM's name of `params`. A text prompt of a model with a chat template becomes a user's
+        message unless `raw`; in raw text, names of control tokens become these tokens unless `parse_special` is False.
         With a `suffix`, prompts are raw texts before a gap that the answer fills; the suffix follows it.
-        `speculation` is False for plain decoding, or the keys of a configuration that differ from the model's; one for
-        all prompts or one for each. `prediction` is the answer that is expected, a text or its token ids, for all
-        prompts or for each: where the answer follows it, it takes few passes. `lora_request` names a LoRA adapter.
-        `priority` is vLLM's: a lower value begins first. Answers end `deadline_ms` after the call, whole or not.
-        `on_text` hears the first of n answers.
+        `speculation` is False for plain decoding, or the keys of a configuration that differ from the model's.
+        `prediction` is the expected answer, text or token ids: as far as the answer matches it, it takes few passes.
+        Both are given for all prompts or one for each. `lora_request` names a LoRA adapter. `priority` is vLLM's: lower
+        values start first. Answers end `deadline_ms` after the call, complete or not. `on_text` receives the first of n
+        answers.
         """
         listed = listed_prompts(prompts)
         encoded = [self.encode(prompt, raw, parse_special, suffix) for prompt in listed]
         given = either(params, sampling_params)
-        how = _How(on_text, speculation, prediction, lora_request, priority, deadline_ms, suffix)
-        return self._run(listed, encoded, given, how)
+        options = _CallOptions(on_text, speculation, prediction, lora_request, priority, deadline_ms, suffix)
+        return self._run(listed, encoded, given, options)
 
     def chat(  # noqa: PLR0913 - vLLM's names
         self,
@@ -192,17 +192,17 @@ class LLM:
         deadline_ms: float | None = None,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several."""
+        """Generate answers for one conversation or several."""
         listed = [messages] if messages and isinstance(messages[0], Mapping) else messages
         encoded = [self.tokenizer.encode_chat(conversation) for conversation in listed]  # type: ignore[arg-type]
         given = either(params, sampling_params)
-        how = _How(on_text, speculation, prediction, lora_request, priority, deadline_ms)
-        return self._run([None] * len(encoded), encoded, given, how)
+        options = _CallOptions(on_text, speculation, prediction, lora_request, priority, deadline_ms)
+        return self._run([None] * len(encoded), encoded, given, options)
 
     def encode(
         self, prompt: Prompt, raw: bool = False, parse_special: bool = True, suffix: str | None = None
     ) -> list[int]:
-        """Return the token ids that `generate` makes of a prompt."""
+        """Return the token ids that `generate` uses for a prompt."""
         return encode_prompt(self.tokenizer, prompt, raw, parse_special=parse_special, suffix=suffix)
 
     def _run(
@@ -210,16 +210,18 @@ class LLM:
         prompts: Sequence[Prompt | None],
         encoded: Sequence[list[int]],
         params: ParamsChoice,
-        how: "_How",
+        options: "_CallOptions",
     ) -> list[RequestOutput]:
         self._check_idle()
         chosen_params = spread(params, len(encoded), "sets of sampling parameters")
-        settings: Sequence[SpeculationSetting] = spread(how.speculation, len(encoded), "speculation settings")
-        predictions = listed_predictions(how.prediction, len(encoded))
+        settings: Sequence[SpeculationSetting] = spread(
+            options.speculation, len(encoded), "speculation settings"
+        )
+        predictions = listed_predictions(options.prediction, len(encoded))
         expected = [encode_prediction(self.tokenizer, prediction) for prediction in predictions]
-        adapters = spread(how.lora_request, len(encoded), "adapters")
+        adapters = spread(options.lora_request, len(encoded), "adapters")
         names = [self.engine.adapters.ensure(wanted) for wanted in adapters]
-        priorities = spread(how.priority, len(encoded), "priorities")
+        priorities = spread(options.priority, len(encoded), "priorities")
         collectors: dict[str, OutputCollector] = {}
         self._is_busy = True
         try:
@@ -228,12 +230,14 @@ class LLM:
             ):
                 name = f"llm-{next(self._numbers)}"
                 chosen = given or self.get_default_sampling_params()
-                chosen = filling(self.tokenizer, chosen, how.suffix)
+                chosen = filling(self.tokenizer, chosen, options.suffix)
                 new = NewRequest(name, tuple(ids), chosen, speculation=setting, prediction=answer)
-                self.engine.add(replace(new, adapter=adapter, priority=priority, deadline_ms=how.deadline_ms))
+                self.engine.add(
+                    replace(new, adapter=adapter, priority=priority, deadline_ms=options.deadline_ms)
+                )
                 shown = prompt if isinstance(prompt, str) else None
                 collectors[name] = OutputCollector(name, shown, ids, chosen, self.tokenizer)
-            self._finish(collectors, how.on_text)
+            self._finish(collectors, options.on_text)
         finally:
             self._is_busy = False
             for name in collectors:
@@ -254,8 +258,8 @@ class LLM:
 
 
 @dataclass(frozen=True)
-class _How:
-    """How prompts are answered, besides their parameters."""
+class _CallOptions:
+    """Options of a call besides the sampling parameters."""
 
     on_text: OnText | None
     speculation: "SpeculationSetting | Sequence[SpeculationSetting]"

@@ -1,4 +1,4 @@
-"""From a model's name to a decoder and its tokenizer."""
+"""Loads a decoder and its tokenizer by model name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from foreword.speculation.drafting import Drafter
 
 
 def sampling_defaults(checkpoint: Checkpoint, generation_config: str = "auto") -> SamplingDefaults:
-    """The model's own, from its files or, for a built-in model, from its makers' card."""
+    """Return the model's recommended sampling parameters, from its files or, for a built-in model, its model card."""
     check_generation_config(generation_config)
     if generation_config == "none":
         return SamplingDefaults()
@@ -45,51 +45,51 @@ def sampling_defaults(checkpoint: Checkpoint, generation_config: str = "auto") -
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A decoder, the tokenizer that belongs to it, and what they were made from."""
+    """A decoder, its tokenizer, and their sources."""
 
     decoder: Decoder
     tokenizer: Tokenizer
     checkpoint: Checkpoint
     loader: DecoderLoader
-    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)  # of requests that don't say
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)  # of requests that give none
 
     @property
     def vocab_size(self) -> int:
-        """Ids that can be drawn: the tokenizer's. The embedding may have more rows, which stand for nothing."""
+        """Number of ids that can be sampled: the tokenizer's. The embedding may have padding rows."""
         return min(self.tokenizer.vocab_size, self.decoder.config.vocab_size)
 
     def vocabulary(self) -> Vocabulary:
-        """What an engine has to know about its tokens."""
+        """Return the vocabulary that the engine needs."""
         return Vocabulary(self.vocab_size, frozenset(self.tokenizer.eos_ids), self.tokenizer)
 
     def when_lost(self, tell: Callable[[str], None]) -> None:
-        """Call `tell`, in any thread, with the reason when a rank of the model has died."""
+        """Call `tell`, in any thread, with the reason when a rank of the model dies."""
         if isinstance(self.decoder, TensorParallelDecoder):
             self.decoder.when_lost(tell)
 
     def close(self) -> None:
-        """End the processes that the model runs in beside this one."""
+        """End the model's other processes."""
         if isinstance(self.decoder, TensorParallelDecoder):
             self.decoder.close()
 
     def build_drafter(self, wanted: SpeculationConfig) -> Drafter:
-        """A drafter for this model."""
+        """Return a drafter for this model."""
         return wanted.build(self.resources())
 
     def drafter_builder(self) -> Callable[[SpeculationConfig], Drafter]:
-        """Makes the drafters of one engine, which share their connections to draft nodes."""
+        """Return a factory whose drafters share their connections to draft nodes."""
         resources = self.resources()
         return lambda wanted: wanted.build(resources)
 
     def choose_speculation(
         self, setting: SpeculationOption, acceptance_rule: str = "coupled"
     ) -> SpeculationChoice:
-        """Return what a setting means for this model on its backend."""
+        """Resolve a `speculation` setting for this model and backend."""
         head = find_head(self.checkpoint, self.tokenizer)
         return choose_speculation(setting, self.decoder.is_shape_invariant, acceptance_rule, head)
 
     def resources(self) -> DrafterResources:
-        """What drafters for this model may be made from."""
+        """Return what drafters for this model can be created from."""
 
         def encode(text: str) -> list[int]:
             return self.tokenizer.encode(text, add_special_tokens=False)
@@ -128,5 +128,5 @@ def load_model(
         decoder: Decoder = loader.load(checkpoint, progress)
     else:
         decoder = load_on_ranks(loader, checkpoint, tensor_parallel_size, progress)
-    checkpoint.release()  # the weights are copied; the file's pages need not stay
+    checkpoint.release()  # the weights are copied; release the file mapping
     return LoadedModel(decoder, tokenizer, checkpoint, loader, sampling)

@@ -1,4 +1,4 @@
-"""What a user gets back, in vLLM's shape with llama.cpp's timings: answers collected from an engine's deltas."""
+"""Results in vLLM's format with llama.cpp's timings, collected from an engine's deltas."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,26 +16,26 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Timings:
-    """Where the time of one request went; names follow llama.cpp."""
+    """Durations of one request; names follow llama.cpp."""
 
-    prompt_n: int  # prompt tokens that were processed; those in cache_n were not
-    prompt_ms: float  # first pass to the first tokens of the last prompt
+    prompt_n: int  # processed prompt tokens, without cache_n
+    prompt_ms: float  # first pass to the first generated token
     prompt_per_second: float
-    predicted_n: int  # generated tokens, of all answers
-    predicted_ms: float  # the first tokens of any answer to the last of all
+    predicted_n: int  # generated tokens of all answers
+    predicted_ms: float  # first generated token to the last one of all answers
     predicted_per_second: float  # tokens after each answer's first pass, per second of predicted_ms
     queue_ms: float  # arrival to first pass
-    cache_n: int  # prompt tokens whose KV was found in the prefix cache
-    passes: int  # target passes, prefill included
-    draft_n: int  # draft tokens that were verified
-    draft_n_accepted: int  # draft tokens that were committed
+    cache_n: int  # prompt tokens found in the prefix cache
+    passes: int  # target passes, including prefill
+    draft_n: int  # verified draft tokens
+    draft_n_accepted: int  # committed draft tokens
 
     @staticmethod
     def of(ends: Sequence[tuple[int, RequestStats]]) -> "Timings":
-        """From (index, statistics) of the answers of a request, which arrived together and ran at the same time.
+        """Combine (index, statistics) of all answers of a request.
 
-        Of every prompt, the answer with index 0 computed it. The tokens of a first pass came with the end of
-        `prompt_ms` and took no time of `predicted_ms`, however many draft tokens were accepted with them.
+        The answer with index 0 computed the prompt. The tokens of a first pass arrive at the end of `prompt_ms` and
+        count for no time of `predicted_ms`.
         """
         answers = [stats for _, stats in ends]
         leaders = [stats for index, stats in ends if index == 0]
@@ -72,7 +72,7 @@ def _rate(count: int, seconds: float) -> float:
 
 @dataclass(frozen=True)
 class Logprob:
-    """How likely the raw model finds a token, before temperature and every other sampling parameter."""
+    """Log-probability under the raw model, before temperature and other sampling parameters."""
 
     logprob: float
     rank: int  # 1: the most likely token
@@ -80,7 +80,7 @@ class Logprob:
 
 
 TokenAlternatives = dict[int, Logprob]
-"""A token and the most likely ones at its place, by id."""
+"""A token and its most likely alternatives, by id."""
 
 
 @dataclass(frozen=True)
@@ -88,26 +88,26 @@ class CompletionOutput:
     """One answer."""
 
     index: int
-    text: str  # without the stop text, unless that was asked for
-    token_ids: list[int]  # the token that ended it included
-    finish_reason: str | None  # "stop", "length", "abort" or "error"; None while it grows
-    seed: int  # the seed that was used, given or fresh
-    logprobs: list[TokenAlternatives] | None = None  # per token, if asked for
-    error: str | None = None  # what went wrong, where finish_reason is "error"
-    # The stop token or stop text that was met; None for the model's own end.
+    text: str  # without the stop string, unless requested
+    token_ids: list[int]  # including the token that ended it
+    finish_reason: str | None  # "stop", "length", "abort" or "error"; None while it is being generated
+    seed: int  # the seed in use
+    logprobs: list[TokenAlternatives] | None = None  # per token, if requested
+    error: str | None = None  # error message, if finish_reason is "error"
+    # The stop token or stop string that matched; None: the model's end-of-sequence token.
     stop_reason: int | str | None = None
-    stats: RequestStats | None = field(default=None, compare=False)  # what it cost, once it has ended
+    stats: RequestStats | None = field(default=None, compare=False)  # set when it has ended
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt and its answers so far."""
+    """A prompt with its answers so far."""
 
-    prompt: str | None  # None when token ids were given
+    prompt: str | None  # None if token ids were given
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     request_id: str = ""
-    # Per prompt token, the first None, if asked for.
+    # Per prompt token (the first is None), if requested.
     prompt_logprobs: list[TokenAlternatives | None] | None = None
 
     @property
@@ -117,11 +117,11 @@ class RequestOutput:
 
     @property
     def timings(self) -> Timings:
-        """Where the time went; of answers that have ended."""
+        """Durations of the answers that have ended."""
         return Timings.of([(answer.index, answer.stats or RequestStats()) for answer in self.outputs])
 
     def as_json(self) -> dict[str, Any]:
-        """One object for machines: the first answer's fields, and all of them under `outputs` if there are more."""
+        """Return a JSON object: the first answer's fields, and all answers under `outputs` if there are several."""
         flat: dict[str, Any] = {
             **_answer_json(self.outputs[0]),
             "prompt_token_ids": self.prompt_token_ids,
@@ -159,7 +159,7 @@ if TYPE_CHECKING:
 
 
 def add_fields(one: "Counted", other: "Counted") -> "Counted":
-    """Field by field: numbers and tuples of numbers are added; of two texts the first that says something stays."""
+    """Add two dataclasses field by field: numbers are added, the first non-empty string is kept."""
     sums = {field.name: _added(getattr(one, field.name), getattr(other, field.name)) for field in fields(one)}
     return replace(one, **sums)
 
@@ -171,7 +171,7 @@ def _added(one: Any, other: Any) -> Any:  # noqa: ANN401 - numbers, tuples of th
 
 
 def sum_stats(by_answer: Iterable[tuple[int, RequestStats]]) -> RequestStats:
-    """Counts and seconds of (sample index, stats) pairs, added; a prompt with several answers counts once."""
+    """Add (sample index, stats) pairs; a prompt with several answers counts once."""
     total = RequestStats()
     for index, stats in by_answer:
         total = add_fields(total, replace(stats, prompt_tokens=0, cached_tokens=0) if index else stats)
@@ -179,19 +179,19 @@ def sum_stats(by_answer: Iterable[tuple[int, RequestStats]]) -> RequestStats:
 
 
 def accepted_runs(stats: RequestStats) -> "Counter[int]":
-    """Return how many passes accepted each number of draft tokens; a run of k has positions 1 .. k committed."""
+    """Return how many passes accepted k draft tokens, by k."""
     return counts_of(stats.drafts, stats.accepted_per_position)
 
 
 class Costs:
-    """Of a request with several answers, complete when all of them have ended."""
+    """Statistics of a request with several answers."""
 
     def __init__(self, answers: int) -> None:
         self._open = OpenAnswers(answers)
         self._ends: list[tuple[int, RequestStats]] = []
 
     def note(self, delta: AnswerDelta) -> bool:
-        """Take a delta; True if it was the last of all."""
+        """Add a delta; return True if all answers have ended."""
         if delta.stats is not None:
             self._ends.append((delta.index, delta.stats))
         return self._open.note(delta)
@@ -204,15 +204,15 @@ class Costs:
 
 
 class Answer:
-    """One answer as far as it has come."""
+    """One answer, accumulated from deltas."""
 
     def __init__(self, index: int = 0) -> None:
-        self.index = index  # which of the answers to its prompt
+        self.index = index  # among the answers to its prompt
         self._texts: list[str] = []
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-        self.last = AnswerDelta("", index, "", ())  # has the end, once there is one
+        self.last = AnswerDelta("", index, "", ())  # the last one has the end
 
     def take(self, delta: AnswerDelta) -> None:
         self._texts.append(delta.text)
@@ -227,7 +227,7 @@ class Answer:
 
     @property
     def whole(self) -> AnswerDelta:
-        """All of it as one delta, with the end of the last."""
+        """Return all deltas merged into one."""
         return replace(
             self.last,
             text=self.text,
@@ -257,7 +257,7 @@ class OutputCollector:
         return not self._open.left
 
     def take(self, delta: AnswerDelta) -> None:
-        """Add what an answer has gained."""
+        """Add a delta."""
         self._answers[delta.index].take(delta)
         self._open.note(delta)
 
@@ -287,7 +287,7 @@ class OutputCollector:
 
 
 def alternatives(found: TokenLogprobs, tokenizer: Tokenizer) -> TokenAlternatives:
-    """A token's log probability and its competitors' for people to read, the most likely first."""
+    """Return a token's log-probability and its alternatives, most likely first."""
 
     def shown(token: int, logprob: float, rank: int) -> Logprob:
         return Logprob(logprob, rank, token_text(tokenizer, token))

@@ -1,4 +1,4 @@
-"""Asynchronous scheduling: steps in flight, so that a device need not wait for the host."""
+"""Asynchronous scheduling: keeps steps in flight, so that the device does not wait for the host."""
 
 from collections import deque
 
@@ -8,7 +8,7 @@ from foreword.speculation.recovery import StepInFlight
 
 
 class StepPipeline:
-    """Runs an engine's steps, the next one launched before the last has been resolved where that is possible."""
+    """Runs an engine's steps and launches the next one, if possible, before the previous one is resolved."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
@@ -20,9 +20,9 @@ class StepPipeline:
         return bool(self._in_flight)
 
     def advance(self) -> list[AnswerDelta]:
-        """Launch what can be launched and resolve the oldest step; returns what the answers have gained.
+        """Launch what can be launched and resolve the oldest step; return the new deltas.
 
-        A device gets its next step before the last one is accounted for.
+        The device gets its next step before statistics of the previous one are updated.
         """
         core, late = self._core, self._core.end_late()
         self._fill()

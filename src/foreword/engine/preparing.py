@@ -1,4 +1,4 @@
-"""Compiles and captures the common passes before the first request, so that none waits for it."""
+"""Compiles and captures common passes before the first request."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +23,10 @@ from foreword.speculation.step import Stepper
 
 
 class FullDrafts(Drafter):
-    """A drafter without needs whose short drafts are filled up with arbitrary tokens."""
+    """Wraps a drafter without needs and pads its drafts with arbitrary tokens."""
 
     def __init__(self, drafter: Drafter | None, *, branches: bool = False) -> None:
-        """With `branches` the filled drafts are trees; without a drafter all tokens are arbitrary."""
+        """With `branches` the padded drafts are trees; without a drafter all tokens are arbitrary."""
         self._drafter = drafter
         self._branches = branches
 
@@ -53,43 +53,43 @@ class FullDrafts(Drafter):
 _log = logging.getLogger(__name__)
 
 SECONDS = 8.0
-"""Seconds after which nothing more is prepared: the rest is captured when it is first used."""
+"""Time limit in seconds; remaining passes are captured on first use."""
 
 MEMORY_SHARE = 0.5
-"""Of the device's free memory, what may be used up: prompts and rare passes need some, too."""
+"""Fraction of the device's free memory that captured passes may use."""
 
 MOST_STEPS = 8
-"""Of one size: a pass is compiled in its first, captured in its second, and a drafter begins a step later."""
+"""Maximum steps per size: compiled in the first, captured in the second, and drafters start one step later."""
 
 TEMPERATURES = (0.0, 1.0)
-"""Where tokens are drawn on the device, a capture is for the one or for the other."""
+"""Greedy and sampled: passes that sample on the device are captured separately."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """How many sizes were prepared."""
+    """Number of prepared pass sizes."""
 
-    sizes: int = 0  # that were made ready
+    sizes: int = 0  # prepared
     wanted: int = 0
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class _Way:
-    """A way to decode: plainly, or with drafts of one size."""
+class _Mode:
+    """A decoding mode: plain, or with drafts of one size."""
 
     drafter: Drafter | None = None  # None: plain decoding
     draft_tokens: int = 0
     depth: int = 0
-    most: int | None = None  # requests that do so at once; None: as many as there may be
+    most: int | None = None  # maximum concurrent requests; None: the engine's limit
 
 
 @dataclass(frozen=True)
 class _Case:
-    """Steps of one size."""
+    """A batch size in one decoding mode."""
 
     size: DecodeSize
-    way: _Way
+    mode: _Mode
 
 
 def prepare_passes(
@@ -98,9 +98,9 @@ def prepare_passes(
     progress: Progress | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> Prepared:
-    """Run what the backend asks for, up to so many requests, within a bound of time and memory. The engine is idle.
+    """Prepare the passes that the backend lists, up to `requests` requests, within time and memory limits.
 
-    What fails here costs a line: a request for which a pass fails is recovered from by itself.
+    The engine must be idle. Failures are only logged: the pass is recovered when a request needs it.
     """
     cases = _cases(core, requests)
     if not cases:
@@ -118,7 +118,7 @@ def prepare_passes(
     except EngineStopped:
         raise
     except torch.OutOfMemoryError:
-        _log.warning("no memory is left to prepare more passes: the others are prepared when they come")
+        _log.warning("no memory is left to prepare more passes: the others are prepared on first use")
         release_cached_memory()
     except Exception as error:
         _log.warning("passes could not be prepared: %s: %s", type(error).__name__, error)
@@ -132,52 +132,52 @@ def prepare_passes(
 
 
 def _cases(core: EngineCore, requests: int) -> list[_Case]:
-    """Return the steps to prepare, few requests with short texts first: every engine starts with them."""
+    """Return the cases to prepare, small batches with short texts first."""
     cases = []
-    for way in _ways(core):
-        most = requests if way.most is None else min(requests, way.most)
-        length = core.max_model_len - _tokens(way) - 1
+    for mode in _modes(core):
+        most = requests if mode.most is None else min(requests, mode.most)
+        length = core.max_model_len - _tokens(mode) - 1
         cases += [
-            _Case(size, way) for size in core.target.sizes_to_prepare(most, length, 1 + way.draft_tokens)
+            _Case(size, mode) for size in core.target.sizes_to_prepare(most, length, 1 + mode.draft_tokens)
         ]
-    texts = {(case.size.length, case.way.drafter is None) for case in cases}
+    texts = {(case.size.length, case.mode.drafter is None) for case in cases}
     left = core.cache.free_pages - sum(core.cache.pages_for(length) for length, _ in texts)
     fitting = [case for case in cases if _pages(core, case) <= left]
     return sorted(fitting, key=lambda case: case.size.requests * case.size.length)
 
 
-def _ways(core: EngineCore) -> Iterator[_Way]:
-    """Yield plain decoding, the default's draft size, and smaller ones for a single request."""
-    yield _Way()
+def _modes(core: EngineCore) -> Iterator[_Mode]:
+    """Yield plain decoding, the default draft size, and smaller sizes for a single request."""
+    yield _Mode()
     plan, config = core.drafters.default, core.drafters.default_config
     if plan is None or config is None:
         return
     most = None if plan.max_batch is None else plan.max_batch - 1
     for choice in plan.drafter.choices.values() or [plan.drafter]:
-        # Draft nodes are not called: nothing of theirs runs on this device.
+        # Draft nodes are not called: they do not run on this device.
         here = None if all_nodes([choice]) else choice
-        # One that observes hidden states has to be the plan's own; it always drafts.
+        # A drafter that observes hidden states must be the plan's own; it always drafts.
         drafter = choice if choice.traits.needs else FullDrafts(here)
-        yield _Way(drafter, plan.max_nodes, plan.max_depth, most)
+        yield _Mode(drafter, plan.max_nodes, plan.max_depth, most)
         for fewer in takewhile(lambda size: size < plan.max_nodes, (1, 3, 7)):
-            yield _Way(drafter, fewer, min(fewer, plan.max_depth), 1)
+            yield _Mode(drafter, fewer, min(fewer, plan.max_depth), 1)
         if drafter is not choice and config.makes_trees:
-            yield _Way(FullDrafts(here, branches=True), plan.max_nodes, plan.max_depth, most)
+            yield _Mode(FullDrafts(here, branches=True), plan.max_nodes, plan.max_depth, most)
 
 
-def _tokens(way: _Way) -> int:
-    """Return the most tokens by which a text grows."""
-    return MOST_STEPS * (1 + way.depth)
+def _tokens(mode: _Mode) -> int:
+    """Return the maximum number of tokens by which a text grows."""
+    return MOST_STEPS * (1 + mode.depth)
 
 
 def _pages(core: EngineCore, case: _Case) -> int:
-    """Return the most pages that its requests need beside the text, which they share."""
-    of_one = core.cache.pages_for(_tokens(case.way) + 2 * case.way.draft_tokens) + 1
+    """Return the maximum number of pages that the requests need besides the shared text."""
+    of_one = core.cache.pages_for(_tokens(case.mode) + 2 * case.mode.draft_tokens) + 1
     return case.size.requests * of_one
 
 
 class _Texts:
-    """Placeholder texts: computed once, and shared by all requests that begin with them."""
+    """Placeholder texts, computed once and shared by all requests."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
@@ -185,8 +185,8 @@ class _Texts:
         self._numbers = count()
 
     def request(self, case: _Case, temperature: float) -> Request:
-        """Return a request that decodes after such a text; the caller ends it."""
-        drafts = case.way.drafter is not None
+        """Return a request that continues such a text; the caller ends it."""
+        drafts = case.mode.drafter is not None
         source = self._source(case.size.length, drafts)
         return self._new(source.tokens, drafts, temperature, source)
 
@@ -211,7 +211,7 @@ class _Texts:
     def _new(
         self, tokens: Sequence[int], drafts: bool, temperature: float = 0.0, source: Request | None = None
     ) -> Request:
-        """Return a request with the default's drafts, or with none; no other request can share its text."""
+        """Return a request with the default drafter, or none, that shares no KV with others."""
         core = self._core
         kv = None if source is None else core.cache.fork(source.kv)
         made = placeholder_request(core, tokens, number=next(self._numbers), temperature=temperature, kv=kv)
@@ -221,27 +221,30 @@ class _Texts:
 
 
 def _run(core: EngineCore, case: _Case, texts: _Texts) -> None:
-    way = case.way
-    policy = FixedPolicy() if way.drafter is None else FixedPolicy(way.drafter, way.draft_tokens, way.depth)
+    mode = case.mode
+    policy = (
+        FixedPolicy() if mode.drafter is None else FixedPolicy(mode.drafter, mode.draft_tokens, mode.depth)
+    )
     stepper = Stepper(core.runner, core.cache, policy, core.max_rows, store=core.runner.store)
-    # A head's first chain for a request is unlike the later ones, which begin before the verdict: it takes two of them.
-    rounds = 2 if _observes(way) else 1
+    # A head's first chain differs from later ones, which start early: run two rounds.
+    rounds = 2 if _observes(mode) else 1
     for temperature in (temperature for temperature in TEMPERATURES for _ in range(rounds)):
         requests: list[Request] = []
         try:
             for _ in range(case.size.requests):
                 requests.append(texts.request(case, temperature))
-            _step_until_ready(stepper, requests, way, core.steps_ahead)
+            _step_until_ready(stepper, requests, mode, core.steps_ahead)
         finally:
             texts.end(requests)
 
 
-def _step_until_ready(stepper: Stepper, requests: Sequence[Request], way: _Way, ahead: int) -> None:
-    least = 3 if _observes(way) else 1
+def _step_until_ready(stepper: Stepper, requests: Sequence[Request], mode: _Mode, ahead: int) -> None:
+    least = 3 if _observes(mode) else 1
     for number in range(MOST_STEPS):
         launched = stepper.launch([_entry(request) for request in requests])
         is_cold = launched.is_cold
-        if way.drafter is None and ahead > 1 and number == 0:  # the next one reads what this one draws
+        # the next step reads this one's token on the device
+        if mode.drafter is None and ahead > 1 and number == 0:
             follower = stepper.launch([PassEntry.of(request, 1) for request in requests])
             stepper.resolve(launched)
             launched = follower
@@ -250,9 +253,9 @@ def _step_until_ready(stepper: Stepper, requests: Sequence[Request], way: _Way, 
             return
 
 
-def _observes(way: _Way) -> bool:
-    """Return whether its drafter starts only after it has observed a step."""
-    return way.drafter is not None and bool(way.drafter.traits.needs)
+def _observes(mode: _Mode) -> bool:
+    """Return whether its drafter must observe a step before it drafts."""
+    return mode.drafter is not None and bool(mode.drafter.traits.needs)
 
 
 def _entry(request: Request) -> PassEntry:

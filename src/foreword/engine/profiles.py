@@ -1,4 +1,4 @@
-"""Measures what passes and draft calls cost on this machine when an engine starts; saved for the next start."""
+"""Measures the cost of passes and drafter calls at engine start, or reads saved measurements."""
 
 import hashlib
 import json
@@ -39,12 +39,12 @@ CALLS_BUDGET_SECONDS = 0.5
 
 PROMPT = (0, 0, 0, 0)
 UNREAD_TENANT = "unread"
-"""The tenant of placeholder texts; others are hashes of keys, or empty."""
+"""Tenant of placeholder texts; other tenants are hashes of keys, or empty."""
 
 WARM_UP = 2  # steps: the first has no states of the prompt, the second fills caches
 
 Calls = dict[str, list[float]]
-"""By method, as `CallCost` writes itself."""
+"""`CallCost.as_json` by method."""
 
 
 def begin_with_calls(
@@ -56,7 +56,7 @@ def begin_with_calls(
     *,
     use_saved: bool = True,
 ) -> None:
-    """Measure or read the cost of these drafters' calls; `kept_at` returns the file of a drafter's settings."""
+    """Measure or read the call cost of these drafters; `kept_at` returns the file of a drafter's settings."""
     for config in configs:
         path = kept_at(json.dumps(config.as_mapping(), sort_keys=True))
         if use_saved and _read_calls(path, core.situation.costs):
@@ -67,14 +67,14 @@ def begin_with_calls(
         try:
             calls = measure_calls(core, plan, clock)
             core.situation.costs.begin_with_calls(calls)
-        except Exception:  # it is found out while it is used, then
-            _log.info("what %s costs was not measured at the start", plan.method, exc_info=True)
+        except Exception:  # measured later, in use
+            _log.info("the cost of %s was not measured at the start", plan.method, exc_info=True)
             continue
         write(path, json.dumps({"calls": calls}))
 
 
 def _read_calls(path: Path, costs: StepCosts) -> bool:
-    """Use the saved cost of calls; return whether there was a sound one."""
+    """Restore saved call costs; return whether they were valid."""
     try:
         costs.begin_with_calls(json.loads(path.read_text(encoding="utf-8"))["calls"], are_saved=True)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
@@ -83,7 +83,10 @@ def _read_calls(path: Path, costs: StepCosts) -> bool:
 
 
 def measure_calls(core: EngineCore, plan: DraftPlan, clock: Callable[[], float] = perf_counter) -> Calls:
-    """Measure a few steps of a placeholder text with ever deeper drafts, within the time budget. The engine is idle."""
+    """Measure steps on a placeholder text with increasing draft depth, within the time budget.
+
+    The engine must be idle.
+    """
     single = [replace(plan, method=name, drafter=one) for name, one in plan.drafter.choices.items()]
     calls: Calls = {}
     for one in single or [plan]:
@@ -116,7 +119,7 @@ def _measure_one(core: EngineCore, plan: DraftPlan, clock: Callable[[], float]) 
 
 
 def as_unanswered(request: Request) -> DraftRequest:
-    """Return the request with all of its text as prompt: drafters that cache answers cache none of it."""
+    """Return the request with its whole text as prompt, so that drafters store no answer."""
     return as_drafter_sees(request)._replace(prompt_len=len(request.tokens))
 
 
@@ -128,7 +131,7 @@ def placeholder_request(
     temperature: float = 0.0,
     kv: KvSequence | None = None,
 ) -> Request:
-    """Return a request with a placeholder text for an idle engine; the caller closes its KV rows."""
+    """Return a placeholder request for an idle engine; the caller closes its KV sequence."""
     size = core.runner.vocab_size
     params = SamplingParams(temperature=temperature, ignore_eos=True)
     tokens = [token % size for token in prompt]
@@ -140,13 +143,13 @@ def placeholder_request(
 
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-MOST_OF_ONE = 64  # rows of one request
+MOST_OF_ONE = 64  # maximum rows of one request
 PASSES_BUDGET_SECONDS = 1.0
 REPEATS = 3
 CHECKED_ROWS = (1, 2, 4, 8, 16)
-CHECK_SECONDS = 0.15  # after which no further round of these begins
-MOST_PAGES = 2 * ROWS[-1] // PAGE_SIZE  # with so many, all of them are measured
-MOST_COLD = 4  # passes of one size in which something is compiled or captured
+CHECK_SECONDS = 0.15  # no further round starts after this time
+MOST_PAGES = 2 * ROWS[-1] // PAGE_SIZE  # enough pages to measure all sizes
+MOST_COLD = 4  # maximum compiled or captured passes per size
 
 Points = list[tuple[float, float]]
 """(rows, seconds)."""
@@ -157,7 +160,7 @@ def start_with_profile(
     offered: Sequence[SpeculationConfig] = (),
     clock: Callable[[], float] = perf_counter,
 ) -> None:
-    """Measure the cost of a new engine's passes and draft calls, of the default drafter and these, or read it."""
+    """Measure or read the costs of passes and of calls of the default and the offered drafters."""
     _start_with_profile(core, offered, clock, lambda costs: costs.resembles(check_profile(core, clock)))
 
 
@@ -189,9 +192,9 @@ def start_with_saved(
     offered: Sequence[SpeculationConfig] = (),
     clock: Callable[[], float] = perf_counter,
 ) -> SavedEstimates:
-    """Restore the estimates of the last engine, or else measure passes and drafters.
+    """Restore the previous engine's estimates, or measure passes and drafters.
 
-    Saved costs are used if a few passes of this process confirm them: the machine may have been busy then.
+    Saved costs are used only if a few passes confirm them, since the machine may have been busy.
     """
     config = core.drafters.default_config
     drafter = "" if config is None else json.dumps(config.as_mapping(), sort_keys=True)
@@ -208,7 +211,7 @@ def start_with_saved(
 
 
 def measure_profile(core: EngineCore, clock: Callable[[], float] = perf_counter) -> Points:
-    """Measure passes of one request with ever longer drafts, then of several, within the time budget."""
+    """Measure passes of one request with increasing drafts, then of several requests, within the time budget."""
     _pass_seconds(core, 1, clock)  # fills caches
     began, points = clock(), []
     for rows in ROWS:
@@ -217,7 +220,7 @@ def measure_profile(core: EngineCore, clock: Callable[[], float] = perf_counter)
         times: list[float] = []
         for _ in range(REPEATS + MOST_COLD):
             seconds, is_cold = _pass_seconds(core, rows, clock)
-            if is_cold:  # a device is made ready once, and that takes as long as it takes
+            if is_cold:  # compilation happens once and is not limited
                 began += seconds
             else:
                 times.append(seconds)
@@ -231,7 +234,7 @@ def measure_profile(core: EngineCore, clock: Callable[[], float] = perf_counter)
 
 
 def check_profile(core: EngineCore, clock: Callable[[], float] = perf_counter) -> Points:
-    """Measure a few passes of different sizes, the fastest of each, in turn: a pause then spoils one round alone."""
+    """Measure a few sizes in turn and keep the fastest of each: a pause then affects one round."""
     most = min(core.max_model_len - 1, core.cache.free_pages * PAGE_SIZE // 2)
     sizes = [rows for rows in CHECKED_ROWS if rows <= most]
     fastest: dict[int, float] = {}
@@ -247,18 +250,18 @@ def check_profile(core: EngineCore, clock: Callable[[], float] = perf_counter) -
 
 
 def _pass_seconds(core: EngineCore, rows: int, clock: Callable[[], float]) -> tuple[float, bool]:
-    """Return the seconds of a pass over so many rows, and whether it compiled or captured something."""
+    """Return the seconds of a pass over `rows` rows, and whether it compiled or captured a graph."""
     count = -(-rows // MOST_OF_ONE)
     requests = [placeholder_request(core, [0]) for _ in range(count)]
     try:
         entries = [PassEntry.of(request, 1) for request in requests]
         size = core.runner.vocab_size
         draft = Draft.chain([token % size for token in range(1, rows // count)], 1)
-        with Transaction(core.cache, entries) as transaction:  # left without commit
+        with Transaction(core.cache, entries) as transaction:  # never committed
             batch = transaction.batch([draft] * count)
             began = clock()
             output = core.runner.forward(batch)
-            output.logits[:1, :1].cpu()  # waits for the device; to copy all of them takes longer
+            output.logits[:1, :1].cpu()  # wait for the device; copying all logits would take longer
             return clock() - began, output.is_cold
     finally:
         for request in requests:
@@ -266,7 +269,7 @@ def _pass_seconds(core: EngineCore, rows: int, clock: Callable[[], float]) -> tu
 
 
 def engine_key(core: EngineCore, drafter: str = "") -> str:
-    """Return the same key for the same model and drafter on the same device with the same program."""
+    """Return a key of model, drafter, device and program version."""
     target = core.target
     facts = (
         __version__,
@@ -275,7 +278,7 @@ def engine_key(core: EngineCore, drafter: str = "") -> str:
         target.weight_bytes,
         str(target.device),
         choose_threads(),
-        # Of a smaller engine less can be measured.
+        # A smaller engine measures fewer sizes.
         (ROWS[-1], min(core.max_model_len, ROWS[-1]), min(core.cache.pool.num_pages, MOST_PAGES)),
         platform.node(),
         platform.machine(),

@@ -1,4 +1,4 @@
-"""Prompts to token ids, the same for library, server and benchmarks."""
+"""Converts prompts to token ids for library, server and benchmarks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ Prompt = str | Sequence[int] | Mapping[str, Sequence[int]]
 
 
 Prediction = str | Sequence[int] | None
-"""The answer that a user expects: text or token ids; None: nothing is known."""
+"""The answer that a user expects: text or token ids; None: unknown."""
 
 
 def encode_prompt(
@@ -28,9 +28,9 @@ def encode_prompt(
 ) -> list[int]:
     """Return the token ids of a prompt; text goes through the model's chat template unless `raw`.
 
-    In raw text the names of control tokens become those tokens, as in vLLM and llama.cpp, unless `parse_special` is
-    False; in a user's message they stay text. With a `suffix` the prompt is the raw text before a gap, the suffix the
-    text after it, and names of control tokens stay text in both.
+    In raw text, names of control tokens become these tokens, as in vLLM and llama.cpp, unless `parse_special` is
+    False; in a user message they stay text. With a `suffix`, the prompt is the raw text before a gap and the suffix
+    the text after it; names of control tokens stay text in both.
     """
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" not in prompt:
@@ -48,7 +48,7 @@ def encode_prompt(
 
 
 def filling(tokenizer: Tokenizer, params: SamplingParams, suffix: str | None) -> SamplingParams:
-    """Return parameters with which an answer ends where a gap before `suffix` is filled; without one, the same."""
+    """Return parameters with which an answer ends when the gap before `suffix` is filled; unchanged without one."""
     if not suffix or tokenizer.fill is None or params.ignore_eos:
         return params
     ends = tokenizer.fill.ends - tokenizer.eos_ids - {*params.stop_token_ids}
@@ -56,7 +56,7 @@ def filling(tokenizer: Tokenizer, params: SamplingParams, suffix: str | None) ->
 
 
 def _whole_numbers(ids: Sequence[int], what: str) -> list[int]:
-    """Token ids as plain ints, numpy's and torch's too."""
+    """Return token ids as Python ints; accepts NumPy and torch integers."""
     try:
         return [index(token) for token in ids]
     except TypeError:
@@ -64,14 +64,14 @@ def _whole_numbers(ids: Sequence[int], what: str) -> list[int]:
 
 
 def encode_prediction(tokenizer: Tokenizer, prediction: Prediction) -> tuple[int, ...]:
-    """The token ids of an answer that is expected; names of control tokens in it are text."""
+    """Return the token ids of an expected answer; names of control tokens stay text."""
     if isinstance(prediction, str):
         return tuple(tokenizer.encode(prediction, add_special_tokens=False, parse_special=False))
     return tuple(_whole_numbers(prediction or (), "a prediction"))
 
 
 ParamsChoice = SamplingParams | Sequence[SamplingParams] | None
-"""One for all prompts or one for each; None: the model's own."""
+"""One for all prompts, or one for each; None: the model's defaults."""
 
 _Given = TypeVar("_Given")
 
@@ -87,7 +87,7 @@ def spread(given: "_Given | Sequence[_Given]", count: int, what: str) -> "Sequen
 
 
 def listed_prompts(given: "Prompt | Sequence[Prompt]") -> "Sequence[Prompt]":
-    """A list of whole numbers is one prompt."""
+    """Return a list of prompts; a list of integers is one prompt."""
     if isinstance(given, str | Mapping) or (
         len(given) and all(isinstance(entry, SupportsIndex) for entry in given)
     ):
@@ -96,14 +96,14 @@ def listed_prompts(given: "Prompt | Sequence[Prompt]") -> "Sequence[Prompt]":
 
 
 def either(params: ParamsChoice, sampling_params: ParamsChoice) -> ParamsChoice:
-    """Our name or vLLM's."""
+    """Return `params` or vLLM's `sampling_params`, whichever is given."""
     if params is not None and sampling_params is not None:
         raise RequestError("params and sampling_params are the same; give one")
     return sampling_params if params is None else params
 
 
 def listed_predictions(given: "Prediction | Sequence[Prediction]", count: int) -> "Sequence[Prediction]":
-    """One for every prompt; a list of token ids is one for all."""
+    """Return one prediction per prompt; a list of token ids applies to all."""
     if isinstance(given, str | None) or all(isinstance(entry, SupportsIndex) for entry in given):
         return [cast("Prediction", given)] * count
     return spread(cast("Sequence[Prediction]", given), count, "predictions")

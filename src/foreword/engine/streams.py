@@ -12,17 +12,17 @@ from foreword.errors import RequestError
 
 
 class AnswerStream:
-    """The deltas of one request as they come: `async for delta in stream`.
+    """The deltas of one request: `async for delta in stream`.
 
-    The engine never waits for the consumer: what is not taken yet piles up here, and an answer is finite. Leaving
-    the stream before its end, also by cancellation, aborts the request; `aclose` does it by hand.
+    The engine never waits for the consumer; deltas are buffered here. Leaving the stream before its end, also by
+    cancellation, aborts the request; so does `aclose`.
     """
 
     def __init__(self, request_id: str, answers: int, abort: "Callable[[AnswerStream], None]") -> None:
         self.request_id = request_id
         self.loop = asyncio.get_running_loop()
-        self.to_come = OpenAnswers(answers)  # as the engine's thread counts them
-        self.is_aborted = False  # before it was queued: it ends as soon as it is
+        self.to_come = OpenAnswers(answers)  # counted by the engine's thread
+        self.is_aborted = False  # aborted before it was queued: it ends once it is queued
         self._abort = abort
         self._open = OpenAnswers(answers)
         self._arrived: deque[AnswerDelta | Exception] = deque()
@@ -30,13 +30,13 @@ class AnswerStream:
         self._take: Callable[[AnswerDelta | Exception], None] | None = None
 
     def forward_to(self, take: Callable[[AnswerDelta | Exception], None]) -> None:
-        """Hand everything to a function, on the stream's loop, instead of keeping it: for who reads many streams."""
+        """Pass everything to `take` on the stream's loop instead of buffering it, for readers of many streams."""
         self._take = take
         while self._arrived:
             self._hand_over(self._arrived.popleft())
 
     def deliver(self, item: AnswerDelta | Exception) -> None:
-        """Take a delta, or what went wrong. To be called on the stream's own loop."""
+        """Deliver a delta or an exception; call it on the stream's own loop."""
         if self._take is not None:
             self._hand_over(item)
         else:
@@ -50,7 +50,7 @@ class AnswerStream:
 
     @property
     def has_more(self) -> bool:
-        """Whether something waits to be taken."""
+        """Whether a delta is buffered."""
         return bool(self._arrived)
 
     async def __aiter__(self) -> AsyncIterator[AnswerDelta]:
@@ -68,14 +68,14 @@ class AnswerStream:
             await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop listening; aborts what has not ended. Safe to repeat."""
+        """Stop listening and abort what has not ended; may be repeated."""
         if self._open.left:
             self._open.left = 0
             self._abort(self)
 
 
 def post(loop: asyncio.AbstractEventLoop, items: list[tuple[AnswerStream, AnswerDelta | Exception]]) -> bool:
-    """Run the deliveries on the loop; False if it is closed and has no readers."""
+    """Run the deliveries on the loop; return False if the loop is closed."""
 
     def deliver() -> None:
         for stream, item in items:
@@ -90,15 +90,15 @@ def post(loop: asyncio.AbstractEventLoop, items: list[tuple[AnswerStream, Answer
 
 @dataclass
 class Listeners:
-    """Who listens to what, shared between the engine's thread and its callers."""
+    """Streams by request, shared between the engine's thread and its callers."""
 
     by_request: dict[str, AnswerStream] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     idle: threading.Event = field(default_factory=threading.Event)
-    closed: bool = False  # no stream is added any more: the engine drains, or has reported its end to all
+    closed: bool = False  # the engine drains or has ended: no stream can be added
 
     def add(self, stream: AnswerStream) -> bool:
-        """Listen; False if it is too late for that."""
+        """Register a stream; return False if the engine takes no more."""
         with self.lock:
             if self.closed:
                 return False
@@ -111,16 +111,16 @@ class Listeners:
             return True
 
     def stream_of(self, request_id: str) -> AnswerStream | None:
-        """Return the stream that waits for the answers of this id."""
+        """Return the stream of this request id."""
         with self.lock:
             return self.by_request.get(request_id)
 
     def knows(self, stream: AnswerStream) -> bool:
-        """Whether this stream, and not a later one of the same name, still waits for an end."""
+        """Whether this stream itself, not a later one with its id, is registered."""
         return self.stream_of(stream.request_id) is stream
 
     def forget(self, stream: AnswerStream) -> bool:
-        """Stop listening; False if it was forgotten before."""
+        """Unregister a stream; return False if it was not registered."""
         with self.lock:
             is_known = self.by_request.get(stream.request_id) is stream
             if is_known:
@@ -128,7 +128,7 @@ class Listeners:
             return is_known
 
     def note(self, delta: AnswerDelta) -> AnswerStream | None:
-        """Who listens to this delta; forgotten with the end of the last answer."""
+        """Return the stream of this delta; unregister it with the last answer's end."""
         with self.lock:
             stream = self.by_request.get(delta.request_id)
             if stream is not None and stream.to_come.note(delta):
@@ -136,7 +136,7 @@ class Listeners:
             return stream
 
     def deliver(self, deltas: Sequence[AnswerDelta]) -> list[AnswerStream]:
-        """Hand each event loop all that is new for its streams, in one go; the streams whose loop is gone."""
+        """Deliver deltas with one call per event loop; return the streams whose loop is closed."""
         by_loop: dict[AbstractEventLoop, list[tuple[AnswerStream, AnswerDelta | Exception]]] = {}
         for delta in deltas:
             stream = self.note(delta)
@@ -150,7 +150,7 @@ class Listeners:
             self.closed = True
 
     def take_all(self) -> list[AnswerStream]:
-        """Close and forget all streams; return those that have to be notified."""
+        """Close and unregister all streams; return those to notify."""
         with self.lock:
             self.closed = True
             streams = list(self.by_request.values())

@@ -1,4 +1,4 @@
-"""Tokens and their texts: the vocabulary, the text of a growing answer, and the stop strings that end it."""
+"""Token texts: the vocabulary, the text of a growing answer, and stop strings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,51 +14,51 @@ from foreword.structured.thinking import ThinkingTags
 
 @dataclass(frozen=True)
 class StopTexts:
-    """What ends an answer by its text."""
+    """Stop strings of an answer."""
 
     texts: tuple[str, ...] = ()
-    keep: bool = False  # leave the stop text at the answer's end
-    min_tokens: int = 0  # a stop text that is complete within the first this many tokens does not count
+    keep: bool = False  # keep the stop string in the answer
+    min_tokens: int = 0  # a stop string completed within this many tokens is ignored
 
 
 TextState = tuple[str, int, DetokenizerState]
 
 
 class AnswerText:
-    """Turns tokens into text as they are committed; text that may become a stop text is held back.
+    """Converts committed tokens to text, and holds back text that may become a stop string.
 
-    Which stop text ends an answer does not depend on how the tokens came or how they cut the text: it is the one
-    that is complete first, character by character, and the longest of those that are complete at the same one.
+    The stop string that ends an answer does not depend on token boundaries: it is the first to be complete, and the
+    longest of those complete at the same character.
     """
 
     def __init__(self, detokenizer: IncrementalDetokenizer, stops: StopTexts) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
-        self._held = ""  # the longest end of the text that a stop text may begin with
+        self._held = ""  # longest suffix of the text that may start a stop string
         self._tokens = 0
 
     def copy(self) -> "AnswerText":
-        """An independent one in the same state, to look ahead with."""
+        """Return an independent copy, to look ahead."""
         twin = AnswerText(self._detokenizer.copy(), self._stops)
         twin._held, twin._tokens = self._held, self._tokens
         return twin
 
     def state(self) -> TextState:
-        """What to come back to; cheaper than a copy."""
+        """Return a state for `go_back`; cheaper than a copy."""
         return self._held, self._tokens, self._detokenizer.state()
 
     def go_back(self, state: TextState) -> None:
-        """What was pushed since then was not."""
+        """Restore a state."""
         self._held, self._tokens, detokenizer = state
         self._detokenizer.go_back(detokenizer)
 
     @property
     def watches(self) -> bool:
-        """Whether any text can end the answer."""
+        """Whether a stop string can end the answer."""
         return bool(self._stops.texts)
 
     def push(self, token: int) -> tuple[str, str | None]:
-        """Take a token; return the text that is certain now and the stop text that ends the answer here."""
+        """Add a token; return the text that is now final, and the stop string that ends the answer here."""
         piece = self._detokenizer.push(token)
         self._tokens += 1
         if not self.watches or not piece:
@@ -73,20 +73,20 @@ class AnswerText:
         return window[: len(window) - len(self._held)], None
 
     def push_all(self, tokens: Sequence[int]) -> str:
-        """Take tokens, of which at most the last one ends the answer; return the text that is certain now."""
+        """Add tokens, of which only the last may end the answer; return the text that is now final."""
         if not self._stops.texts:
             self._tokens += len(tokens)
             return "".join(map(self._detokenizer.push, tokens))
         return "".join([self.push(token)[0] for token in tokens])
 
     def finish(self) -> str:
-        """What was held back, at the end of an answer that no stop text ended."""
+        """Return the held-back text at the end of an answer without stop string."""
         held, self._held = self._held, ""
         return held + self._detokenizer.finish()
 
 
 def _first(window: str, stops: Sequence[str], known: int) -> tuple[int, str] | None:
-    """Where the first complete stop text begins, and which it is; none is complete in the first `known` characters."""
+    """Return (start, stop string) of the first complete one; none is complete in the first `known` characters."""
     best: tuple[int, int, str] | None = None
     for stop in stops:
         begin = window.find(stop, max(known - len(stop) + 1, 0))
@@ -96,7 +96,7 @@ def _first(window: str, stops: Sequence[str], known: int) -> tuple[int, str] | N
 
 
 def _possible_beginning(text: str, stops: Sequence[str]) -> str:
-    """The longest end of the text that is a true beginning of some stop text."""
+    """Return the longest suffix of the text that is a proper prefix of a stop string."""
     longest = max(len(stop) for stop in stops) - 1
     for size in range(min(longest, len(text)), 0, -1):
         if any(stop.startswith(text[-size:]) and len(stop) > size for stop in stops):
@@ -105,24 +105,24 @@ def _possible_beginning(text: str, stops: Sequence[str]) -> str:
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """A token by itself; half a character is U+FFFD."""
+    """Return the text of a single token; an incomplete character becomes U+FFFD."""
     return tokenizer.token_bytes(token, skip_special_tokens=False).decode("utf-8", errors="replace")
 
 
 class TokenTexts:
-    """Cuts the text of one answer where its tokens meet.
+    """Splits the text of one answer at token boundaries.
 
-    Text that the engine held back, because it might have become a stop text, belongs to the token that it comes with.
+    Text that was held back as a possible stop string belongs to the token that it arrives with.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, at_start=False)
-        self._begins_with_space = False  # the first token does
-        self._spelled = 0  # characters that the tokens so far make
-        self._given = 0  # characters that were given out
+        self._begins_with_space = False  # whether the first token does
+        self._spelled = 0  # characters of the tokens so far
+        self._given = 0  # characters returned so far
 
     def pieces(self, delta: AnswerDelta) -> list[str]:
-        """One text per token (one in all if there is text without tokens); together they are the delta's text."""
+        """Return one text per token (a single one for text without tokens); joined, they are the delta's text."""
         pieces: list[str] = []
         begin = 0
         for token in delta.token_ids:
@@ -131,7 +131,7 @@ class TokenTexts:
                 self._begins_with_space = spelled.startswith(" ")
             self._spelled += len(spelled)
             if self._begins_with_space and self._given == 0 and delta.text and delta.text[0] != " ":
-                self._spelled -= 1  # an answer that begins its text has lost it
+                self._spelled -= 1  # leading space removed at the start of an answer
                 self._begins_with_space = False
             end = min(max(self._spelled - self._given, begin), len(delta.text))
             pieces.append(delta.text[begin:end])
@@ -142,7 +142,7 @@ class TokenTexts:
         return pieces
 
     def split(self, delta: AnswerDelta) -> list[AnswerDelta]:
-        """The delta as one delta per token. The first has what came before, the last has the end."""
+        """Return one delta per token. The first has everything before, the last has the end."""
         pieces = self.pieces(delta)
         last = len(pieces) - 1
         return [
@@ -166,14 +166,14 @@ class TokenTexts:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Ids and their texts; without a tokenizer it answers in token ids alone."""
+    """Token ids and their texts; without a tokenizer, answers contain token ids only."""
 
     size: int
-    end_ids: frozenset[int] = frozenset()  # the model's own end-of-sequence tokens
+    end_ids: frozenset[int] = frozenset()  # end-of-sequence tokens
     tokenizer: Tokenizer | None = None
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Every bad word as token ids, at the start of a text and after a space."""
+        """Return the token ids of each bad word, at the start of a text and after a space."""
         if not words:
             return ()
         if self.tokenizer is None:
@@ -183,7 +183,7 @@ class Vocabulary:
         return tuple({tuple(ids): None for ids in spelled if ids})
 
     def grammar_tokens(self) -> GrammarTokens:
-        """The vocabulary as grammars see it: every token by the bytes that it adds to a text."""
+        """Return the bytes that each token adds to a text, for grammars."""
         if self.tokenizer is None:
             raise RequestError("structured outputs need a tokenizer, and this engine has none")
         tokenizer = self.tokenizer
@@ -196,7 +196,7 @@ class Vocabulary:
         )
 
     def thinking_tags(self, thinking: Thinking) -> ThinkingTags:
-        """The tags around reasoning, as text and as token ids."""
+        """Return the tags around reasoning, as text and token ids."""
         if self.tokenizer is None:
             raise RequestError("a thinking budget needs a tokenizer, and this engine has none")
         tokenizer = self.tokenizer
@@ -215,7 +215,7 @@ class Vocabulary:
         )
 
     def answer_text(self, stops: StopTexts, prompt: Sequence[int]) -> AnswerText | None:
-        """The text of an answer that begins, as the prompt's goes on."""
+        """Return the text state of a new answer that continues the prompt."""
         if self.tokenizer is None:
             if stops.texts:
                 raise RequestError("stop texts need a tokenizer, and this engine has none", "stop")

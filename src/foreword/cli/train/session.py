@@ -101,7 +101,7 @@ class Workplace:
         rows = rows or _CPU_ROWS
         core = make_core(loaded, EngineConfig(max_num_seqs=rows), "auto")
         # These texts are not a user's: their acceptance would mislead the prior of the next engine.
-        core.kept = None
+        core.saved_estimates = None
         return EngineBatch(core, rows=rows, seed=seed)
 
     @cached_property

@@ -1,1 +1,1 @@
-"""Which drafters an engine has, and what is known of them beforehand."""
+"""The engine's drafters: default choice, pool, and saved estimates."""

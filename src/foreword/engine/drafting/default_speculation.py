@@ -1,4 +1,4 @@
-"""Chooses the drafter where the settings name none: the one place that decides."""
+"""Chooses the drafter if the settings name none."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,21 +13,22 @@ SpeculationOption = str | bool | Mapping[str, Any] | None
 """`"auto"` or True, `"off"`, False or None, a method's name, or a configuration as an object or as JSON."""
 
 WITHOUT_A_HEAD: Mapping[str, Any] = {"method": "suffix", "num_speculative_tokens": 8}
-"""What `auto` means where it is safe and no head was trained for the model: it needs none. How many of the draft tokens
-are verified is measured."""
+"""Drafter of `auto` for models without a trained head. The policy decides how many draft tokens are verified."""
 
 WITH_A_HEAD: Mapping[str, Any] = {"combine": "route", "num_speculative_tokens": 4}
 LOOKUP = "ngram"
-"""A lookup runs beside a head at nearly no cost: with several requests a head's own passes cost more than its drafts
-gain, and a lookup drafts repetitive texts as well."""
+"""Lookup drafter next to a head.
+
+It costs almost nothing, and with many requests a head's passes cost more than they gain.
+"""
 
 
 @dataclass(frozen=True)
 class SpeculationChoice:
-    """The drafter, and why it was chosen."""
+    """The chosen drafter and the reason."""
 
     config: SpeculationConfig | None  # None: speculation is off
-    reason: str  # in a few words, for people
+    reason: str  # short explanation for users
 
 
 def choose_speculation(
@@ -36,10 +37,10 @@ def choose_speculation(
     acceptance_rule: str = "coupled",
     head: ShippedHead | None = None,
 ) -> SpeculationChoice:
-    """Return what a setting means on this backend; `head` is the shipped head of the model.
+    """Resolve a `speculation` setting for this backend; `head` is the head shipped for the model.
 
-    `auto` turns speculation on only where a draft cannot change a text by changing the size of a pass. A setting that
-    names the head's method gets this head, and one that names the methods of the default is the default.
+    `auto` enables speculation only if texts do not depend on the number of tokens in a pass. A setting that names the
+    head's method uses the shipped head; one that names the default methods is the default.
     """
     given = _named(setting, None if head is None else _with_head(head))
     if given is not None:
@@ -68,12 +69,12 @@ def choose_speculation(
 
 
 def is_auto(setting: SpeculationOption) -> bool:
-    """Return whether the drafter is chosen for the model and backend."""
+    """Return whether the setting leaves the choice of drafter to the engine."""
     return setting is True or setting == "auto"
 
 
 def check_choice(setting: SpeculationOption) -> SpeculationConfig | None:
-    """Return the configuration that a setting names; None for `auto` and `off`. Nothing needs to be loaded."""
+    """Parse a setting without loading a model; return None for `auto` and `off`."""
     return _named(setting, None)
 
 

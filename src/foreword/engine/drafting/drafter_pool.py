@@ -1,4 +1,4 @@
-"""The drafters of an engine: made once, shared, notified of ends, closed."""
+"""Creates, shares and closes the engine's drafters."""
 
 import json
 from collections import Counter
@@ -28,26 +28,25 @@ from foreword.speculation.requests import DraftPlan, StepRequest, as_drafter_see
 
 
 def needs_of_all(default: DraftPlan | None, others: Sequence[Drafter]) -> DrafterNeeds:
-    """Return the needs of the drafters that exist from the start."""
+    """Return the combined needs of the drafters that exist from the start."""
     known = [*others, *([] if default is None else [default.drafter])]
     return reduce(or_, [one.traits.needs for one in known], NO_NEEDS)
 
 
 MAX_DRAFTERS = 16
-"""Drafters that are cached; the one that was requested longest ago is released for another."""
+"""Number of cached drafters; the least recently requested one is released first."""
 
 Build = Callable[[SpeculationConfig], Drafter]
 
 
 class PagesLackRows(RequestError):  # noqa: N818 - reads as what is wrong
-    """A drafter needs rows in the KV pages, which were laid out without them."""
+    """A drafter needs rows in the KV pages, but the pages were laid out without them."""
 
 
 class DrafterPool:
-    """Makes each drafter when the first request names it, and shares it between all requests that name the same.
+    """Creates each drafter on first use and shares it between requests with the same configuration.
 
-    It is the only owner: all others only call a drafter. One that is released is closed when the last of
-    its requests has ended.
+    The pool alone owns drafters. A released drafter is closed when the last of its requests has ended.
     """
 
     def __init__(
@@ -58,26 +57,26 @@ class DrafterPool:
         policy_drafters: Iterable[Drafter] = (),
         num_layers: int | None = None,
     ) -> None:
-        """`policy_drafters` belong to the policy and draft for all requests; without `build` there are no others."""
+        """`policy_drafters` belong to the policy and serve all requests; without `build` no others are created."""
         self._build = build
         self._rule = rule
-        self.num_layers = num_layers  # of the target, for hidden states; None: not known
+        self.num_layers = num_layers  # of the target; None: unknown
         self._policy_drafters = list(policy_drafters)
-        self._drafters: dict[str, Drafter] = {}  # cached, by configuration; the newest last
-        self._users: Counter[int] = Counter()  # requests that hold a drafter, by its id()
-        self._blocks = 0  # of `none_closed` that have begun and not ended
+        self._drafters: dict[str, Drafter] = {}  # by configuration, least recently used first
+        self._users: Counter[int] = Counter()  # active requests by the drafter's id()
+        self._blocks = 0  # number of open `none_closed` blocks
         self._combined: dict[tuple[str | int, ...], HintedDrafter | Chosen] = {}  # by the drafters' id()
-        self._leaving: dict[int, Drafter] = {}  # released, by id(), and to be closed without users
+        self._leaving: dict[int, Drafter] = {}  # released drafters by id(), closed when unused
         self._lock = Lock()  # requests come from any thread
         self._building = Lock()
-        self.provided: DrafterNeeds | None = None  # what the engine can give a drafter; None: not known yet
+        self.provided: DrafterNeeds | None = None  # what the engine supplies to drafters; None: not known yet
         self._is_closed = False
-        self.default: DraftPlan | None = None  # of requests that don't say
+        self.default: DraftPlan | None = None  # of requests without a setting
         self.default_config: SpeculationConfig | None = None
         self.set_default(default)
 
     def set_default(self, config: SpeculationConfig | None) -> None:
-        """Set the drafter of requests that name none; None: no drafter. The one before is released."""
+        """Set the drafter of requests that name none (None: no drafter), and release the previous one."""
         before = None if self.default_config is None else _key(self.default_config)
         self.default = None if config is None else self._get(config)
         self.default_config = config
@@ -86,11 +85,11 @@ class DrafterPool:
                 self._release_drafter(before)
 
     def offer(self, config: SpeculationConfig) -> Drafter:
-        """Make a drafter ready for requests that will ask for it."""
+        """Create a drafter in advance for later requests."""
         return self._get(config).drafter
 
     def resolve(self, setting: SpeculationSetting, known: AnswerHints = NO_HINTS) -> DraftPlan | None:
-        """Return the plan of a request with this setting; see `SpeculationConfig.parse`."""
+        """Return the draft plan of a request with this setting; see `SpeculationConfig.parse`."""
         config = parse_setting(setting, self.default_config)
         plan = self.default
         if config is not self.default_config:
@@ -100,13 +99,13 @@ class DrafterPool:
     def with_hints(
         self, plan: DraftPlan | None, setting: SpeculationSetting, known: AnswerHints
     ) -> DraftPlan | None:
-        """Return the plan with the drafters first that use what the request reveals of its answer."""
+        """Return the plan preceded by drafters that use the request's prediction or grammar."""
         for config in self._first(setting, known, is_speculating=plan is not None):
             plan = self._after(self._get(config), plan)
         return plan
 
     def among(self, configs: Mapping[str, SpeculationConfig]) -> DraftPlan:
-        """Return a plan with these drafters to choose between, by the names that they are given here."""
+        """Return a plan that lets the policy choose between these drafters, keyed by the given names."""
         plans = {name: self._get(config) for name, config in configs.items()}
         if len(plans) == 1:
             ((name, plan),) = plans.items()
@@ -120,7 +119,7 @@ class DrafterPool:
         return DraftPlan("+".join(plans), drafter, most, depth)
 
     def is_ready(self, setting: SpeculationSetting, known: AnswerHints = NO_HINTS) -> bool:
-        """Whether `resolve` would answer at once, without making a drafter."""
+        """Whether `resolve` would return without creating a drafter."""
         config = parse_setting(setting, self.default_config)
         wanted = [] if config is None else [config]
         wanted += self._first(setting, known, is_speculating=config is not None)
@@ -130,11 +129,11 @@ class DrafterPool:
     def _first(
         self, setting: SpeculationSetting, known: AnswerHints, is_speculating: bool
     ) -> list[SpeculationConfig]:
-        """Return the drafters that are called before all others; an engine that makes no drafters has none."""
+        """Return the drafters called before all others; empty if the engine creates no drafters."""
         return [] if setting is False or self._build is None else known.configs(is_speculating)
 
     def _after(self, first: DraftPlan, plan: DraftPlan | None) -> DraftPlan:
-        """Return a plan with this drafter first, then the drafter of `plan`: the same one, not another of its kind."""
+        """Return a plan that calls `first` and then the drafter of `plan`."""
         if plan is None or plan.drafter is first.drafter:
             return first if plan is None else replace(first, is_fixed=plan.is_fixed)
         if first.drafter in parts_of(plan.drafter):
@@ -147,7 +146,7 @@ class DrafterPool:
 
     @contextmanager
     def none_closed(self) -> Iterator[None]:
-        """Close no drafter within the block: what is resolved there can still be held before its end."""
+        """Keep drafters open within the block, so that a resolved one can be held before it ends."""
         with self._lock:
             self._blocks += 1
         try:
@@ -160,24 +159,24 @@ class DrafterPool:
             close_all(left)
 
     def hold(self, request: StepRequest) -> None:
-        """Keep a request's drafters until `release` or `end`, once for each; within `none_closed`."""
+        """Keep a request's drafters open until `release` or `end`; call once per request, within `none_closed`."""
         with self._lock:
             self._users.update(map(id, _held(request.speculation)))
 
     def release(self, request: StepRequest) -> None:
-        """Let go of the drafters of a request that is not queued after all."""
+        """Release the drafters of a request that is not queued."""
         for drafter in _held(request.speculation):
             self._end_use(drafter)
 
     def begin(self, request: StepRequest) -> None:
-        """Announce a queued request to the drafters that expect requests."""
+        """Announce a queued request to drafters that prepare for requests."""
         for drafter in _held(request.speculation):
             if drafter.traits.expects_requests:
-                request.drafter_view.notified[id(drafter)] = drafter  # so that it hears of the end
+                request.drafter_view.notified[id(drafter)] = drafter  # so that it is notified of the end
                 drafter.expect(as_drafter_sees(request))
 
     def end(self, request: StepRequest) -> None:
-        """Have its drafters drop what they keep of a request that has ended. Once for every `hold`."""
+        """Notify drafters of a request's end and release them; once for every `hold`."""
         seen = as_drafter_sees(request)
         try:
             for drafter in request.drafter_view.notified.values():
@@ -199,13 +198,13 @@ class DrafterPool:
         return added_memory(self._all())
 
     def made_of(self, config: SpeculationConfig) -> list[Drafter]:
-        """Return the drafter of this configuration; none if it was released. Others may have the same method."""
+        """Return the drafter of this configuration in a list; empty if it was released."""
         with self._lock:
             drafter = self._drafters.get(_key(config))
         return [] if drafter is None else [drafter]
 
     def fault_counts(self) -> Counter[str]:
-        """Return the faults of drafters by kind; each has cost only a draft."""
+        """Return drafter faults by kind; each cost only a draft."""
         return all_faults(self._all())
 
     def nodes(self) -> list[NodeReport]:
@@ -227,10 +226,10 @@ class DrafterPool:
         key = _key(config)
         drafter = self._at_hand(key)
         if drafter is None:
-            # A lock of its own: the engine's thread reads the cache while a drafter is being made.
+            # A separate lock: the engine's thread reads the cache while a drafter is being created.
             with self._building:
-                drafter = self._at_hand(key)  # another may have made it meanwhile
-                if drafter is None:  # not `or`: a drafter may have a length, and be empty
+                drafter = self._at_hand(key)  # another thread may have created it
+                if drafter is None:  # not `or`: an empty drafter with a length is falsy
                     drafter = self._made(config)
                 with self._lock:
                     self._drafters[key] = drafter
@@ -246,7 +245,7 @@ class DrafterPool:
         )
 
     def _at_hand(self, key: str) -> Drafter | None:
-        """The drafter of this configuration, which counts as the newest now."""
+        """Return the cached drafter of this configuration and mark it as most recently used."""
         with self._lock:
             drafter = self._drafters.pop(key, None)
             if drafter is not None:
@@ -267,7 +266,7 @@ class DrafterPool:
         return drafter
 
     def _check(self, drafter: Drafter, name: str) -> None:
-        """Refuse a drafter that the engine cannot give what it needs, or that comes too late."""
+        """Refuse a drafter whose needs the engine cannot supply."""
         needs = drafter.traits.needs
         if self._is_closed:
             raise RequestError("the engine is closed")
@@ -283,7 +282,7 @@ class DrafterPool:
             )
 
     def _make_room(self) -> None:
-        """Release the drafters that were requested longest ago, if there are too many; never the default."""
+        """Release the least recently requested drafters beyond the limit, never the default."""
         kept = None if self.default_config is None else _key(self.default_config)
         for key in [key for key in self._drafters if key != kept]:
             if len(self._drafters) <= MAX_DRAFTERS:
@@ -305,18 +304,18 @@ class DrafterPool:
 
 
 def _before(first: DraftPlan, drafter: Drafter) -> HintedDrafter | Chosen:
-    """The first one before another, or before each of those that a policy chooses between."""
+    """Combine `first` with a drafter, or with each of a drafter's choices."""
     choices = {f"{first.method}+{name}": _before(first, one) for name, one in drafter.choices.items()}
     return Chosen(choices, [first.drafter, drafter]) if choices else HintedDrafter([first.drafter, drafter])
 
 
 def _held(plan: DraftPlan | None) -> Sequence[Drafter]:
-    """The pool's drafters that a plan uses."""
+    """Return the pool's drafters that a plan uses."""
     return () if plan is None else list(parts_of(plan.drafter))
 
 
 def _key(config: SpeculationConfig) -> str:
-    """Return the same key for configurations that one drafter can serve: sizes belong to each call."""
+    """Return the cache key of a configuration; draft sizes are not part of it."""
     return json.dumps(
         replace(
             config, num_speculative_tokens=1, max_depth=None, disable_by_batch_size=None, fixed=False

@@ -1,4 +1,4 @@
-"""What a request reveals of its answer (a prediction, a grammar), and the drafters that use it."""
+"""Hints about an answer (a prediction or a grammar) and the drafters that use them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,24 +12,24 @@ from foreword.engine.messages import NewRequest
 from foreword.speculation.drafting import Drafter
 
 HINTED_DRAFT_TOKENS = 8
-"""Least draft tokens per pass of a request with a prediction or a grammar: most of them are accepted."""
+"""Minimum draft tokens per pass with a prediction or a grammar, since most of these are accepted."""
 
 
 @dataclass(frozen=True)
 class AnswerHints:
-    """What a request reveals of its answer."""
+    """Which hints a request has."""
 
-    prediction: bool = False  # the expected text
-    grammar: bool = False  # its response format
+    prediction: bool = False  # the user's expected answer
+    grammar: bool = False  # a structured-output format
 
     @staticmethod
     def of(new: NewRequest) -> "AnswerHints":
         return AnswerHints(bool(new.prediction), bool(new.params.structured or new.params.thinking))
 
     def configs(self, is_speculating: bool) -> list[SpeculationConfig]:
-        """Return the drafters that are called before all others, the last of them first.
+        """Return the drafters to call before all others, in reverse order.
 
-        A prediction turns speculation on; a grammar drafts only where speculation is on anyway.
+        A prediction turns speculation on; a grammar drafts only if speculation is on.
         """
         carried = ["grammar"] if self.grammar and (is_speculating or self.prediction) else []
         carried += ["prediction"] if self.prediction else []
@@ -41,7 +41,7 @@ NO_HINTS = AnswerHints()
 
 @cache
 def _followers(what: str) -> list[SpeculationConfig]:
-    """Return the drafters of requests that carry this."""
+    """Return the drafters that follow this kind of hint."""
     return [
         SpeculationConfig((name,), num_speculative_tokens=HINTED_DRAFT_TOKENS)
         for name, kind in drafter_kinds().items()
@@ -50,27 +50,27 @@ def _followers(what: str) -> list[SpeculationConfig]:
 
 
 class HintedDrafter(FirstOf):
-    """A drafter that uses a hint, then another of the pool, which counts the users of both."""
+    """A drafter that uses a hint, followed by another drafter of the pool."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters)
-        # Of its parts, taken together: each speaks where it has something to say.
+        # Element-wise maximum: each part drafts only if it has a suggestion.
         reported = [rates for part in drafters if (rates := part.traits.acceptance_by_level)]
         rates = tuple(map(fmean, zip(*reported, strict=False)))
         self.traits = replace(self.traits, acceptance_by_level=rates)
 
 
 class Chosen(Routed):
-    """Several drafters of a pool, one of which is called; the pool counts the users of each."""
+    """Several drafters of the pool, one of which is called per request."""
 
     def __init__(self, choices: Mapping[str, Drafter], held: Sequence[Drafter] = ()) -> None:
-        """`held` are the pool's drafters where the choices are made of parts of them."""
+        """`held` are the pool's drafters if the choices combine parts of them."""
         super().__init__(choices)
         self.held = held or self.parts
 
 
 def parts_of(drafter: Drafter) -> Iterator[Drafter]:
-    """Yield the pool's own drafters that one is made of."""
+    """Yield the pool's drafters that a drafter consists of."""
     held = drafter.held if isinstance(drafter, Chosen) else ()
     held = drafter.parts if isinstance(drafter, HintedDrafter) else held
     if not held:

@@ -12,28 +12,28 @@ from foreword.speculation.measured.costs import StepCosts
 _log = logging.getLogger(__name__)
 
 FORMAT = 2
-"""Part of a file's name, so that files in another format are not read."""
+"""Format number, part of the file name, so that other formats are ignored."""
 
 FIRST_SECONDS, MOST_SECONDS = 2.0, 30.0
-"""Seconds of steps after which it is saved for the first time, and later on: a first run may be short."""
+"""Seconds of step time before the first save, and between later saves."""
 
 MOST_BYTES = 4_000_000
-"""A file that is larger is not ours."""
+"""Maximum file size in bytes."""
 
 MOST_FILES = 32
-"""Of one folder; the oldest are removed for a new one."""
+"""Maximum files per folder; the oldest are removed."""
 
 
 class SavedEstimates:
-    """A file of estimates and costs. Whatever is wrong with it costs a line in the log and a cold start."""
+    """A file of estimates and costs. A file that cannot be used is logged and ignored."""
 
     def __init__(self, path: Path, policy: MeasuredPolicy, costs: StepCosts) -> None:
         self._path = path
         self._policy = policy
         self._costs = costs
         self._pause = FIRST_SECONDS
-        self._saved_at = 0.0  # seconds of steps
-        self._steps = 0  # of which something was saved
+        self._saved_at = 0.0  # step seconds at the last save
+        self._steps = 0  # steps at the last save
 
     def load(self, are_current: Callable[[StepCosts], bool] = lambda _: True) -> bool:
         """Restore the estimates, and the costs if they are current; return whether costs were restored."""
@@ -44,7 +44,7 @@ class SavedEstimates:
             if not isinstance(saved, dict) or saved.get("key") != self._path.stem:
                 raise ValueError("it was written for something else")
             restored = StepCosts()
-            restored.restore(saved["costs"])  # so that nothing is used of a file that is only half right
+            restored.restore(saved["costs"])  # check everything before using anything
             self._policy.estimates.restore(saved["estimates"])
             if not are_current(restored):
                 _log.info("saved costs of %s are measured again: passes of this process differ", self._path)
@@ -58,13 +58,13 @@ class SavedEstimates:
         return True
 
     def save_now_and_then(self, seconds: float) -> None:
-        """To be called after every step with the seconds of all of them."""
+        """Save periodically; called after every step with the total step seconds."""
         if seconds - self._saved_at >= self._pause:
             self._saved_at, self._pause = seconds, min(2 * self._pause, MOST_SECONDS)
             self.save()
 
     def save(self) -> None:
-        """Write it, if anything was learned since."""
+        """Write the file if anything was learned since the last save."""
         if self._policy.steps == self._steps:
             return
         self._steps = self._policy.steps
@@ -77,7 +77,7 @@ class SavedEstimates:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """All of it or nothing; a folder that cannot be written to costs a line in the log."""
+    """Write the whole file or nothing; a folder without write access is only logged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}")

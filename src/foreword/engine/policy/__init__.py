@@ -1,1 +1,1 @@
-"""The operator's policy file at work in an engine."""
+"""Applies the operator's policy file in an engine."""

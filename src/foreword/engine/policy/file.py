@@ -1,4 +1,4 @@
-"""The policy file: notices its changes, and makes the configurations of its drafters."""
+"""Watches the policy file, and creates the configurations of its drafters."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,7 +15,7 @@ WATCH_SECONDS = 1.0
 
 
 class WatchedFile:
-    """A file whose time and size are checked at most once every `WATCH_SECONDS`."""
+    """Detects changes of a file by time stamp and size, at most once every `WATCH_SECONDS`."""
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self.path = path
@@ -24,7 +24,7 @@ class WatchedFile:
         self._seen = self._signature()
 
     def has_changed(self) -> bool:
-        """True once for every change."""
+        """Return True once per change."""
         now = self._clock()
         if now - self._looked < WATCH_SECONDS:
             return False
@@ -45,7 +45,7 @@ Configs = Mapping[str, SpeculationConfig]
 
 
 def drafter_configs(policy: PolicyFile) -> dict[str, SpeculationConfig]:
-    """Return the drafters' configurations by name; raises `RequestError` for invalid ones."""
+    """Return the drafters' configurations by name; raise `RequestError` for invalid ones."""
     configs = {}
     for name, rule in policy.drafters.items():
         try:
@@ -66,7 +66,7 @@ def wish_within(
     rule: CohortRule,
     configs: Configs,
 ) -> SpeculationSetting:
-    """Return the request's setting without the drafters whose nodes must not see its cohort's texts."""
+    """Return the request's setting without drafters whose nodes must not see its cohort's texts."""
     config = parse_setting(wish, default)
     if config is None:
         return wish
@@ -80,7 +80,7 @@ def wish_within(
 
 
 def config_for(policy: PolicyFile, rule: CohortRule, name: str, configs: Configs) -> SpeculationConfig:
-    """Return the drafter's configuration for a cohort, which may bound its depth."""
+    """Return a drafter's configuration with the depth limit of a cohort."""
     config, depth = configs[name], policy.depth(rule)
     if depth is None:
         return config

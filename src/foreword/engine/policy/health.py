@@ -1,4 +1,4 @@
-"""What is known of a drafter that is being rolled out."""
+"""Health and forecast of a drafter during a roll-out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from foreword.speculation.drafting import Drafter, added_memory, all_faults
 
 
 def is_of(label: str, cohort: str) -> bool:
-    """Whether a class of requests is a part of a rule's cohort."""
+    """Whether a request class belongs to a rule's cohort."""
     return label.partition("/")[0] == cohort
 
 
 def options_of(drafter: str, cohort: str, policy: MeasuredPolicy) -> list[Option]:
-    """Of all tenants and all parts of the cohort."""
+    """Return the policy's options for a drafter in a cohort, over all tenants."""
     return [
         option
         for estimate, option in policy.options.items()
@@ -27,7 +27,7 @@ def options_of(drafter: str, cohort: str, policy: MeasuredPolicy) -> list[Option
 
 
 def forecast(drafter: str, cohort: str, policy: MeasuredPolicy) -> Forecast:
-    """What the drafter would bring, by what its drafts were worth beside the text."""
+    """Return the expected gain of the drafter, from its shadow drafts."""
     options = options_of(drafter, cohort, policy)
     if not options:
         return Forecast()
@@ -48,7 +48,7 @@ class _Baseline:
 
 @dataclass
 class Baselines:
-    """What had happened before each pair came to its present stage."""
+    """Counters of each pair at the start of its current stage."""
 
     _before: dict[tuple[str, str], _Baseline] = field(default_factory=dict)
 
@@ -59,7 +59,7 @@ class Baselines:
         policy: MeasuredPolicy,
         books: SpeculationBooks,
     ) -> DrafterHealth:
-        """Of the pair's drafter, which these are, since the pair's stage began."""
+        """Return the health of the pair's drafter since its stage began; `parts` are its instances."""
         drafter, cohort = pair.rule.drafter, pair.rule.cohort
         options = options_of(drafter, cohort, policy)
         asks = sum(one.asks for (name, _), one in books.pairs.items() if name == drafter)

@@ -1,4 +1,4 @@
-"""The engine's work on speculation beside its steps: statistics, roll-outs, checks and reports."""
+"""Speculation control besides the steps: statistics, roll-outs, checks and reports."""
 
 import logging
 from collections.abc import Mapping
@@ -28,12 +28,12 @@ from foreword.speculation.protocols import Policy
 from foreword.speculation.report import StageSeconds, StepReport
 
 MOST_PAIRS = 64
-"""Pairs that are reported, those with the most calls."""
+"""Maximum number of reported pairs, those with the most calls."""
 
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """The engine's own figures for a report."""
+    """Engine figures for a report."""
 
     wall_seconds: float
     seconds: StageSeconds
@@ -106,7 +106,7 @@ def _pairs(
 def _with_rollouts(
     found: dict[tuple[str, str], PairReport], steering: Steering
 ) -> dict[tuple[str, str], PairReport]:
-    """Return the reports with all pairs of roll-outs, also those without calls."""
+    """Add roll-out pairs to the reports, also those without calls."""
     reported = dict(found)
     now = steering.rollouts.clock()
     for (drafter, cohort), pair in list(steering.rollouts.pairs.items()):
@@ -141,11 +141,11 @@ def _with_faults(pair: PairReport, steering: Steering | None, load: EngineLoad) 
 _log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 1.0
-"""Seconds after which a busy engine's report is made again: it is read far more often than it changes."""
+"""Seconds until the report of a busy engine is recomputed; it is read more often than it changes."""
 
 
 class SpeculationService:
-    """Sees every step and every end of a request; it belongs to the engine's thread."""
+    """Observes every step and every ended request, in the engine's thread."""
 
     def __init__(
         self, cache: PagedCache, policy: Policy, steering: Steering | None, drafters: DrafterPool, rule: Rule
@@ -169,7 +169,8 @@ class SpeculationService:
 
     @property
     def idle_seconds(self) -> float | None:
-        """Longest time between two calls of `between_steps`: the policy file is due then. None without a file."""
+        """Maximum seconds between calls of `between_steps`, so that the policy file is checked; None without
+        a file."""
         return None if self._steering is None else WATCH_SECONDS
 
     def between_steps(self, waiting: int) -> None:
@@ -181,11 +182,11 @@ class SpeculationService:
         """Add a step to the statistics."""
         self._steps += 1
         self._check_seconds += report.seconds.total
-        if not self._is_checking:  # it runs alone, and no user is served by it
+        if not self._is_checking:  # a check runs alone and serves no user
             self.books.observe(report, preemptions)
 
     def ended(self, request: Request) -> None:
-        """Pass an ended request on to checks and roll-outs."""
+        """Pass an ended request to checks and roll-outs."""
         if self._checks is None or self._steering is None:
             return
         if request.identity.assigned.is_check:
@@ -208,11 +209,11 @@ class SpeculationService:
         return found
 
     def interrupted(self) -> None:
-        """Note that a request has interrupted the check, which is repeated when the engine is idle."""
+        """Record that a request has interrupted the check, which is repeated later."""
         self._is_checking = False
 
     def report(self, situation: Situation, seconds: StageSeconds, is_busy: bool) -> ControlReport:
-        """Return the state of speculation, now or a few steps ago."""
+        """Return the state of speculation, at most `REPORT_SECONDS` old."""
         now = monotonic()
         if self._is_stale(now, is_busy):
             pages = self._cache.pool.num_pages
@@ -229,7 +230,7 @@ class SpeculationService:
         return now - self._reported_at >= REPORT_SECONDS
 
     def move(self, drafter: str, cohort: str, state: str) -> None:
-        """Move a pair to another stage, as the operator requests."""
+        """Move a pair to another stage, on the operator's request."""
         try:
             if self._steering is None:
                 raise RequestError("there is no policy file")
@@ -244,7 +245,7 @@ class SpeculationService:
 
 
 def outcome_of(request: Request, prices: Prices | None) -> Outcome:
-    """Return the outcome of a request for its arm of a roll-out."""
+    """Return a request's outcome for its arm of a roll-out."""
     accounting = request.accounting
     tokens = len(request.output_ids)
     later = tokens - accounting.first_tokens

@@ -1,4 +1,4 @@
-"""Applies the policy file: the cohort of a request, its drafters there, and the stages of roll-outs."""
+"""Applies the policy file: a request's cohort, its drafters, and roll-out stages."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ LOOK_STEPS = 8
 
 @dataclass(frozen=True)
 class Pressure:
-    """How full an engine is."""
+    """Load of the engine."""
 
     waiting: int
     kv_usage: float
@@ -42,14 +42,14 @@ class Pressure:
 
 @dataclass
 class Steering:
-    """The policy file and its roll-outs. `assign` may be called by any thread, the rest is the engine's."""
+    """The policy file and its roll-outs. `assign` is thread-safe; all else runs in the engine's thread."""
 
     path: Path
     policy: MeasuredPolicy
     clock: Callable[[], float]
     made_for: Mapping[str, str] = field(default_factory=dict)  # model, device and version
-    model: str = ""  # as rules call it
-    is_shape_invariant: bool = True  # no text depends on the size of a pass
+    model: str = ""  # name for rules
+    is_shape_invariant: bool = True  # texts do not depend on the number of tokens in a pass
     wall_clock: Callable[[], float] = time  # seconds since 1970
     background: BackgroundWork = field(default_factory=BackgroundWork)
     rollouts: Rollouts = field(init=False)
@@ -62,7 +62,7 @@ class Steering:
         self._file = WatchedFile(self.path, self.clock)
         self._lock = Lock()
         self._labels: set[str] = set()
-        self._resting: dict[str, Switch] = {}  # by drafter
+        self._resting: dict[str, Switch] = {}  # switches closed under overload, by drafter
         self._baselines = Baselines()
         self._steps = 0
         self.policy.use(self.document.settings)
@@ -75,7 +75,7 @@ class Steering:
         self._pool = pool
 
     def assign(self, new: NewRequest) -> Assignment:
-        """Return the drafters that a request may use, and how soon it is served."""
+        """Return the drafters that a request may use, and its service class."""
         self._watch()
         with self._lock:
             document, configs = self.document, self.configs
@@ -100,19 +100,19 @@ class Steering:
         if rule.drafters is None and not gates:
             plan = self._pool.resolve(new.speculation, known)
             return Assignment(label, _no_deeper(plan, document.depth(rule)), limit, places)
-        if known.prediction:  # one after the other: only those that may be used take part
+        if known.prediction:  # applied in order: only permitted drafters take part
             gates = {name: gate for name, gate in gates.items() if gate.is_open}
         chosen = {name: config_for(document, rule, name, configs) for name in gates}
         own = self._pool.default_config
-        if rule.drafters is None and own is not None:  # drafters that are rolled out join the default one
+        if rule.drafters is None and own is not None:  # rolled-out drafters join the default one
             chosen = {"+".join(own.method): own, **chosen}
         plan = replace(self._pool.among(chosen), gates=gates) if chosen else None
-        # Whom the file names for a cohort is its matter: it may name the drafter of forms among them.
+        # The file may list the grammar drafter itself.
         expected = AnswerHints(known.prediction)
         return Assignment(label, self._pool.with_hints(plan, new.speculation, expected), limit, places)
 
     def traits(self, new: NewRequest) -> RequestTraits:
-        """Return the traits that rules match."""
+        """Return the request traits that rules match."""
         labels = new.labels
         return RequestTraits(
             tenant=new.tenant,
@@ -129,7 +129,7 @@ class Steering:
     def _gates(
         self, rule: CohortRule, new: NewRequest, configs: Configs
     ) -> tuple[dict[str, Gate], tuple[CanaryPlace, ...]]:
-        """Return the gates of all drafters that the request could use, in the order of the file."""
+        """Return the gates of all drafters that the request could use, in file order."""
         gates, places = {}, []
         with self._lock:
             pairs = self.rollouts.pairs
@@ -144,18 +144,18 @@ class Steering:
         return gates, tuple(places)
 
     def candidate(self, drafter: str, cohort: str) -> DraftPlan:
-        """Return a plan that drafts with this drafter at every step, as deep as the cohort allows."""
+        """Return a plan that uses this drafter at every step, up to the cohort's depth."""
         rules = (rule for rule in self.document.cohorts if rule.name == cohort)
         rule = next(rules, CohortRule(OTHER))
         config = config_for(self.document, rule, drafter, self.configs)
         return replace(self._pool.among({drafter: config}), is_fixed=True)
 
     def _own_gate(self, name: str) -> Gate:
-        """Return the gate of a drafter without roll-out; it closes while the engine is overloaded."""
+        """Return the gate of a drafter without roll-out, closed under overload."""
         return Gate(self._resting.setdefault(name, Switch()))
 
     def _label(self, label: str) -> str:
-        """Return the label, or OTHER where there are too many: users must not create ever more cohorts."""
+        """Return the label, or OTHER beyond the limit: users must not create unlimited cohorts."""
         if label not in self._labels:
             if len(self._labels) >= self.document.max_cohorts - 1:
                 return OTHER
@@ -163,7 +163,7 @@ class Steering:
         return label
 
     def between_steps(self, pressure: Pressure, books: SpeculationBooks) -> None:
-        """Reload a changed file, close gates under overload, and evaluate roll-outs."""
+        """Reload a changed file, update overload gates, and evaluate roll-outs."""
         self._watch()
         self._rest(pressure)
         self._steps += 1
@@ -183,18 +183,18 @@ class Steering:
         self.rollouts.save(is_due=has_moved)
 
     def ended(self, place: CanaryPlace, outcome: Outcome) -> None:
-        """Add the outcome of a request to its arm of a roll-out."""
+        """Add a request's outcome to its arm of a roll-out."""
         pair = self.rollouts.pairs.get((place.drafter, place.cohort))
         if pair is not None:
             pair.ended(outcome, place.is_canary)
 
     def methods(self, drafter: str) -> tuple[str, ...]:
-        """Return the methods of a drafter of the file; another's name is its method."""
+        """Return the methods of a drafter of the file; any other name is its own method."""
         config = self.configs.get(drafter)
         return (drafter,) if config is None else config.method
 
     def faults(self, drafter: str) -> int | None:
-        """Return the faults of this drafter alone, not of others with its method; None: it is not in the file."""
+        """Return the faults of this drafter alone; None if it is not in the file."""
         return all_faults(self._made(drafter)).total() if drafter in self.configs else None
 
     def _made(self, drafter: str) -> list[Drafter]:
@@ -213,7 +213,7 @@ class Steering:
             pair.switch.is_resting = name in self._resting and self._resting[name].is_resting
 
     def set_stage(self, drafter: str, cohort: str, stage: str) -> None:
-        """The operator moves a pair by hand; raises `RequestError` for what is not in the file."""
+        """Move a pair on the operator's request; raise `RequestError` for unknown pairs or stages."""
         names = [OTHER, *(rule.name for rule in self.document.cohorts)]
         if drafter not in self.configs or cohort not in names:
             raise RequestError(
@@ -235,14 +235,14 @@ class Steering:
             return
         if all(self._pool.is_ready(config.as_mapping()) for config in configs.values()):
             self._adopt(document, configs)
-        else:  # a model may have to be loaded: no request waits for it
+        else:  # loading a model in the background
             self.background.start(lambda: self._prepare(document, configs), "foreword-policy")
 
     def _prepare(self, document: PolicyFile, configs: Configs) -> None:
         try:
             for config in configs.values():
                 self._pool.offer(config)
-        except EngineStopped:  # closed meanwhile: there is no engine that could use the file
+        except EngineStopped:  # closed meanwhile
             return
         except ForewordError as error:
             _log.warning("%s has changed and is not used, the old one stays: %s", self.path, error)

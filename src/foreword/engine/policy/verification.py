@@ -1,4 +1,4 @@
-"""Ended requests are decoded again in idle time, with a drafter that is to be let in, and compared; never served."""
+"""Decodes ended requests again in idle time with a drafter being rolled out, and compares the answers."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from foreword.engine.requests.assignment import Assignment
 from foreword.engine.requests.request import Request
 
 MOST_WAITING = 8
-"""Ended requests that wait to be decoded again. They stay in memory, and no longer than that."""
+"""Maximum number of ended requests kept for decoding again."""
 
 LOGPROB_TOLERANCE = 1e-4
 SECONDS_TOLERANCE = 0.01
@@ -25,7 +25,7 @@ SECONDS_TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class Sample:
-    """A request that was answered."""
+    """An answered request."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -39,21 +39,21 @@ class Sample:
 
 @dataclass(frozen=True)
 class CheckTotals:
-    """Pages and seconds that must balance when a request was decoded alone."""
+    """Pages and seconds around a check, which must balance."""
 
     pages_before: int  # available
     pages_after: int
-    step_seconds: float  # of all steps meanwhile
+    step_seconds: float  # of all steps in between
 
 
 @dataclass
 class IdleChecks:
-    """Chooses ended requests to decode again, and compares the answers."""
+    """Selects ended requests to decode again, and compares the answers."""
 
     steering: Steering
-    compares_texts: bool = True  # False: the rule keeps the distribution of a text, not the text itself
-    needs_plain: bool = False  # a text may also change with the size of a pass: see whether it does
-    seeds: Random = field(default_factory=Random)  # of answers whose distribution is compared
+    compares_texts: bool = True  # False: the acceptance rule preserves the distribution, not the text
+    needs_plain: bool = False  # texts may depend on the number of tokens in a pass: decode plainly as well
+    seeds: Random = field(default_factory=Random)  # for answers whose distribution is compared
     _waiting: deque[Sample] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
     _current: Sample | None = None
     _is_plain_run: bool = False
@@ -61,17 +61,17 @@ class IdleChecks:
     _plain_figures: Figures | None = None
 
     def ended(self, request: Request) -> None:
-        """Keep the request if a roll-out waits for such a one."""
+        """Keep the request if a roll-out needs one."""
         if request.identity.index or request.finish_reason not in ("stop", "length") or request.prediction:
             return
-        if request.identity.adapter is not None:  # it may be gone when there is time
+        if request.identity.adapter is not None:  # the adapter may be unloaded by then
             return
         for (drafter, cohort), pair in self.steering.rollouts.pairs.items():
             if pair.stage is Stage.VERIFY and is_of(request.cohort, cohort):
                 self._waiting.append(_sample(request, drafter, cohort))
 
     def next(self) -> tuple[NewRequest, Assignment] | None:
-        """Return what to decode now; None: nothing."""
+        """Return the request to decode now; None: nothing."""
         while self._current is None or self._pair(self._current) is None:
             if not self._waiting:
                 self._current = None
@@ -103,7 +103,7 @@ class IdleChecks:
             self.steering.rollouts.save(is_due=pair.stage is not Stage.VERIFY)
 
     def _compare_distribution(self, sample: Sample, request: Request, books: CheckTotals) -> None:
-        """Drawn anew without the drafter, then with it, by fresh seeds: what was served may be another's text, too."""
+        """Sample with fresh seeds, first without and then with the drafter, and compare the distributions."""
         fault = unfinished(request) or imbalance(request, books)
         if self._is_plain_run and fault is None:
             self._is_plain_run, self._plain_figures = False, _figures(request)
@@ -114,7 +114,7 @@ class IdleChecks:
             self.steering.rollouts.save(is_due=pair.stage is not Stage.VERIFY)
 
     def _compares_text(self, sample: Sample) -> bool:
-        """A greedy text is the same under every rule."""
+        """Return whether texts are compared: greedy texts are equal under every rule."""
         return self.compares_texts or sample.params.temperature == 0
 
     def _params(self, sample: Sample) -> SamplingParams:
@@ -148,14 +148,14 @@ def _figures(request: Request) -> Figures:
 
 
 def unfinished(request: Request) -> str | None:
-    """Return why the second answer has no proper end."""
+    """Return why the second answer did not end normally."""
     if request.finish_reason in ("stop", "length"):
         return None
     return f"it ended with {request.finish_reason}: {request.answer.error}"
 
 
 def difference(sample: Sample, request: Request) -> str | None:
-    """Return how the second answer differs from the one that was served."""
+    """Return how the second answer differs from the served one."""
     if (fault := unfinished(request)) is not None:
         return fault
     again = tuple(request.output_ids)
@@ -177,7 +177,7 @@ def imbalance(request: Request, books: CheckTotals) -> str | None:
     if not accepted <= tokens <= accepted + request.accounting.passes:
         return f"accounting: {tokens} tokens of {accepted} accepted draft tokens in {request.accounting.passes} passes"
     if books.pages_after != books.pages_before:
-        return f"accounting: {books.pages_before} pages could be had before and {books.pages_after} after"
+        return f"accounting: {books.pages_before} pages were available before and {books.pages_after} after"
     billed = request.accounting.seconds.total
     if abs(billed - books.step_seconds) > SECONDS_TOLERANCE * books.step_seconds:
         return f"accounting: {billed:.4f} s were billed for steps of {books.step_seconds:.4f} s"

@@ -1,1 +1,1 @@
-"""A request from what the user asked to its books."""
+"""A request: its answer, sampler state, assignment and accounting."""

@@ -1,4 +1,4 @@
-"""What requests and cohorts have cost: times, passes and draft tokens."""
+"""Times, passes and draft tokens of requests and cohorts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,13 +15,13 @@ _OTHERS = ("", OTHER)
 
 
 class CohortAccounting:
-    """Tokens and costs of every cohort since the engine started."""
+    """Tokens and costs per cohort since the engine started."""
 
     def __init__(self) -> None:
-        self._totals: dict[tuple[str, str], CohortTotals] = {}  # by drafter's name and kind of request
+        self._totals: dict[tuple[str, str], CohortTotals] = {}  # by drafter and request kind
 
     def observe(self, report: StepReport) -> None:
-        """Add a step: the passes of requests that are still there, by the drafter that was called for them."""
+        """Add a step: the passes of active requests, by the drafter that was called."""
         cohorts: dict[tuple[str, str], list[RequestReport]] = {}
         for part in report.requests:
             if part.applied:
@@ -52,32 +52,32 @@ class CohortAccounting:
 
 @dataclass
 class Accounting:
-    """Times of one request in seconds of one monotonic clock, and counts that grow with every pass."""
+    """Times of one request (seconds, monotonic clock) and counts per pass."""
 
     arrived: float = field(default_factory=perf_counter)
-    started: float | None = None  # its first pass began
-    first_token: float | None = None  # its first token was committed
-    first_tokens: int = 0  # tokens that were committed together with it
-    first_passes: int = 0  # passes up to and with that one
-    finished: float | None = None  # its newest token was committed
+    started: float | None = None  # start of its first pass
+    first_token: float | None = None  # when its first token was committed
+    first_tokens: int = 0  # tokens committed in that pass
+    first_passes: int = 0  # passes up to that one
+    finished: float | None = None  # when its newest token was committed
     passes: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
-    kv_bytes_per_row: int = 0  # of the engine that it is prepared for
-    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)  # of its draft tokens
-    # Its part of the passes that it took part in, by stage; separate numbers are the fastest to add to.
+    kv_bytes_per_row: int = 0  # of its engine
+    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)  # of its drafts
+    # Its share of step times, by stage; separate floats are the fastest to update.
     _draft: float = 0.0
     _verify: float = 0.0
     _accept: float = 0.0
     _total: float = 0.0
 
     def start(self, now: float) -> None:
-        """Note that a pass begins that the request takes part in."""
+        """Record the start of its first pass."""
         if self.started is None:
             self.started = now
 
     def observe(self, part: RequestReport, report: StepReport, now: float) -> None:
-        """Add a pass that has ended: drafting is divided between the requests of the call, the rest by rows."""
+        """Add a pass: drafting is divided between the requests of a call, the rest by rows."""
         rows, per_row = part.rows, report.seconds_per_row
         self.passes += 1
         self._draft += part.draft_seconds
@@ -92,7 +92,7 @@ class Accounting:
 
     @property
     def seconds(self) -> StageSeconds:
-        """Its part of the passes that it took part in."""
+        """Its share of step times."""
         return StageSeconds(self._draft, self._verify, self._accept, self._total)
 
     @property
@@ -112,7 +112,7 @@ class Accounting:
     def stats(
         self, answer: AnswerState, method: str, cohort: str, service: str, prediction: Sequence[int]
     ) -> RequestStats:
-        """Return what the answer has cost so far; `method` drafts for it, if it is called at all."""
+        """Return the statistics so far; `method` is reported only if the drafter was called."""
         acceptance, spent = self.acceptance, self.seconds
         method = method if acceptance.asks else ""
         has_ended = answer.finish_reason is not None

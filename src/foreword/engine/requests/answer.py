@@ -1,4 +1,4 @@
-"""The tokens, text and end of one answer while it grows."""
+"""Tokens, text and end of one growing answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,27 +14,28 @@ from foreword.speculation.verdict import Verdict
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What ends an answer besides its own parameters."""
+    """Conditions that end an answer besides its sampling parameters."""
 
-    context_length: int  # most positions
-    stop_ids: frozenset[int]  # tokens after which it ends
-    own_end_ids: frozenset[int] = frozenset()  # of these, the model's own, which need no reason
+    context_length: int  # maximum positions
+    stop_ids: frozenset[int]  # tokens that end the answer
+    # the model's own end tokens among them, reported without a stop reason
+    own_end_ids: frozenset[int] = frozenset()
 
 
 class _End(NamedTuple):
-    """Where in some next tokens the answer ends, and why."""
+    """The position in the next tokens where the answer ends, and why."""
 
-    kept: int  # tokens that belong to it
+    kept: int  # number of tokens that belong to it
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
 
 _GOES_ON = _End(-1)
-"""The answer does not end, and all of the tokens belong to it."""
+"""The answer continues after all of the tokens."""
 
 
 class Gains:
-    """What an answer has gained since its last delta: the verdicts of some passes, nearly always of one."""
+    """Tokens and text since the last delta, usually of one pass."""
 
     __slots__ = ("drafted", "drafts", "from_draft", "logprobs", "text", "token_ids")
 
@@ -42,12 +43,12 @@ class Gains:
         self.text = ""
         self.token_ids: tuple[int, ...] = ()
         self.logprobs: tuple[TokenLogprobs, ...] = ()
-        self.drafted = 0  # draft tokens that were verified
-        self.from_draft = 0  # draft tokens that were committed
-        self.drafts: tuple[DraftShown, ...] = ()  # of every pass that committed tokens, if they are shown
+        self.drafted = 0  # verified draft tokens
+        self.from_draft = 0  # committed draft tokens
+        self.drafts: tuple[DraftShown, ...] = ()  # per pass, if requested
 
     def add(self, verdict: Verdict, text: str, shows: bool) -> None:
-        """Add a verdict and its text; `shows`: with its draft as a tree."""
+        """Add a verdict and its text; with `shows`, also its draft tree."""
         self.text += text
         self.token_ids += verdict.tokens
         self.logprobs += verdict.logprobs
@@ -60,7 +61,7 @@ class Gains:
 
 
 class AnswerState:
-    """Committed tokens with their text and log probabilities, and the conditions that end them."""
+    """Committed tokens with text and log-probabilities, and the conditions that end the answer."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class AnswerState:
         shows_drafts: bool,
         sampler: RequestSampler,
     ) -> None:
-        self.tokens = list(prompt)  # committed: the prompt, then what was generated
+        self.tokens = list(prompt)  # committed: the prompt, then the generated tokens
         self.prompt_len = len(prompt)
         self.final_len = min(self.prompt_len + params.max_tokens, limits.context_length)
         self.logprobs: list[TokenLogprobs] = []
@@ -79,24 +80,24 @@ class AnswerState:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
-        self.asks_too_much = False  # the error is what the request's own parameters lead to
-        self.error_param: str | None = None  # of these, the first
+        self.asks_too_much = False  # the request's own parameters cause the error
+        self.error_param: str | None = None  # the first such parameter
         self._limits = limits
         self._sampler = sampler
         self._keeps_stop = params.include_stop_str_in_output
         self._text = text
-        self._watches = text is not None and text.watches  # whether any text can end the answer
+        self._watches = text is not None and text.watches  # whether a stop string can end the answer
         self._shows_drafts = shows_drafts
         self._gains = Gains()
 
     @property
     def output_ids(self) -> list[int]:
-        """The generated tokens so far."""
+        """The generated tokens."""
         return self.tokens[self.prompt_len :]
 
     @property
     def room(self) -> int:
-        """Tokens that may still be committed."""
+        """Number of tokens that may still be committed."""
         return self.final_len - len(self.tokens)
 
     def kept(self, tokens: Sequence[int]) -> int:
@@ -104,14 +105,14 @@ class AnswerState:
         return len(tokens) if self._goes_on(tokens) else self._end(tokens).kept
 
     def commit(self, verdict: Verdict) -> None:
-        """Take the tokens of a verdict, here and in the sampler, and note whether the answer has ended."""
+        """Commit a verdict's tokens here and in the sampler, and detect the end of the answer."""
         tokens = verdict.tokens
         end = _GOES_ON if self._goes_on(tokens) else self._end(tokens)
         if end is not _GOES_ON and end.kept != len(tokens):
             raise ValueError(f"{len(tokens)} tokens to commit, but the answer ends after {end.kept}")
         restrictions = self._sampler.restrictions() if verdict.is_asked else []
         before = None if self._text is None else self._text.state()
-        try:  # what can fail comes first: if it does, nothing may have changed
+        try:  # may fail, so it comes before any change
             written = self._text_of(tokens, end)
             if tokens:
                 self._sampler.commit(tokens)
@@ -130,11 +131,11 @@ class AnswerState:
             self.error_param = restrictions[0] if restrictions else None
 
     def end(self, finish_reason: str, error: str | None = None) -> None:
-        """End the answer with the tokens that it has."""
+        """End the answer with its current tokens."""
         self.finish_reason, self.error = finish_reason, error
 
     def take_gains(self) -> Gains:
-        """Return what the answer has gained since the last call; after its end, with the text that was held back."""
+        """Return what was added since the last call; after the end, including held-back text."""
         gains, self._gains = self._gains, Gains()
         if (
             self.finish_reason is not None
@@ -149,11 +150,11 @@ class AnswerState:
             return ""
         is_stop_token = end.finish_reason == "stop" and not isinstance(end.stop_reason, str)
         if is_stop_token and not (end.stop_reason is not None and self._keeps_stop):
-            tokens = tokens[:-1]  # a token that only ends the answer is not part of its text
+            tokens = tokens[:-1]  # an end token is not part of the text
         return self._text.push_all(tokens)
 
     def _goes_on(self, tokens: Sequence[int]) -> bool:
-        """Return whether the answer certainly ends nowhere in these next tokens; False: `_end` has to look."""
+        """Return whether the answer certainly does not end within these tokens."""
         return (
             not self._watches
             and len(self.tokens) + len(tokens) < self.final_len
@@ -161,7 +162,8 @@ class AnswerState:
         )
 
     def _end(self, tokens: Sequence[int]) -> _End:
-        """Return where in these next tokens the answer ends; at the same token a stop precedes a length."""
+        """Return where in these tokens the answer ends; at the same token, a stop takes precedence over a
+        length limit."""
         watching = self._text.copy() if self._text is not None and self._watches else None
         for count, token in enumerate(tokens, start=1):
             if token in self._limits.stop_ids:

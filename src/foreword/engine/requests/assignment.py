@@ -1,4 +1,4 @@
-"""What the operator's rules say about one request."""
+"""The policy file's decisions for one request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from foreword.speculation.requests import DraftPlan
 
 @dataclass(frozen=True)
 class CanaryPlace:
-    """The arm of a roll-out that a request belongs to."""
+    """The roll-out arm of a request."""
 
     drafter: str
     cohort: str
@@ -18,11 +18,11 @@ class CanaryPlace:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the rules say about a request."""
+    """The policy file's decisions for a request."""
 
-    cohort: str = ""  # that it is counted with; empty: by how it draws
-    plan: DraftPlan | None = None  # which drafter drafts; None: none
-    step_limit: float | None = None  # seconds beyond which drafts make no step longer that serves it
-    places: Sequence[CanaryPlace] = ()  # its arms in roll-outs
+    cohort: str = ""  # for statistics; empty: by kind of sampling
+    plan: DraftPlan | None = None  # None: no drafter
+    step_limit: float | None = None  # maximum seconds of a step with drafts that serves it
+    places: Sequence[CanaryPlace] = ()  # its roll-out arms
     service: Service = DEFAULT_SERVICE
-    is_check: bool = False  # an ended request is decoded again for a roll-out; it is never served
+    is_check: bool = False  # an ended request decoded again for a roll-out; never served

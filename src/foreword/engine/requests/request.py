@@ -1,4 +1,4 @@
-"""A request while it is being answered: its answer, its sampler, its accounting and its place in the queue."""
+"""A request in progress: answer, sampler, accounting and scheduling state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,38 +17,38 @@ from foreword.speculation.requests import DrafterView
 
 @dataclass(frozen=True)
 class RequestIdentity:
-    """Whose answer it is, and how it is to be made."""
+    """The user's names of an answer, and options that apply to it."""
 
-    name: str = ""  # the request's id, as its user knows it
-    index: int = 0  # which of the n answers to the same prompt
+    name: str = ""  # the user's request id
+    index: int = 0  # among the n answers to the prompt
     tenant: str = ""  # nothing is cached or learned across tenants
-    reports_progress: bool = False  # every delta says what the answer has cost so far
-    prediction: Sequence[int] = ()  # what its user expects as the answer
+    reports_progress: bool = False  # every delta includes statistics
+    prediction: Sequence[int] = ()  # the answer that the user expects
     adapter: LoadedAdapter | None = None
-    assigned: Assignment = field(default_factory=Assignment)  # what the operator's rules say
+    assigned: Assignment = field(default_factory=Assignment)  # by the policy file
 
 
 @dataclass(frozen=True)
 class Deadline:
     """When an answer has to be complete."""
 
-    at: float  # by the engine's clock
+    at: float  # engine clock, seconds
     milliseconds: float  # after its arrival
-    must_be_whole: bool = False  # it ends as soon as it cannot be complete by then; else it ends then
+    must_be_whole: bool = False  # True: fail once it cannot finish in time; False: end at the deadline
 
 
 @dataclass
 class Queued:
-    """What the scheduler notes about a request."""
+    """Scheduling state of a request."""
 
     leader: "Request | None" = None  # the first answer to the same prompt, whose prompt rows can be copied
     deadline: Deadline | None = None
-    served: int = 0  # the newest pass that it took part in
-    is_aged: bool = False  # it runs, or may run, because it has waited too long
+    served: int = 0  # number of its newest pass
+    is_aged: bool = False  # it runs, or may run, because it exceeded its ageing time
 
 
 class Request:
-    """One answer with all that belongs to it; the step sees it as a `StepRequest`."""
+    """One answer in progress; the step sees it as a `StepRequest`."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class Request:
         self.identity = identity = identity or RequestIdentity()
         self.request_id = request_id
         self.answer = AnswerState(prompt, params, limits, text, identity.reports_progress, sampler)
-        self.tokens = self.answer.tokens  # the same list
-        # Called for every request of every step.
+        self.tokens = self.answer.tokens  # shared, not a copy
+        # Bound once, since every step calls them for every request.
         self.kept, self.commit = self.answer.kept, self.answer.commit
         self.params = params
         self.sampler = sampler
@@ -73,7 +73,7 @@ class Request:
         self.queued = Queued()
         self.kv = KvSequence()
         self.speculation = identity.assigned.plan
-        # What the step and policies read of its identity.
+        # Read by the step and by policies.
         self.prompt_len = len(prompt)
         self.prediction = identity.prediction
         self.service = identity.assigned.service
@@ -87,48 +87,48 @@ class Request:
 
     @property
     def name(self) -> str:
-        """The request's id, as its user knows it; all n answers have the same."""
+        """The user's request id, shared by all n answers."""
         return self.identity.name
 
     @property
     def tenant(self) -> str:
-        """Whose request it is."""
+        """The owner of the request."""
         return self.drafter_view.tenant
 
     @property
     def owner_of_pages(self) -> str:
-        """Whose published KV pages it may share: another adapter's hold other numbers for the same tokens."""
+        """Owner under which KV pages are shared; adapters compute different KV for the same tokens."""
         adapter = self.identity.adapter
         return self.tenant if adapter is None else adapter.owner_of_pages(self.tenant)
 
     @property
     def prompt_logprobs(self) -> int | None:
-        """Alternatives per prompt token that are wanted; only the first of n answers reports them."""
+        """Number of alternatives per prompt token; only the first of n answers reports them."""
         return self.params.prompt_logprobs if self.identity.index == 0 else None
 
     @property
     def scored(self) -> int:
-        """Leading prompt tokens whose successors' log probabilities are known."""
+        """Number of leading prompt tokens whose successors have log-probabilities."""
         return len(self.answer.prompt_logprobs)
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the answer has ended; None: it has not."""
+        """Why the answer has ended; None: it continues."""
         return self.answer.finish_reason
 
     @property
     def output_ids(self) -> list[int]:
-        """The generated tokens so far."""
+        """The generated tokens."""
         return self.answer.output_ids
 
     @property
     def room(self) -> int:
-        """Tokens that may still be committed."""
+        """Number of tokens that may still be committed."""
         return self.answer.room
 
     @property
     def lag(self) -> int:
-        """Tokens for the next passes: one for a decoding request, which may be a pending one, more for a prompt."""
+        """Number of tokens without KV: one while decoding (it may be pending), more during prefill."""
         return max(len(self.tokens) - self.kv.begin, 1)
 
     @property
@@ -142,13 +142,13 @@ class Request:
         self.answer.end("error", error)
 
     def preempt(self) -> None:
-        """Give up its KV; drafts for the old state become stale."""
+        """Release its KV; drafts for the old state become stale."""
         self.drafter_view.epoch += 1
         self.kv = KvSequence()
         self.accounting.preemptions += 1
 
     def take_delta(self) -> AnswerDelta:
-        """Return what the answer has gained since the last call; call it again only when there is more."""
+        """Return the new tokens and text since the last call."""
         answer, gains = self.answer, self.answer.take_gains()
         has_ended, reports_progress = answer.finish_reason is not None, self.identity.reports_progress
         stats = self.stats() if has_ended or reports_progress else None
@@ -174,6 +174,6 @@ class Request:
         )
 
     def stats(self) -> RequestStats:
-        """Return what answering has cost so far."""
+        """Return the statistics so far."""
         method = "" if self.speculation is None else self.speculation.method
         return self.accounting.stats(self.answer, method, self.cohort, self.service.name, self.prediction)

@@ -1,1 +1,1 @@
-"""Which requests take part in the next pass: classes, priorities, shares and deadlines."""
+"""Selects the requests of the next pass by class, priority, share and deadline."""

@@ -1,4 +1,4 @@
-"""Whether a step may be launched before the verdicts of the pass in flight are known."""
+"""Decides whether a step may be launched before the verdicts of the pass in flight."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,22 +9,24 @@ from foreword.speculation.probe import FaultLog
 from foreword.speculation.protocols import Policy
 
 PLANNED_EVERY, PLANNED_SELDOM = 64, 256
-"""Steps after which the policy plans one again where it wanted no drafts, and the most, to which they grow as long
-as it does not: the device waits for the host before such a step, which at batch 128 takes as long as the step."""
+"""Steps between two plans while the policy wants no drafts: initial interval and the maximum to which it grows.
+
+Before a planned step the device waits for the host; at batch 128 that takes as long as a step.
+"""
 
 
 @dataclass
 class LookaheadGate:
-    """A step ahead is always plain, so it waits where the policy wants drafts, and now and then to let it choose."""
+    """Allows steps ahead of the verdicts, which have no drafts, unless the policy wants drafts or a plan is due."""
 
     policy: Policy
     faults: FaultLog
-    _in_a_row: int = 0  # steps that it could have planned and did not
+    _in_a_row: int = 0  # consecutive steps launched without a plan
     _patience: int = PLANNED_EVERY
-    _planned_for: int = 0  # requests that ran then
+    _planned_for: int = 0  # number of running requests at the last plan
 
     def may_follow(self, running: Sequence[Request], situation: Situation) -> bool:
-        """Return whether requests of a pass in flight may be in the next one."""
+        """Return whether requests of the pass in flight may be in the next pass."""
         if not any(request.kv.passes for request in running):
             if self._in_a_row > self._patience:
                 self._patience = min(2 * self._patience, PLANNED_SELDOM)

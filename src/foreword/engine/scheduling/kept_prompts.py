@@ -1,4 +1,4 @@
-"""Rows of prompts whose first answer has ended before its siblings began."""
+"""Keeps prompt rows of a finished first answer for its waiting siblings."""
 
 from collections.abc import Iterable
 
@@ -10,10 +10,10 @@ _ENDED_WELL = ("stop", "length")
 
 
 class KeptPrompts:
-    """By the first answer: a copy of its prompt's rows, as long as one of its siblings waits for them.
+    """Copies of prompt rows by first answer, kept while a sibling waits for them.
 
-    Full pages are shared, so the copy costs one page at most. It is the first to go when pages run short: requests
-    that waited for it then compute the prompt again.
+    Full pages are shared, so a copy costs at most one page. Copies are released first when pages run short; waiting
+    siblings then recompute the prompt.
     """
 
     def __init__(self, cache: PagedCache) -> None:
@@ -24,7 +24,7 @@ class KeptPrompts:
         return len(self._kept)
 
     def keep(self, leader: Request, waiting: Iterable[Request]) -> None:
-        """Keep the prompt of an answer that ends, if a sibling waits for it; before its pages are given back."""
+        """Keep the prompt of an ending answer if a sibling waits for it; called before its pages are freed."""
         rows = leader.prompt_len - 1
         if (
             leader.finish_reason in _ENDED_WELL
@@ -36,11 +36,11 @@ class KeptPrompts:
             self._kept[leader.request_id] = self._cache.fork(leader.kv, rows)
 
     def source(self, leader: Request) -> KvSequence:
-        """Where the rows of its prompt are, if they are anywhere."""
+        """Return the sequence that has the prompt's rows, if any."""
         return self._kept.get(leader.request_id, leader.kv)
 
     def forget_unwanted(self, waiting: Iterable[Request]) -> None:
-        """Give back the prompts that no request waits for."""
+        """Release prompts that no request waits for."""
         if self._kept:
             wanted = {
                 request.queued.leader.request_id for request in waiting if request.queued.leader is not None
@@ -49,7 +49,7 @@ class KeptPrompts:
                 self._cache.close(self._kept.pop(leader))
 
     def give_up(self) -> bool:
-        """Give all of it back; whether there was anything."""
+        """Release all prompts; return whether there were any."""
         had_any = bool(self._kept)
         while self._kept:
             self._cache.close(self._kept.popitem()[1])

@@ -1,4 +1,4 @@
-"""Chooses the requests of the next pass, and how many rows each gets."""
+"""Selects the requests of the next pass, and the rows of each."""
 
 from bisect import insort
 from collections import Counter
@@ -9,13 +9,13 @@ from time import perf_counter
 from foreword.engine.requests.request import Request
 from foreword.engine.scheduling.kept_prompts import KeptPrompts
 from foreword.engine.scheduling.order import (
-    Lines,
     Order,
-    gives_way,
+    TenantQueues,
+    is_preempted_by,
+    preemption_rank,
     reason_to_end,
     runs_in_turn,
     short_runs,
-    standing,
     tightest,
 )
 from foreword.errors import RequestError
@@ -29,27 +29,28 @@ from foreword.speculation.requests import PassEntry
 
 @dataclass(frozen=True)
 class SchedulerSizes:
-    """Bounds of one pass."""
+    """Limits of one pass."""
 
-    max_rows: int  # rows of a pass, draft tokens included
-    max_running: int  # requests that run at once
-    max_seconds: float | None = None  # what a pass with prompts may take while others decode; None: no bound
+    max_rows: int  # including draft tokens
+    max_running: int  # concurrently running requests
+    max_seconds: float | None = None  # of a pass with prompts while others decode; None: no limit
 
 
 MIN_CHUNK = 16
-"""Prompt rows that a pass computes at least, however long they take."""
+"""Minimum prompt rows per pass, whatever they take."""
 
 
 class Scheduler:
-    """First come, first served within a class; every running request takes part in every pass.
+    """First come, first served within a class; every running request is in every pass.
 
-    Each running request gets one row, so none starves; what is left of the row budget goes to prompts in the
-    order of `standing`, after a part of it was set aside for drafts that the policy will request. While others decode,
-    a chunk of a prompt is no longer than what fits into a step of bounded time; where a request of the latency class
-    decodes, the others take turns so that the step keeps to its bound. When pages run out, the request that stands
-    last gives its pages back and waits at its old place in the queue to be computed again. A class makes way for the
-    one before it. The first of those who had waited too long is never put off, and a single request always fits, so
-    that every request is answered.
+    - Each running request gets one row. Remaining rows go to prompts in the order of `preemption_rank`, except for
+      rows reserved for the drafts that the policy will request.
+    - While others decode, a prompt chunk is limited to a step of bounded time. If a request of the latency class
+      decodes, the others take turns so that the step meets its limit.
+    - When pages run out, the last request by `preemption_rank` is preempted: it releases its pages and waits at its
+      old place in the queue. A class is preempted for the one before it.
+    - The first request that exceeded its ageing time is never preempted, and a single request always fits. So every
+      request is answered.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Scheduler:
         self.kept_prompts = KeptPrompts(cache)
         self._order = Order(min(sizes.max_running, sizes.max_rows), clock)
         self.waiting: list[Request] = []  # by arrival
-        self.running: list[Request] = []  # by standing
+        self.running: list[Request] = []  # by preemption rank
         self.preemptions = 0
         self._passes = 0
 
@@ -79,12 +80,12 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, requests: Iterable[Request]) -> None:
-        """Queue requests; those that were numbered first may be queued later, from another thread."""
+        """Queue requests, ordered by number whatever thread adds them."""
         for request in requests:
             insort(self.waiting, request, key=_arrival)
 
     def check(self, request: Request) -> None:
-        """Refuse a request that could never run."""
+        """Raise `RequestError` for a request that could never run."""
         pages = self._cache.pool.num_pages
         if self._cache.pages_for(request.answer.final_len) > pages:
             raise RequestError(
@@ -103,10 +104,10 @@ class Scheduler:
             self.kept_prompts.forget_unwanted(self.waiting)
 
     def schedule(self, follows: bool = False) -> list[PassEntry]:
-        """The requests of the next pass, each with the number of tokens that it computes.
+        """Return the entries of the next pass.
 
-        Requests whose next mask is still being computed sit out, and so do those that depend on a pass in flight.
-        `follows`: the others of that pass may be in this one, if none depends on it.
+        Requests are skipped while their grammar mask is being computed or while they depend on a pass in flight. With
+        `follows`, other requests of that pass may be in this one.
         """
         self._admit()
         self.kept_prompts.forget_unwanted(self.waiting)
@@ -127,18 +128,19 @@ class Scheduler:
         return not is_busy and (not request.kv.passes or request.can_be_followed)
 
     def late(self, clock: Callable[[], float]) -> list[tuple[Request, str]]:
-        """Return the requests whose deadline is over or cannot be met, and why."""
+        """Return requests whose deadline has passed or cannot be met, and why."""
         timed = [request for request in (*self.running, *self.waiting) if request.queued.deadline is not None]
         if not timed:
             return []
         now, costs, running = clock(), self._situation.costs, len(self.running)
         reasons = (
-            (request, reason_to_end(request, now, costs, running, self._found(request))) for request in timed
+            (request, reason_to_end(request, now, costs, running, self._rows_found(request)))
+            for request in timed
         )
         return [(request, why) for request, why in reasons if why is not None]
 
-    def _found(self, request: Request) -> int:
-        """Rows of a request that waits which it would find in the cache, or which the first answer computes for it."""
+    def _rows_found(self, request: Request) -> int:
+        """Return the prompt rows that a waiting request will find in the cache or copy from the first answer."""
         if (
             request.kv.computed
             or request.queued.deadline is None
@@ -151,13 +153,13 @@ class Scheduler:
         return pages * self._cache.page_size
 
     def by_service(self) -> dict[str, tuple[int, int]]:
-        """How many run and how many wait, by the name of their class."""
+        """Return the running and waiting requests by service class."""
         running = Counter(request.service.name for request in self.running)
         waiting = Counter(request.service.name for request in self.waiting)
         return {name: (running[name], waiting[name]) for name in sorted({*running, *waiting})}
 
     def preempt(self, request: Request) -> None:
-        """Take the pages of a running request; it waits at its old place and is computed again."""
+        """Release the pages of a running request; it waits at its old place and is recomputed."""
         self.running.remove(request)
         self._cache.close(request.kv)
         request.preempt()
@@ -178,22 +180,22 @@ class Scheduler:
         return runs_in_turn(requests, budget)
 
     def _drafts_wanted(self, decoding: list[Request]) -> int:
-        """Return the rows that the policy would fill with draft tokens; a policy that fails costs only drafts."""
+        """Return the rows that the policy wants for draft tokens; 0 if the policy fails."""
         if self._situation.speculating:
             with self._faults.forgiven("rows wanted"):
                 return max(0, int(self._policy.rows_wanted(decoding, self._situation)))
         return 0
 
     def _rows_in_time(self, requests: int) -> int:
-        """Prompt rows that fit into the time of a step beside one row for each request."""
+        """Return the prompt rows that fit into a step's time limit, next to one row per request."""
         if self._sizes.max_seconds is None:
             return self._sizes.max_rows
         return max(self._situation.costs.prompt_rows_within(self._sizes.max_seconds) - requests, MIN_CHUNK)
 
     def _make_room(self, runs: dict[int, int]) -> None:
-        """Preempt from the last on until there are pages for the rows of all others."""
+        """Preempt requests, the last first, until the others have pages for their rows."""
         if len(runs) + sum(runs.values()) // self._cache.page_size <= self._cache.free_pages:
-            return  # whatever pages they begin in
+            return  # enough pages even if every run starts a new one
         while self._missing_in_all(runs) > self._cache.available_pages:
             if self.kept_prompts.give_up():
                 continue
@@ -205,24 +207,24 @@ class Scheduler:
         return sum([self._missing(r, runs[r.request_id]) for r in self.running if r.request_id in runs])
 
     def _missing(self, request: Request, run: int) -> int:
-        """Pages that the request lacks for its next `run` rows."""
+        """Return the pages that the request lacks for its next `run` rows."""
         kv = request.kv
         missing = self._cache.pages_for(kv.begin + run) - len(kv.pages)
         return missing if missing > 0 else 0
 
     def _admit(self) -> None:
-        """Admit requests while there are pages for their tokens, and one more for each that runs."""
+        """Admit requests while there are pages for their tokens, plus one page per running request."""
         if not self.waiting:
             return
-        passed_over: set[int] = set()
-        lines = Lines(self._candidates())
+        skipped: set[int] = set()
+        queues = TenantQueues(self._candidates())
         promised = self._promised()
-        while (request := self._order.first(lines.heads(), self.running)) is not None:
-            lines.leave(request)
+        while (request := self._order.first(queues.heads(), self.running)) is not None:
+            queues.leave(request)
             if _waits_for_leader(request):
-                passed_over.add(request.request_id)
+                skipped.add(request.request_id)
                 continue
-            put_off = self.preemptions
+            preempted_before = self.preemptions
             start = self._place_for(request, promised)
             if start is None:
                 return
@@ -230,28 +232,30 @@ class Scheduler:
             if not request.accounting.passes:
                 request.accounting.cached_tokens = request.kv.computed
             self.waiting.remove(request)
-            insort(self.running, request, key=standing)
-            has_put_off = self.preemptions > put_off
-            promised = self._promised() if has_put_off else promised + self._missing(request, request.lag)
-            if self._is_full or has_put_off:  # now others may start
-                lines = Lines(other for other in self._candidates() if other.request_id not in passed_over)
+            insort(self.running, request, key=preemption_rank)
+            has_preempted = self.preemptions > preempted_before
+            promised = self._promised() if has_preempted else promised + self._missing(request, request.lag)
+            if self._is_full or has_preempted:  # others may start now
+                queues = TenantQueues(
+                    other for other in self._candidates() if other.request_id not in skipped
+                )
 
     @property
     def _is_full(self) -> bool:
         return len(self.running) >= min(self._sizes.max_running, self._sizes.max_rows)
 
     def _candidates(self) -> list[Request]:
-        """Return the requests that may start: where all places are taken, those for which another is preempted."""
+        """Return the requests that may start; if all places are taken, those that preempt another."""
         if not self._is_full:
             return self.waiting
-        return [request for request in self.waiting if gives_way(self.running[-1], request)]
+        return [request for request in self.waiting if is_preempted_by(self.running[-1], request)]
 
     def _promised(self) -> int:
         """Return the pages that running requests lack for their remaining tokens."""
         return sum(self._missing(request, request.lag) for request in self.running)
 
     def _place_for(self, request: Request, promised: int) -> "_Start | None":
-        """Preempt others for the request as far as their class allows; None if it has to wait."""
+        """Preempt others for the request if their class allows it; return None if it must wait."""
         while True:
             start = self._start(request)
             spare = self._cache.available_pages - promised - len(self.running)
@@ -260,18 +264,19 @@ class Scheduler:
                 return start
             if needed > spare and self.kept_prompts.give_up():
                 continue
-            giving = [other for other in self.running if gives_way(other, request)]
-            most = sum(len(other.kv.pages) + self._missing(other, other.lag) + 1 for other in giving)
-            if not giving or not gives_way(self.running[-1], request) or needed > spare + most:
+            preemptible = [other for other in self.running if is_preempted_by(other, request)]
+            most = sum(len(other.kv.pages) + self._missing(other, other.lag) + 1 for other in preemptible)
+            if not preemptible or not is_preempted_by(self.running[-1], request) or needed > spare + most:
                 return None
             self.preempt(self.running[-1])
             promised = self._promised()
 
     def _start(self, request: Request) -> "_Start":
-        """Where the request's first rows come from: the first answer to the same prompt, or the prefix cache."""
+        """Return where the request's first rows come from: the first answer to the same prompt, or the prefix
+        cache."""
         cache, leader, page_size = self._cache, request.queued.leader, self._cache.page_size
         is_scored = request.prompt_logprobs is None or request.scored >= request.prompt_len - 1
-        # Rows that were not computed here tell no log probabilities.
+        # Rows found in the cache yield no log-probabilities.
         tokens = request.tokens if is_scored else ()
         matching = cache.matching_pages(request.owner_of_pages, tokens)
         rows = request.prompt_len - 1
@@ -288,9 +293,9 @@ class Scheduler:
 
 @dataclass(frozen=True)
 class _Start:
-    """A way to begin a request."""
+    """How to start a request."""
 
-    shared_pages: int  # pages that it finds and that others hold as well, so that they cost nothing
+    shared_pages: int  # pages it shares with other holders, which cost nothing
     open: Callable[[], KvSequence]
 
 
@@ -305,7 +310,7 @@ def _arrival(request: Request) -> int:
 
 
 def check_queues(cache: PagedCache, scheduler: Scheduler, active: Iterable[Request]) -> None:
-    """Raise `AssertionError` if they contradict each other; `active` are being answered."""
+    """Raise `AssertionError` if queues, pages and the `active` requests are inconsistent."""
     cache.check_integrity()
     queued = [*scheduler.running, *scheduler.waiting]
     if sorted(r.request_id for r in queued) != sorted(r.request_id for r in active):

@@ -7,7 +7,7 @@ import pytest
 
 from foreword.control.service import Service, Slo
 from foreword.engine.requests.request import Request
-from foreword.engine.scheduling.order import Lines
+from foreword.engine.scheduling.order import TenantQueues
 from helpers.service_world import ServiceWorld
 
 LATENCY = Service("chat", Slo.LATENCY, 3e-3)
@@ -35,7 +35,7 @@ def test_of_equals_that_wait_only_the_first_is_compared():
     """Or a long queue would cost its square."""
     world = ServiceWorld(max_num_seqs=1)
     wanted = [world.ask(Service(priority=number % 2), tenant="ab"[number % 3 == 2]) for number in range(40)]
-    lines = Lines(wanted)
+    lines = TenantQueues(wanted)
     assert lines.heads() == [wanted[0], wanted[1], wanted[2], wanted[5]]
     lines.leave(wanted[0])
     assert lines.heads() == [wanted[4], wanted[1], wanted[2], wanted[5]]
