@@ -3,20 +3,42 @@
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from foreword.backends.choice import BackendChoice
 from foreword.backends.interface import Decoder
-from foreword.backends.torch.weights import load_weights
 from foreword.models.formats.checkpoint import open_checkpoint
 
-CUDA_DTYPES = ["bfloat16", "float32"]
+CUDA_DTYPES = ["bfloat16", "float32", "fp8"]
+
+
+def _round_as_a_gpu_does() -> None:
+    """Let the interpreter round to e4m3 through torch: its own rounding takes halves up and loses carries."""
+    from triton import language
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+
+    def rounded(numbers: Any, kind: Any, to: Any, mode: Any) -> Any:
+        if to != language.float8e4nv or kind != language.float32:
+            return convert(numbers, kind, to, mode)
+        exact = torch.from_numpy(numbers.view(np.float32)).to(torch.float8_e4m3fn)
+        return exact.view(torch.uint8).numpy()
+
+    interpreter._convert_float = rounded
+
 
 has_gpu = torch.cuda.is_available()
 if not has_gpu:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
+
+    if find_spec("triton") is not None:
+        _round_as_a_gpu_does()
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")
 needs_cuda = pytest.mark.skipif(not has_gpu or find_spec("triton") is None, reason="no CUDA GPU with Triton")
@@ -48,11 +70,14 @@ def assert_same_row(found: Tensor, expected: Tensor) -> None:
 def cuda_decoder(path: Path, dtype: str = "float32", *, enforce_eager: bool = EAGER) -> Decoder:
     """On a GPU as it is used; on the CPU its kernels are interpreted, which is slow and right in float32 alone.
 
-    Products come in parts as they do in large models.
+    Products come in parts as they do in large models. With "fp8", weights are in 8 bits and the rest as usual.
     """
     from foreword.backends.cuda.decoder import CudaDecoder
+    from foreword.backends.cuda.packing import load_packed
     from foreword.backends.cuda.products import Products
 
     checkpoint = open_checkpoint(path)
-    weights = load_weights(checkpoint, getattr(torch, dtype), KERNEL_DEVICE)
+    numbers = (torch.bfloat16 if has_gpu else torch.float32) if dtype == "fp8" else getattr(torch, dtype)
+    choice = BackendChoice("cuda", None, numbers, "", "fp8" if dtype == "fp8" else "none")
+    weights = load_packed(checkpoint, choice, KERNEL_DEVICE)
     return CudaDecoder(checkpoint.config, weights, Products(least_part=16), enforce_eager=enforce_eager)

@@ -8,6 +8,7 @@ import torch
 
 from foreword.backends.batch import Tap
 from foreword.backends.interface import Decoder
+from foreword.backends.torch import layers
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
@@ -75,6 +76,23 @@ def test_mixed_passes_and_their_hidden_states(path: Path, seed: int):
     assert hidden.keys() == expected_hidden.keys() != set()
     for tap, states in expected_hidden.items():
         assert (hidden[tap] - states).abs().max() < 1e-4
+
+
+def test_8_bit_weights_are_what_rounded_inputs_and_weights_give(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Against the reference with both rounded by torch; a number that is just between two may go either way."""
+
+    def rounded(numbers: torch.Tensor) -> torch.Tensor:
+        scale = numbers.abs().amax(1, keepdim=True).float().clamp(min=1e-30) / 448
+        return (numbers.float() / scale).to(torch.float8_e4m3fn).float() * scale
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.nn.functional.linear(rounded(x), rounded(weight), bias)
+
+    ids = random_tokens(random.Random(1), 70 if has_gpu else 34)
+    exact, found = all_logits(torch_decoder(path), ids), all_logits(cuda_decoder(path, "fp8"), ids)
+    monkeypatch.setattr(layers, "linear", linear)
+    expected = all_logits(torch_decoder(path), ids)
+    assert (found - expected).abs().mean() < 0.5 * (exact - expected).abs().mean()
 
 
 def test_a_store_of_another_decoder_is_refused(path: Path):

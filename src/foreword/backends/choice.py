@@ -1,7 +1,7 @@
 """Which code runs a model, and in which numbers."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 import torch
@@ -20,6 +20,9 @@ CPU_DTYPES = ("int8", "stored", "q4", "q8_0", "float32")
 
 BACKENDS = ("auto", "cpu", "cuda", "torch")
 
+QUANTIZATIONS = ("auto", "none", "fp8")
+"""Weights of the CUDA kernels: as the checkpoint has them, unpacked, or in 8-bit floats whatever they were."""
+
 
 @dataclass(frozen=True)
 class BackendChoice:
@@ -29,9 +32,24 @@ class BackendChoice:
     form: WeightForm | None  # weights of the CPU kernels; None on other backends
     torch_dtype: torch.dtype  # of the torch and CUDA decoders
     reason: str  # why this backend, in a few words
+    quantization: str = "auto"  # see QUANTIZATIONS
 
 
-def choose_backend(backend: str, dtype: str, device: torch.device) -> BackendChoice:
+def choose_backend(
+    backend: str, dtype: str, device: torch.device, quantization: str = "auto"
+) -> BackendChoice:
+    """Return the backend and the numbers of a model; what a backend does not have is refused."""
+    if quantization not in QUANTIZATIONS:
+        raise RequestError(f"unknown quantization {quantization!r}; use {', '.join(QUANTIZATIONS)}")
+    choice = replace(_chosen(backend, dtype, device), quantization=quantization)
+    if quantization == "fp8" and choice.name != "cuda":
+        raise RequestError(
+            f"quantization fp8 needs the cuda backend, not {choice.name}; leave out --quantization"
+        )
+    return choice
+
+
+def _chosen(backend: str, dtype: str, device: torch.device) -> BackendChoice:
     """`auto` is the CPU kernels on a CPU that has them, in 8 bits, and Triton's kernels on a GPU; torch for the rest.
 
     `float32` on the CPU stays with torch unless the kernels are asked for by name: it is the reference.
@@ -68,10 +86,11 @@ def fitted(
 ) -> BackendChoice:
     """The choice for this model: `auto` falls to torch where the faster backend cannot run it.
 
-    A backend that was asked for by name, or by a dtype that it alone has, stays; loading says what it cannot run.
+    A backend that was asked for by name, or by numbers that it alone has, stays; loading says what it cannot run.
     """
     missing = missing_parts(config, choice.name)
-    if not missing or backend != "auto" or (dtype != "auto" and dtype not in DTYPES):
+    is_named = backend != "auto" or choice.quantization == "fp8" or (dtype != "auto" and dtype not in DTYPES)
+    if not missing or is_named:
         return choice
     reason = f"the {choice.name} backend cannot run {', '.join(missing)}"
     logging.getLogger("foreword").warning("this %s model runs on torch: %s", config.architecture, reason)

@@ -1,6 +1,7 @@
 """From a checkpoint to a decoder on the chosen backend."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ def is_shape_invariant(choice: BackendChoice) -> bool:
 
 
 def decoder_of(
-    choice: BackendChoice, config: ModelConfig, weights: DecoderWeights, *, enforce_eager: bool = False
+    choice: BackendChoice, config: ModelConfig, weights: DecoderWeights[Any], *, enforce_eager: bool = False
 ) -> Decoder:
     """A decoder on torch or CUDA from weights that are there already; torch captures nothing anyway."""
     if choice.name == "torch":
@@ -47,7 +48,13 @@ class DecoderLoader:
         require_supported(checkpoint.config, self.choice.name)
         if self.choice.form is not None:
             return load_cpu_decoder(checkpoint, self.choice.form, progress=progress)
-        weights = load_weights(checkpoint, self.choice.torch_dtype, self.device, progress)
+        weights: DecoderWeights[Any]
+        if self.choice.name == "torch":
+            weights = load_weights(checkpoint, self.choice.torch_dtype, self.device, progress)
+        else:
+            from foreword.backends.cuda.packing import load_packed  # Triton is there only where it is used
+
+            weights = load_packed(checkpoint, self.choice, self.device, progress)
         return decoder_of(self.choice, checkpoint.config, weights, enforce_eager=self.enforce_eager)
 
 

@@ -1,6 +1,6 @@
 """A checkpoint's tensors, checked one by one while they are loaded; all backends read them through this."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -8,6 +8,8 @@ from torch import Tensor
 from foreword.cancellation import check_cancelled
 from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.formats.hf.checkpoint import HfCheckpoint
+from foreword.models.formats.hf.packed import Fp8Tensor
 from foreword.models.layer_shapes import expected_shapes
 from foreword.progress import Progress
 
@@ -15,6 +17,11 @@ _PIECE_ELEMENTS = 2**22
 """Numbers of a matrix that are held in float32 while it is packed: 16 MB."""
 PANEL_ROWS = 8
 """Rows that the CPU kernels interleave; a stretch of rows begins with a multiple of them."""
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Matrices with the same input as one."""
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
 
 def check_names(checkpoint: Checkpoint) -> None:
@@ -63,9 +70,24 @@ class WeightLoader:
     def tensor(self, name: str) -> Tensor:
         return self._load(name, self._dtype)
 
+    def matrix(self, names: Sequence[str]) -> Tensor:
+        """Several projections as one matrix."""
+        return stacked([self.tensor(name) for name in names])
+
     def floats(self, name: str) -> Tensor:
         """A tensor in float32, whatever the others are in."""
         return self._load(name, torch.float32)
+
+    def fp8(self, name: str) -> Fp8Tensor | None:
+        """A matrix that is stored in 8-bit floats, as it is; None: it is not. It does not count yet."""
+        kept = self._checkpoint.fp8(name) if isinstance(self._checkpoint, HfCheckpoint) else None
+        if kept is None:
+            return None
+        self.check_shape(name, tuple(kept.values.shape))
+        # NaN is all ones but for the sign; there is no infinity.
+        is_finite = not bool((kept.values.view(torch.uint8) & 127 == 127).any())
+        self.check_finite(name, is_finite and bool(kept.scales.isfinite().all()))
+        return Fp8Tensor(kept.values.to(self._device), kept.scales.to(self._device), kept.in_blocks)
 
     def pieces(self, name: str) -> Iterator[Tensor]:
         """A matrix in float32, in stretches of whole panels of rows that take little memory."""

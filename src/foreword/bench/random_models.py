@@ -1,7 +1,7 @@
 """Models with random weights: the cost of a pass does not depend on the values of the weights."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
 from foreword.backends.torch.weights import DecoderWeights, weights_from
+from foreword.backends.weight_loader import stacked
 from foreword.errors import RequestError
 from foreword.models.config import (
     AttentionSpec,
@@ -87,6 +88,9 @@ class RandomTensors:
             return numbers.fill_(1)
         gain = self._gain_of(_layer_of(name)) if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
         return numbers.normal_(0.0, gain * numbers.shape[1] ** -0.5, generator=self._generator)
+
+    def matrix(self, names: Sequence[str]) -> Tensor:
+        return stacked([self.tensor(name) for name in names])
 
     def floats(self, name: str) -> Tensor:
         return self.tensor(name).float()

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +11,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from foreword.cli.options.common import BACKENDS, DTYPES, check_device, check_model, check_plot, one_of
+from foreword.cli.options.common import (
+    BACKENDS,
+    DTYPES,
+    QUANTIZATIONS,
+    check_device,
+    check_model,
+    check_plot,
+    one_of,
+)
 from foreword.cli.options.grouped import Command, late, option
 from foreword.errors import RequestError
 
@@ -54,6 +62,13 @@ BackendOption = Annotated[
         help="Backend: auto, cpu (compiled kernels), cuda or torch.",
     ),
 ]
+QuantizationOption = Annotated[
+    str,
+    typer.Option(
+        callback=lambda name: one_of("--quantization", name, QUANTIZATIONS),
+        help="Weights on a GPU: auto (as the checkpoint has them), none (unpacked) or fp8.",
+    ),
+]
 DeviceOption = Annotated[str, typer.Option(callback=check_device, help="Device: auto, cpu, cuda or cuda:1.")]
 JsonOption = Annotated[
     bool,
@@ -70,11 +85,12 @@ class PlaceOptions:
     dtype: DtypeOption = late("auto", 2)
     device: DeviceOption = late("auto", 2)
     backend: BackendOption = late("auto", 2)
+    quantization: QuantizationOption = late("auto", 2)
 
     @property
     def place(self) -> dict[str, Any]:
         """The options as parameters of what loads a model."""
-        return {"dtype": self.dtype, "device": self.device, "backend": self.backend}
+        return {field.name: getattr(self, field.name) for field in fields(PlaceOptions)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +189,7 @@ def load_llm(
     dtype: str,
     device: str,
     backend: str = "auto",
+    quantization: str = "auto",
     speculation: str | None = None,
     generation_config: str = "none",
     tensor_parallel_size: int = 1,
@@ -199,6 +216,7 @@ def load_llm(
             dtype=dtype,
             device=device,
             backend=backend,
+            quantization=quantization,
             speculation=speculation,
             generation_config=generation_config,
             tensor_parallel_size=tensor_parallel_size,

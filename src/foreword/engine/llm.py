@@ -56,6 +56,7 @@ class LLM:
         dtype: str = "auto",
         device: str = "auto",
         backend: str = "auto",
+        quantization: str = "auto",
         speculation: SpeculationOption = "auto",
         generation_config: str = "auto",
         tensor_parallel_size: int = 1,
@@ -66,6 +67,8 @@ class LLM:
         """Load `model`: a built-in name, a local path or a hub id.
 
         `progress` is called with loaded tensors, `preparing` with captured passes (see `EngineConfig.enforce_eager`).
+
+        `quantization` is "auto" for weights as the checkpoint has them, "none" for unpacked ones or "fp8": docs/gpu.md.
 
         `speculation` is the drafter, as in vLLM's `speculative_config`:
         `{"method": "ngram", "num_speculative_tokens": 5}`; "off", False or None: no drafter; "auto" or True: see
@@ -83,6 +86,7 @@ class LLM:
             dtype=dtype,
             device=device,
             backend=backend,
+            quantization=quantization,
             progress=progress,
             generation_config=generation_config,
             tensor_parallel_size=tensor_parallel_size,

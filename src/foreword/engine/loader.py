@@ -103,12 +103,13 @@ class LoadedModel:
         )
 
 
-def load_model(
+def load_model(  # noqa: PLR0913 - vLLM's names
     model: str,
     *,
     dtype: str = "auto",
     device: str = "auto",
     backend: str = "auto",
+    quantization: str = "auto",
     generation_config: str = "auto",
     tensor_parallel_size: int = 1,
     enforce_eager: bool = False,
@@ -118,7 +119,7 @@ def load_model(
     check_generation_config(generation_config)
     place = pick_device(device)
     backend = parallel_backend(backend, tensor_parallel_size)
-    choice = choose_backend(backend, dtype, place)
+    choice = choose_backend(backend, dtype, place, quantization)
     hush_bfloat16()
     checkpoint = open_checkpoint(resolve_model(model))
     tokenizer, sampling = checkpoint.tokenizer(), sampling_defaults(checkpoint, generation_config)

@@ -13,6 +13,7 @@ def load_engine(start: Start, on_stage: StageProgress) -> Engine:
         dtype=start.dtype,
         device=start.device,
         backend=start.backend,
+        quantization=start.quantization,
         tensor_parallel_size=start.tensor_parallel_size,
         speculation=start.speculation,  # None: off; what "auto" means was decided before
         config=EngineConfig(**start.config),

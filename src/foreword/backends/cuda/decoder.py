@@ -9,6 +9,7 @@ from torch import Tensor
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
 from foreword.backends.cuda.adapters import DOWN, GATE_UP, OUTPUT, QKV, AdapterTable, Place, RowAdapters
 from foreword.backends.cuda.block_heads import CudaBlockHead
+from foreword.backends.cuda.fp8_products import Matrix, Rows
 from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.heads import CudaHead
 from foreword.backends.cuda.kernels.ancestors import ancestor_slots
@@ -50,8 +51,9 @@ Result = tuple[Tensor, dict[Tap, Tensor]]
 class CudaHeads:
     """Loads heads beside a decoder, in its numbers."""
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, captures: bool) -> None:
-        self._reference = TorchHeads(config, weights, bucketed=True)
+    def __init__(self, config: ModelConfig, weights: DecoderWeights[Matrix], captures: bool) -> None:
+        ends = DecoderWeights(weights.embedding, (), weights.final_norm, weights.head)
+        self._reference = TorchHeads(config, ends, bucketed=True)
         self._ends = LentEnds.of(weights)
         self._captures = captures
 
@@ -71,7 +73,7 @@ class CudaHeads:
         """An exit has KV rows of its own here for all of its layers: then it runs in captured passes."""
 
 
-class CudaDecoder(DescribedDecoder):
+class CudaDecoder(DescribedDecoder[Matrix]):
     """A decoder whose rows have the same bits whatever runs beside them."""
 
     is_shape_invariant = True  # tests/integration/test_shape_invariance.py
@@ -79,7 +81,7 @@ class CudaDecoder(DescribedDecoder):
     def __init__(
         self,
         config: ModelConfig,
-        weights: DecoderWeights,
+        weights: DecoderWeights[Matrix],
         products: Products | None = None,
         *,
         enforce_eager: bool = False,
@@ -112,7 +114,7 @@ class CudaDecoder(DescribedDecoder):
         """Runners of heads in the numbers of this decoder."""
         return CudaHeads(self.config, self.weights, self._captures)
 
-    def remade(self, config: ModelConfig, weights: DecoderWeights) -> Self:
+    def remade(self, config: ModelConfig, weights: DecoderWeights[Matrix]) -> Self:
         return type(self)(config, weights, self._products, enforce_eager=not self._captures)
 
     def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> TorchKvStore:
@@ -158,33 +160,36 @@ class CudaDecoder(DescribedDecoder):
             weights.embedding.new_empty((shape.rows, self.config.hidden_size)),
         )
         added = RowAdapters(self._table, uploaded.adapters) if shape.has_adapters else None
-        normed, delta = torch.empty_like(stream), None
+        normed, delta = Rows.room(stream, self.config.hidden_size, weights.layers[0].qkv), None
         hidden: dict[Tap, Tensor] = {}
         for index, layer in enumerate(weights.layers):
-            add_norm(stream, delta, layer.input_norm, self.config.norm.eps, normed)
+            add_norm(stream, delta, layer.input_norm, self.config.norm.eps, *normed)
             self._keep(hidden, Tap(index), shape, batch, stream)
             qkv = self._product(normed, layer.qkv, layer.qkv_bias, added, (index, QKV))
             seen = self._attend(layer, qkv, cos_sin, keys[index], values[index], sight, uploaded)
-            delta = self._addend(seen, layer.output, layer.output_bias, added, (index, OUTPUT))
-            add_norm(stream, delta, layer.mlp_norm, self.config.norm.eps, normed)
+            delta = self._addend(Rows(seen), layer.output, layer.output_bias, added, (index, OUTPUT))
+            add_norm(stream, delta, layer.mlp_norm, self.config.norm.eps, *normed)
             gate_up = self._product(normed, layer.gate_up, layer.gate_up_bias, added, (index, GATE_UP))
-            active = silu_times_up(gate_up, gate_up.new_empty((shape.rows, gate_up.shape[1] // 2)))
+            active = Rows.room(gate_up, gate_up.shape[1] // 2, layer.down)
+            silu_times_up(gate_up, *active)
             delta = self._addend(active, layer.down, layer.down_bias, added, (index, DOWN))
-        add_norm(stream, delta, weights.final_norm, self.config.norm.eps, normed)
+        add_norm(stream, delta, weights.final_norm, self.config.norm.eps, *normed)
         self._keep(hidden, Tap(self.config.num_layers), shape, batch, stream)
-        self._keep(hidden, Tap(self.config.num_layers, normed=True), shape, batch, normed)
-        last = take_rows(normed, batch.logit_rows, normed.new_empty((shape.logit_rows, normed.shape[1])))
+        self._keep(hidden, Tap(self.config.num_layers, normed=True), shape, batch, normed.numbers)
+        last = take_rows(
+            normed.numbers, batch.logit_rows, stream.new_empty((shape.logit_rows, stream.shape[1]))
+        )
         return self._products(last, weights.head, None), hidden
 
     def _product(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, added: RowAdapters | None, place: Place
+        self, x: Rows, weight: Matrix, bias: Tensor | None, added: RowAdapters | None, place: Place
     ) -> Tensor:
         """With what the rows' adapters add to it."""
         y = self._products(x, weight, bias)
-        return y if added is None else added.add(place, x, y)
+        return y if added is None else added.add(place, x.numbers, y)
 
     def _addend(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, added: RowAdapters | None, place: Place
+        self, x: Rows, weight: Matrix, bias: Tensor | None, added: RowAdapters | None, place: Place
     ) -> Tensor:
         """A product that is added to the stream, in parts if nothing comes between."""
         if not self._products.splits(weight):
@@ -192,8 +197,8 @@ class CudaDecoder(DescribedDecoder):
         parts = self._products.parts(x, weight)
         if bias is None and added is None:
             return parts
-        y = join_parts(parts, bias, x.new_empty((len(x), len(weight))))
-        return y if added is None else added.add(place, x, y)
+        y = join_parts(parts, bias, x.numbers.new_empty((len(x.numbers), len(weight))))
+        return y if added is None else added.add(place, x.numbers, y)
 
     def _keep(
         self, hidden: dict[Tap, Tensor], tap: Tap, shape: PassShape, batch: ForwardBatch, states: Tensor
@@ -216,7 +221,7 @@ class CudaDecoder(DescribedDecoder):
 
     def _attend(
         self,
-        layer: LayerWeights,
+        layer: LayerWeights[Matrix],
         qkv: Tensor,
         cos_sin: tuple[Tensor, Tensor],
         keys: Tensor,

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foreword.backends.cuda.fp8_products import Fp8Products, Matrix, Rows
+from foreword.backends.cuda.kernels.fp8 import BLOCK, Fp8Weight
 from foreword.backends.cuda.kernels.linear import Tile, linear
 from foreword.backends.cuda.kernels.tall import TallTile, can_be_tall, tall_linear
 from foreword.backends.cuda.layout import DECODE_ROWS, PROMPT_STEP
@@ -49,10 +51,14 @@ class Products:
     least_part: int = LEAST_PART  # of K
     # Rows for which the library is used, by (N, K, depth of a part)
     _library_sizes: dict[tuple[int, int, int], frozenset[int]] = field(default_factory=dict)
+    _in_8_bits: Fp8Products = field(default_factory=Fp8Products)
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x [rows, K] times weight [N, K], + bias: [rows, N]."""
+    def __call__(self, rows: Rows | Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
+        """Input [rows, K] times weight [N, K], + bias: [rows, N]."""
+        x = rows.numbers if isinstance(rows, Rows) else rows
         depth, out_shape = x.shape[1], (len(x), len(weight))
+        if isinstance(weight, Fp8Weight):
+            return self._in_8_bits(rows, weight, bias, x.new_empty(out_shape), depth)
         if self._uses_library(x, weight, depth):
             return functional.linear(x, weight, bias)
         tall = tall_for(len(x), len(weight)) if bias is None else None
@@ -60,32 +66,36 @@ class Products:
             return tall_linear(x, weight, x.new_empty(out_shape), tall)
         return linear(x, weight, bias, x.new_empty(out_shape), tile_for(len(x), len(weight), depth))
 
-    def part_depth(self, weight: Tensor) -> int:
+    def part_depth(self, weight: Matrix) -> int:
         """How much of K is added up by itself where a product may come in parts: decided by its shape alone."""
         columns, depth = weight.shape
-        if not _LIBRARY_ADDS_PARTS:
+        aligned = BLOCK if isinstance(weight, Fp8Weight) else ALIGNED
+        if isinstance(weight, Tensor) and not _LIBRARY_ADDS_PARTS:
             return depth
         parts = MOST_PARTS
         while parts > 1 and (
-            columns * parts > ENOUGH_COLUMNS or depth % (parts * ALIGNED) or depth // parts < self.least_part
+            columns * parts > ENOUGH_COLUMNS or depth % (parts * aligned) or depth // parts < self.least_part
         ):
             parts //= 2
         return depth // parts
 
-    def splits(self, weight: Tensor) -> bool:
+    def splits(self, weight: Matrix) -> bool:
         """Whether products with these weights may come in parts."""
         return self.part_depth(weight) < weight.shape[1]
 
-    def parts(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [rows, K] times weight [N, K], where it `splits`: float32 [parts, rows, N], to be added up in this order.
+    def parts(self, input_rows: Rows | Tensor, weight: Matrix) -> Tensor:
+        """Input [rows, K] times weight [N, K] that `splits`: float32 [parts, rows, N], to be added up in this order.
 
         Few columns do not occupy a GPU, and more programs that share them would each read the input again. So K is cut,
         for every number of rows in the same way. Where the library has added the parts up already, there is one.
         """
+        x = input_rows.numbers if isinstance(input_rows, Rows) else input_rows
         rows, columns, depth = len(x), len(weight), self.part_depth(weight)
-        if self._uses_library(x, weight, depth):
+        if isinstance(weight, Tensor) and self._uses_library(x, weight, depth):
             return library_sum(x, weight, depth).unsqueeze(0)
         out = torch.empty((x.shape[1] // depth, rows, columns), dtype=torch.float32, device=x.device)
+        if isinstance(weight, Fp8Weight):
+            return self._in_8_bits(input_rows, weight, None, out, depth)
         tall = tall_for(rows, columns)
         if tall is not None and can_be_tall(x, weight, tall, depth):
             return tall_linear(x, weight, out, tall, depth)
@@ -94,11 +104,14 @@ class Products:
     def _uses_library(self, x: Tensor, weight: Tensor, depth: int) -> bool:
         return len(x) in self._library_sizes.get((*weight.shape, depth), ())
 
-    def check_library(self, whole: list[Tensor], in_parts: list[Tensor]) -> None:
+    def check_library(self, whole: list[Matrix], in_parts: list[Matrix]) -> None:
         """Find out for which sizes the library gives the same bits as the kernels do, on this GPU."""
         depths = [(weight, weight.shape[1]) for weight in whole]
         depths += [(weight, self.part_depth(weight)) for weight in in_parts]
         for weight, depth in depths:
+            if isinstance(weight, Fp8Weight):
+                self._in_8_bits.check(weight, depth)
+                continue
             shape = (weight.shape[0], weight.shape[1], depth)
             if shape not in self._library_sizes:
                 self._library_sizes[shape] = _equal_sizes(weight, depth)

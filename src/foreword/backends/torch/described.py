@@ -2,21 +2,22 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Self
+from typing import Generic, Self
 
 import torch
+from torch import Tensor
 
-from foreword.backends.torch.weights import DecoderWeights
+from foreword.backends.torch.weights import DecoderWeights, M_co
 from foreword.errors import CheckpointError
 from foreword.kv.spec import DECODER_ROWS, RowSpec
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 
 
-class DescribedDecoder(ABC):
+class DescribedDecoder(ABC, Generic[M_co]):
     """A decoder's config, weights and KV rows; what a backend adds is how passes are run."""
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+    def __init__(self, config: ModelConfig, weights: DecoderWeights[M_co]) -> None:
         self.config = config
         self.weights = weights  # for a decoder that shares some of them
         self.weight_bytes, self.layer_bytes = weights.nbytes, weights.layer_bytes
@@ -39,7 +40,7 @@ class DescribedDecoder(ABC):
         return self.remade(self.config.followed_by(more.config), self.weights.followed_by(more))
 
     @abstractmethod
-    def remade(self, config: ModelConfig, weights: DecoderWeights) -> Self:
+    def remade(self, config: ModelConfig, weights: DecoderWeights[M_co | Tensor]) -> Self:
         """A decoder of the same kind with other layers."""
 
     def kv_rows(self) -> RowSpec:

@@ -18,6 +18,7 @@ from foreword.backends.torch.norms import rms_norm
 from foreword.backends.torch.rotation import CosSin, Rotations
 from foreword.backends.torch.staging import StagedBatch, Staging
 from foreword.backends.torch.weights import DecoderWeights, load_layer
+from foreword.backends.weight_loader import stacked
 from foreword.kv.states import as_tensor
 from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, MARKOV, TABLES, Join
@@ -36,7 +37,7 @@ class LentEnds:
     dtype: torch.dtype
 
     @staticmethod
-    def of(weights: DecoderWeights) -> "LentEnds":
+    def of(weights: DecoderWeights[object]) -> "LentEnds":
         """Those of a torch decoder."""
         table = weights.embedding
         return LentEnds(
@@ -207,6 +208,9 @@ class _ModuleTensors:
 
     def tensor(self, name: str) -> Tensor:
         return self.head.load(name, self.ends.dtype).to(self.ends.device)
+
+    def matrix(self, names: Sequence[str]) -> Tensor:
+        return stacked([self.tensor(name) for name in names])
 
     def floats(self, name: str) -> Tensor:
         return self.head.load(name).to(self.ends.device)

@@ -2,20 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Generic, Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from foreword.backends.support import require_supported
-from foreword.backends.weight_loader import WeightLoader
+from foreword.backends.weight_loader import WeightLoader, stacked
 from foreword.models.config import AttentionSpec, ExpertsSpec, LayerSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.layer_shapes import FINAL_NORM, norm_names
 from foreword.progress import Progress
 
+M_co = TypeVar("M_co", covariant=True, default=Tensor)
+"""A matrix: a tensor, or what a backend keeps instead."""
 
-class LayerSource(Protocol):
+
+class LayerSource(Protocol[M_co]):
     """Where the tensors of layers come from."""
 
     @property
@@ -27,8 +31,12 @@ class LayerSource(Protocol):
         """One of them, in the numbers that the decoder computes in."""
         ...
 
+    def matrix(self, names: Sequence[str]) -> M_co:
+        """Projections that read the same input, as one."""
+        ...
+
     def floats(self, name: str) -> Tensor:
-        """The same in float32."""
+        """A tensor in float32."""
         ...
 
     def nothing(self, *shape: int) -> Tensor:
@@ -57,20 +65,20 @@ class ExpertWeights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerWeights:
+class LayerWeights(Generic[M_co]):
     """One decoder layer. Projections that read the same input are stored as one matrix."""
 
     input_norm: Tensor  # [hidden]; empty: attention reads the stream as it is
-    qkv: Tensor  # [query_width + 2 * kv_width, hidden]
+    qkv: M_co  # [query_width + 2 * kv_width, hidden]
     qkv_bias: Tensor | None = None
     query_norm: Tensor | None = None  # [head_dim], or as wide as all heads
     key_norm: Tensor | None = None
-    output: Tensor  # [hidden, query_width]
+    output: M_co  # [hidden, query_width]
     output_bias: Tensor | None = None
     mlp_norm: Tensor  # [hidden]; empty: the MLP reads the stream as it is
-    gate_up: Tensor  # [2 * intermediate, hidden]; of a mixture, the shared experts' (perhaps none)
+    gate_up: M_co | Tensor  # [2 * intermediate, hidden]; of a mixture, the shared experts' (perhaps none)
     gate_up_bias: Tensor | None = None
-    down: Tensor  # [hidden, intermediate]
+    down: M_co | Tensor  # [hidden, intermediate]
     down_bias: Tensor | None = None
     after_attention: Tensor | None = None  # [hidden], norms of what is added
     after_mlp: Tensor | None = None
@@ -86,16 +94,15 @@ class LayerWeights:
     def nbytes(self) -> int:
         """Memory of all of them."""
         parts = [self, *(part for part in (self.latent, self.experts) if part is not None)]
-        tensors = [tensor for part in parts for tensor in vars(part).values()]
-        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+        return sum(getattr(tensor, "nbytes", 0) for part in parts for tensor in vars(part).values())
 
 
 @dataclass(frozen=True)
-class DecoderWeights:
+class DecoderWeights(Generic[M_co]):
     """All tensors of a decoder."""
 
     embedding: Tensor  # [vocab, hidden]
-    layers: tuple[LayerWeights, ...]
+    layers: tuple[LayerWeights[M_co], ...]
     final_norm: Tensor  # [hidden]
     head: Tensor  # [vocab, hidden]; the embedding itself when tied
 
@@ -118,18 +125,19 @@ class DecoderWeights:
         head = 0 if self.head is self.embedding else self.head.nbytes
         return self.layer_bytes + self.embedding.nbytes + head + self.final_norm.nbytes
 
-    def with_layers(self, layers: Sequence[int]) -> "DecoderWeights":
+    def with_layers(self, layers: Sequence[int]) -> "DecoderWeights[M_co]":
         """Return these layers alone, with the same ends."""
         return replace(self, layers=tuple(self.layers[layer] for layer in layers))
 
-    def beside(self, checkpoint: Checkpoint) -> "DecoderWeights":
+    def beside(self, checkpoint: Checkpoint) -> "DecoderWeights[M_co | Tensor]":
         """Return the layers of another checkpoint with this one's ends."""
         return load_weights(checkpoint, self.dtype, self.device, ends=self)
 
-    def followed_by(self, more: Checkpoint) -> "DecoderWeights":
+    def followed_by(self, more: Checkpoint) -> "DecoderWeights[M_co | Tensor]":
         """Return these layers, then those of another checkpoint and that one's final norm."""
         final_norm = more.load(FINAL_NORM, self.dtype).to(self.device)
-        return replace(self, layers=(*self.layers, *self.beside(more).layers), final_norm=final_norm)
+        layers = (*self.layers, *self.beside(more).layers)
+        return DecoderWeights(self.embedding, layers, final_norm, self.head)
 
 
 def load_weights(
@@ -137,7 +145,7 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress | None = None,
-    ends: DecoderWeights | None = None,
+    ends: DecoderWeights[object] | None = None,
 ) -> DecoderWeights:
     """Read a whole decoder; `ends` lends its embedding, head and last norm."""
     config = checkpoint.config
@@ -147,22 +155,22 @@ def load_weights(
 
 
 def weights_from(
-    loader: LayerSource, config: ModelConfig, ends: DecoderWeights | None = None
-) -> DecoderWeights:
+    loader: LayerSource[M_co], config: ModelConfig, ends: DecoderWeights[object] | None = None
+) -> DecoderWeights[M_co]:
     """A decoder's weights from any source of tensors."""
     weights = load_ends(loader, config) if ends is None else ends
     layers = tuple(load_layer(loader, layer, f"model.layers.{i}.") for i, layer in enumerate(config.layers))
-    return replace(weights, layers=layers)
+    return DecoderWeights(weights.embedding, layers, weights.final_norm, weights.head)
 
 
-def load_ends(loader: LayerSource, config: ModelConfig) -> DecoderWeights:
+def load_ends(loader: LayerSource[object], config: ModelConfig) -> DecoderWeights:
     """Embedding, head and last norm, without layers."""
     embedding = loader.tensor("model.embed_tokens.weight")
     head = embedding if config.tied_embeddings else loader.tensor("lm_head.weight")
     return DecoderWeights(embedding, (), loader.tensor(FINAL_NORM), head)
 
 
-def load_layer(loader: LayerSource, layer: LayerSpec, prefix: str) -> LayerWeights:
+def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> LayerWeights[M_co]:
     """One layer, whose tensors' names begin with `prefix`."""
     attention, norms = layer.attention, norm_names(layer)
     output, qkv = ("self_attn.o_proj",), _qkv_names(attention)
@@ -176,6 +184,9 @@ def load_layer(loader: LayerSource, layer: LayerSpec, prefix: str) -> LayerWeigh
     def norm(name: str | None) -> Tensor:
         return loader.nothing(0) if name is None else loader.tensor(f"{prefix}{name}.weight")
 
+    def matrix(names: tuple[str, ...]) -> M_co:
+        return loader.matrix([f"{prefix}{name}.weight" for name in names])
+
     def bias(names: tuple[str, ...], wanted: bool) -> Tensor | None:
         return _stacked(loader, prefix, names, "bias") if wanted else None
 
@@ -183,16 +194,16 @@ def load_layer(loader: LayerSource, layer: LayerSpec, prefix: str) -> LayerWeigh
     hidden = loader.hidden_size
     return LayerWeights(
         input_norm=norm(norms.before_attention),
-        qkv=_stacked(loader, prefix, qkv, "weight"),
+        qkv=matrix(qkv),
         qkv_bias=_qkv_bias(loader, attention, prefix),
         query_norm=optional(query_norm),
         key_norm=optional(key_norm),
-        output=_stacked(loader, prefix, output, "weight"),
+        output=matrix(output),
         output_bias=bias(output, attention.output_bias),
         mlp_norm=norm(norms.before_mlp),
-        gate_up=_stacked(loader, prefix, gate_up, "weight") if has_mlp else loader.nothing(0, hidden),
+        gate_up=matrix(gate_up) if has_mlp else loader.nothing(0, hidden),
         gate_up_bias=bias(gate_up, layer.mlp.bias and has_mlp),
-        down=_stacked(loader, prefix, down, "weight") if has_mlp else loader.nothing(hidden, 0),
+        down=matrix(down) if has_mlp else loader.nothing(hidden, 0),
         down_bias=bias(down, layer.mlp.bias and has_mlp),
         after_attention=optional(norms.after_attention),
         after_mlp=optional(norms.after_mlp),
@@ -203,10 +214,9 @@ def load_layer(loader: LayerSource, layer: LayerSpec, prefix: str) -> LayerWeigh
     )
 
 
-def _stacked(loader: LayerSource, prefix: str, names: tuple[str, ...], kind: str) -> Tensor:
+def _stacked(loader: LayerSource[object], prefix: str, names: tuple[str, ...], kind: str) -> Tensor:
     """Several projections as one matrix."""
-    parts = [loader.tensor(f"{prefix}{name}.{kind}") for name in names]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return stacked([loader.tensor(f"{prefix}{name}.{kind}") for name in names])
 
 
 def _qkv_names(attention: AttentionSpec) -> tuple[str, ...]:
@@ -216,7 +226,7 @@ def _qkv_names(attention: AttentionSpec) -> tuple[str, ...]:
     return (f"self_attn.{query}", "self_attn.kv_a_proj_with_mqa")
 
 
-def _qkv_bias(loader: LayerSource, attention: AttentionSpec, prefix: str) -> Tensor | None:
+def _qkv_bias(loader: LayerSource[object], attention: AttentionSpec, prefix: str) -> Tensor | None:
     if not attention.bias:
         return None
     latent, names = attention.latent, _qkv_names(attention)
@@ -234,7 +244,7 @@ def _head_norms(attention: AttentionSpec) -> tuple[str | None, str | None]:
     return query, "self_attn.kv_a_layernorm"
 
 
-def _load_latent(loader: LayerSource, attention: AttentionSpec, prefix: str) -> LatentWeights:
+def _load_latent(loader: LayerSource[object], attention: AttentionSpec, prefix: str) -> LatentWeights:
     latent = attention.latent
     assert latent is not None
     query = None if latent.query_rank is None else loader.tensor(f"{prefix}self_attn.q_b_proj.weight")
@@ -244,7 +254,9 @@ def _load_latent(loader: LayerSource, attention: AttentionSpec, prefix: str) -> 
     return LatentWeights(query, keys.contiguous(), values.contiguous())
 
 
-def _load_experts(loader: LayerSource, spec: ExpertsSpec, has_shared: bool, prefix: str) -> ExpertWeights:
+def _load_experts(
+    loader: LayerSource[object], spec: ExpertsSpec, has_shared: bool, prefix: str
+) -> ExpertWeights:
     def together(*names: str) -> Tensor:
         whole: Tensor | None = None
         for index in range(spec.count):

@@ -4,10 +4,10 @@ import gc
 import os
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from foreword.cli.bench.common import BATCH_SIZES
-from foreword.cli.console import JsonCommand, parse_sizes, stage_bar, stdout
+from foreword.cli.console import JsonCommand, QuantizationOption, parse_sizes, stage_bar, stdout
 from foreword.cli.options.grouped import flag, option
 from foreword.errors import RequestError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from foreword.bench.gpu.engines import GpuReport, StartTime
     from foreword.bench.gpu.tiles import TileTime
     from foreword.bench.skeleton import Column
+    from foreword.models.config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,29 +52,28 @@ class Gpu(JsonCommand):
         "one of low acceptance.",
     )
     backend: str = option("cuda", "Backend: cuda, or torch (the reference).")
+    quantization: QuantizationOption = "none"
 
     def run(self) -> None:
         speculative = parse_sizes("--speculation", self.speculation) if self.speculation else []
         sizes, counts = parse_sizes("--batches", self.batches), parse_sizes("--rows", self.rows)
-        import torch
-
         from foreword.backends.choice import choose_backend
         from foreword.backends.loading import decoder_of
         from foreword.bench.gpu import speculating
         from foreword.bench.gpu.engines import measure_gpu, measure_start
-        from foreword.bench.random_models import draft_shape, named_shape, random_weights
+        from foreword.bench.random_models import draft_shape, named_shape
         from foreword.bench.skeleton import table
 
         gc.freeze()  # as the engine's process does
         device = _gpu()
-        choice = choose_backend(self.backend, "bfloat16", device)
+        choice = choose_backend(self.backend, "bfloat16", device, self.quantization)
         config = named_shape(self.shape)
-        weights = random_weights(config, torch.bfloat16, device)
         if self.tiles:
-            ways = _fastest(weights, parse_sizes("--tiles", self.tiles))
+            ways = _fastest(_weights(config, device, "none"), parse_sizes("--tiles", self.tiles))
             stdout.print(table(ways, _TILES))
             self.tell({"tiles": [{"product": name} | asdict(way) for name, way in ways]})
             return
+        weights = _weights(config, device, self.quantization)
         for name, measure, columns in (
             ("heads", speculating.measure_heads, _SPECULATION),
             ("control", speculating.measure_controller, _CONTROL),
@@ -94,7 +94,7 @@ class Gpu(JsonCommand):
         found = {"start": asdict(started)}
         if not self.start:
             smaller = draft_shape(config)
-            draft = decoder_of(choice, smaller, random_weights(smaller, torch.bfloat16, device))
+            draft = decoder_of(choice, smaller, _weights(smaller, device, self.quantization))
             with stage_bar() as show:
                 report = measure_gpu(decoder, batches=sizes, rows=counts, context=self.context, progress=show)
                 drafted = speculating.measure_speculation(
@@ -133,6 +133,21 @@ _CONTROL: "dict[str, Column]" = {
     "lowest": "{.lowest:.3f}",
     "tokens per pass": "{.tokens_per_pass:.2f}",
 }
+
+
+def _weights(config: "ModelConfig", device: "torch.device", quantization: str) -> "DecoderWeights[Any]":
+    """Random weights in bf16; matrices of layers may be rounded as a checkpoint's are."""
+    import torch
+
+    from foreword.backends.torch.weights import weights_from
+    from foreword.bench.random_models import RandomTensors
+
+    source = RandomTensors(config, torch.bfloat16, device)
+    if quantization != "fp8":
+        return weights_from(source, config)
+    from foreword.backends.cuda.packing import RoundedMatrices
+
+    return weights_from(RoundedMatrices(source), config)
 
 
 def _gpu() -> "torch.device":

@@ -113,7 +113,9 @@ class ServerOverhead(Benchmark):
         work = Work([encode_prompt(tokenizer, text) for text in texts], self.tokens)
         config = self.speculative_config
         drafter = ["--speculation", "off"] if config is None else ["--speculative-config", config]
-        options = [part for name, value in self.place.items() for part in (f"--{name}", value)]
+        options = [
+            part for name, value in self.place.items() for part in (f"--{name.replace('_', '-')}", value)
+        ]
         options += ["--generation-config", "none", *drafter]
         with served_model(str(path), options) as server, progress_bar(f"loading {self.model}") as on_progress:
             engine = Engine.load(str(path), **self.place, speculation=config, progress=on_progress)

@@ -10,6 +10,7 @@ from foreword.backends.cuda.kernels.ahead import (
     let_the_next_kernel_come,
     wait_for_the_kernel_before,
 )
+from foreword.backends.cuda.kernels.fp8 import Fp8Rows, group_of, memory_of, padded, row_warps, store_rounded
 
 HEADS_AT_ONCE = 16
 """Heads of a row that one program rotates."""
@@ -59,8 +60,9 @@ def _sum_of_parts(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _add_norm(
-    stream, delta, weight, out, num_rows, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr,
+    stream, delta, weight, out, values, scales, num_rows, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
@@ -80,20 +82,30 @@ def _add_norm(
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
     scaled = (wide * scale).to(out.dtype.element_ty)
     gain = tl.load(weight + columns, mask=there, other=0.0)
-    tl.store(out + row * WIDTH + columns, gain * scaled, mask=there)
+    normed = gain * scaled
+    tl.store(out + row * WIDTH + columns, normed, mask=there)
+    if GROUP > 0:
+        store_rounded(normed, values, scales, row, columns, there, WIDTH, BLOCK, GROUP)
 
 
-def add_norm(stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> Tensor:
+def add_norm(
+    stream: Tensor,
+    delta: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    rounded: Fp8Rows | None = None,
+) -> Tensor:
     """Add `delta` to `stream` [rows, hidden] in place, then the RMS norm of the sum, times `weight`.
 
-    `delta` is [rows, hidden] or a product in parts, float32 [parts, rows, hidden].
+    `delta` is [rows, hidden] or a product in parts, float32 [parts, rows, hidden]. `rounded` gets the result in 8 bits.
     """
     rows, width = stream.shape
-    block = triton.next_power_of_2(width)
+    block = padded(width, rounded)
     parts = len(delta) if delta is not None and delta.ndim == 3 else 0
     _add_norm[(rows,)](
-        stream, stream if delta is None else delta, weight, out, rows, eps,
-        WIDTH=width, BLOCK=block, ADDS=delta is not None, PARTS=parts,
+        stream, stream if delta is None else delta, weight, out, *memory_of(rounded, out), rows, eps,
+        WIDTH=width, BLOCK=block, ADDS=delta is not None, PARTS=parts, GROUP=group_of(rounded, block),
         num_warps=4 if block <= 2048 else 8, **ahead(stream),
     )  # fmt: skip
     return out
@@ -197,7 +209,10 @@ def rotate_and_keep(
 
 
 @triton.jit
-def _silu_times_up(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr):
+def _silu_times_up(
+    gate_up, out, values, scales,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
     row = tl.program_id(0).to(tl.int64)
@@ -207,13 +222,18 @@ def _silu_times_up(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, AHEAD
     up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + columns, mask=there, other=0.0)
     active = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty)
     tl.store(out + row * WIDTH + columns, active * up, mask=there)
+    if GROUP > 0:
+        store_rounded(active * up, values, scales, row, columns, there, WIDTH, BLOCK, GROUP)
 
 
-def silu_times_up(gate_up: Tensor, out: Tensor) -> Tensor:
-    """silu(gate) * up of gate_up [rows, 2 width], into out [rows, width]."""
+def silu_times_up(gate_up: Tensor, out: Tensor, rounded: Fp8Rows | None = None) -> Tensor:
+    """silu(gate) * up of gate_up [rows, 2 width], into out [rows, width]; `rounded` gets it in 8 bits."""
     rows, width = out.shape
-    block = min(1024, triton.next_power_of_2(width))
-    _silu_times_up[(rows, triton.cdiv(width, block))](gate_up, out, WIDTH=width, BLOCK=block, **ahead(out))
+    block = min(1024, triton.next_power_of_2(width)) if rounded is None else padded(width, rounded)
+    _silu_times_up[(rows, triton.cdiv(width, block))](
+        gate_up, out, *memory_of(rounded, out),
+        WIDTH=width, BLOCK=block, GROUP=group_of(rounded, block), num_warps=row_warps(block), **ahead(out),
+    )  # fmt: skip
     return out
 
 

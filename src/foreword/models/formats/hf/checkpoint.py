@@ -17,7 +17,14 @@ from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import WHOLE, QuantizedTensor, TensorPart, missing_tensor, stretches
 from foreword.models.formats.fields import HF_KEYS, ConfigFields, sampling_values
 from foreword.models.formats.hf.config import hf_config, hf_family
-from foreword.models.formats.hf.packed import Scheme, packed_matrices, scheme_of, unpacked
+from foreword.models.formats.hf.packed import (
+    FP8_BLOCK,
+    Fp8Tensor,
+    Scheme,
+    packed_matrices,
+    scheme_of,
+    unpacked,
+)
 from foreword.models.formats.hf.tensors import Place, canonical_name, places
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
 from foreword.models.formats.tensor_files import opened_safetensors
@@ -125,6 +132,23 @@ class HfCheckpoint:
         self._warn_once(self._scheme)
         stored = {part: self._tensor(name) for part, name in parts.items()}
         return unpacked(self._scheme, stored, whole, self.path)
+
+    def fp8(self, name: str) -> Fp8Tensor | None:
+        """A matrix of 8-bit floats as it is stored; None: it is stored in another way, or its scales do not fit."""
+        place = self._place(name)
+        parts = self._parts[place.stored]
+        if self._scheme is None or "" in parts or place.plus_one:
+            return None
+        kept = self._scheme.keep({part: self._tensor(stored) for part, stored in parts.items()})
+        if kept is None or place.is_plain:
+            return kept
+        if not kept.in_blocks:
+            return Fp8Tensor(place.read(kept.values), place.read(kept.scales), False)
+        first, end = place.rows or (0, 0)
+        if place.rotated is not None or first % FP8_BLOCK or end % FP8_BLOCK:
+            return None
+        blocks = slice(first // FP8_BLOCK, end // FP8_BLOCK)
+        return Fp8Tensor(place.read(kept.values), kept.scales[blocks], True)
 
     def _warn_once(self, scheme: Scheme) -> None:
         """What unpacking costs, in one line."""

@@ -1,4 +1,4 @@
-"""Quantised weights in safetensors, unpacked at load: GPTQ, AWQ, compressed-tensors, fp8."""
+"""Quantised weights in safetensors: GPTQ, AWQ, compressed-tensors, fp8. They are unpacked at load; fp8 may be kept."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +15,19 @@ Parts = Mapping[str, Tensor]
 """Tensors of one matrix by what follows its name: "qweight", "scales", ..."""
 
 
+FP8_BLOCK = 128
+"""Rows and columns of a block with one scale that is kept as it is."""
+
+
+@dataclass(frozen=True)
+class Fp8Tensor:
+    """A matrix of 8-bit floats as it is stored."""
+
+    values: Tensor  # e4m3 [out, in]
+    scales: Tensor  # float32 [out, 1]; in blocks, [out / FP8_BLOCK, in / FP8_BLOCK]
+    in_blocks: bool
+
+
 @dataclass(frozen=True)
 class Scheme:
     """How matrices are packed."""
@@ -24,6 +37,7 @@ class Scheme:
     needed: tuple[str, ...]  # parts without which it is no packed matrix
     extra: tuple[str, ...]  # parts that may be there
     unpack: Callable[[Parts], Tensor]  # float32 [out, in]
+    keep: Callable[[Parts], Fp8Tensor | None] = lambda _: None  # None: it can only be unpacked
 
 
 def unpacked_bits(packed: Tensor, bits: int, dim: int) -> Tensor:
@@ -50,7 +64,8 @@ def fp8_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
     own = ConfigFields(section, fields.origin)
     block = own.get("weight_block_size")
     if block is None:
-        return Scheme("8-bit floats", "weight", ("weight", "weight_scale"), ("input_scale",), unpack_rows)
+        needed = ("weight", "weight_scale")
+        return Scheme("8-bit floats", "weight", needed, ("input_scale",), unpack_rows, _keep_rows)
     good = isinstance(block, list) and len(block) == 2 and all(type(size) is int for size in block)
     if not good or not all(0 < size <= MAX_DIMENSION for size in block):
         raise own.malformed("weight_block_size", "two sizes")
@@ -65,9 +80,23 @@ def fp8_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
         wide = tall.repeat_interleave(min(columns, weight.shape[1]), dim=1)[:, : weight.shape[1]]
         return weight * wide
 
+    def keep(parts: Parts) -> Fp8Tensor | None:
+        weight, scales = parts["weight"], parts["weight_scale_inv"].float()
+        whole = -(-weight.shape[0] // FP8_BLOCK), -(-weight.shape[1] // FP8_BLOCK)
+        is_plain = rows == columns == FP8_BLOCK and tuple(scales.shape) == whole
+        return Fp8Tensor(weight, scales, True) if is_plain and weight.dtype == torch.float8_e4m3fn else None
+
     return Scheme(
-        "8-bit floats in blocks", "weight", ("weight", "weight_scale_inv"), ("input_scale",), unpack
+        "8-bit floats in blocks", "weight", ("weight", "weight_scale_inv"), ("input_scale",), unpack, keep
     )
+
+
+def _keep_rows(parts: Parts) -> Fp8Tensor | None:
+    weight, scales = parts["weight"], _column(parts["weight_scale"].float())
+    fits = scales.shape in ((1, 1), (len(weight), 1)) and parts.get("weight_zero_point") is None
+    if not fits or weight.dtype != torch.float8_e4m3fn:
+        return None
+    return Fp8Tensor(weight, scales.expand(len(weight), 1), False)
 
 
 def unpack_rows(parts: Parts) -> Tensor:
@@ -150,6 +179,7 @@ def compressed_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Schem
             ("weight", "weight_scale"),
             ("weight_zero_point", *_UNUSED),
             unpack_rows,
+            _keep_rows,
         )
     if kind == "mxfp4-pack-quantized":
         return Scheme("MXFP4", "weight_packed", ("weight_packed", "weight_scale"), _UNUSED, _unpack_mxfp4)

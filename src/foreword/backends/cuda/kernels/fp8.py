@@ -1,0 +1,214 @@
+"""Matrix products with weights and inputs in 8-bit floats (e4m3).
+
+Both are rounded with a scale: weights for every row of the matrix or for every block of 128 x 128, inputs for every row
+or for every 128 entries of it. Sums go over K as in `linear`, so that a row has the same bits in every tile.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from foreword.backends.cuda.kernels.ahead import (
+    ahead,
+    let_the_next_kernel_come,
+    wait_for_the_kernel_before,
+)
+from foreword.backends.cuda.kernels.linear import Tile, shared_bytes_of
+
+FP8 = torch.float8_e4m3fn
+BLOCK = 128
+"""Rows and columns of a block of weights with a scale of its own, and entries of an input with one."""
+
+LARGEST = tl.constexpr(448.0)
+"""That e4m3 can hold."""
+
+LEAST = tl.constexpr(1e-30)
+"""Taken for the largest number of a row of zeros."""
+
+IMPRECISE = tl.constexpr(0)
+"""Products that Hopper's tensor cores add up in 14 bits before the sum goes to a float32; 0: one instruction's."""
+
+
+@dataclass(frozen=True)
+class Fp8Rows:
+    """Rows in 8 bits: the input of a product."""
+
+    values: Tensor  # e4m3 [rows, K]
+    scales: Tensor  # float32 [rows, 1]; in blocks, [rows, K / BLOCK]
+    in_blocks: bool
+
+    @staticmethod
+    def room(like: Tensor, depth: int, in_blocks: bool) -> "Fp8Rows":
+        """Memory for as many rows as `like` has, which are rounded later."""
+        scales = -(-depth // BLOCK) if in_blocks else 1
+        return Fp8Rows(
+            like.new_empty((len(like), depth), dtype=FP8),
+            like.new_empty((len(like), scales), dtype=torch.float32),
+            in_blocks,
+        )
+
+
+@dataclass(frozen=True)
+class Fp8Weight:
+    """A matrix in 8 bits."""
+
+    values: Tensor  # e4m3 [N, K]
+    scales: Tensor  # float32 [N, 1]; in blocks, [N / BLOCK, K / BLOCK]
+    in_blocks: bool = False
+
+    @property
+    def shape(self) -> torch.Size:
+        """[N, K]."""
+        return self.values.shape
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the numbers and their scales."""
+        return self.values.nbytes + self.scales.nbytes
+
+
+@triton.jit
+def store_rounded(
+    numbers, values, scales, row, columns, there, WIDTH: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr
+) -> None:
+    """Round a row, [WIDE] with zeros after WIDTH, and store it with a scale for every GROUP entries."""
+    groups: tl.constexpr = WIDE // GROUP
+    stored: tl.constexpr = (WIDTH + GROUP - 1) // GROUP
+    wide = tl.reshape(numbers.to(tl.float32), (groups, GROUP))
+    largest = tl.maximum(tl.max(tl.abs(wide), axis=1), LEAST)
+    most = tl.full((groups,), LARGEST, dtype=tl.float32)
+    rounded = tl.reshape(wide * tl.div_rn(most, largest)[:, None], (WIDE,))
+    group = tl.arange(0, groups)
+    tl.store(scales + row * stored + group, tl.div_rn(largest, most), mask=group < stored)
+    tl.store(values + row * WIDTH + columns, rounded.to(values.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _round_rows(
+    x, values, scales, WIDTH: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr
+):
+    let_the_next_kernel_come(AHEAD)
+    wait_for_the_kernel_before(AHEAD)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, WIDE)
+    there = columns < WIDTH
+    numbers = tl.load(x + row * WIDTH + columns, mask=there, other=0.0)
+    store_rounded(numbers, values, scales, row, columns, there, WIDTH, WIDE, GROUP)
+
+
+def round_rows(x: Tensor, out: Fp8Rows) -> Fp8Rows:
+    """Round x [rows, K] to 8 bits."""
+    rows, width = x.shape
+    wide = padded(width, out)
+    _round_rows[(rows,)](
+        x, *memory_of(out, x), WIDTH=width, WIDE=wide, GROUP=group_of(out, wide), num_warps=row_warps(wide), **ahead(x),
+    )  # fmt: skip
+    return out
+
+
+def padded(width: int, rounded: Fp8Rows | None) -> int:
+    """Numbers of a row that one program holds, so that they are whole groups."""
+    least = BLOCK if rounded is not None and rounded.in_blocks else 1
+    return max(least, triton.next_power_of_2(width))
+
+
+def group_of(rounded: Fp8Rows | None, wide: int) -> int:
+    """Numbers of such a row that share a scale; 0: nothing is rounded."""
+    return 0 if rounded is None else BLOCK if rounded.in_blocks else wide
+
+
+def memory_of(rounded: Fp8Rows | None, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Values and scales; where nothing is rounded, memory that stays as it is."""
+    return (other, other) if rounded is None else (rounded.values, rounded.scales)
+
+
+def row_warps(block: int) -> int:
+    """Of a program that holds a row of so many numbers."""
+    return 4 if block <= 2048 else 8 if block <= 8192 else 16
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _fp8_linear(
+    x, x_scales, weight, scales, bias, y, num_rows, N, K, part_depth,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr,
+    EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """y[part, m, n] = sum over the part's k of x[m, k] weight[n, k], times their scales, + bias[n]; BLOCK: see Fp8Rows.
+
+    The weights take the side of the tensor cores that is at least 64 wide.
+    """
+    # As in `linear`: where a pass waits for the weights alone, programs that wait beside it slow it down.
+    early: tl.constexpr = ROWS > 16
+    let_the_next_kernel_come(AHEAD and early)
+    wait_for_the_kernel_before(AHEAD)
+    tiles_of_rows = tl.cdiv(num_rows, ROWS)
+    row_tile = tl.program_id(0) % tiles_of_rows
+    column_tile = tl.program_id(0) // tiles_of_rows
+    part = tl.program_id(1)
+    begin = part * part_depth
+    end = tl.minimum(begin + part_depth, K)
+    m = row_tile * ROWS + tl.arange(0, ROWS)
+    n = column_tile * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.arange(0, DEPTH)
+    row_there = m < num_rows
+    column_there = n < N
+    x_at = x + m.to(tl.int64)[:, None] * K + begin + k[None, :]
+    weight_at = weight + n.to(tl.int64)[:, None] * K + begin + k[None, :]
+    total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
+    for first in range(begin, end, DEPTH):
+        if EVEN:
+            a = tl.load(x_at, mask=row_there[:, None], other=0.0)
+            b = tl.load(weight_at, mask=column_there[:, None], other=0.0)
+        else:
+            inside = (first + k) < end
+            a = tl.load(x_at, mask=row_there[:, None] & inside[None, :], other=0.0)
+            b = tl.load(weight_at, mask=column_there[:, None] & inside[None, :], other=0.0)
+        if BLOCK > 0:
+            groups = tl.cdiv(K, BLOCK)
+            of_rows = tl.load(x_scales + m * groups + first // BLOCK, mask=row_there, other=0.0)
+            of_columns = tl.load(scales + n // BLOCK * groups + first // BLOCK, mask=column_there, other=0.0)
+            found = tl.dot(b, tl.trans(a), max_num_imprecise_acc=IMPRECISE)
+            total = tl.fma(found, of_columns[:, None] * of_rows[None, :], total)
+        else:
+            total = tl.dot(b, tl.trans(a), total, max_num_imprecise_acc=IMPRECISE)
+        x_at += DEPTH
+        weight_at += DEPTH
+    let_the_next_kernel_come(AHEAD and not early)
+    if BLOCK == 0:
+        of_rows = tl.load(x_scales + m, mask=row_there, other=0.0)
+        of_columns = tl.load(scales + n, mask=column_there, other=0.0)
+        total = total * (of_columns[:, None] * of_rows[None, :])
+    total = tl.trans(total)
+    if HAS_BIAS:
+        total += tl.load(bias + n, mask=column_there, other=0.0).to(tl.float32)[None, :]
+    y_at = y + (part.to(tl.int64) * num_rows + m.to(tl.int64))[:, None] * N + n[None, :]
+    tl.store(y_at, total.to(y.dtype.element_ty), mask=row_there[:, None] & column_there[None, :])
+
+
+def fp8_linear(
+    x: Fp8Rows, weight: Fp8Weight, bias: Tensor | None, out: Tensor, tile: Tile, part_depth: int | None = None
+) -> Tensor:
+    """x [rows, K] times weight [N, K], into out [rows, N]; in parts as `linear`."""
+    (num_rows, depth), columns = x.values.shape, len(weight)
+    if out.is_cuda:
+        tile = tile.within(shared_bytes_of(out.device.index), 1)
+    part_depth = part_depth or depth
+    grid = (
+        triton.cdiv(num_rows, tile.rows) * triton.cdiv(columns, tile.columns),
+        triton.cdiv(depth, part_depth),
+    )
+    step = BLOCK if weight.in_blocks else tile.depth
+    _fp8_linear[grid](
+        x.values, x.scales, weight.values, weight.scales, weight.scales if bias is None else bias, out,
+        num_rows, columns, depth, part_depth,
+        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=step, BLOCK=BLOCK if weight.in_blocks else 0,
+        EVEN=depth % part_depth == 0 and part_depth % step == 0, HAS_BIAS=bias is not None,
+        num_warps=tile.warps, num_stages=tile.stages, **ahead(x.values),
+    )  # fmt: skip
+    return out
