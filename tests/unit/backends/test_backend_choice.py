@@ -45,6 +45,16 @@ def test_a_gpu_computes_in_bfloat16_with_triton_where_it_is(
     assert choose_backend("torch", "auto", torch.device("cuda")).name == "torch"
 
 
+def test_weights_in_8_bits_need_the_cuda_backend(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "find_spec", lambda name: True)
+    assert choose_backend("auto", "auto", torch.device("cuda"), "fp8").quantization == "fp8"
+    for backend, device in (("torch", "cuda"), ("auto", "cpu")):
+        with pytest.raises(RequestError, match="fp8 needs the cuda backend"):
+            choose_backend(backend, "auto", torch.device(device), "fp8")
+    with pytest.raises(RequestError, match="unknown quantization 'int3'"):
+        choose_backend("auto", "auto", CPU, "int3")
+
+
 def test_the_cuda_backend_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(RequestError, match="needs a CUDA GPU"):
         choose_backend("cuda", "auto", CPU)

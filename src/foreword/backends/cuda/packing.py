@@ -64,6 +64,6 @@ def load_packed(
     """Read a whole decoder; embedding, head and norms are in the choice's numbers."""
     require_supported(checkpoint.config, "cuda")
     loader = WeightLoader(checkpoint, choice.torch_dtype, device, progress)
-    if choice.quantization == "none":
+    if choice.quantization != "fp8":
         return weights_from(loader, checkpoint.config)
-    return weights_from(KeptMatrices(loader, rounds=choice.quantization == "fp8"), checkpoint.config)
+    return weights_from(KeptMatrices(loader, rounds=True), checkpoint.config)

@@ -1,0 +1,132 @@
+"""Checkpoints in 8 bits reach the kernels as they are stored; others are rounded when it is wanted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from foreword.backends.choice import BackendChoice
+from foreword.errors import CheckpointError
+from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.models.formats.hf.config import hf_config
+from foreword.models.layer_shapes import expected_shapes
+from helpers.cuda import needs_triton
+
+pytestmark = needs_triton
+
+CPU = torch.device("cpu")
+SETTINGS: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 40,
+    "hidden_size": 256,
+    "intermediate_size": 200,  # gate and up cannot be joined in blocks: the first does not end with one
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 128,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "rows": {"quant_method": "compressed-tensors", "format": "float-quantized"},
+    "matrix": {"quant_method": "fp8"},
+    "blocks": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+PROJECTIONS = ("qkv", "output", "gate_up", "down")
+
+
+def scales_of(kind: str, rows: int, columns: int) -> Tensor:
+    shape = {"rows": (rows, 1), "matrix": (), "blocks": (-(-rows // 128), -(-columns // 128))}[kind]
+    return torch.rand(shape) + 0.5
+
+
+def write_fp8(path: Path, kind: str, **changed: Any) -> Path:
+    """A model with every projection in 8 bits, or fused as Phi-3 has them."""
+    settings = SETTINGS | changed
+    names = frozenset({"model.layers.0.input_layernorm.weight"})
+    stored: dict[str, Tensor] = {}
+    for name, shape in expected_shapes(hf_config(SETTINGS, names, path)).items():
+        if not name.endswith("_proj.weight"):
+            stored[name] = torch.randn(shape)
+    stem, hidden, middle = "model.layers.0.", settings["hidden_size"], settings["intermediate_size"]
+    matrices = {
+        "self_attn.q_proj": (256, hidden),
+        "self_attn.k_proj": (128, hidden),
+        "self_attn.v_proj": (128, hidden),
+        "mlp.gate_proj": (middle, hidden),
+        "mlp.up_proj": (middle, hidden),
+    }
+    if changed:
+        matrices = {"self_attn.qkv_proj": (512, hidden), "mlp.gate_up_proj": (2 * middle, hidden)}
+    for name, shape in (
+        matrices | {"self_attn.o_proj": (hidden, 256), "mlp.down_proj": (hidden, middle)}
+    ).items():
+        stored[f"{stem}{name}.weight"] = torch.randn(shape).to(torch.float8_e4m3fn)
+        last = "weight_scale_inv" if kind == "blocks" else "weight_scale"
+        stored[f"{stem}{name}.{last}"] = scales_of(kind, *shape)
+    save_file(stored, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(settings | {"quantization_config": KINDS[kind]}))
+    return path
+
+
+def packed(path: Path, quantization: str) -> dict[str, Any]:
+    from foreword.backends.cuda.packing import load_packed
+
+    choice = BackendChoice("cuda", None, torch.float32, "", quantization)
+    layer = load_packed(open_checkpoint(path), choice, CPU).layers[0]
+    return {name: getattr(layer, name) for name in PROJECTIONS}
+
+
+def numbers(weight: Any) -> Tensor:
+    if isinstance(weight, Tensor):
+        return weight
+    scales = weight.scales
+    if weight.in_blocks:
+        scales = scales.repeat_interleave(128, 0)[: len(weight)].repeat_interleave(128, 1)[
+            :, : weight.shape[1]
+        ]
+    return weight.values.float() * scales
+
+
+FUSED = {
+    "architectures": ["Phi3ForCausalLM"],
+    "model_type": "phi3",
+    "intermediate_size": 256,
+    "original_max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+
+
+@pytest.mark.parametrize("changed", [{}, FUSED], ids=["separate", "fused"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_stored_in_8_bits_stays_as_it_is(tmp_path: Path, kind: str, changed: dict[str, Any]):
+    torch.manual_seed(len(kind))
+    path = write_fp8(tmp_path, kind, **changed)
+    kept, plain = packed(path, "fp8"), packed(path, "none")
+    for name in PROJECTIONS:
+        assert torch.equal(numbers(kept[name]), plain[name]) or (kind, name) == ("blocks", "gate_up")
+    assert kept["qkv"].in_blocks == (kind == "blocks")
+    assert kept["qkv"].nbytes < 1.02 * kept["qkv"].values.numel() + 4 * len(kept["qkv"])
+
+
+def test_blocks_that_no_matrix_ends_with_are_rounded_again(tmp_path: Path):
+    path = write_fp8(tmp_path, "blocks")
+    kept, plain = (packed(path, how)["gate_up"] for how in ("fp8", "none"))
+    assert not kept.in_blocks
+    assert 0 < (numbers(kept) - plain).abs().max() <= 2**-4 * plain.abs().max()
+
+
+def test_a_matrix_with_a_nan_is_refused(tmp_path: Path):
+    from safetensors.torch import load_file
+
+    path = write_fp8(tmp_path, "rows")
+    stored = load_file(path / "model.safetensors")
+    stored["model.layers.0.mlp.up_proj.weight"].view(torch.uint8)[3, 5] = 0xFF
+    save_file(stored, path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"up_proj\.weight holds NaN"):
+        packed(path, "fp8")
