@@ -70,6 +70,7 @@ def test_every_store_has_captures_of_its_own():
 @pytest.mark.parametrize("adapted", [False, True])
 def test_a_product_in_parts_has_its_bias_and_what_adapters_add(biased: bool, adapted: bool):
     from foreword.backends.cuda.decoder import CudaDecoder
+    from foreword.backends.cuda.fp8_products import Rows
     from foreword.backends.cuda.products import Products, added_up
 
     class Added:
@@ -80,7 +81,7 @@ def test_a_product_in_parts_has_its_bias_and_what_adapters_add(biased: bool, ada
     x, weight, bias = comparable_numbers(3, 64), comparable_numbers(20, 64), comparable_numbers(20)
     decoder: Any = SimpleNamespace(_products=Products(least_part=16))
     added: Any = Added() if adapted else None
-    found = CudaDecoder._addend(decoder, x, weight, bias if biased else None, added, (1, range(3, 4)))
+    found = CudaDecoder._addend(decoder, Rows(x), weight, bias if biased else None, added, (1, range(3, 4)))
     expected = x @ weight.T + (bias if biased else 0) + (8 if adapted else 0)
     assert found.ndim == (2 if biased or adapted else 3), "parts are added up with the stream's"
     torch.testing.assert_close(added_up(found) if found.ndim == 3 else found, expected, rtol=1e-5, atol=1e-4)
