@@ -3,6 +3,7 @@
 from catalogue import UNIT, Mutant
 
 KERNELS = f"{UNIT}/backends/cuda/test_kernels.py"
+FP8 = f"{UNIT}/backends/cuda/test_fp8.py"
 PRODUCTS = f"{UNIT}/backends/cuda/test_products.py"
 LAYOUT = f"{UNIT}/backends/cuda/test_layout.py"
 UPLOAD = f"{UNIT}/backends/cuda/test_upload.py"
@@ -25,11 +26,29 @@ GPU_KERNEL_MUTANTS = (
         "how K is cut depends on the rows of the pass",
         "backends/cuda/products.py",
         "Products.parts",
-        "if self._uses_library(x, weight, depth):\n    return library_sum(x, weight, depth).unsqueeze(0)",
+        "if isinstance(weight, Tensor) and self._uses_library(x, weight, depth):\n    return library_sum(x, weight, depth).unsqueeze(0)",
         "depth = depth if rows <= 32 else x.shape[1]\n"
         "if self._uses_library(x, weight, depth):\n"
         "    return library_sum(x, weight, depth).unsqueeze(0)",
         (f"{PRODUCTS}::test_a_row_of_a_product_in_parts_has_the_same_bits_beside_others",),
+    ),
+    Mutant(
+        42,
+        "scales of blocks are those of the first one",
+        "backends/cuda/kernels/fp8.py",
+        "_fp8_linear",
+        "scales + n // BLOCK * groups + first // BLOCK",
+        "scales + n // BLOCK * groups",
+        (f"{FP8}::test_products_in_8_bits",),
+    ),
+    Mutant(
+        42,
+        "a tile whose bits differ is used all the same",
+        "backends/cuda/fp8_products.py",
+        "Fp8Products.check",
+        "self._odd.add((shape, depth, tile))",
+        "pass",
+        (f"{FP8}::test_a_tile_with_other_bits_is_not_used",),
     ),
     Mutant(
         98,

@@ -28,11 +28,11 @@ class Start(_Message, frozen=True):
     dtype: str = "auto"
     device: str = "auto"
     backend: str = "auto"
-    quantization: str = "auto"
     speculation: dict[str, Any] | None = None  # the drafter, unless a request names another
     config: dict[str, Any] = {}  # fields of EngineConfig that differ from the defaults
     adapters: dict[str, str] = {}  # LoRA adapters to begin with: name -> folder
     tensor_parallel_size: int = 1
+    quantization: str = "auto"
 
 
 class Submit(_Message, frozen=True):
