@@ -26,7 +26,8 @@ GPU_KERNEL_MUTANTS = (
         "how K is cut depends on the rows of the pass",
         "backends/cuda/products.py",
         "Products.parts",
-        "if isinstance(weight, Tensor) and self._uses_library(x, weight, depth):\n    return library_sum(x, weight, depth).unsqueeze(0)",
+        "if isinstance(weight, Tensor) and self._uses_library(x, weight, depth):\n"
+        "    return library_sum(x, weight, depth).unsqueeze(0)",
         "depth = depth if rows <= 32 else x.shape[1]\n"
         "if self._uses_library(x, weight, depth):\n"
         "    return library_sum(x, weight, depth).unsqueeze(0)",
