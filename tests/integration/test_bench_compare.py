@@ -3,11 +3,13 @@
 import json
 import os
 import sys
+from dataclasses import asdict
 
 import pytest
 
-from foreword.bench import compare as listed
-from foreword.bench.compare import Contestant, PeerKind, Race
+from foreword.bench import contestants as listed
+from foreword.bench.compare import PeerAnswer, Race
+from foreword.bench.contestants import Contestant, PeerKind
 from helpers.command_line import assert_one_line_error, foreword, refusal
 
 
@@ -23,14 +25,18 @@ class Counting:
             )
         print("noise that engines print")
 
+        self._dies = mode == "dies"
+
     def tokens(self, prompt, count):
+        if self._dies and count > 4:
+            sys.exit("out of memory")
         for k in range(0, count, 2):
             yield list(range(prompt[-1] + k, prompt[-1] + min(k + 2, count)))
 
 
 def test_answers_come_from_processes_by_turns(monkeypatch):
     monkeypatch.setitem(
-        listed.KINDS, "counting", PeerKind(f"{__name__}:Counting", "json", ("plain", "broken"))
+        listed.KINDS, "counting", PeerKind(f"{__name__}:Counting", "json", "json", ("plain", "broken"))
     )
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     ways = [
@@ -57,9 +63,26 @@ def test_answers_come_from_processes_by_turns(monkeypatch):
     assert absent == ["counting broken cannot be compared: ValueError: no such weights"]
 
 
+def test_an_interrupted_race_continues_and_an_engine_that_fails_is_left_out(monkeypatch):
+    monkeypatch.setitem(
+        listed.KINDS, "counting", PeerKind(f"{__name__}:Counting", "json", "json", ("plain", "dies"))
+    )
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    ways = [Contestant("counting", "plain"), Contestant("counting", "dies")]
+    race = Race("model", [[5], [9]], count=5, rounds=1, threads=1)
+    known = PeerAnswer("counting plain", 0, 0, 5, 1.0, 1, 2.0, 2**20, (1, 2, 3, 4, 5))
+    kept = []
+    answers, absent = race.run(ways, lambda stage, done, whole: None, [known], kept.append)
+    assert answers[0] == known
+    assert [(one.contestant, one.prompt) for one in answers[1:]] == [("counting plain", 1)]
+    assert kept == answers[1:]
+    assert absent == ["counting dies: its process ended without an answer"]
+    assert PeerAnswer.from_json(json.loads(json.dumps(asdict(kept[0])))) == kept[0]
+
+
 def test_all_engines_get_the_same_number_of_threads(monkeypatch):
     monkeypatch.setitem(
-        listed.KINDS, "counting", PeerKind(f"{__name__}:Counting", "json", ("broken threads",))
+        listed.KINDS, "counting", PeerKind(f"{__name__}:Counting", "json", "json", ("broken threads",))
     )
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     monkeypatch.setenv("FOREWORD_THREADS", "7")

@@ -4,112 +4,22 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from time import sleep
 from typing import Any
 
 import foreword
+from foreword.bench.contestants import KINDS, OURS, PLAIN, Contestant
 from foreword.bench.pictures import new_figure, save_figure
 from foreword.bench.skeleton import Interval, bootstrap, take_turns
 from foreword.errors import RequestError
 from foreword.models.sources.builtin import cache_directory
 from foreword.progress import StageProgress
-
-OURS, PLAIN = "foreword", "plain"
-
-
-@dataclass(frozen=True)
-class PeerKind:
-    """An engine: where it is, what it needs, and its ways to decode, the plain ones first."""
-
-    path: str  # module:class of the `Peer`
-    package: str  # that must be there
-    modes: Sequence[str]
-    plain_modes: Sequence[str] = (PLAIN,)
-    draft_mode: str | None = None  # with a draft model, if it takes one
-
-
-KINDS = {
-    OURS: PeerKind(
-        "foreword.bench.peers:Ours",
-        "foreword",
-        (PLAIN, "auto", "suffix+ngram"),
-        draft_mode="draft_model",
-    ),
-    "llama.cpp": PeerKind(
-        "foreword.bench.peers:LlamaCpp",
-        "llama_cpp",
-        ("Q8_0", "Q4_0", "Q8_0 lookup", "Q4_0 lookup"),
-        ("Q8_0", "Q4_0"),
-    ),
-    "transformers": PeerKind(
-        "foreword.bench.peers:Transformers",
-        "transformers",
-        (PLAIN, "prompt lookup"),
-        draft_mode="assisted",
-    ),
-    "vllm": PeerKind("foreword.bench.peers:Vllm", "vllm", (PLAIN, "ngram")),
-}
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """One engine in one mode, in a process of its own."""
-
-    peer: str
-    mode: str
-    python: str | None = None  # interpreter that has it; None: this one
-    draft: str | None = None  # the draft model's path, where the mode takes one
-
-    @property
-    def label(self) -> str:
-        return f"{self.peer} {self.mode}"
-
-    @property
-    def is_plain(self) -> bool:
-        return self.mode in KINDS[self.peer].plain_modes
-
-    @property
-    def plain_label(self) -> str:
-        """Return the label of the same weights without speculation: of `Q4_0 lookup` it is `Q4_0`."""
-        first = self.mode.partition(" ")[0]
-        return f"{self.peer} {first if first in KINDS[self.peer].plain_modes else PLAIN}"
-
-
-def contestants(
-    wanted: Sequence[str] | None, pythons: dict[str, str], draft: str | None = None
-) -> list[Contestant]:
-    """Ourselves and these peers; without a list, whichever are installed here or have an interpreter.
-
-    With a draft model, each that takes one also with it.
-    """
-    for name in (*(wanted or ()), *pythons):
-        if name not in KINDS:
-            raise RequestError(f"--peers: there is no {name!r}; there are {', '.join(KINDS)}")
-    chosen = [name for name in KINDS if name == OURS or _is_wanted(name, wanted, pythons)]
-    found = []
-    for name in chosen:
-        kind, python = KINDS[name], pythons.get(name)
-        found += [Contestant(name, mode, python) for mode in kind.modes]
-        if draft is not None and kind.draft_mode is not None:
-            found.append(Contestant(name, kind.draft_mode, python, draft))
-    return found
-
-
-def _is_wanted(name: str, wanted: Sequence[str] | None, pythons: dict[str, str]) -> bool:
-    is_there = name in pythons or find_spec(KINDS[name].package) is not None
-    if wanted is None:
-        return is_there
-    if name in wanted and not is_there:
-        raise RequestError(f"--peers {name}: it is not installed; name an interpreter: --python {name}=PATH")
-    return name in wanted
-
 
 PAUSE_SECONDS = 0.05
 """Between engines: threads of the last one may still spin for a while."""
@@ -130,9 +40,21 @@ class PeerAnswer:
     token_ids: tuple[int, ...]
 
     @property
+    def key(self) -> tuple[str, int, int]:
+        return self.contestant, self.prompt, self.round
+
+    @property
     def tokens_per_second(self) -> float:
         """While decoding, after the first portion."""
         return (self.tokens - self.first_tokens) / max(self.seconds - self.first_seconds, 1e-9)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> "PeerAnswer":
+        """Read the fields back; ValueError if they are none."""
+        try:
+            return PeerAnswer(**{**value, "token_ids": tuple(value["token_ids"])})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not an answer: {error}") from None
 
 
 class Runner:
@@ -196,35 +118,55 @@ class Race:
     threads: int
 
     def run(
-        self, contestants: Sequence[Contestant], progress: StageProgress
+        self,
+        contestants: Sequence[Contestant],
+        progress: StageProgress,
+        known: Sequence[PeerAnswer] = (),
+        keep: Callable[[PeerAnswer], None] = lambda _: None,
     ) -> tuple[list[PeerAnswer], list[str]]:
-        """Every answer, and who could not take part and why. Each is warmed up with the first prompt."""
-        answers: list[PeerAnswer] = []
-        absent: list[str] = []
+        """Return every answer, and who could not take part and why. An engine is warmed up with the first prompt.
+
+        Answers that are `known` are not measured again, new ones are given to `keep`. Those of an engine that fails
+        are left out.
+        """
+        answers, have = list(known), {answer.key for answer in known}
+        turns = [(turn, place) for turn in range(self.rounds) for place in range(len(self.prompts))]
+        failed: dict[str, str] = {}
         with ExitStack() as stack:
             runners: list[Runner] = []
             for number, contestant in enumerate(contestants):
                 progress(f"loading {contestant.label}", number, len(contestants))
+                if all((contestant.label, place, turn) in have for turn, place in turns):
+                    continue
                 try:
                     runner = Runner(contestant, self.model, self.threads)
+                    stack.callback(runner.close)
+                    runner.answer(self.prompts[0], 4)
                 except RequestError as error:
-                    absent.append(str(error))
+                    failed[contestant.label] = str(error)
                     continue
-                stack.callback(runner.close)
-                runner.answer(self.prompts[0], 4)
                 runners.append(runner)
-            whole = self.rounds * len(self.prompts) * len(runners)
+            whole = len(turns) * len(contestants)
 
             def ask(runner: Runner, number: int) -> None:
-                turn, place = divmod(number, len(self.prompts))
-                progress(runner.contestant.label, len(answers), whole)
+                label, (turn, place) = runner.contestant.label, turns[number]
+                if (label, place, turn) in have or label in failed:
+                    return
+                progress(label, len(answers), whole)
                 sleep(PAUSE_SECONDS)
-                reply = runner.answer(self.prompts[place], self.count)
-                answers.append(_answer(runner.contestant.label, place, turn, reply))
+                try:
+                    reply = runner.answer(self.prompts[place], self.count)
+                except RequestError as error:
+                    failed[label] = str(error)
+                    return
+                answer = _answer(label, place, turn, reply)
+                answers.append(answer)
+                keep(answer)
 
             arms = {str(place): partial(ask, runner) for place, runner in enumerate(runners)}
-            take_turns(arms, self.rounds * len(self.prompts), warm_up=0)
-        return answers, absent
+            take_turns(arms, len(turns), warm_up=0)
+        found = [answer for answer in answers if answer.contestant not in failed]
+        return found, list(failed.values())
 
 
 def _answer(label: str, prompt: int, turn: int, reply: dict[str, Any]) -> PeerAnswer:
@@ -289,6 +231,19 @@ def _row(
 
 def _speed(answers: Sequence[PeerAnswer], label: str) -> float:
     return median(answer.tokens_per_second for answer in answers if answer.contestant == label)
+
+
+def speeds_by_category(
+    answers: Sequence[PeerAnswer], categories: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Return each contestant's tokens per second by category; `categories` has that of every prompt."""
+    return {
+        category: {
+            label: _speed([a for a in answers if categories[a.prompt] == category], label)
+            for label in dict.fromkeys(answer.contestant for answer in answers)
+        }
+        for category in dict.fromkeys(categories)
+    }
 
 
 def plot_comparison(rows: Sequence[ComparisonRow], baseline: str, path: Path, title: str) -> None:

@@ -70,12 +70,12 @@ class Ours:
 
 
 class LlamaCpp:
-    """A format that llama.cpp writes itself (`Q8_0`, `Q4_0`), alone or with `lookup`, its prompt lookup."""
+    """The file as it is (`stored`) or as llama.cpp writes it (`Q8_0`, `Q4_0`); `lookup` is its prompt lookup."""
 
     def __init__(self, model: str, mode: str, threads: int) -> None:
         kind, _, lookup = mode.partition(" ")
         library = load_llama_cpp()
-        path = quantized_copy(Path(model), Path(os.environ[CACHE]), kind)
+        path = model if kind == "stored" else quantized_copy(Path(model), Path(os.environ[CACHE]), kind)
         extra: dict[str, Any] = {}
         if lookup:
             from llama_cpp.llama_speculative import LlamaPromptLookupDecoding

@@ -50,6 +50,17 @@ def bench_prompts(paths: Sequence[Path] | None, limit: int | None) -> list[Bench
     return found
 
 
+MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
+"""Categories of the conversations in Spec-Bench, which counts them as one kind of work."""
+
+
+def spec_bench_kinds(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:
+    """Return the prompts with Spec-Bench's kinds as categories; prompts of another origin stay as they are."""
+    if not {prompt.category for prompt in prompts} >= MT_BENCH:
+        return list(prompts)
+    return [replace(one, category="conversation") if one.category in MT_BENCH else one for one in prompts]
+
+
 def prompts_digest(prompts: Sequence[BenchPrompt]) -> str:
     """The same for the same prompts in the same categories and order."""
     listed = "\n".join(f"{prompt.category} {prompt.key}" for prompt in prompts)

@@ -1,64 +1,149 @@
 """A page of results of several engines, made from the files that benchmarks wrote."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from foreword.bench.contestants import OURS
 from foreword.errors import RequestError
 
 HEAD = """# Scoreboard
 
 Foreword beside other engines, from the result files in `docs/benchmarks/scoreboard/`.
-`foreword bench scoreboard` writes this page anew.
-Each table is one file: one run, or figures of a stated source. Compare rows of one table only.
 
+```console
+$ foreword bench scoreboard                  # write this page anew from the files
+$ foreword bench scoreboard --measure        # measure what has no file yet, then write the page
+```
+
+- `--measure` runs [`foreword bench compare`](bench-compare.md), and [`foreword prove --url`](proof.md) for the server
+  of each engine that is installed. `--model` names models; `--compare` and `--prove` pass options on.
+- Each table is one run, or figures of a stated source. Compare rows of one table only. Bold is the best of a column.
 - *Same text*: share of answers with the same engine's text without speculation.
-- A file is the output of `foreword bench compare --json` or of `foreword prove --url --json`.
-  `made` in it has the command, date and machine.
+- *Memory*: peak resident memory of the engine's process.
+- The raw data has the times of every answer. It has no prompts.
 """
+
+Measure = tuple[str, str, int, str, float]
+_MEASURES: Sequence[Measure] = (  # heading, field, 1 if more is better and -1 if less, format, unit
+    ("tokens/s", "tokens_per_second", 1, "{:,.0f}", 1),
+    ("same text", "same_as_plain", 1, "{:.0%}", 1),
+    ("first token", "first_ms", -1, "{:,.0f} ms", 1),
+    ("memory", "peak_bytes", -1, "{:,.0f} MiB", 2**20),
+)
 
 
 def scoreboard_page(folder: Path) -> str:
     """Return the page as Markdown."""
-    sections = [_section(path) for path in sorted(folder.glob("*.json"))]
-    if not sections:
-        raise RequestError(f"{folder} has no result files; write one with foreword bench compare --json")
-    return "\n".join([HEAD, *sections])
+    found = {path: _read(path) for path in sorted(folder.glob("*.json"))}
+    if not found:
+        raise RequestError(
+            f"{folder} has no result files; write them with foreword bench scoreboard --measure"
+        )
+    speeds = ["\n".join(_speeds(path, result)) for path, result in found.items() if "rows" in result]
+    examined = {path: result for path, result in found.items() if "verdicts" in result}
+    verdicts = [
+        "\n".join(_verdicts(title, [(path, examined[path]) for path in paths]))
+        for title, paths in groupby(examined, key=lambda path: _title(examined[path]))
+    ]
+    return "\n".join([HEAD, *speeds, *verdicts])
 
 
-def _section(path: Path) -> str:
-    found = json.loads(path.read_text(encoding="utf-8"))
+def _read(path: Path) -> dict[str, Any]:
     try:
-        made = found["made"]
-        title = f"## {found['title'] if 'title' in found else found['model']}"
-        facts = "; ".join(f"{made[name]}" for name in ("date", "machine", "load", "versions") if name in made)
-        lines = [title, "", f"`{made['command']}`: {facts}. Raw data: `{path.name}`.", ""]
-        lines += _verdicts(found["verdicts"]) if "verdicts" in found else _speeds(found["rows"])
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        missing = [name for name in ("command", "date", "machine") if name not in found["made"]]
+        if missing or not found.keys() & {"rows", "verdicts"}:
+            raise KeyError(*missing or ["rows or verdicts"])
     except KeyError as error:
         raise RequestError(f"{path} has no {error}; it must be what a benchmark wrote, with `made`") from None
-    return "\n".join([*lines, ""])
+    except (ValueError, TypeError) as error:
+        raise RequestError(f"{path} is not a result file: {error}") from None
+    return found
 
 
-def _speeds(rows: list[Mapping[str, Any]]) -> Iterator[str]:
-    best = max(row["tokens_per_second"] for row in rows)
-    yield "| engine | tokens/s | same text | first token | memory |"
-    yield "| --- | --- | --- | --- | --- |"
+def _title(result: Mapping[str, Any]) -> str:
+    return str(result["title"] if "title" in result else result["model"])
+
+
+def _origin(path: Path, made: Mapping[str, str]) -> str:
+    facts = "; ".join(str(made[name]) for name in ("date", "machine", "load", "versions") if name in made)
+    return f"`{made['command']}`: {facts}. Raw data: `{path.name}`."
+
+
+def _speeds(path: Path, result: Mapping[str, Any]) -> Iterator[str]:
+    rows: list[Mapping[str, Any]] = result["rows"]
+    yield from (f"## {_title(result)}", "", _origin(path, result["made"]), "")
+    best = {field: _best(rows, field, sign) for _, field, sign, _, _ in _MEASURES}
+    yield "| engine | " + " | ".join(heading for heading, *_ in _MEASURES) + " |"
+    yield "| --- " * (len(_MEASURES) + 1) + "|"
     for row in rows:
-        speed = f"{row['tokens_per_second']:,.0f}"
-        same = _optional(row.get("same_as_plain"), "{:.0%}")
-        first = _optional(row.get("first_ms"), "{:.0f} ms")
-        memory = _optional(row.get("peak_bytes"), "{:.0f} MiB", 2**20)
-        shown = f"**{speed}**" if row["tokens_per_second"] == best else speed
-        yield f"| {row['label']} | {shown} | {same} | {first} | {memory} |"
+        cells = [_cell(row, measure, best) for measure in _MEASURES]
+        yield f"| {row['label']} | {' | '.join(cells)} |"
+    yield from ("", _where_others_lead(rows))
+    yield from (f"- not measured: {reason}" for reason in result.get("absent", ()))
+    yield ""
+    if len(categories := result.get("categories", {})) > 1:
+        yield from _by_category(categories)
 
 
-def _verdicts(verdicts: list[Mapping[str, Any]]) -> Iterator[str]:
-    yield "| check | verdict |"
-    yield "| --- | --- |"
-    for one in verdicts:
-        yield f"| {one['claim']} | {one['verdict']} |"
+def _best(rows: Sequence[Mapping[str, Any]], field: str, sign: int) -> float | None:
+    values = [row[field] for row in rows if row.get(field) is not None]
+    return max(values, key=lambda value: sign * value, default=None)
 
 
-def _optional(value: float | None, form: str, unit: float = 1) -> str:
-    return "" if value is None else form.format(value / unit)
+def _cell(row: Mapping[str, Any], measure: Measure, best: Mapping[str, float | None]) -> str:
+    _, field, _, form, unit = measure
+    value = row.get(field)
+    if value is None:
+        return ""
+    shown = form.format(value / unit)
+    return f"**{shown}**" if value == best[field] and field != "same_as_plain" else shown
+
+
+def _where_others_lead(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a line that names every column in which an engine is better than each of our rows."""
+    ours = [row for row in rows if row["label"].split()[0] == OURS]
+    found = []
+    for heading, field, sign, form, unit in _MEASURES:
+        best, own = _best(rows, field, sign), _best(ours, field, sign)
+        if best is not None and own is not None and sign * best > sign * own:
+            leader = next(row["label"] for row in rows if row.get(field) == best)
+            found.append(
+                f"{heading} ({leader} {form.format(best / unit)}, foreword {form.format(own / unit)})"
+            )
+    return f"Others are better in: {', '.join(found) or 'no column of this table'}."
+
+
+def _by_category(categories: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    yield from ("Tokens/s by kind of prompt:", "")
+    yield "| engine | " + " | ".join(name.replace("_", " ") for name in categories) + " |"
+    yield "| --- " * (len(categories) + 1) + "|"
+    for label in next(iter(categories.values())):
+        cells = []
+        for speeds in categories.values():
+            shown = f"{speeds[label]:,.1f}"
+            cells.append(f"**{shown}**" if speeds[label] == max(speeds.values()) else shown)
+        yield f"| {label} | {' | '.join(cells)} |"
+    yield ""
+
+
+def _verdicts(title: str, results: Sequence[tuple[Path, Mapping[str, Any]]]) -> Iterator[str]:
+    """Yield a table of checks by engines, and who could not be examined and why."""
+    yield from (f"## {title}: `foreword prove --url`", "")
+    for path, result in results:
+        absent = "".join(f" Not examined: {reason}." for reason in result.get("absent", ()))
+        yield f"- {_engine(result)}: {_origin(path, result['made'])}{absent}"
+    examined = [result for _, result in results if result["verdicts"]]
+    columns = [{one["check"]: one["verdict"] for one in result["verdicts"]} for result in examined]
+    checks = dict.fromkeys(one["check"] for result in examined for one in result["verdicts"])
+    yield from ("", f"| check | {' | '.join(map(_engine, examined))} |", "| --- " * (len(examined) + 1) + "|")
+    for check in checks:
+        yield f"| {check} | {' | '.join(column.get(check, '') for column in columns)} |"
+    yield ""
+
+
+def _engine(result: Mapping[str, Any]) -> str:
+    return str(result.get("engine", _title(result)))

@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 from foreword.bench.prompts import (
+    MT_BENCH,
+    BenchPrompt,
     bench_prompts,
     own_prompts,
     parse_prompts,
     prompts_digest,
     read_prompts,
+    spec_bench_kinds,
     take_per_category,
 )
 from foreword.errors import RequestError
@@ -102,3 +105,11 @@ def test_other_prompts_have_another_digest():
     prompts = take_per_category(own_prompts(), 2)
     assert prompts_digest(prompts) == prompts_digest(list(prompts))
     assert len({prompts_digest(prompts), prompts_digest(prompts[1:]), prompts_digest(prompts[::-1])}) == 3
+
+
+def test_conversations_of_spec_bench_are_one_kind():
+    names = [*sorted(MT_BENCH), "translation"]
+    found = spec_bench_kinds([BenchPrompt(str(k), name, "text") for k, name in enumerate(names)])
+    assert [prompt.category for prompt in found] == ["conversation"] * 8 + ["translation"]
+    ours = [BenchPrompt("1", "extraction", "text")]
+    assert spec_bench_kinds(ours) == ours

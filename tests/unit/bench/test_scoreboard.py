@@ -11,7 +11,13 @@ from foreword.errors import RequestError
 DOCS = Path(__file__).parents[3] / "docs"
 MADE = {"command": "foreword bench compare", "date": "2026-11-18", "machine": "2 cores", "load": "load 8"}
 ROWS = [
-    {"label": "ours", "tokens_per_second": 20.4, "same_as_plain": 1.0, "first_ms": 61.2, "peak_bytes": 2**29},
+    {
+        "label": "foreword auto",
+        "tokens_per_second": 20.4,
+        "same_as_plain": 1.0,
+        "first_ms": 61.2,
+        "peak_bytes": 2**29,
+    },
     {"label": "theirs", "tokens_per_second": 30.6, "same_as_plain": None},
 ]
 
@@ -21,22 +27,66 @@ def write(folder: Path, name: str, **found: object) -> None:
 
 
 def test_the_page_shows_every_file_and_who_is_fastest(tmp_path: Path):
-    write(tmp_path, "a.json", model="m", made=MADE, rows=ROWS)
-    verdicts = [{"check": "greedy", "claim": "Greedy texts are equal", "verdict": "held"}]
-    write(tmp_path, "b.json", title="llama.cpp, proved", made=MADE, verdicts=verdicts)
+    write(
+        tmp_path, "a.json", model="m", made=MADE, rows=ROWS, absent=["vllm plain cannot be compared: no GPU"]
+    )
     page = scoreboard_page(tmp_path)
     assert "## m\n\n`foreword bench compare`: 2026-11-18; 2 cores; load 8. Raw data: `a.json`." in page
-    assert "| ours | 20 | 100% | 61 ms | 512 MiB |" in page
+    assert "| foreword auto | 20 | 100% | **61 ms** | **512 MiB** |" in page
     assert "| theirs | **31** |  |  |  |" in page
-    assert "## llama.cpp, proved" in page
-    assert "| Greedy texts are equal | held |" in page
+    assert "Others are better in: tokens/s (theirs 31, foreword 20)." in page
+    assert "- not measured: vllm plain cannot be compared: no GPU" in page
 
 
-def test_a_file_that_is_no_result_is_named(tmp_path: Path):
+def test_a_table_in_which_we_lead_says_so(tmp_path: Path):
+    write(tmp_path, "a.json", model="m", made=MADE, rows=ROWS[:1])
+    assert "Others are better in: no column of this table." in scoreboard_page(tmp_path)
+
+
+def test_kinds_of_prompts_have_a_table_of_their_own(tmp_path: Path):
+    kinds = {
+        "qa": {"foreword auto": 20.4, "theirs": 30.6},
+        "math_reasoning": {"foreword auto": 9, "theirs": 8},
+    }
+    write(tmp_path, "a.json", model="m", made=MADE, rows=ROWS, categories=kinds)
+    page = scoreboard_page(tmp_path)
+    assert "| engine | qa | math reasoning |" in page
+    assert "| foreword auto | 20.4 | **9.0** |" in page
+    assert "| theirs | **30.6** | 8.0 |" in page
+
+
+def test_verdicts_of_one_model_are_columns_of_one_table(tmp_path: Path):
+    def verdict(found: str) -> dict[str, str]:
+        return {"check": "seed alone", "claim": "the same seed gives the same text", "verdict": found}
+
+    about = {"title": "m, cpu", "made": MADE}
+    write(tmp_path, "a.json", **about, engine="foreword", verdicts=[verdict("held")])
+    write(tmp_path, "b.json", **about, engine="llama.cpp", verdicts=[verdict("refuted")])
+    write(
+        tmp_path, "c.json", **about, engine="vLLM", verdicts=[], absent=["the server did not start: no GPU"]
+    )
+    write(tmp_path, "d.json", **{**about, "title": "n, cpu"}, engine="foreword", verdicts=[verdict("held")])
+    page = scoreboard_page(tmp_path)
+    assert "| check | foreword | llama.cpp |\n| --- | --- | --- |\n| seed alone | held | refuted |" in page
+    assert "Raw data: `c.json`. Not examined: the server did not start: no GPU." in page
+    assert page.count("| check |") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", r"a\.json has no 'made'"),
+        ('{"made": {"command": "c", "date": "d"}}', r"a\.json has no 'machine'"),
+        ('{"made": {"command": "c", "date": "d", "machine": "m"}}', r"a\.json has no 'rows or verdicts'"),
+        ("no JSON", r"a\.json is not a result file"),
+        ("[1]", r"a\.json is not a result file"),
+    ],
+)
+def test_a_file_that_is_no_result_is_named(tmp_path: Path, text: str, message: str):
     with pytest.raises(RequestError, match="no result files"):
         scoreboard_page(tmp_path)
-    write(tmp_path, "a.json", model="m", rows=ROWS)
-    with pytest.raises(RequestError, match=r"a\.json has no 'made'"):
+    (tmp_path / "a.json").write_text(text, encoding="utf-8")
+    with pytest.raises(RequestError, match=message):
         scoreboard_page(tmp_path)
 
 

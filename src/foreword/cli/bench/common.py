@@ -64,5 +64,14 @@ def made() -> dict[str, str]:
         "command": shlex.join(["foreword", *(_FOLDERS.sub(r"\1", part) for part in sys.argv[1:])]),
         "version": __version__,
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores{_processor_name()}, {platform.system()}",
     }
+
+
+def _processor_name() -> str:
+    """Return the processor's name after a comma; empty where the system does not state it in /proc."""
+    try:
+        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M)
+    except OSError:
+        return ""
+    return "" if found is None else f", {found[1]}"

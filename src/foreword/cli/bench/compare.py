@@ -1,15 +1,21 @@
 """`foreword bench compare`: Foreword against other engines."""
 
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from foreword import __version__
 from foreword.cli.bench.common import draw, made, prompts_of
 from foreword.cli.console import DEFAULT_MODEL, JsonCommand, ModelOption, plot_option, stage_bar, stdout
-from foreword.cli.options.grouped import Command, late, option
+from foreword.cli.options.grouped import late, option
 from foreword.errors import RequestError
+from foreword.progress import StageProgress
 
 if TYPE_CHECKING:
+    from foreword.bench.compare import PeerAnswer, Race
+    from foreword.bench.contestants import Contestant
+    from foreword.bench.prompts import BenchPrompt
     from foreword.bench.skeleton import Column
 
 
@@ -25,6 +31,9 @@ class Compare(JsonCommand):
     peers: str | None = option(
         None, "Engines to compare with: llama.cpp,transformers,vllm. Default: those that are installed."
     )
+    modes: str | None = option(
+        None, "Modes of the engines, such as plain,auto,stored,stored lookup. Default: all."
+    )
     python: list[str] | None = option(
         None,
         "Python interpreter with that engine: llama.cpp=/opt/bin/python; repeatable.",
@@ -34,33 +43,32 @@ class Compare(JsonCommand):
     dataset: Path | None = option(None, "JSON lines as for `bench drafters`. Default: our own.")
     category: str | None = option(None, "Use only prompts of this category, such as chat. Default: all.")
     limit_per_category: int = option(2, "Use the first N prompts of each category.", min=1)
+    max_prompt_tokens: int | None = option(None, "Skip prompts of more tokens. Default: none.", min=1)
     max_tokens: int = option(64, "Tokens of every answer.", min=8)
     rounds: int = option(3, "Runs of every prompt.", min=1)
     threads: int | None = option(None, "Threads of every engine. Default: all cores.", min=1)
+    resume: Path | None = option(None, "Store answers in this file and skip those that it has.")
     plot: Path | None = plot_option()
 
     def run(self) -> None:
-        from foreword.bench.compare import Race, contestants, plot_comparison, summarise
-        from foreword.bench.prompts import take_per_category
+        from foreword.bench.compare import Race, plot_comparison, speeds_by_category, summarise
+        from foreword.bench.contestants import contestants, engine_versions
         from foreword.bench.skeleton import optional, table
-        from foreword.engine.prompts import encode_prompt
         from foreword.kernels.native import choose_threads
-        from foreword.models.formats.checkpoint import open_checkpoint
         from foreword.models.sources.resolve import resolve_model
 
-        wanted = None if self.peers is None else [name.strip() for name in self.peers.split(",")]
+        origin = made() | {"load": f"load {os.getloadavg()[0]:.1f} before it began"}
         draft_path = None if self.draft is None else str(resolve_model(self.draft))
-        chosen = contestants(wanted, _pythons(self.python), draft_path)
-        found = [one for one in prompts_of(self.dataset) if self.category in (None, one.category)]
-        prompts = take_per_category(found, self.limit_per_category)
-        if not prompts:
-            raise RequestError(f"--category {self.category}: there are no such prompts")
-        with stage_bar() as show:
+        chosen = contestants(
+            names(self.peers), named_interpreters(self.python), draft_path, names(self.modes)
+        )
+        with stage_bar(is_long=True) as show:
             path = resolve_model(self.model, on_progress=show)
-            tokenizer = open_checkpoint(path).tokenizer()
-            ids = [encode_prompt(tokenizer, prompt.text) for prompt in prompts]
+            prompts = self._prompts(path)
+            ids = list(prompts.values())
             race = Race(str(path), ids, self.max_tokens, self.rounds, self.threads or choose_threads())
-            answers, absent = race.run(chosen, show)
+            answers, absent = self._race(race, chosen, list(prompts), show)
+        categories = [prompt.category for prompt in prompts]
         beside, rows = summarise(answers, chosen)
         size = f"{len(prompts)} prompts × {self.max_tokens} tokens × {self.rounds} rounds"
         title = f"{self.model}, {size}, {race.threads} threads"
@@ -85,30 +93,66 @@ class Compare(JsonCommand):
                 "threads": race.threads,
                 "baseline": beside,
                 "rows": [asdict(row) for row in rows],
+                "categories": speeds_by_category(answers, categories),
                 "absent": absent,
-                "made": made(),
+                "answers": [_raw(asdict(answer), categories) for answer in answers],
+                "made": origin | {"versions": ", ".join(map(" ".join, engine_versions(chosen).items()))},
             }
         )
 
+    def _prompts(self, path: Path) -> "dict[BenchPrompt, list[int]]":
+        """Return the wanted prompts with their tokens."""
+        from foreword.bench.prompts import spec_bench_kinds, take_per_category
+        from foreword.engine.prompts import encode_prompt
+        from foreword.models.formats.checkpoint import open_checkpoint
 
-@dataclass(frozen=True, kw_only=True)
-class Scoreboard(Command):
-    """Write a page of all engines' results from result files (bench compare --json, prove --url --json).
+        found = spec_bench_kinds(prompts_of(self.dataset))
+        wanted = [one for one in found if self.category in (None, one.category)]
+        if not wanted:
+            raise RequestError(f"--category {self.category}: there are no such prompts")
+        tokenizer = open_checkpoint(path).tokenizer()
+        ids = {prompt: encode_prompt(tokenizer, prompt.text) for prompt in wanted}
+        most = self.max_prompt_tokens
+        short = [prompt for prompt in wanted if most is None or len(ids[prompt]) <= most]
+        if not short:
+            raise RequestError(f"--max-prompt-tokens {most}: every prompt is longer")
+        return {prompt: ids[prompt] for prompt in take_per_category(short, self.limit_per_category)}
 
-    Example: foreword bench scoreboard --results docs/benchmarks/scoreboard --out docs/scoreboard.md
-    """
+    def _race(
+        self, race: "Race", chosen: "list[Contestant]", prompts: "list[BenchPrompt]", show: StageProgress
+    ) -> "tuple[list[PeerAnswer], list[str]]":
+        from foreword.bench.compare import PeerAnswer
+        from foreword.bench.drafters.measure import Ledger
+        from foreword.bench.prompts import prompts_digest
 
-    results: Path = option(Path("docs/benchmarks/scoreboard"), "Folder with the result files.")
-    out: Path = option(Path("docs/scoreboard.md"), "Page to write.")
+        if self.resume is None:
+            return race.run(chosen, show)
+        settings = {
+            "model": self.model,
+            "version": __version__,
+            "max_tokens": self.max_tokens,
+            "threads": race.threads,
+            "prompts_digest": prompts_digest(prompts),
+        }
+        ledger = Ledger(self.resume, settings, PeerAnswer.from_json)
+        labels = {contestant.label for contestant in chosen}
+        known = [one for one in ledger.records if one.contestant in labels and one.round < self.rounds]
+        return race.run(chosen, show, known, ledger.add)
 
-    def run(self) -> None:
-        from foreword.bench.scoreboard import scoreboard_page
 
-        self.out.write_text(scoreboard_page(self.results), encoding="utf-8")
-        stdout.print(f"{self.out} is written", soft_wrap=True, markup=False)
+def _raw(answer: dict[str, Any], categories: list[str]) -> dict[str, Any]:
+    """Return an answer as the result file has it: without its tokens, with its category."""
+    del answer["token_ids"]
+    return answer | {"category": categories[answer["prompt"]]}
 
 
-def _pythons(given: list[str] | None) -> dict[str, str]:
+def names(text: str | None) -> list[str] | None:
+    """Return the names in an option, separated by commas."""
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
+def named_interpreters(given: list[str] | None) -> dict[str, str]:
+    """Return the interpreters of `--python PEER=PATH`."""
     named = {}
     for text in given or ():
         name, equals, path = text.partition("=")

@@ -2,7 +2,18 @@
 
 import typer
 
-from foreword.cli.bench import compare, control, drafters, gpu, nodes, overhead, passes, serve, step
+from foreword.cli.bench import (
+    compare,
+    control,
+    drafters,
+    gpu,
+    nodes,
+    overhead,
+    passes,
+    scoreboard,
+    serve,
+    step,
+)
 from foreword.cli.options.grouped import command
 
 app = typer.Typer(no_args_is_help=True, help="Measure costs and speed, always as ratios within one run.")
@@ -26,7 +37,7 @@ for _name, _kind in {
     "overhead": overhead.Overhead,
     "pacing": overhead.Pacing,
     "serve": serve.Serve,
-    "scoreboard": compare.Scoreboard,
+    "scoreboard": scoreboard.Scoreboard,
     "server-overhead": overhead.ServerOverhead,
     "structured": passes.Structured,
     "step": step.Step,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Column, Table
 
+from foreword.cli.bench.common import made
 from foreword.cli.console import print_json, stage_bar, stdout
 from foreword.errors import RequestError
 
@@ -90,6 +91,7 @@ async def _run(asked: Asked, plan: "ExaminationPlan", dry_run: bool) -> dict[str
         "refuted": refuted,
         "fails_under_concurrency": failing,
         "verdicts": verdicts,
+        "made": made(),
     }
 
 

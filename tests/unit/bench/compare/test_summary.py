@@ -2,7 +2,8 @@
 
 import pytest
 
-from foreword.bench.compare import KINDS, Contestant, PeerAnswer, contestants, summarise
+from foreword.bench.compare import PeerAnswer, speeds_by_category, summarise
+from foreword.bench.contestants import KINDS, Contestant, contestants
 from foreword.errors import RequestError
 
 PLAIN, AUTO = Contestant("foreword", "plain"), Contestant("foreword", "auto")
@@ -53,8 +54,28 @@ def test_a_text_is_compared_with_that_of_the_same_weights():
     assert [row.same_as_plain for row in rows] == [None, None, 1.0]
 
 
+def test_speeds_by_category_are_medians_of_its_answers():
+    rates = {0: 10, 1: 30, 2: 5}
+    answers = [answer(PLAIN, rate, prompt=prompt) for prompt, rate in rates.items()]
+    found = speeds_by_category(answers, ["chat", "chat", "code"])
+    assert {name: round(speeds["foreword plain"]) for name, speeds in found.items()} == {
+        "chat": 20,
+        "code": 5,
+    }
+
+
+def test_modes_limit_how_engines_decode():
+    python = {"llama.cpp": "python"}
+    found = contestants(["llama.cpp"], python, modes=["plain", "stored lookup"])
+    assert [one.label for one in found] == ["foreword plain", "llama.cpp stored lookup"]
+    with pytest.raises(
+        RequestError, match="--modes: no engine here has 'prompt lookup'; there are plain, auto"
+    ):
+        contestants(["llama.cpp"], python, modes=["prompt lookup"])
+
+
 def test_who_takes_part(monkeypatch):
-    monkeypatch.setattr("foreword.bench.compare.find_spec", lambda name: None)
+    monkeypatch.setattr("foreword.bench.contestants.find_spec", lambda name: None)
     assert {one.peer for one in contestants(None, {})} == {"foreword"}
     named = contestants(["llama.cpp"], {"llama.cpp": "/some/python"})
     assert [one.mode for one in named if one.peer == "llama.cpp"] == list(KINDS["llama.cpp"].modes)

@@ -1,0 +1,123 @@
+"""Engines that `foreword bench compare` can compare, and the ways in which each decodes."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from foreword import __version__
+from foreword.errors import RequestError
+
+OURS, PLAIN = "foreword", "plain"
+
+
+@dataclass(frozen=True)
+class PeerKind:
+    """An engine: where it is, what it needs, and its ways to decode, the plain ones first."""
+
+    path: str  # module:class of the `Peer`
+    package: str  # that must be there
+    distribution: str  # that brings it
+    modes: Sequence[str]
+    plain_modes: Sequence[str] = (PLAIN,)
+    draft_mode: str | None = None  # with a draft model, if it takes one
+
+
+KINDS = {
+    OURS: PeerKind(
+        "foreword.bench.peers:Ours",
+        "foreword",
+        "foreword",
+        (PLAIN, "auto", "suffix+ngram"),
+        draft_mode="draft_model",
+    ),
+    "llama.cpp": PeerKind(
+        "foreword.bench.peers:LlamaCpp",
+        "llama_cpp",
+        "llama_cpp_python",
+        ("stored", "Q8_0", "Q4_0", "stored lookup", "Q8_0 lookup", "Q4_0 lookup"),
+        ("stored", "Q8_0", "Q4_0"),
+    ),
+    "transformers": PeerKind(
+        "foreword.bench.peers:Transformers",
+        "transformers",
+        "transformers",
+        (PLAIN, "prompt lookup"),
+        draft_mode="assisted",
+    ),
+    "vllm": PeerKind("foreword.bench.peers:Vllm", "vllm", "vllm", (PLAIN, "ngram")),
+}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One engine in one mode, in a process of its own."""
+
+    peer: str
+    mode: str
+    python: str | None = None  # interpreter that has it; None: this one
+    draft: str | None = None  # the draft model's path, where the mode takes one
+
+    @property
+    def label(self) -> str:
+        return f"{self.peer} {self.mode}"
+
+    @property
+    def is_plain(self) -> bool:
+        return self.mode in KINDS[self.peer].plain_modes
+
+    @property
+    def plain_label(self) -> str:
+        """Return the label of the same weights without speculation: of `Q4_0 lookup` it is `Q4_0`."""
+        first = self.mode.partition(" ")[0]
+        return f"{self.peer} {first if first in KINDS[self.peer].plain_modes else PLAIN}"
+
+
+def contestants(
+    wanted: Sequence[str] | None,
+    pythons: dict[str, str],
+    draft: str | None = None,
+    modes: Sequence[str] | None = None,
+) -> list[Contestant]:
+    """Ourselves and these peers; without a list, whichever are installed here or have an interpreter.
+
+    With a draft model, each that takes one also with it. `modes` limits how they decode.
+    """
+    for name in (*(wanted or ()), *pythons):
+        if name not in KINDS:
+            raise RequestError(f"--peers: there is no {name!r}; there are {', '.join(KINDS)}")
+    chosen = [name for name in KINDS if name == OURS or _is_wanted(name, wanted, pythons)]
+    found = []
+    for name in chosen:
+        kind, python = KINDS[name], pythons.get(name)
+        found += [Contestant(name, mode, python) for mode in kind.modes]
+        if draft is not None and kind.draft_mode is not None:
+            found.append(Contestant(name, kind.draft_mode, python, draft))
+    known = [mode for name in chosen for mode in KINDS[name].modes]
+    if unknown := [mode for mode in modes or () if mode not in known]:
+        raise RequestError(f"--modes: no engine here has {unknown[0]!r}; there are {', '.join(known)}")
+    return [one for one in found if modes is None or one.mode in modes or one.draft is not None]
+
+
+def _is_wanted(name: str, wanted: Sequence[str] | None, pythons: dict[str, str]) -> bool:
+    is_there = name in pythons or find_spec(KINDS[name].package) is not None
+    if wanted is None:
+        return is_there
+    if name in wanted and not is_there:
+        raise RequestError(f"--peers {name}: it is not installed; name an interpreter: --python {name}=PATH")
+    return name in wanted
+
+
+def engine_versions(chosen: Sequence[Contestant]) -> dict[str, str]:
+    """Return the version of every engine that takes part, as its interpreter has it."""
+    pythons = {one.peer: one.python or sys.executable for one in chosen if one.peer != OURS}
+    return {OURS: __version__} | {
+        name: _version(python, KINDS[name].distribution) for name, python in pythons.items()
+    }
+
+
+def _version(python: str, distribution: str) -> str:
+    code = f"from importlib.metadata import version; print(version({distribution!r}))"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "of unknown version"

@@ -1,0 +1,138 @@
+"""Servers of the engines that a scoreboard examines with `foreword prove --url`."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from time import monotonic, sleep
+
+import foreword
+from foreword.bench.contestants import OURS
+from foreword.bench.peers import LOOKUP_TOKENS, VLLM_DRAFT_TOKENS
+from foreword.errors import RequestError
+
+START_SECONDS = 600
+"""Longest start of a server: vLLM compiles for minutes."""
+
+Arguments = Callable[[Path, int], list[str]]
+"""Arguments of the interpreter that start a server, by model and threads."""
+
+
+@dataclass(frozen=True)
+class ServedEngine:
+    """An engine's server, and how its speculation is turned on."""
+
+    engine: str
+    label: str  # the column of the table
+    arguments: Arguments
+    speculation: Sequence[str] = ()  # further arguments; the plain server, to compare with, has none
+
+
+def _llama_cpp(model: Path, threads: int) -> list[str]:
+    fixed = ("--model_alias", "model", "--n_ctx", "2048", "--n_threads", str(threads))
+    return ["-m", "llama_cpp.server", "--model", str(model), *fixed]
+
+
+def _transformers(model: Path, threads: int) -> list[str]:
+    named = f"{model.parent}:{model.name}" if model.is_file() else str(model)
+    return ["-c", "from transformers.cli.transformers import main; main()", "serve", named]
+
+
+def _vllm(model: Path, threads: int) -> list[str]:
+    # Half of a GPU: the plain server runs beside it.
+    half = ("--gpu-memory-utilization", "0.45", "--max-model-len", "4096")
+    return ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *half]
+
+
+_VLLM_NGRAM = {"method": "ngram", "num_speculative_tokens": VLLM_DRAFT_TOKENS, "prompt_lookup_max": 4}
+_LOOKUP = ("--draft_model", "prompt-lookup-decoding", "--draft_model_num_pred_tokens", str(LOOKUP_TOKENS))
+
+SERVED = (
+    ServedEngine(OURS, "foreword", lambda model, threads: ["-m", "foreword", "serve", str(model)]),
+    ServedEngine("llama.cpp", "llama.cpp", _llama_cpp),
+    ServedEngine("llama.cpp", "llama.cpp lookup", _llama_cpp, _LOOKUP),
+    ServedEngine("transformers", "transformers", _transformers),
+    ServedEngine("vllm", "vLLM ngram", _vllm, ("--speculative-config", json.dumps(_VLLM_NGRAM))),
+)
+
+
+@contextmanager
+def started(python: str, arguments: Sequence[str], threads: int) -> Iterator[str]:
+    """Start a server on a free port and yield its address once it answers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    command = [python, *arguments, "--host", "127.0.0.1", "--port", str(port)]
+    with TemporaryFile() as log:
+        server = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=server_environment(threads)
+        )
+        try:
+            deadline = monotonic() + START_SECONDS
+            while not _answers(url):
+                if server.poll() is not None or monotonic() > deadline:
+                    log.seek(0)
+                    lines = log.read().decode(errors="replace").strip().splitlines() or ["it wrote nothing"]
+                    raise RequestError(f"the server did not start: {lines[-1][:300]}")
+                sleep(0.2)
+            yield f"{url}/v1"
+        finally:
+            server.kill()
+            server.wait(30)
+
+
+def server_environment(threads: int) -> Mapping[str, str]:
+    """Return the variables of a server: its threads, and where an interpreter without Foreword finds it."""
+    ours = str(Path(foreword.__file__).parents[1])
+    path = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH")]))
+    threaded = dict.fromkeys(("OMP_NUM_THREADS", "FOREWORD_THREADS"), str(threads))
+    return {**os.environ, **threaded, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+
+
+def _answers(url: str) -> bool:
+    """Return whether a server completes a text; some list their models before they have loaded them."""
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as listed:
+            models = json.load(listed)["data"]
+        body = {"model": models[0]["id"] if models else "", "prompt": "Hello", "max_tokens": 1}
+        request = urllib.request.Request(
+            f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=START_SECONDS):
+            return True
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+def verdicts_of(
+    served: ServedEngine, python: str | None, model: Path, threads: int, options: Sequence[str]
+) -> dict[str, object]:
+    """Return what `foreword prove --url --json` says about an engine's server, or `absent`: why it says nothing."""
+    interpreter = python or sys.executable
+    plain = served.arguments(model, threads)
+    try:
+        with started(interpreter, [*plain, *served.speculation], threads) as url:
+            if not served.speculation:
+                return _examined(["--url", url, *options])
+            with started(interpreter, plain, threads) as plain_url:
+                return _examined(["--url", url, "--plain-url", plain_url, *options])
+    except RequestError as error:
+        return {"verdicts": [], "absent": [str(error)]}
+
+
+def _examined(options: Sequence[str]) -> dict[str, object]:
+    command = [sys.executable, "-m", "foreword", "prove", *options, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode not in (0, 1):  # 1: a claim was refuted
+        raise RequestError(f"foreword prove ended with exit code {done.returncode}")
+    found: dict[str, object] = json.loads(done.stdout)
+    return found

@@ -1,0 +1,107 @@
+"""`foreword bench scoreboard`: a page of all engines' results, from result files or measured anew."""
+
+import json
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from foreword.cli.bench.common import made
+from foreword.cli.bench.compare import named_interpreters, names
+from foreword.cli.console import DEFAULT_MODEL, stderr, stdout
+from foreword.cli.options.grouped import Command, flag, option
+from foreword.errors import RequestError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoreboard(Command):
+    """Write a page of all engines' results from result files (bench compare --json, prove --url --json).
+
+    With --measure, first run both for every model and engine that has no result file yet. An interrupted
+    run continues where it stopped.
+
+    Example: foreword bench scoreboard --measure --compare '--limit-per-category 1 --max-tokens 32'
+    """
+
+    results: Path = option(Path("docs/benchmarks/scoreboard"), "Folder with the result files.")
+    out: Path = option(Path("docs/scoreboard.md"), "Page to write.")
+    measure: bool = flag("Measure what has no result file yet.")
+    model: list[str] | None = option(None, "With --measure: models; repeatable. Default: smollm2-135m.")
+    label: str = option(
+        f"cpu-{platform.machine()}", "With --measure: this machine's name in files and titles."
+    )
+    compare: str = option("", "With --measure: options of `bench compare`.", metavar="OPTIONS")
+    prove: str = option(
+        "--small", "With --measure: options of `prove --url`; 'off' examines no server.", metavar="OPTIONS"
+    )
+    peers: str | None = option(None, "With --measure: engines, as for `bench compare`.")
+    python: list[str] | None = option(
+        None, "With --measure: interpreter with an engine, as for `bench compare`.", metavar="PEER=PATH"
+    )
+    threads: int | None = option(None, "With --measure: threads of every engine. Default: all cores.", min=1)
+
+    def run(self) -> None:
+        from foreword.bench.scoreboard import scoreboard_page
+
+        # An end that is asked for also ends the servers that were started.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        if self.measure:
+            self._measure()
+        self.out.write_text(scoreboard_page(self.results), encoding="utf-8")
+        stdout.print(f"{self.out} is written", soft_wrap=True, markup=False)
+
+    def _measure(self) -> None:
+        """Write the result files that are missing."""
+        from foreword.bench.contestants import contestants
+        from foreword.bench.servers import SERVED, verdicts_of
+        from foreword.kernels.native import choose_threads
+        from foreword.models.sources.resolve import resolve_model
+
+        pythons = named_interpreters(self.python)
+        engines = {one.peer for one in contestants(names(self.peers), pythons)}
+        threads = self.threads or choose_threads()
+        options = shlex.split(self.prove)
+        served = [one for one in SERVED if self.prove != "off" and one.engine in engines]
+        self.results.mkdir(parents=True, exist_ok=True)
+        for model in self.model or [DEFAULT_MODEL]:
+            path, short = resolve_model(model), Path(model).stem
+            title = {"title": f"{short}, {self.label}, {threads} threads"}
+            self._keep(f"{short}-speed", title, partial(self._speed, model, short, threads))
+            for one in served:
+                python = pythons.get(one.engine)
+                examine = partial(verdicts_of, one, python, path, threads, options)
+                name = f"{short}-proof-{one.label.replace(' ', '-')}"
+                self._keep(name, {**title, "engine": one.label}, examine)
+
+    def _keep(self, name: str, about: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> None:
+        """Write a result file unless it is there."""
+        path = self.results / f"{self.label}-{name}.json"
+        if path.exists():
+            stderr.print(f"{path} is there already", markup=False, soft_wrap=True)
+            return
+        stderr.print(f"measuring {path.stem}", markup=False, soft_wrap=True)
+        found = {"made": made()} | measure() | about
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    def _speed(self, model: str, short: str, threads: int) -> dict[str, Any]:
+        """Run `bench compare`; its answers are kept until it is finished."""
+        kept = self.results / f"{self.label}-{short}-answers.jsonl"
+        command = ["bench", "compare", "--model", model, "--threads", str(threads), "--resume", str(kept)]
+        command += [] if self.peers is None else ["--peers", self.peers]
+        for python in self.python or ():
+            command += ["--python", python]
+        command += [*shlex.split(self.compare), "--json"]
+        done = subprocess.run(
+            [sys.executable, "-m", "foreword", *command], stdout=subprocess.PIPE, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise RequestError(f"foreword bench compare ended with exit code {done.returncode}")
+        kept.unlink()
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
