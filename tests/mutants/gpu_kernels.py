@@ -45,8 +45,8 @@ GPU_KERNEL_MUTANTS = (
     Mutant(
         42,
         "a tile whose bits differ is used all the same",
-        "backends/cuda/fp8_products.py",
-        "Fp8Products.check",
+        "backends/cuda/packed_products.py",
+        "PackedProducts.check",
         "self._odd.add((shape, depth, tile))",
         "pass",
         (f"{FP8}::test_a_tile_with_other_bits_is_not_used",),

@@ -20,8 +20,8 @@ CPU_DTYPES = ("int8", "stored", "q4", "q8_0", "float32")
 
 BACKENDS = ("auto", "cpu", "cuda", "torch")
 
-QUANTIZATIONS = ("auto", "none", "fp8")
-"""Weights of the CUDA kernels: as the checkpoint has them, unpacked, or in 8-bit floats whatever they were."""
+QUANTIZATIONS = ("auto", "none", "fp8", "int4")
+"""Weights of the CUDA kernels: as the checkpoint has them, unpacked, or rounded to 8-bit floats or to 4 bits."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ def choose_backend(
     if quantization not in QUANTIZATIONS:
         raise RequestError(f"unknown quantization {quantization!r}; use {', '.join(QUANTIZATIONS)}")
     choice = replace(_chosen(backend, dtype, device), quantization=quantization)
-    if quantization == "fp8" and choice.name != "cuda":
+    if quantization in ("fp8", "int4") and choice.name != "cuda":
         raise RequestError(
-            f"quantization fp8 needs the cuda backend, not {choice.name}; leave out --quantization"
+            f"quantization {quantization} needs the cuda backend, not {choice.name}; leave out --quantization"
         )
     return choice
 
@@ -89,7 +89,11 @@ def fitted(
     A backend that was asked for by name, or by numbers that it alone has, stays; loading says what it cannot run.
     """
     missing = missing_parts(config, choice.name)
-    is_named = backend != "auto" or choice.quantization == "fp8" or (dtype != "auto" and dtype not in DTYPES)
+    is_named = (
+        backend != "auto"
+        or choice.quantization in ("fp8", "int4")
+        or (dtype != "auto" and dtype not in DTYPES)
+    )
     if not missing or is_named:
         return choice
     reason = f"the {choice.name} backend cannot run {', '.join(missing)}"

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from foreword.cancellation import check_cancelled
 from foreword.errors import CheckpointError
-from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
 from foreword.models.formats.hf.checkpoint import HfCheckpoint
-from foreword.models.formats.hf.packed import Fp8Tensor
+from foreword.models.formats.hf.packed import Fp8Tensor, Kept
 from foreword.models.layer_shapes import expected_shapes
 from foreword.progress import Progress
 
@@ -78,16 +78,17 @@ class WeightLoader:
         """A tensor in float32, whatever the others are in."""
         return self._load(name, torch.float32)
 
-    def fp8(self, name: str) -> Fp8Tensor | None:
-        """A matrix that is stored in 8-bit floats, as it is; None: it is not. It does not count yet."""
-        kept = self._checkpoint.fp8(name) if isinstance(self._checkpoint, HfCheckpoint) else None
+    def kept(self, name: str) -> Kept | QuantizedTensor | None:
+        """A packed matrix as it is stored, on the CPU; None: it is to be unpacked. It does not count yet."""
+        kept: Kept | QuantizedTensor | None = self._checkpoint.quantized(name)
+        if isinstance(self._checkpoint, HfCheckpoint):
+            kept = self._checkpoint.kept(name)
         if kept is None:
             return None
-        self.check_shape(name, tuple(kept.values.shape))
-        # NaN is all ones but for the sign; there is no infinity.
-        is_finite = not bool((kept.values.view(torch.uint8) & 127 == 127).any())
-        self.check_finite(name, is_finite and bool(kept.scales.isfinite().all()))
-        return Fp8Tensor(kept.values.to(self._device), kept.scales.to(self._device), kept.in_blocks)
+        self.check_shape(name, kept.shape)
+        if isinstance(kept, Fp8Tensor):  # NaN is all ones but for the sign; there is no infinity
+            self.check_finite(name, not bool((kept.values.view(torch.uint8) & 127 == 127).any()))
+        return kept
 
     def pieces(self, name: str) -> Iterator[Tensor]:
         """A matrix in float32, in stretches of whole panels of rows that take little memory."""

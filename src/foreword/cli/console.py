@@ -66,7 +66,7 @@ QuantizationOption = Annotated[
     str,
     typer.Option(
         callback=lambda name: one_of("--quantization", name, QUANTIZATIONS),
-        help="Weights on a GPU: auto (as the checkpoint has them), none (unpacked) or fp8.",
+        help="Weights on a GPU: auto (as the checkpoint has them), none (unpacked), fp8 or int4.",
     ),
 ]
 DeviceOption = Annotated[str, typer.Option(callback=check_device, help="Device: auto, cpu, cuda or cuda:1.")]

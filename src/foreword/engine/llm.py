@@ -68,7 +68,7 @@ class LLM:
 
         `progress` is called with loaded tensors, `preparing` with captured passes (see `EngineConfig.enforce_eager`).
 
-        `quantization` is "auto" for weights as the checkpoint has them, "none" for unpacked ones or "fp8": docs/gpu.md.
+        `quantization` is "auto" for weights as the checkpoint has them, "none", "fp8" or "int4": docs/gpu.md.
 
         `speculation` is the drafter, as in vLLM's `speculative_config`:
         `{"method": "ngram", "num_speculative_tokens": 5}`; "off", False or None: no drafter; "auto" or True: see

@@ -9,7 +9,6 @@ from torch import Tensor
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
 from foreword.backends.cuda.adapters import DOWN, GATE_UP, OUTPUT, QKV, AdapterTable, Place, RowAdapters
 from foreword.backends.cuda.block_heads import CudaBlockHead
-from foreword.backends.cuda.fp8_products import Matrix, Rows
 from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.heads import CudaHead
 from foreword.backends.cuda.kernels.ancestors import ancestor_slots
@@ -27,6 +26,7 @@ from foreword.backends.cuda.kernels.rows import (
 )
 from foreword.backends.cuda.layout import Layout, PassShape, decode_sizes
 from foreword.backends.cuda.medusa import CudaMedusa
+from foreword.backends.cuda.packed_products import Matrix, Rows
 from foreword.backends.cuda.products import Products
 from foreword.backends.cuda.upload import PassUpload, UploadedPass, attended
 from foreword.backends.interface import DecodeSize, HeadRunner, KvStore

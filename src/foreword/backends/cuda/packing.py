@@ -1,61 +1,152 @@
-"""Weights as the CUDA kernels read them: matrices of layers in 8 bits where the checkpoint or the user has them so."""
+"""Weights as the CUDA kernels read them: matrices of layers packed where the checkpoint or the user has them so."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from foreword.backends.choice import BackendChoice
-from foreword.backends.cuda.fp8_products import Matrix, rounded_weight
 from foreword.backends.cuda.kernels.fp8 import BLOCK, Fp8Weight
+from foreword.backends.cuda.kernels.grouped import E2M1, INT4, INT8, GroupedWeight
+from foreword.backends.cuda.packed_products import Matrix, PackedWeight, rounded_weight
 from foreword.backends.support import require_supported
 from foreword.backends.torch.weights import DecoderWeights, LayerSource, weights_from
 from foreword.backends.weight_loader import WeightLoader
-from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
+from foreword.models.formats.hf.packed import Fp8Tensor, GroupedTensor, Kept
 from foreword.progress import Progress
+
+GROUP = 128
+"""Columns with one scale where they are rounded to 4 bits here, and the most that kernels take together."""
 
 
 class RoundedMatrices:
-    """A source of tensors whose matrices are rounded to 8 bits one by one, so that no second copy is held."""
+    """A source of tensors whose matrices are rounded one by one, so that no second copy is held."""
 
-    def __init__(self, source: LayerSource) -> None:
-        self._source = source
+    def __init__(self, source: LayerSource, quantization: str) -> None:
+        """`quantization` is "fp8" or "int4"."""
+        self._source, self._quantization = source, quantization
         self.hidden_size = source.hidden_size
         self.tensor, self.floats, self.nothing = source.tensor, source.floats, source.nothing
 
     def matrix(self, names: Sequence[str]) -> Matrix:
-        return _joined([rounded_weight(self._source.tensor(name)) for name in names])
+        round_one = rounded_weight if self._quantization == "fp8" else rounded_to_4_bits
+        parts = [part for name in names if (part := round_one(self._source.tensor(name))) is not None]
+        whole = joined(parts) if len(parts) == len(names) else None
+        return self._source.matrix(names) if whole is None else whole
 
 
 class KeptMatrices(RoundedMatrices):
-    """The same for a checkpoint: what is stored in 8 bits stays as it is."""
+    """The same for a checkpoint: what is stored packed stays as it is."""
 
-    def __init__(self, source: WeightLoader, rounds: bool) -> None:
-        """With `rounds`, other matrices are rounded."""
-        super().__init__(source)
-        self._stored, self._count, self._rounds = source.fp8, source.count, rounds
+    def __init__(self, source: WeightLoader, device: torch.device, quantization: str) -> None:
+        """With "auto", matrices that are not packed are not rounded either."""
+        super().__init__(source, quantization)
+        self._loader, self._device = source, device
 
     def matrix(self, names: Sequence[str]) -> Matrix:
-        stored = [self._stored(name) for name in names]
-        kept = [Fp8Weight(part.values, part.scales, part.in_blocks) for part in stored if part is not None]
-        if len(kept) == len(names) and _can_be_joined(kept):
-            for _ in names:
-                self._count()
-            return _joined(kept)
-        return super().matrix(names) if self._rounds else self._source.matrix(names)
+        parts = [part for name in names if (part := self._kept(name)) is not None]
+        whole = joined(parts) if len(parts) == len(names) else None
+        if whole is None:
+            return super().matrix(names) if self._quantization != "auto" else self._source.matrix(names)
+        for _ in names:
+            self._loader.count()
+        return whole
+
+    def _kept(self, name: str) -> PackedWeight | None:
+        kept = self._loader.kept(name)
+        packed = None if kept is None else _packed(kept, self._device)
+        if packed is not None:
+            self._loader.check_finite(name, bool(packed.scales.isfinite().all()))
+        return packed
 
 
-def _can_be_joined(parts: Sequence[Fp8Weight]) -> bool:
-    """Whether all have scales of one kind, and blocks end where matrices do."""
-    ends = all(len(part) % BLOCK == 0 for part in parts[:-1])
-    return len({part.in_blocks for part in parts}) == 1 and (ends or not parts[0].in_blocks)
-
-
-def _joined(parts: Sequence[Fp8Weight]) -> Fp8Weight:
+def joined(parts: Sequence[PackedWeight]) -> PackedWeight | None:
+    """Matrices that read the same input as one; None: they are packed in different ways."""
+    first = parts[0]
     if len(parts) == 1:
-        return parts[0]
-    # torch cannot join 8-bit floats on every device; bytes it can.
-    values = torch.cat([part.values.view(torch.uint8) for part in parts]).view(parts[0].values.dtype)
-    return Fp8Weight(values, torch.cat([part.scales for part in parts]), parts[0].in_blocks)
+        return first
+    if isinstance(first, Fp8Weight):
+        eights = [part for part in parts if isinstance(part, Fp8Weight) and part.in_blocks == first.in_blocks]
+        ends = all(len(part) % BLOCK == 0 for part in eights[:-1])
+        if len(eights) < len(parts) or (first.in_blocks and not ends):
+            return None
+        # torch cannot join 8-bit floats on every device; bytes it can.
+        values = torch.cat([part.values.view(torch.uint8) for part in eights]).view(first.values.dtype)
+        return Fp8Weight(values, torch.cat([part.scales for part in eights]), first.in_blocks)
+    fours = [part for part in parts if isinstance(part, GroupedWeight) and _are_alike(part, first)]
+    if len(fours) < len(parts):
+        return None
+    zeros = [part.zeros for part in fours if part.zeros is not None]
+    return replace(
+        first,
+        codes=torch.cat([part.codes for part in fours], dim=1),
+        scales=torch.cat([part.scales for part in fours], dim=1),
+        zeros=torch.cat(zeros, dim=1) if zeros else None,
+    )
+
+
+def _are_alike(one: GroupedWeight, other: GroupedWeight) -> bool:
+    if (one.kind, one.group, one.zeros is None) != (other.kind, other.group, other.zeros is None):
+        return False
+    orders = [order for order in (one.order, other.order) if order is not None]
+    return not orders or (len(orders) == 2 and torch.equal(*orders))
+
+
+def _packed(kept: Kept | QuantizedTensor, device: torch.device) -> PackedWeight | None:
+    """A stored matrix on the device; None: the kernels cannot read it."""
+    if isinstance(kept, Fp8Tensor):
+        return Fp8Weight(kept.values.to(device), kept.scales.to(device).contiguous(), kept.in_blocks)
+    if isinstance(kept, GroupedTensor):
+        return _grouped(kept, device)
+    blocks = torch.from_numpy(np.ascontiguousarray(kept.data)).to(device)
+    width = {"Q4_0": 16, "Q8_0": 32}.get(kept.kind)
+    if width is None:
+        return None
+    by_group = blocks.view(len(blocks), -1, 2 + width).transpose(0, 1)  # [groups, N, bytes]
+    scales = by_group[..., :2].contiguous().view(torch.float16).squeeze(-1)
+    codes = by_group[..., 2:].contiguous()
+    if kept.kind == "Q8_0":
+        return GroupedWeight(codes.view(torch.int8), scales, None, None, INT8)
+    return GroupedWeight(codes, scales, None, None)
+
+
+def _grouped(kept: GroupedTensor, device: torch.device) -> GroupedWeight | None:
+    columns, groups = kept.codes.shape[1], kept.scales.shape[1]
+    size, times = columns // groups, max(1, columns // groups // GROUP)
+    if columns % groups or (size not in (32, 64) and size % GROUP):
+        return None
+
+    def by_group(numbers: Tensor) -> Tensor:
+        return numbers.to(device).repeat_interleave(times, dim=1).T.contiguous()
+
+    return GroupedWeight(
+        _pairs(kept.codes.to(device), min(size, GROUP)),
+        by_group(kept.scales),
+        None if kept.zeros is None else by_group(kept.zeros),
+        None if kept.order is None else kept.order.to(device),
+        E2M1 if kept.floats else INT4,
+    )
+
+
+def _pairs(codes: Tensor, group: int) -> Tensor:
+    """Codes [N, K] as `GroupedWeight` has them."""
+    halves = codes.view(len(codes), -1, 2, group // 2)
+    return (halves[:, :, 0] | halves[:, :, 1] << 4).transpose(0, 1).contiguous()
+
+
+def rounded_to_4_bits(weight: Tensor) -> GroupedWeight | None:
+    """Round a matrix [N, K] to whole numbers from -8 to 7 with a scale for every group of columns, if K has groups."""
+    rows, columns = weight.shape
+    size = next((size for size in (GROUP, 64, 32) if columns % size == 0), None)
+    if size is None:
+        return None
+    groups = weight.view(rows, -1, size).float()
+    scales = groups.abs().amax(-1).clamp(min=1e-6) / 7.5
+    codes = ((groups / scales.unsqueeze(-1)).round().clamp(-8, 7) + 8).to(torch.uint8).view(rows, columns)
+    return GroupedWeight(_pairs(codes, size), scales.T.contiguous().half(), None, None)
 
 
 def load_packed(
@@ -64,6 +155,6 @@ def load_packed(
     """Read a whole decoder; embedding, head and norms are in the choice's numbers."""
     require_supported(checkpoint.config, "cuda")
     loader = WeightLoader(checkpoint, choice.torch_dtype, device, progress)
-    if choice.quantization != "fp8":
+    if choice.quantization in ("auto", "none"):
         return weights_from(loader, checkpoint.config)
-    return weights_from(KeptMatrices(loader, rounds=True), checkpoint.config)
+    return weights_from(KeptMatrices(loader, device, choice.quantization), checkpoint.config)

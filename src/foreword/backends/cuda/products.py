@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foreword.backends.cuda.fp8_products import Fp8Products, Matrix, Rows
-from foreword.backends.cuda.kernels.fp8 import BLOCK, Fp8Weight
 from foreword.backends.cuda.kernels.linear import Tile, linear
 from foreword.backends.cuda.kernels.tall import TallTile, can_be_tall, tall_linear
 from foreword.backends.cuda.layout import DECODE_ROWS, PROMPT_STEP
+from foreword.backends.cuda.packed_products import Matrix, PackedProducts, Rows, part_alignment
 
 _log = logging.getLogger(__name__)
 
@@ -51,14 +50,14 @@ class Products:
     least_part: int = LEAST_PART  # of K
     # Rows for which the library is used, by (N, K, depth of a part)
     _library_sizes: dict[tuple[int, int, int], frozenset[int]] = field(default_factory=dict)
-    _in_8_bits: Fp8Products = field(default_factory=Fp8Products)
+    _packed: PackedProducts = field(default_factory=PackedProducts)
 
     def __call__(self, rows: Rows | Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
         """Input [rows, K] times weight [N, K], + bias: [rows, N]."""
         x = rows.numbers if isinstance(rows, Rows) else rows
         depth, out_shape = x.shape[1], (len(x), len(weight))
-        if isinstance(weight, Fp8Weight):
-            return self._in_8_bits(rows, weight, bias, x.new_empty(out_shape), depth)
+        if not isinstance(weight, Tensor):
+            return self._packed(rows, weight, bias, x.new_empty(out_shape), depth)
         if self._uses_library(x, weight, depth):
             return functional.linear(x, weight, bias)
         tall = tall_for(len(x), len(weight)) if bias is None else None
@@ -69,7 +68,7 @@ class Products:
     def part_depth(self, weight: Matrix) -> int:
         """How much of K is added up by itself where a product may come in parts: decided by its shape alone."""
         columns, depth = weight.shape
-        aligned = BLOCK if isinstance(weight, Fp8Weight) else ALIGNED
+        aligned = ALIGNED if isinstance(weight, Tensor) else part_alignment(weight)
         if isinstance(weight, Tensor) and not _LIBRARY_ADDS_PARTS:
             return depth
         parts = MOST_PARTS
@@ -94,8 +93,8 @@ class Products:
         if isinstance(weight, Tensor) and self._uses_library(x, weight, depth):
             return library_sum(x, weight, depth).unsqueeze(0)
         out = torch.empty((x.shape[1] // depth, rows, columns), dtype=torch.float32, device=x.device)
-        if isinstance(weight, Fp8Weight):
-            return self._in_8_bits(input_rows, weight, None, out, depth)
+        if not isinstance(weight, Tensor):
+            return self._packed(input_rows, weight, None, out, depth)
         tall = tall_for(rows, columns)
         if tall is not None and can_be_tall(x, weight, tall, depth):
             return tall_linear(x, weight, out, tall, depth)
@@ -109,8 +108,8 @@ class Products:
         depths = [(weight, weight.shape[1]) for weight in whole]
         depths += [(weight, self.part_depth(weight)) for weight in in_parts]
         for weight, depth in depths:
-            if isinstance(weight, Fp8Weight):
-                self._in_8_bits.check(weight, depth)
+            if not isinstance(weight, Tensor):
+                self._packed.check(weight, depth)
                 continue
             shape = (weight.shape[0], weight.shape[1], depth)
             if shape not in self._library_sizes:

@@ -143,11 +143,11 @@ def _weights(config: "ModelConfig", device: "torch.device", quantization: str) -
     from foreword.bench.random_models import RandomTensors
 
     source = RandomTensors(config, torch.bfloat16, device)
-    if quantization != "fp8":
+    if quantization in ("auto", "none"):
         return weights_from(source, config)
     from foreword.backends.cuda.packing import RoundedMatrices
 
-    return weights_from(RoundedMatrices(source), config)
+    return weights_from(RoundedMatrices(source, quantization), config)
 
 
 def _gpu() -> "torch.device":

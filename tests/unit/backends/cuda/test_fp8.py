@@ -96,7 +96,7 @@ def test_products_in_8_bits(sizes: tuple[int, int, int, int], biased: bool, in_b
 
 
 def test_a_rounded_matrix_keeps_three_bits_after_the_first():
-    from foreword.backends.cuda.fp8_products import rounded_weight
+    from foreword.backends.cuda.packed_products import rounded_weight
 
     weight = random(40, 96) * torch.logspace(-3, 3, 40, device=KERNEL_DEVICE).to(DTYPE)[:, None]
     found = rounded_weight(weight)
@@ -116,8 +116,8 @@ def test_parts_in_8_bits_begin_where_blocks_do(columns: int, depth: int, parts: 
 
 
 def test_products_take_rounded_rows_or_round_them():
-    from foreword.backends.cuda.fp8_products import Rows, rounded_weight
     from foreword.backends.cuda.kernels.rows import add_norm
+    from foreword.backends.cuda.packed_products import Rows, rounded_weight
     from foreword.backends.cuda.products import Products, added_up
 
     products, weight, x = Products(least_part=128), rounded_weight(random(40, 256)), random(3, 256)
@@ -137,24 +137,24 @@ def test_products_take_rounded_rows_or_round_them():
 def test_a_tile_with_other_bits_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    from foreword.backends.cuda import fp8_products
+    from foreword.backends.cuda import packed_products
     from foreword.backends.cuda.kernels.linear import Tile
 
     good, bad, used = Tile(16, 64, 64), Tile(32, 64, 64), []
-    right = fp8_products.fp8_linear
+    right = packed_products.fp8_linear
 
     def wrong(x, weight, bias, out, tile, depth):
         used.append(tile)
         found = right(x, weight, bias, out, tile, depth)
         return found.add_(1e-3) if tile is bad else found
 
-    monkeypatch.setattr(fp8_products, "fp8_linear", wrong)
-    monkeypatch.setattr(fp8_products, "tile_for", lambda rows, columns: good if rows <= 16 else bad)
-    products, weight = fp8_products.Fp8Products(), fp8_products.rounded_weight(random(64, 64))
+    monkeypatch.setattr(packed_products, "fp8_linear", wrong)
+    monkeypatch.setattr(packed_products, "tile_for", lambda rows, weight: good if rows <= 16 else bad)
+    products, weight = packed_products.PackedProducts(), packed_products.rounded_weight(random(64, 64))
     with caplog.at_level(logging.WARNING):
         products.check(weight, 64)
     assert "other bits" in caplog.text
     used.clear()
     for rows in (4, 20):
         products(random(rows, 64), weight, None, random(rows, 64), 64)
-    assert used == [good, fp8_products.REFERENCE_TILE]
+    assert used == [good, packed_products.REFERENCE_TILE]

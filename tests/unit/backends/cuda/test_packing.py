@@ -1,6 +1,7 @@
 """Checkpoints in 8 bits reach the kernels as they are stored; others are rounded when it is wanted."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.formats.hf.config import hf_config
 from foreword.models.layer_shapes import expected_shapes
-from helpers.cuda import needs_triton
+from helpers.cuda import KERNEL_DEVICE, needs_triton
+from helpers.packed_models import SCHEMES, write_packed
 
 pytestmark = needs_triton
 
@@ -93,6 +95,37 @@ def numbers(weight: Any) -> Tensor:
     return weight.values.float() * scales
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_published_layouts_stay_packed(tmp_path: Path, scheme: str):
+    """Against what the checkpoint unpacks; a product with the identity shows the numbers of a matrix."""
+    from foreword.backends.cuda.kernels.fp8 import Fp8Weight
+    from foreword.backends.cuda.kernels.grouped import GroupedWeight
+    from foreword.backends.cuda.products import Products
+
+    torch.manual_seed(len(scheme))
+    write_packed(tmp_path, scheme)
+    kept, plain = packed(tmp_path, "int4"), packed(tmp_path, "none")
+    for name in PROJECTIONS:
+        weight = kept[name]
+        if isinstance(weight, GroupedWeight):
+            inputs = torch.eye(weight.shape[1], device=KERNEL_DEVICE)
+            found = Products()(inputs, on_device(weight), None).T.cpu()
+        else:
+            found = numbers(weight)
+        is_close = torch.allclose(found, plain[name], rtol=1e-3, atol=1e-5)
+        # Matrices that cannot stay as they are, or be joined since each has an order of its own, are rounded again.
+        is_odd = scheme in ("compressed int8", "block fp8") or (
+            scheme == "gptq" and name in ("qkv", "gate_up")
+        )
+        assert is_close != is_odd
+    assert isinstance(kept["qkv"], Fp8Weight if scheme == "compressed fp8" else GroupedWeight)
+
+
+def on_device(weight: Any) -> Any:
+    parts = {name: part.to(KERNEL_DEVICE) for name, part in vars(weight).items() if isinstance(part, Tensor)}
+    return replace(weight, **parts)
+
+
 FUSED = {
     "architectures": ["Phi3ForCausalLM"],
     "model_type": "phi3",
@@ -130,3 +163,21 @@ def test_a_matrix_with_a_nan_is_refused(tmp_path: Path):
     save_file(stored, path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"up_proj\.weight holds NaN"):
         packed(path, "fp8")
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q5_0"])
+def test_blocks_of_gguf_files_stay_as_they_are(kind: str):
+    import gguf
+
+    from foreword.backends.cuda.packing import _packed
+    from foreword.backends.cuda.products import Products
+    from foreword.models.formats.checkpoint import QuantizedTensor
+
+    stored = gguf.quantize(torch.randn(64, 96).numpy(), gguf.GGMLQuantizationType[kind])
+    weight: Any = _packed(QuantizedTensor(kind, stored, (64, 96)), KERNEL_DEVICE)
+    if kind == "Q5_0":
+        assert weight is None
+        return
+    expected = torch.from_numpy(gguf.dequantize(stored, gguf.GGMLQuantizationType[kind]))
+    found = Products()(torch.eye(96, device=KERNEL_DEVICE), weight, None).T.cpu()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

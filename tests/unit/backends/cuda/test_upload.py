@@ -70,7 +70,7 @@ def test_every_store_has_captures_of_its_own():
 @pytest.mark.parametrize("adapted", [False, True])
 def test_a_product_in_parts_has_its_bias_and_what_adapters_add(biased: bool, adapted: bool):
     from foreword.backends.cuda.decoder import CudaDecoder
-    from foreword.backends.cuda.fp8_products import Rows
+    from foreword.backends.cuda.packed_products import Rows
     from foreword.backends.cuda.products import Products, added_up
 
     class Added:

@@ -20,6 +20,8 @@ from foreword.models.formats.hf.config import hf_config, hf_family
 from foreword.models.formats.hf.packed import (
     FP8_BLOCK,
     Fp8Tensor,
+    GroupedTensor,
+    Kept,
     Scheme,
     packed_matrices,
     scheme_of,
@@ -133,8 +135,8 @@ class HfCheckpoint:
         stored = {part: self._tensor(name) for part, name in parts.items()}
         return unpacked(self._scheme, stored, whole, self.path)
 
-    def fp8(self, name: str) -> Fp8Tensor | None:
-        """A matrix of 8-bit floats as it is stored; None: it is stored in another way, or its scales do not fit."""
+    def kept(self, name: str) -> Kept | None:
+        """A packed matrix as it is stored; None: it is not packed, or can only be unpacked."""
         place = self._place(name)
         parts = self._parts[place.stored]
         if self._scheme is None or "" in parts or place.plus_one:
@@ -142,6 +144,8 @@ class HfCheckpoint:
         kept = self._scheme.keep({part: self._tensor(stored) for part, stored in parts.items()})
         if kept is None or place.is_plain:
             return kept
+        if isinstance(kept, GroupedTensor):
+            return kept.rows(place.read)
         if not kept.in_blocks:
             return Fp8Tensor(place.read(kept.values), place.read(kept.scales), False)
         first, end = place.rows or (0, 0)

@@ -1,7 +1,7 @@
-"""Quantised weights in safetensors: GPTQ, AWQ, compressed-tensors, fp8. They are unpacked at load; fp8 may be kept."""
+"""Quantised weights in safetensors: GPTQ, AWQ, compressed-tensors, fp8. They are unpacked at load, or kept packed."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,38 @@ class Fp8Tensor:
     scales: Tensor  # float32 [out, 1]; in blocks, [out / FP8_BLOCK, in / FP8_BLOCK]
     in_blocks: bool
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(out, in)."""
+        return tuple(self.values.shape)
+
+
+@dataclass(frozen=True)
+class GroupedTensor:
+    """A matrix of 4-bit codes as it is stored, with a scale for every group of columns."""
+
+    codes: Tensor  # uint8 [out, in]
+    scales: Tensor  # [out, groups]
+    zeros: Tensor | None  # uint8 [out, groups], the code that stands for 0; None: 8, or floats
+    order: Tensor | None = (
+        None  # int32 [in], the column of the matrix that each column of codes is; None: its own
+    )
+    floats: bool = False  # codes are 4-bit floats (E2M1), and scales half of what they are multiplied with
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(out, in)."""
+        return tuple(self.codes.shape)
+
+    def rows(self, read: Callable[[Tensor], Tensor]) -> "GroupedTensor":
+        """Return some of the rows, or all in another order."""
+        zeros = None if self.zeros is None else read(self.zeros)
+        return replace(self, codes=read(self.codes), scales=read(self.scales), zeros=zeros)
+
+
+Kept = Fp8Tensor | GroupedTensor
+"""A matrix that stays packed."""
+
 
 @dataclass(frozen=True)
 class Scheme:
@@ -37,7 +69,7 @@ class Scheme:
     needed: tuple[str, ...]  # parts without which it is no packed matrix
     extra: tuple[str, ...]  # parts that may be there
     unpack: Callable[[Parts], Tensor]  # float32 [out, in]
-    keep: Callable[[Parts], Fp8Tensor | None] = lambda _: None  # None: it can only be unpacked
+    keep: Callable[[Parts], Kept | None] = lambda _: None  # None: it can only be unpacked
 
 
 def unpacked_bits(packed: Tensor, bits: int, dim: int) -> Tensor:
@@ -124,6 +156,7 @@ def gptq_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
         ("qweight", "qzeros", "scales"),
         ("g_idx",),
         lambda parts: _unpack_gptq(parts, bits, int(kept_less_one)),
+        lambda parts: _keep_gptq(parts, int(kept_less_one)) if bits == 4 else None,
     )
 
 
@@ -139,6 +172,27 @@ def _unpack_gptq(parts: Parts, bits: int, less: int) -> Tensor:
     return (scales[group] * (levels - zeros[group])).T.contiguous()
 
 
+def _keep_gptq(parts: Parts, less: int) -> GroupedTensor | None:
+    codes, scales = unpacked_bits(parts["qweight"], 4, dim=0), parts["scales"]  # [in, out], [groups, out]
+    zeros = unpacked_bits(parts["qzeros"], 4, dim=1) + less
+    size, order = len(codes) // len(scales), None
+    if (group := parts.get("g_idx")) is not None:
+        order = group.long().argsort(stable=True)
+        if not torch.equal(group.long()[order], torch.arange(len(group)) // size):
+            return None  # groups of different sizes
+        if torch.equal(order, torch.arange(len(group))):
+            order = None
+        else:
+            codes = codes[order]
+    kept = GroupedTensor(_bytes(codes), scales.T.contiguous(), _bytes(zeros))
+    return kept if order is None else replace(kept, order=order.int())
+
+
+def _bytes(numbers: Tensor) -> Tensor:
+    """int [in, out] -> uint8 [out, in]."""
+    return numbers.to(torch.uint8).T.contiguous()
+
+
 _ORDER = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
 """For every column of eight, which number of the word it is."""
 
@@ -149,7 +203,7 @@ def awq_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
     version = own.text("version", "gemm").lower()
     if own.count("bits", 4) != 4 or version != "gemm":
         raise own.unsupported(f"AWQ in {own.get('bits')} bits, version {version}")
-    return Scheme("AWQ, 4 bits", "qweight", ("qweight", "qzeros", "scales"), (), _unpack_awq)
+    return Scheme("AWQ, 4 bits", "qweight", ("qweight", "qzeros", "scales"), (), _unpack_awq, _keep_awq)
 
 
 def _unpack_awq(parts: Parts) -> Tensor:
@@ -157,6 +211,11 @@ def _unpack_awq(parts: Parts) -> Tensor:
     scales = parts["scales"].float()
     group = torch.arange(len(levels)) // -(-len(levels) // len(scales))
     return (scales[group] * (levels - zeros[group])).T.contiguous()
+
+
+def _keep_awq(parts: Parts) -> GroupedTensor:
+    codes, zeros = _in_order(parts["qweight"]), _in_order(parts["qzeros"])
+    return GroupedTensor(_bytes(codes), parts["scales"].T.contiguous(), _bytes(zeros))
 
 
 def _in_order(packed: Tensor) -> Tensor:
@@ -182,7 +241,8 @@ def compressed_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Schem
             _keep_rows,
         )
     if kind == "mxfp4-pack-quantized":
-        return Scheme("MXFP4", "weight_packed", ("weight_packed", "weight_scale"), _UNUSED, _unpack_mxfp4)
+        needed = ("weight_packed", "weight_scale")
+        return Scheme("MXFP4", "weight_packed", needed, _UNUSED, _unpack_mxfp4, _keep_mxfp4)
     if kind != "pack-quantized":
         raise own.unsupported(f"compressed-tensors' format {kind!r}")
     bits = _bits(own)
@@ -192,6 +252,7 @@ def compressed_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Schem
         ("weight_packed", "weight_scale"),
         ("weight_shape", "weight_zero_point", "weight_g_idx", *_UNUSED),
         lambda parts: _unpack_words(parts, bits),
+        lambda parts: _keep_words(parts) if bits == 4 else None,
     )
 
 
@@ -224,6 +285,25 @@ def _unpack_words(parts: Parts, bits: int) -> Tensor:
     if (zero := parts.get("weight_zero_point")) is not None:
         values = values - wide(unpacked_bits(zero, bits, dim=0)[:rows] - half)
     return values * wide(scales)
+
+
+def _keep_words(parts: Parts) -> GroupedTensor | None:
+    codes = unpacked_bits(parts["weight_packed"], 4, dim=1)
+    if (shape := parts.get("weight_shape")) is not None:
+        codes = codes[: int(shape[0]), : int(shape[1])]
+    if parts.get("weight_g_idx") is not None:
+        return None
+    zero = parts.get("weight_zero_point")
+    zeros = None if zero is None else unpacked_bits(zero, 4, dim=0)[: len(codes)].to(torch.uint8)
+    return GroupedTensor(codes.to(torch.uint8), parts["weight_scale"], zeros)
+
+
+def _keep_mxfp4(parts: Parts) -> GroupedTensor | None:
+    packed, exponents = parts["weight_packed"], parts["weight_scale"]
+    if packed.dtype != torch.uint8 or exponents.dtype != torch.uint8:
+        return None
+    codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
+    return GroupedTensor(codes, torch.exp2(exponents.float() - 128), None, floats=True)
 
 
 def _unpack_mxfp4(parts: Parts) -> Tensor:

@@ -1,0 +1,168 @@
+"""Matrix products with weights in 4 bits, or in whole numbers of 8, that have a scale for every group along K.
+
+The weights take the side of the tensor cores that is at least 64 wide, and the rows of a pass the other: with weights
+that are unpacked in registers only then all tiles give the same bits. Codes become whole numbers, which bf16 holds
+exactly; a group's sum is multiplied with its scale in float32. Groups are added up from the first to the last, or in
+parts as in `linear`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from foreword.backends.cuda.kernels.ahead import (
+    ahead,
+    let_the_next_kernel_come,
+    wait_for_the_kernel_before,
+)
+from foreword.backends.cuda.kernels.linear import Tile, precision_of
+
+INT4, E2M1, INT8 = range(3)
+"""Kinds of codes: 0 to 15 with a zero, 4-bit floats (MXFP4), -128 to 127."""
+
+
+@dataclass(frozen=True)
+class GroupedWeight:
+    """A matrix [N, K] of codes. Groups come one after the other, so that a tile of weights is one piece of memory."""
+
+    codes: (
+        Tensor  # uint8 [K / group, N, group / 2]: entries j and j + group / 2 of a group; INT8: [.., group]
+    )
+    scales: Tensor  # float32 or float16 [K / group, N]
+    zeros: Tensor | None  # uint8 [K / group, N], the code that stands for 0; None: 8
+    order: Tensor | None  # int32 [K], the entry of the input that each column reads; None: its own
+    kind: int = INT4
+
+    @property
+    def group(self) -> int:
+        """Entries of K with one scale."""
+        return self.codes.shape[2] * (1 if self.kind == INT8 else 2)
+
+    @property
+    def shape(self) -> torch.Size:
+        """[N, K]."""
+        return torch.Size((self.codes.shape[1], len(self.codes) * self.group))
+
+    def __len__(self) -> int:
+        return self.codes.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of codes, scales, zeros and order."""
+        parts = (self.codes, self.scales, self.zeros, self.order)
+        return sum(part.nbytes for part in parts if part is not None)
+
+
+@triton.jit
+def _whole(codes, zeros, like, KIND: tl.constexpr):
+    """The numbers of 4-bit codes in `like`'s kind; of E2M1, twice the numbers."""
+    if KIND == 1:
+        # A table in one word: 0, 1, 2, 3, 4, 6, 8 and 12; the highest bit is the sign.
+        wide = codes.to(tl.int64)
+        size = (0xC8643210 >> ((wide & 7) * 4)) & 15
+        number = (size.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True).to(like) - 128
+        return tl.where((wide & 8) != 0, -number, number)
+    # 128 and a code, in the low bits of a bf16's mantissa.
+    return (codes.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True).to(like) - zeros
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _grouped_linear(
+    x, codes, scales, zeros, bias, y, num_rows, N, K, part_depth,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
+    ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """y[part, m, n] = sum over the part's groups of scale[n] times the sum over k of x[m, k] code[n, k], + bias[n]."""
+    early: tl.constexpr = ROWS > 16
+    let_the_next_kernel_come(AHEAD and early)
+    wait_for_the_kernel_before(AHEAD)
+    width: tl.constexpr = GROUP if KIND == 2 else GROUP // 2
+    like = x.dtype.element_ty
+    tiles_of_rows = tl.cdiv(num_rows, ROWS)
+    row_tile = tl.program_id(0) % tiles_of_rows
+    column_tile = tl.program_id(0) // tiles_of_rows
+    part = tl.program_id(1)
+    begin = part * part_depth
+    m = row_tile * ROWS + tl.arange(0, ROWS)
+    n = column_tile * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.arange(0, width)
+    row_there = m < num_rows
+    column_there = n < N
+    x_at = x + m.to(tl.int64)[:, None] * K + begin + k[None, :]
+    of_group = (begin // GROUP).to(tl.int64) * N + n
+    codes_at = codes + of_group[:, None] * width + k[None, :]
+    zero = tl.full((COLUMNS,), 136.0, dtype=like)
+    total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
+    for _ in range(begin, tl.minimum(begin + part_depth, K), GROUP):
+        packed = tl.load(codes_at, mask=column_there[:, None], other=0)
+        scale = tl.load(scales + of_group, mask=column_there, other=0.0).to(tl.float32)
+        if ZEROS:
+            zero = tl.load(zeros + of_group, mask=column_there, other=0).to(like) + 128
+        a = tl.load(x_at, mask=row_there[:, None], other=0.0)
+        if KIND == 2:
+            found = tl.dot(packed.to(like), tl.trans(a), input_precision=PRECISION)
+        else:
+            b = tl.load(x_at + width, mask=row_there[:, None], other=0.0)
+            low, high = (
+                _whole(packed & 15, zero[:, None], like, KIND),
+                _whole(packed >> 4, zero[:, None], like, KIND),
+            )
+            found = tl.dot(low, tl.trans(a), input_precision=PRECISION)
+            found = tl.dot(high, tl.trans(b), found, input_precision=PRECISION)
+        total = tl.fma(found, tl.broadcast_to(scale[:, None], found.shape), total)
+        x_at += GROUP
+        of_group += N
+        codes_at += N * width
+    let_the_next_kernel_come(AHEAD and not early)
+    total = tl.trans(total)
+    if HAS_BIAS:
+        total += tl.load(bias + n, mask=column_there, other=0.0).to(tl.float32)[None, :]
+    y_at = y + (part.to(tl.int64) * num_rows + m.to(tl.int64))[:, None] * N + n[None, :]
+    tl.store(y_at, total.to(y.dtype.element_ty), mask=row_there[:, None] & column_there[None, :])
+
+
+def grouped_linear(
+    x: Tensor,
+    weight: GroupedWeight,
+    bias: Tensor | None,
+    out: Tensor,
+    tile: Tile,
+    part_depth: int | None = None,
+) -> Tensor:
+    """x [rows, K], in the weight's order, times weight [N, K], into out [rows, N]; in parts as `linear`."""
+    (num_rows, depth), columns = x.shape, len(weight)
+    part_depth = part_depth or depth
+    grid = (
+        triton.cdiv(num_rows, tile.rows) * triton.cdiv(columns, tile.columns),
+        triton.cdiv(depth, part_depth),
+    )
+    _grouped_linear[grid](
+        x, weight.codes, weight.scales, weight.scales if weight.zeros is None else weight.zeros,
+        weight.scales if bias is None else bias, out, num_rows, columns, depth, part_depth,
+        ROWS=tile.rows, COLUMNS=tile.columns, GROUP=weight.group, KIND=weight.kind, ZEROS=weight.zeros is not None,
+        HAS_BIAS=bias is not None, PRECISION=precision_of(x),
+        num_warps=tile.warps, num_stages=tile.stages, **ahead(x),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _take_columns(x, order, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr):
+    let_the_next_kernel_come(AHEAD)
+    wait_for_the_kernel_before(AHEAD)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = columns < WIDTH
+    source = tl.load(order + columns, mask=there, other=0)
+    tl.store(out + row * WIDTH + columns, tl.load(x + row * WIDTH + source, mask=there), mask=there)
+
+
+def take_columns(x: Tensor, order: Tensor, out: Tensor) -> Tensor:
+    """out[:, k] = x[:, order[k]]."""
+    rows, width = x.shape
+    block = min(1024, triton.next_power_of_2(width))
+    _take_columns[(rows, triton.cdiv(width, block))](x, order, out, WIDTH=width, BLOCK=block, **ahead(x))
+    return out

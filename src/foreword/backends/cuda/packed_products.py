@@ -1,0 +1,146 @@
+"""Products with packed weights: which tile for how many rows, among those that give the same bits."""
+
+import logging
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from foreword.backends.cuda.kernels.fp8 import (
+    BLOCK,
+    FP8,
+    LARGEST,
+    LEAST,
+    Fp8Rows,
+    Fp8Weight,
+    fp8_linear,
+    round_rows,
+)
+from foreword.backends.cuda.kernels.grouped import GroupedWeight, grouped_linear, take_columns
+from foreword.backends.cuda.kernels.linear import Tile
+from foreword.backends.cuda.layout import DECODE_ROWS
+
+_log = logging.getLogger(__name__)
+
+PackedWeight = Fp8Weight | GroupedWeight
+Matrix = Tensor | PackedWeight
+"""Weights of a product."""
+
+REFERENCE_TILE = Tile(rows=16, columns=64, depth=128)
+"""What every other tile must equal, bit by bit."""
+
+_FP8_TILES = (
+    Tile(16, 64, 256, stages=4),
+    Tile(32, 64, 256, stages=4),
+    Tile(64, 64, 128, stages=6),
+    Tile(128, 64, 128, stages=4),
+)
+_GROUPED_TILES = (
+    Tile(16, 64, 128, stages=5),
+    Tile(32, 64, 128, stages=4),
+    Tile(64, 64, 128, stages=4),
+    Tile(128, 64, 128, stages=3),
+)
+"""By rows; the last one for all larger passes."""
+
+_PIECE = 1 << 24
+"""Numbers of a matrix that are held in float32 while it is rounded."""
+
+
+class Rows(NamedTuple):
+    """The input of products: its numbers, and the same in 8 bits where the weights are."""
+
+    numbers: Tensor  # [rows, K]
+    rounded: Fp8Rows | None = None
+
+    @staticmethod
+    def room(like: Tensor, width: int, weight: Matrix) -> "Rows":
+        """Memory for as many rows as `like` has, which products with such weights read."""
+        numbers = like.new_empty((len(like), width))
+        if not isinstance(weight, Fp8Weight):
+            return Rows(numbers)
+        return Rows(numbers, Fp8Rows.room(like, width, weight.in_blocks))
+
+
+def rounded_weight(weight: Tensor) -> Fp8Weight:
+    """Round a matrix [N, K] to 8 bits with a scale for every row."""
+    largest = weight.abs().amax(1, keepdim=True).float().clamp(min=LEAST.value)
+    values = torch.empty_like(weight, dtype=FP8)
+    step = max(1, _PIECE // weight.shape[1])
+    for some in range(0, len(weight), step):
+        rows = slice(some, some + step)
+        values[rows] = (weight[rows].float() * (LARGEST.value / largest[rows])).to(FP8)
+    return Fp8Weight(values, largest / LARGEST.value)
+
+
+@dataclass
+class PackedProducts:
+    """Matrix products with packed weights."""
+
+    _odd: set[tuple[tuple[int, ...], Tile]] = field(default_factory=set)  # tiles with other bits
+    _checked: set[tuple[int, ...]] = field(default_factory=set)
+
+    def __call__(
+        self, x: Rows | Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor, depth: int
+    ) -> Tensor:
+        """x [rows, K] times weight [N, K], + bias, into `out`: [rows, N] or, in parts of `depth`, [parts, rows, N]."""
+        tile = tile_for(out.shape[-2], weight)
+        if self._odd and (_kind(weight, depth), tile) in self._odd:
+            tile = REFERENCE_TILE
+        return _product(_input(x, weight), weight, bias, out, tile, depth)
+
+    def check(self, weight: PackedWeight, depth: int) -> None:
+        """Find out which tiles give the bits of the reference on this GPU; the others are not used."""
+        kind, (columns, whole) = _kind(weight, depth), weight.shape
+        if kind in self._checked:
+            return
+        self._checked.add(kind)
+        device = weight.scales.device
+        generator = torch.Generator(device).manual_seed(0)
+        x = torch.randn((DECODE_ROWS[-1] + 1, whole), generator=generator, device=device)
+        rows = _input(x.bfloat16() if x.is_cuda else x, weight)
+        found = [torch.empty((whole // depth, len(x), columns), device=device) for _ in range(2)]
+        expected = _product(rows, weight, None, found[0], REFERENCE_TILE, depth)
+        for tile in {tile_for(size, weight) for size in (*DECODE_ROWS, DECODE_ROWS[-1] + 1)}:
+            if not torch.equal(_product(rows, weight, None, found[1], tile, depth), expected):
+                self._odd.add((kind, tile))
+                _log.warning("products with packed weights %s: %s has other bits and is not used", kind, tile)
+
+
+def _kind(weight: PackedWeight, depth: int) -> tuple[int, ...]:
+    """What the bits of a tile may depend on."""
+    form = (weight.in_blocks, 0) if isinstance(weight, Fp8Weight) else (weight.group, 1 + weight.kind)
+    return (*weight.shape, depth, *form)
+
+
+def part_alignment(weight: PackedWeight) -> int:
+    """Where parts of K may begin."""
+    return BLOCK if isinstance(weight, Fp8Weight) else weight.group
+
+
+def _product(
+    x: Fp8Rows | Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor, tile: Tile, depth: int
+) -> Tensor:
+    if isinstance(x, Fp8Rows):
+        assert isinstance(weight, Fp8Weight)
+        return fp8_linear(x, weight, bias, out, tile, depth)
+    assert isinstance(weight, GroupedWeight)
+    return grouped_linear(x, weight, bias, out, tile, depth)
+
+
+def _input(x: Rows | Tensor, weight: PackedWeight) -> Fp8Rows | Tensor:
+    """What the kernel reads: rows in 8 bits, or in the order of the weight's columns."""
+    numbers, known = x if isinstance(x, Rows) else (x, None)
+    if isinstance(weight, GroupedWeight):
+        order = weight.order
+        return numbers if order is None else take_columns(numbers, order, torch.empty_like(numbers))
+    if known is not None and known.in_blocks == weight.in_blocks:
+        return known
+    return round_rows(numbers, Fp8Rows.room(numbers, numbers.shape[1], weight.in_blocks))
+
+
+def tile_for(rows: int, weight: PackedWeight) -> Tile:
+    """The fastest tile on an H200 for so many rows."""
+    tiles = _FP8_TILES if isinstance(weight, Fp8Weight) else _GROUPED_TILES
+    return next((tile for tile in tiles if rows <= tile.rows), tiles[-1])
