@@ -12,6 +12,7 @@ from foreword.backends.cuda.kernels.fp8 import (
     FP8,
     LARGEST,
     LEAST,
+    EngineTile,
     Fp8Rows,
     Fp8Weight,
     fp8_linear,
@@ -27,20 +28,29 @@ PackedWeight = Fp8Weight | GroupedWeight
 Matrix = Tensor | PackedWeight
 """Weights of a product."""
 
+WIDE = 16_384
+"""Columns from which on a product has work for every processor several times over, and needs less of it at a time."""
+
 REFERENCE_TILE = Tile(rows=16, columns=64, depth=128)
 """What every other tile must equal, bit by bit."""
 
-_FP8_TILES = (
-    Tile(16, 64, 256, stages=4),
-    Tile(32, 64, 256, stages=4),
-    Tile(64, 64, 128, stages=6),
-    Tile(128, 64, 128, stages=4),
-)
+_FP8_TILES = {
+    8: (Tile(8, 64, 256, stages=4), Tile(16, 64, 128, stages=4)),
+    16: (Tile(16, 64, 256, stages=4), Tile(16, 64, 128, stages=4)),
+    32: (Tile(32, 64, 256, stages=4), Tile(32, 128, 128, warps=8, stages=4)),
+    64: (EngineTile(64, 64, 128, stages=6), EngineTile(64, 128, 128, warps=8, stages=4)),
+    128: (EngineTile(64, 64, 128, stages=6), EngineTile(128, 64, 128, stages=4)),
+    256: (EngineTile(128, 64, 128, stages=6), EngineTile(128, 128, 128)),
+}
+"""By rows: for few columns, and for WIDE weights."""
+
+_PROMPT_TILE = EngineTile(128, 128, 128)
 _GROUPED_TILES = (
     Tile(16, 64, 128, stages=5),
-    Tile(32, 64, 128, stages=4),
+    Tile(32, 64, 128, stages=5),
     Tile(64, 64, 128, stages=4),
     Tile(128, 64, 128, stages=3),
+    Tile(128, 128, 128, warps=8),
 )
 """By rows; the last one for all larger passes."""
 
@@ -142,5 +152,7 @@ def _input(x: Rows | Tensor, weight: PackedWeight) -> Fp8Rows | Tensor:
 
 def tile_for(rows: int, weight: PackedWeight) -> Tile:
     """The fastest tile on an H200 for so many rows."""
-    tiles = _FP8_TILES if isinstance(weight, Fp8Weight) else _GROUPED_TILES
-    return next((tile for tile in tiles if rows <= tile.rows), tiles[-1])
+    if isinstance(weight, GroupedWeight):
+        return next((tile for tile in _GROUPED_TILES if rows <= tile.rows), _GROUPED_TILES[-1])
+    narrow, wide = next((tiles for most, tiles in _FP8_TILES.items() if rows <= most), (_PROMPT_TILE,) * 2)
+    return wide if len(weight) >= WIDE else narrow

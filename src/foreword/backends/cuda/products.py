@@ -10,15 +10,12 @@ from torch.nn import functional
 from foreword.backends.cuda.kernels.linear import Tile, linear
 from foreword.backends.cuda.kernels.tall import TallTile, can_be_tall, tall_linear
 from foreword.backends.cuda.layout import DECODE_ROWS, PROMPT_STEP
-from foreword.backends.cuda.packed_products import Matrix, PackedProducts, Rows, part_alignment
+from foreword.backends.cuda.packed_products import WIDE, Matrix, PackedProducts, Rows, part_alignment
 
 _log = logging.getLogger(__name__)
 
 REFERENCE_TILE = Tile(rows=16, columns=32, depth=128)
 """What every other way must equal, bit by bit."""
-
-WIDE = 16_384
-"""Columns from which on a product has work for every processor several times over, and needs less of it at a time."""
 
 ENOUGH_COLUMNS = 8192
 """Columns with which, times its parts, a product has work for every processor."""

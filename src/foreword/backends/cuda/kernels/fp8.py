@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from foreword.backends.cuda.kernels.ahead import (
     ahead,
@@ -28,8 +29,16 @@ LARGEST = tl.constexpr(448.0)
 LEAST = tl.constexpr(1e-30)
 """Taken for the largest number of a row of zeros."""
 
-IMPRECISE = tl.constexpr(0)
-"""Products that Hopper's tensor cores add up in 14 bits before the sum goes to a float32; 0: one instruction's."""
+EXACT_STEP = tl.constexpr(128)
+"""Products that Hopper's tensor cores add up in 14 bits before the sum goes to a float32. Loads are multiples of it."""
+
+NEIGHBOURS = 8
+"""Tiles of columns that share the rows of a prompt in the second-level cache."""
+
+
+@dataclass(frozen=True)
+class EngineTile(Tile):
+    """A tile that the copy engine loads (Hopper and later)."""
 
 
 @dataclass(frozen=True)
@@ -136,33 +145,36 @@ def row_warps(block: int) -> int:
 @triton.jit(do_not_specialize=["num_rows"])
 def _fp8_linear(
     x, x_scales, weight, scales, bias, y, num_rows, N, K, part_depth,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr,
-    EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, AHEAD: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr, NEIGHBOURS: tl.constexpr,
+    ENGINE: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """y[part, m, n] = sum over the part's k of x[m, k] weight[n, k], times their scales, + bias[n]; BLOCK: see Fp8Rows.
 
-    The weights take the side of the tensor cores that is at least 64 wide.
+    The weights take the side of the tensor cores that is at least 64 wide. With ENGINE, x and weight are descriptors.
     """
     # As in `linear`: where a pass waits for the weights alone, programs that wait beside it slow it down.
     early: tl.constexpr = ROWS > 16
     let_the_next_kernel_come(AHEAD and early)
     wait_for_the_kernel_before(AHEAD)
     tiles_of_rows = tl.cdiv(num_rows, ROWS)
-    row_tile = tl.program_id(0) % tiles_of_rows
-    column_tile = tl.program_id(0) // tiles_of_rows
+    of_group = NEIGHBOURS * tiles_of_rows
+    group, in_group = tl.program_id(0) // of_group, tl.program_id(0) % of_group
+    width = tl.minimum(tl.cdiv(N, COLUMNS) - group * NEIGHBOURS, NEIGHBOURS)
+    row, column = in_group // width * ROWS, (group * NEIGHBOURS + in_group % width) * COLUMNS
     part = tl.program_id(1)
     begin = part * part_depth
     end = tl.minimum(begin + part_depth, K)
-    m = row_tile * ROWS + tl.arange(0, ROWS)
-    n = column_tile * COLUMNS + tl.arange(0, COLUMNS)
-    k = tl.arange(0, DEPTH)
+    m, n, k = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS), tl.arange(0, DEPTH)
     row_there = m < num_rows
     column_there = n < N
-    x_at = x + m.to(tl.int64)[:, None] * K + begin + k[None, :]
-    weight_at = weight + n.to(tl.int64)[:, None] * K + begin + k[None, :]
+    if not ENGINE:
+        x_at = x + m.to(tl.int64)[:, None] * K + begin + k[None, :]
+        weight_at = weight + n.to(tl.int64)[:, None] * K + begin + k[None, :]
     total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
     for first in range(begin, end, DEPTH):
-        if EVEN:
+        if ENGINE:
+            a, b = x.load([row, first]), weight.load([column, first])
+        elif EVEN:
             a = tl.load(x_at, mask=row_there[:, None], other=0.0)
             b = tl.load(weight_at, mask=column_there[:, None], other=0.0)
         else:
@@ -173,12 +185,13 @@ def _fp8_linear(
             groups = tl.cdiv(K, BLOCK)
             of_rows = tl.load(x_scales + m * groups + first // BLOCK, mask=row_there, other=0.0)
             of_columns = tl.load(scales + n // BLOCK * groups + first // BLOCK, mask=column_there, other=0.0)
-            found = tl.dot(b, tl.trans(a), max_num_imprecise_acc=IMPRECISE)
+            found = tl.dot(b, tl.trans(a), max_num_imprecise_acc=EXACT_STEP)
             total = tl.fma(found, of_columns[:, None] * of_rows[None, :], total)
         else:
-            total = tl.dot(b, tl.trans(a), total, max_num_imprecise_acc=IMPRECISE)
-        x_at += DEPTH
-        weight_at += DEPTH
+            total = tl.dot(b, tl.trans(a), total, max_num_imprecise_acc=EXACT_STEP)
+        if not ENGINE:
+            x_at += DEPTH
+            weight_at += DEPTH
     let_the_next_kernel_come(AHEAD and not early)
     if BLOCK == 0:
         of_rows = tl.load(x_scales + m, mask=row_there, other=0.0)
@@ -204,11 +217,28 @@ def fp8_linear(
         triton.cdiv(depth, part_depth),
     )
     step = BLOCK if weight.in_blocks else tile.depth
+    is_even = depth % part_depth == 0 and part_depth % step == 0
+    inputs, weights, engine = (
+        x.values,
+        weight.values,
+        isinstance(tile, EngineTile) and is_even and _can_copy(x, weight),
+    )
+    if engine:
+        inputs = TensorDescriptor.from_tensor(inputs, [tile.rows, step])
+        weights = TensorDescriptor.from_tensor(weights, [tile.columns, step])
     _fp8_linear[grid](
-        x.values, x.scales, weight.values, weight.scales, weight.scales if bias is None else bias, out,
+        inputs, x.scales, weights, weight.scales, weight.scales if bias is None else bias, out,
         num_rows, columns, depth, part_depth,
         ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=step, BLOCK=BLOCK if weight.in_blocks else 0,
-        EVEN=depth % part_depth == 0 and part_depth % step == 0, HAS_BIAS=bias is not None,
+        NEIGHBOURS=NEIGHBOURS if num_rows > tile.rows else 1, ENGINE=engine, EVEN=is_even, HAS_BIAS=bias is not None,
         num_warps=tile.warps, num_stages=tile.stages, **ahead(x.values),
     )  # fmt: skip
     return out
+
+
+def _can_copy(x: Fp8Rows, weight: Fp8Weight) -> bool:
+    """Whether the copy engine can load these."""
+    if x.values.is_cuda and torch.cuda.get_device_capability(x.values.device) < (9, 0):
+        return False
+    starts = x.values.data_ptr() | weight.values.data_ptr() | x.values.shape[1]
+    return starts % 16 == 0
