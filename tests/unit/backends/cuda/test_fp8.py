@@ -162,7 +162,7 @@ def test_a_tile_with_other_bits_is_not_used(
     from foreword.backends.cuda import packed_products
     from foreword.backends.cuda.kernels.linear import Tile
 
-    good, bad, used = Tile(16, 64, 64), Tile(32, 64, 64), []
+    good, bad, used = Tile(16, 64, 128), Tile(32, 64, 128), []
     right = packed_products.fp8_linear
 
     def wrong(x, weight, bias, out, tile, depth):
