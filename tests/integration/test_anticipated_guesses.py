@@ -145,7 +145,7 @@ def test_they_are_the_guesses_of_a_text_that_is_known(
         drafter.traits = replace(drafter.traits, starts_early=ahead)
         found.append(answered(core))
         used.append(runner)
-        assert not drafter._drafter._begun._begun, "nothing is kept for requests that have ended"
+        assert not drafter._drafter._early._early, "nothing is kept for requests that have ended"
         assert not drafter.faults
         assert set(core.faults) <= {"step"}
     assert found[0] == found[1]

@@ -172,7 +172,7 @@ HEAD_MUTANTS = (
         "the first token's row, which does not exist, is looked at",
         "drafters/heads/in_pages.py",
         "Run.start",
-        "max(self.rows.begin, self.lag)",
+        "max(self.rows.begin, self.state_offset)",
         "self.rows.begin",
         (f"{LOGITS}[EAGLE-3-torch-float32]",),
     ),

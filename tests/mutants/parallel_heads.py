@@ -161,7 +161,7 @@ PARALLEL_HEAD_MUTANTS = (
         74,
         "ranks are counted for another head",
         "drafters/heads/choices.py",
-        "Awaited.settle",
+        "PendingRanks.settle",
         "ranks.saw(place - length, rank)",
         "ranks.saw(0, rank)",
         (f"{CHOICES}::test_tokens_are_counted_once_for_every_head_that_guessed_them",),

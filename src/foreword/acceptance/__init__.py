@@ -1,1 +1,1 @@
-"""From logits to distributions to verdicts."""
+"""Acceptance: from logits to distributions to verdicts."""

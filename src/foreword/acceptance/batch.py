@@ -1,4 +1,4 @@
-"""What one call of `accept` is asked, and what it answers."""
+"""Inputs and results of acceptance for one pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,34 +23,34 @@ Records = npt.NDArray[np.void]
 
 
 class RowStatus(IntEnum):
-    """Whether a token can be drawn from a row."""
+    """Whether a token can be sampled from a row."""
 
     OK = 0
-    NOT_FINITE = 1  # NaN or infinity where a logit should be
-    ALL_MASKED = 2  # the request's bans and masks leave no token
+    NOT_FINITE = 1  # a logit is NaN or infinite
+    ALL_MASKED = 2  # bans and masks leave no token
 
     def message(self) -> str:
-        """What a user reads when a request's taken path has such a row."""
+        """Return the error message for a request whose accepted path ends in such a row."""
         if self is RowStatus.NOT_FINITE:
             return "the model returned NaN or infinite logits for this request; try --dtype float32"
         return "no token is left to generate"
 
 
-_OK = int(RowStatus.OK)  # members of an enumeration take longer to look up and compare, and every row is
+_OK = int(RowStatus.OK)  # a plain int: enum members are slower to compare, and every row is compared
 
 
 @dataclass
 class Judgement:
-    """The rows to be judged in one step: logits, drafts, and every request's parameters as arrays."""
+    """The rows to judge in one step: logits, drafts, and the requests' parameters as arrays."""
 
-    logits: Tensor  # float32 [rows, vocab], cut to the vocabulary and what grammars allow; never written to
+    logits: Tensor  # float32 [rows, vocab], cut to the vocabulary, grammar masks applied; read-only
     trees: DraftTrees
-    samplers: Sequence[RequestSampler]  # [requests], for the ragged parts (bias, bad words, seen tokens)
+    samplers: Sequence[RequestSampler]  # [requests], for ragged parameters (bias, bad words, seen tokens)
     records: Records  # [requests], RECORD
-    wants_draws: bool = False  # whether the target's own draw after every row is wanted, whatever the rules
-    sampler: native.NativeSampler = field(init=False)  # who works on these rows, for every rule; None: torch
-    row_records: Records = field(init=False)  # [rows], the record of the row's request
-    # [requests], how many alternatives each wants with its log probabilities; -1: it wants none
+    wants_draws: bool = False  # draw the target's token after every row, whatever the rule
+    sampler: native.NativeSampler = field(init=False)  # native sampler for these rows; None: torch
+    row_records: Records = field(init=False)  # [rows], record of the row's request
+    # [requests], number of alternatives with log-probabilities; -1: none requested
     logprobs: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,9 +67,9 @@ class Judgement:
         wants_draws: bool = False,
         pending: Sequence[int] = (),
     ) -> "Judgement":
-        """The one place where a padded vocabulary is cut, and where rows and requests must agree.
+        """Cut padded vocabularies, apply grammar masks, and check that rows and requests agree.
 
-        `pending` are the tokens that each request has beyond those that its sampler knows of; empty: none.
+        `pending` counts each request's tokens that its sampler has not seen yet; empty: none.
         """
         vocab_size = max([sampler.vocab_size for sampler in samplers])
         rows = trees.starts[-1]
@@ -91,13 +91,13 @@ class Judgement:
 
     @property
     def positions(self) -> Ints:
-        """[rows], absolute position of the token that the row's logits are about."""
+        """[rows], absolute position of the token that the row's logits predict."""
         lengths: Ints = self.row_records["length"]
         return lengths if self.trees.is_plain else lengths + self.trees.depths
 
 
 def _repeated(records: Records, starts: Sequence[int]) -> Records:
-    """[rows], the record of the row's request; put together from bytes: numpy's own way takes ten times as long."""
+    """[rows], record of the row's request; built from bytes, ten times as fast as NumPy's repeat."""
     raw, size = records.tobytes(), records.itemsize
     parts = [
         raw[at * size : (at + 1) * size] * (end - start) for at, (start, end) in enumerate(pairwise(starts))
@@ -107,12 +107,12 @@ def _repeated(records: Records, starts: Sequence[int]) -> Records:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What survives of every request's draft, and the token of the target's own after it."""
+    """The accepted part of every draft, and the target's own token after it."""
 
-    paths: list[list[int]]  # per request its accepted nodes, from the first level down
-    own: list[int]  # [requests], correction or bonus; NO_TOKEN where the request failed
-    states: list[int]  # [requests], RowStatus of the row that the own token comes from
-    draws: Sequence[int] = ()  # [rows], what the coupled rule draws after every row; empty if not wanted
+    paths: list[list[int]]  # per request its accepted nodes, root first
+    own: list[int]  # [requests], correction or bonus token; NO_TOKEN if the request failed
+    states: list[int]  # [requests], RowStatus of the row that the own token is drawn from
+    draws: Sequence[int] = ()  # [rows], the coupled rule's draw after every row; empty if not wanted
 
     @staticmethod
     def at(
@@ -122,11 +122,11 @@ class Verdicts:
         states: Sequence[int],
         draws: Sequence[int] = (),
     ) -> "Verdicts":
-        """Verdicts from the last accepted row of every request, the root if no node was accepted."""
+        """Build verdicts from the last accepted row of every request (the root if no node was accepted)."""
         parents = trees.parent_list
         paths = [
             list(range(stop - root))
-            if parents[root + 1 : stop + 1] == list(range(root, stop))  # along a chain
+            if parents[root + 1 : stop + 1] == list(range(root, stop))  # a chain
             else [row - root - 1 for row in trees.path_to(stop)]
             for root, stop in zip(trees.starts, stops, strict=False)
         ]
@@ -144,27 +144,27 @@ class Verdicts:
         return np.array(self.states, np.int64)
 
     def path(self, request: int) -> list[int]:
-        """The accepted nodes of one request, from the first level down."""
+        """Return the accepted nodes of a request, root first."""
         return self.paths[request]
 
     def tokens(self, trees: DraftTrees, request: int) -> list[int]:
-        """What one request commits: its accepted tokens, then the target's own; a failed request has none of those."""
+        """Return the tokens that a request commits: accepted ones, then the target's own unless the request failed."""
         tokens, own = [], self.own[request]
         if path := self.paths[request]:
             first, count = trees.starts[request] + 1, len(path)
             tokens = trees.token_list[first : first + path[-1] + 1]
-            if path[-1] >= count:  # nodes on other branches lie between
+            if path[-1] >= count:  # nodes of other branches lie in between
                 tokens = [tokens[node] for node in path]
         if own != NO_TOKEN:
             tokens.append(own)
         return tokens
 
     def draws_of(self, trees: DraftTrees, request: int) -> tuple[int, ...]:
-        """What one request's rule draws after its text and after every node of its draft, where that is known."""
+        """Return the draws after a request's text and after every node, if known."""
         return tuple(self.draws[trees.starts[request] : trees.starts[request + 1]])
 
     def error(self, request: int) -> str | None:
-        """Why a request cannot go on after its accepted tokens, or None."""
+        """Return why a request cannot continue after its accepted tokens, or None."""
         state = self.states[request]
         return None if state == _OK else RowStatus(state).message()
 
@@ -177,15 +177,16 @@ _BYTES = np.arange(256, dtype=np.uint8)[:, None]
 _HIGHEST: Logits = np.where(
     np.unpackbits(_BYTES, axis=1, bitorder="little"), np.float32(np.inf), np.float32(NEVER)
 )
-"""[256, 8], the highest logits of eight tokens by the byte that has their bits: a look into a table of 8 KiB takes the
-same time for every mask, and less than finding the bits that are set, or those that are not."""
+"""[256, 8], upper bounds of eight logits by mask byte.
+
+Table lookup is faster than finding set bits, and constant in time.
+"""
 
 
 def within_grammars(logits: Tensor, trees: DraftTrees, samplers: Sequence[RequestSampler]) -> Tensor:
-    """The logits [rows, vocab] with no chance for tokens that a grammar rules out; the same where there is none.
+    """Return the logits [rows, vocab] with tokens that a grammar forbids set to -inf; unchanged without grammars.
 
-    Masks are computed on the host, without waiting for logits that a device still computes.
-    On a CPU they are written into the logits: the raw logits of such requests are not read.
+    Masks are computed on the host, without waiting for logits on a device. On a CPU the logits are modified in place.
     """
     if all(sampler.grammar is None for sampler in samplers):
         return logits
@@ -215,6 +216,6 @@ def _masks_of(trees: DraftTrees, request: int, sampler: RequestSampler) -> Bits:
 
 
 def forbid(row: Logits, bits: Bits, room: Logits | None = None) -> None:
-    """Take the chance of all tokens whose bit is not set; `room` is as long as the bits, and is written over."""
+    """Set tokens whose bit is not set to -inf; `room` is scratch memory as long as the bits."""
     highest = np.take(_HIGHEST, bits.view(np.uint8), axis=0, out=room, mode="clip").reshape(-1)
-    np.fmin(row, highest[: len(row)], out=row)  # a number that is none is none of a token that cannot come
+    np.fmin(row, highest[: len(row)], out=row)  # NaN of a forbidden token becomes -inf

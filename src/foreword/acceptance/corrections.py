@@ -1,8 +1,7 @@
-"""The first half of the pipeline: bias, bad words, penalties, minimum length and allowed tokens, as sparse edits.
+"""First half of the sampling pipeline: bias, bad words, penalties, minimum length and allowed tokens, as sparse edits.
 
-Each row is corrected with its own history: the request's committed tokens and the draft nodes up to the row.
-What a grammar forbids has no logit left by then.
-Only the (row, token) pairs that something touches are computed; a batch that asks for nothing is not copied.
+Each row is corrected with its own history: committed tokens and the draft nodes up to the row. Grammar masks are
+applied before. Only affected (row, token) pairs are computed; a batch without corrections is not copied.
 """
 
 from collections.abc import Callable
@@ -22,17 +21,17 @@ NEVER = -float("inf")
 
 @dataclass(frozen=True)
 class Touched:
-    """Distinct (row, token) pairs whose logits change, and what each change is made of."""
+    """Distinct (row, token) pairs whose logits change, with the inputs of each change."""
 
     rows: Ints  # [pairs]
     ids: Ints  # [pairs]
     bias: Floats  # [pairs]
-    seen: Bools  # [pairs], in the row's history, prompt included
-    generated: Floats  # [pairs], how often in the generated part of it
+    seen: Bools  # [pairs], whether the row's history has it, prompt included
+    generated: Floats  # [pairs], its count in the generated part of the history
 
 
 def corrected_logits(judged: Judgement) -> Tensor:
-    """The logits after every edit: the given tensor itself where there is none, else a copy."""
+    """Return the logits after all corrections: the same tensor if there are none, otherwise a copy."""
     if not any(judged.records["corrects"].tolist()):
         return judged.logits
     touched = touched_pairs(judged)
@@ -42,7 +41,7 @@ def corrected_logits(judged: Judgement) -> Tensor:
     if len(touched.rows):
         where = index(logits, touched.rows, touched.ids)
         logits[where] = adjusted(logits[where].double(), touched, judged).float()
-    never = torch.full((), NEVER, device=logits.device)  # made there: a plain number would be waited for
+    never = torch.full((), NEVER, device=logits.device)  # on the device: a Python number would synchronise
     if len(banned_rows):
         logits[index(logits, banned_rows, banned_ids)] = never
     if len(allowed_rows):
@@ -54,7 +53,7 @@ def corrected_logits(judged: Judgement) -> Tensor:
 
 
 def adjusted(values: Tensor, touched: Touched, judged: Judgement) -> Tensor:
-    """Logits of the touched pairs after bias, repetition, frequency and presence penalties, in this order."""
+    """Return the logits of the pairs after bias, repetition, frequency and presence penalties, in this order."""
 
     def column(array: Floats) -> Tensor:
         return uploaded(torch.from_numpy(array), values.device)
@@ -67,7 +66,7 @@ def adjusted(values: Tensor, touched: Touched, judged: Judgement) -> Tensor:
 
 
 def touched_pairs(judged: Judgement) -> Touched:
-    """Every pair that a bias or a penalty changes, merged from the request's lists and the row's draft path."""
+    """Return all pairs that a bias or a penalty changes, from the request's lists and the row's draft path."""
     vocab = judged.logits.shape[1]
     bias_rows, bias_ids, bias = entries_per_row(judged, lambda s: s.bias_ids, lambda s: s.bias_values)
     seen_rows, seen_ids, generated = entries_per_row(
@@ -91,7 +90,7 @@ def touched_pairs(judged: Judgement) -> Touched:
 
 
 def draft_pairs(judged: Judgement) -> tuple[Ints, Ints]:
-    """(row, token) for every draft node on the way to the row, in requests with penalties."""
+    """Return (row, token) for every draft node on the row's path, in requests with penalties."""
     penalised = (judged.records["repetition"] != 1) | (judged.records["frequency"] != 0)
     penalised |= judged.records["presence"] != 0
     trees, vocab = judged.trees, judged.logits.shape[1]
@@ -104,7 +103,7 @@ def draft_pairs(judged: Judgement) -> tuple[Ints, Ints]:
 
 
 def banned_pairs(judged: Judgement) -> tuple[Ints, Ints]:
-    """Tokens that complete a bad word, and those that would end a text that is still too short."""
+    """Return tokens that complete a bad word, and end tokens before the minimum length."""
     word_rows, word_ids = completing_tokens(judged)
     end_rows, end_ids = pairs_per_row(judged, lambda s: s.end_ids if s.record["min_tokens"] > 0 else None)
     generated = judged.per_row("generated")[end_rows] + judged.trees.depths[end_rows]
@@ -115,12 +114,12 @@ def banned_pairs(judged: Judgement) -> tuple[Ints, Ints]:
 
 
 def allowed_of(sampler: RequestSampler) -> Ints | None:
-    """The tokens that a request allows, or None where it allows all."""
+    """Return the tokens that a request allows; None: all."""
     return sampler.allowed_ids
 
 
 def pairs_per_row(judged: Judgement, ids_of: Callable[[RequestSampler], Ints | None]) -> tuple[Ints, Ints]:
-    """(row, id) for every row of a request and every id that its sampler lists."""
+    """Return (row, id) for every row of a request and every id in its sampler's list."""
     empty = np.empty(0, np.int64)
     lists = [empty if (ids := ids_of(s)) is None else ids for s in judged.samplers]
     rows, entry = judged.trees.spread(np.array([len(ids) for ids in lists]))
@@ -130,7 +129,7 @@ def pairs_per_row(judged: Judgement, ids_of: Callable[[RequestSampler], Ints | N
 def entries_per_row(
     judged: Judgement, ids_of: Callable[[RequestSampler], Ints], values_of: Callable[[RequestSampler], Floats]
 ) -> tuple[Ints, Ints, Floats]:
-    """(row, id, value) for every row of a request and every entry of a sampler's list."""
+    """Return (row, id, value) for every row of a request and every entry of its sampler's list."""
     ids = [ids_of(sampler) for sampler in judged.samplers]
     values = [values_of(sampler) for sampler in judged.samplers]
     rows, entry = judged.trees.spread(np.array([len(some) for some in ids]))
@@ -138,12 +137,12 @@ def entries_per_row(
 
 
 def index(logits: Tensor, *arrays: Ints) -> tuple[Tensor, ...]:
-    """Index arrays on the logits' device."""
+    """Return index arrays on the logits' device."""
     return tuple(uploaded(torch.from_numpy(array), logits.device) for array in arrays)
 
 
 def completing_tokens(judged: Judgement) -> tuple[Ints, Ints]:
-    """(row, token) pairs that would complete a bad word, with every row's own draft path in its history."""
+    """Return (row, token) pairs that would complete a bad word, given each row's draft path."""
     longest = max((sampler.bad_words.shape[1] for sampler in judged.samplers), default=0)
     if not longest:
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -157,12 +156,12 @@ def completing_tokens(judged: Judgement) -> tuple[Ints, Ints]:
 
 
 def recent_tokens(judged: Judgement, width: int) -> Ints:
-    """[rows, width], the newest tokens up to each row, newest last: committed ones, then its draft path."""
+    """[rows, width], newest tokens up to each row, newest last: committed ones, then its draft path."""
     tails = [_widen(sampler.tail[None, :], width) for sampler in judged.samplers]
     committed = np.concatenate(tails)[judged.trees.request_of_row]
     draft = judged.trees.path_tokens[:, ::-1]  # the row's own token last, padding first
     line = np.concatenate([committed, draft], axis=1)
-    # A shallow row has padding between its committed tokens and its path: shift those tokens over it.
+    # Shallow rows have padding between committed tokens and path: shift the committed tokens over it.
     depth = judged.trees.depths[:, None]
     place = np.arange(line.shape[1] - width, line.shape[1])[None, :]
     padding = draft.shape[1] - depth

@@ -1,9 +1,9 @@
-"""The second half of the pipeline: temperature, top-k, top-p and min-p, as one threshold per row.
+"""Second half of the sampling pipeline: temperature, top-k, top-p and min-p, as one threshold per row.
 
-Each of the three filters keeps the largest logits of a row, so together they are a floor: a row's distribution
-is softmax(logit / temperature) over the tokens whose logit reaches it. Tokens of equal logit are kept or cut
-together, so nothing depends on the order of the vocabulary. At temperature 0 the floor is the largest logit.
-No sum of floats takes part: a row's floor is the same whatever stands beside it in the batch.
+Each filter keeps the largest logits, so together they are a floor: a row's distribution is softmax(logit /
+temperature) over logits at or above it. Equal logits are kept or cut together, so that nothing depends on vocabulary
+order. At temperature 0 the floor is the largest logit. No float sum is involved: a row's floor does not depend on the
+rest of the batch.
 """
 
 from dataclasses import dataclass
@@ -19,55 +19,55 @@ from foreword.kernels import sampler as native
 from foreword.kernels.placement import placement_of
 
 LOWEST = torch.finfo(torch.float32).min
-"""A masked logit is -inf, which is below this: no floor keeps it."""
+"""Lowest finite logit; masked logits (-inf) are below it."""
 
 
 @dataclass(frozen=True)
 class RowShape:
-    """The shaping parameters of every row. On the host: what to do is decided there, without asking a device."""
+    """Sampling parameters of every row, on the host, so that decisions need no device access."""
 
     temperature: Tensor  # float64 [rows]
-    top_k: Tensor  # int64 [rows], the vocabulary size where there is no limit
+    top_k: Tensor  # int64 [rows]; the vocabulary size if unlimited
     top_p: Tensor  # float64 [rows]
     min_p: Tensor  # float64 [rows]
 
     @staticmethod
     def of(judged: Judgement) -> "RowShape":
-        """The parameters of each row's request."""
+        """Return the parameters of each row's request."""
         columns = [judged.per_row(name) for name in ("temperature", "top_k", "top_p", "min_p")]
         return RowShape(*map(torch.from_numpy, columns))
 
     def keeps_all(self, vocab_size: int) -> bool:
-        """Whether no row that is sampled has a filter."""
+        """Whether no sampled row has a filter."""
         filtered = (self.top_k < vocab_size) | (self.top_p < 1) | (self.min_p > 0)
         return not bool((filtered & (self.temperature != 0)).any())
 
     def on(self, device: torch.device) -> "RowShape":
-        """The same on a device."""
+        """Return a copy on a device."""
         columns = (self.temperature, self.top_k, self.top_p, self.min_p)
         return RowShape(*(uploaded(column, device) for column in columns))
 
 
 @dataclass(frozen=True)
 class Distributions:
-    """What each row draws from: softmax((logit - peak) / temperature) where logit >= floor."""
+    """Distribution of each row: softmax((logit - peak) / temperature) over logits >= floor."""
 
     logits: Tensor  # float32 [rows, vocab], corrected
-    peak: Tensor  # float32 [rows], largest logit; 0 where the row has none
-    floor: Tensor  # float32 [rows], smallest kept logit; inf where the row has none
-    temperature: Tensor  # float64 [rows], 1 where the row is greedy
-    only: Tensor  # int64 [rows], the one token that a greedy row keeps; NO_TOKEN elsewhere
+    peak: Tensor  # float32 [rows], largest logit; 0 if the row has none
+    floor: Tensor  # float32 [rows], smallest kept logit; inf if the row has none
+    temperature: Tensor  # float64 [rows], 1 for greedy rows
+    only: Tensor  # int64 [rows], the argmax of a greedy row; NO_TOKEN otherwise
     status: Tensor  # int64 [rows], RowStatus
-    sampler: native.NativeSampler = None  # who works on these rows; None: torch
+    sampler: native.NativeSampler = None  # native sampler for these rows; None: torch
 
 
 def distributions(judged: Judgement) -> Distributions:
-    """The whole pipeline, for plain and speculative rows alike."""
+    """Run the whole pipeline on all rows."""
     return shape_rows(corrected_logits(judged), RowShape.of(judged), judged.sampler)
 
 
 def shape_rows(logits: Tensor, shape: RowShape, sampler: native.NativeSampler) -> Distributions:
-    """Find every row's floor; natively with a sampler that takes these rows."""
+    """Compute every row's floor, natively if the sampler supports these rows."""
     if sampler is None:
         peak, floor, first = floors(logits, shape)
     else:
@@ -89,11 +89,9 @@ def shape_rows(logits: Tensor, shape: RowShape, sampler: native.NativeSampler) -
 
 
 def floors(logits: Tensor, shape: RowShape) -> tuple[Tensor, Tensor, Tensor]:
-    """Per row the largest logit, the smallest kept one, and the first id of the largest; torch, for any device.
-
-    NaN anywhere in a row makes its largest logit NaN. Never waits for the device: which rows need which filter is
-    known from their parameters alone.
-    """
+    """Return per row the largest logit, the smallest kept logit, and the first id of the largest; in torch,
+    for any device. NaN in a row makes its largest logit NaN. Never waits for the device: the parameters
+    alone decide which filters run."""
     peak, first = logits.max(dim=-1)
     there, sampled = shape.on(logits.device), shape.temperature != 0
     floor = torch.where(there.temperature == 0, peak, LOWEST)
@@ -112,14 +110,14 @@ def floors(logits: Tensor, shape: RowShape) -> tuple[Tensor, Tensor, Tensor]:
 
 
 ONE = float(1 << 40)
-"""The weight of the most likely token. Sums over a vocabulary of up to 4 million stay in int64."""
+"""Integer weight of the most likely token; sums over vocabularies of up to 4 million fit into int64."""
 
 SLACK = 1 - 1e-6
-"""Lowers the candidate bound by far more than it can be rounded; it only ever admits more candidates."""
+"""Lowers the candidate bound by more than its rounding error, so that no candidate is missed."""
 
 
 def nucleus_floor(logits: Tensor, peak: Tensor, floor: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
-    """[rows], the smallest logit in each row's nucleus among the tokens that reach `floor`."""
+    """[rows], the smallest logit in each row's nucleus, among tokens at or above `floor`."""
     scaled = (logits - peak[:, None]) * (1 / temperature).float()[:, None]
     weights = (scaled.exp_() * ONE).round_().long()  # [rows, vocab]
     weights = torch.where(logits >= floor[:, None], weights, 0)
@@ -133,14 +131,14 @@ def nucleus_floor(logits: Tensor, peak: Tensor, floor: Tensor, temperature: Tens
 
 
 def most_candidates(candidate: Tensor) -> int:
-    """How many of a row to sort: what the fullest row has. A device is not asked, as that would mean to wait for it."""
+    """Return the number of candidates to sort per row: the maximum on a CPU; all on a device, to avoid waiting."""
     if not placement_of(candidate.device).is_host:
         return candidate.shape[1]
     return max(1, int(candidate.sum(dim=-1).max()))
 
 
 def mass_above(values: Tensor, weights: Tensor) -> Tensor:
-    """For rows of falling values, at each the weight of the row's entries of strictly larger value."""
+    """For rows sorted by falling value, return the weight of strictly larger values at each entry."""
     before = weights.cumsum(dim=-1) - weights
     first = torch.ones_like(values, dtype=torch.bool)  # of its equals
     first[:, 1:] = values[:, 1:] != values[:, :-1]

@@ -1,6 +1,6 @@
-"""Draw one token per row: the largest of logit / temperature + Gumbel noise among the kept tokens.
+"""Samples one token per row: the largest logit / temperature + Gumbel noise among the kept tokens.
 
-This needs no normaliser, so a row's token depends on nothing but the row's own numbers and its key.
+No normaliser is needed, so a row's token depends only on the row's logits and its key.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from foreword.kernels.placement import placement_of
 
 @dataclass(frozen=True)
 class Kept:
-    """The kept tokens of some rows, ragged, in order of row and id."""
+    """The kept tokens of some rows, ragged, sorted by row and id."""
 
     rows: Tensor  # int64 [tokens]
     ids: Tensor  # int64 [tokens]
@@ -27,7 +27,7 @@ class Kept:
 
 
 def kept_tokens(shaped: Distributions, rows: Tensor) -> Kept:
-    """The kept tokens of the chosen rows (int64, ascending)."""
+    """Return the kept tokens of these rows (int64, ascending)."""
     slot, ids = torch.nonzero(shaped.logits[rows] >= shaped.floor[rows, None], as_tuple=True)
     kept = Kept(rows[slot], ids, log_weights(shaped, rows[slot], ids))
     alive = kept.log_weights > -torch.inf
@@ -35,7 +35,7 @@ def kept_tokens(shaped: Distributions, rows: Tensor) -> Kept:
 
 
 def log_weights(shaped: Distributions, rows: Tensor, ids: Tensor) -> Tensor:
-    """Unnormalised log probabilities of (row, id) pairs; -inf for tokens that are not kept."""
+    """Return unnormalised log probabilities of (row, id) pairs; -inf for tokens that are not kept."""
     logits, only = shaped.logits[rows, ids], shaped.only[rows]
     scaled = (logits.double() - shaped.peak[rows].double()) / shaped.temperature[rows]
     keep = (logits >= shaped.floor[rows]) & (logits < torch.inf) & ((only == NO_TOKEN) | (only == ids))
@@ -43,7 +43,7 @@ def log_weights(shaped: Distributions, rows: Tensor, ids: Tensor) -> Tensor:
 
 
 def sample(logits: Tensor, shape: RowShape, keys: Keys) -> Tensor:
-    """int64 [2, rows], the token that each row draws with its key and its RowStatus; torch, for any device.
+    """int64 [2, rows], each row's sampled token and its RowStatus; in torch, for any device.
 
     Never waits for the device.
     """
@@ -56,7 +56,7 @@ def sample(logits: Tensor, shape: RowShape, keys: Keys) -> Tensor:
 
 
 def draw(shaped: Distributions, keys: Keys) -> Tensor:
-    """int64 [rows], the token that each row draws with its key; NO_TOKEN where the row has none."""
+    """int64 [rows], each row's sampled token; NO_TOKEN if the row has none."""
     device = shaped.logits.device
     noise_keys, placement = uploaded(key_tensor(keys), device), placement_of(device)
     if shaped.sampler is not None:
@@ -71,7 +71,7 @@ def draw(shaped: Distributions, keys: Keys) -> Tensor:
 
 
 def _draw_by(kernel: Callable[..., Tensor], logits: Tensor, shape: RowShape, keys: Keys) -> Tensor:
-    """`sample` by a device's own kernel, with one copy of the rows' parameters."""
+    """Run `sample` with a device's own kernel, copying the parameters once."""
     columns = uploaded(torch.stack([shape.temperature.view(torch.int64), key_tensor(keys)]), logits.device)
     floor = None if shape.keeps_all(logits.shape[1]) else floors(logits, shape)[1]
     samples = bool(shape.temperature.any())
@@ -79,9 +79,9 @@ def _draw_by(kernel: Callable[..., Tensor], logits: Tensor, shape: RowShape, key
 
 
 def best_of_all(shaped: Distributions, noise_keys: Tensor) -> Tensor:
-    """int64 [rows], as `best_per_row` of the kept tokens, but worked out for every token.
+    """int64 [rows], like `best_per_row`, but computed over all tokens.
 
-    For devices: to learn how many tokens are kept would be to wait for the device.
+    For devices, where counting the kept tokens would require waiting.
     """
     ids = torch.arange(shaped.logits.shape[1], device=shaped.logits.device)
     distance = shaped.logits.double() - shaped.peak.double()[:, None]
@@ -92,7 +92,7 @@ def best_of_all(shaped: Distributions, noise_keys: Tensor) -> Tensor:
 
 
 def best_per_row(kept: Kept, noise_keys: Tensor) -> Tensor:
-    """int64 [rows], per row the id of largest log weight + noise, the lowest of equals; keys are per row."""
+    """int64 [rows], the id with the largest log weight + noise, the lowest on ties; one key per row."""
     scores = kept.log_weights + gumbel(noise_keys[kept.rows], kept.ids)
     best = torch.full(noise_keys.shape, -torch.inf, dtype=torch.float64, device=scores.device)
     best = best.scatter_reduce(0, kept.rows, scores, "amax")

@@ -1,4 +1,4 @@
-"""The one call that judges every draft of a step: logits to distributions to verdicts."""
+"""Judges all drafts of a step: logits to distributions to verdicts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ _COUPLED = int(Rule.COUPLED)
 
 @dataclass
 class _Outcome:
-    """Verdicts as the rules fill them in, each for its own requests."""
+    """Verdicts under construction; each rule fills in its own requests."""
 
     stops: list[int]  # [requests], last accepted rows
     own: list[int]  # [requests]
@@ -33,23 +33,23 @@ class _Outcome:
 
 
 def judge(judged: Judgement) -> Verdicts:
-    """Judge the drafts of a batch: the pipeline for all rows, then every request's own rule."""
+    """Judge the drafts of a batch: the sampling pipeline for all rows, then each request's rule."""
     return Judging(judged).verdicts()
 
 
 class Judging:
-    """A judgement in two halves: what can be handed to a device at once, and what has to wait for it."""
+    """Acceptance in two halves: work that can be launched on a device, and work that waits for it."""
 
     def __init__(self, judged: Judgement) -> None:
         self.judged = judged
         in_use = set(judged.records["rule"].tolist())
         self._draws = _COUPLED in in_use or judged.wants_draws
         self._drawn_rules = [Rule(rule) for rule in sorted(in_use - {_COUPLED})]
-        self._logits: Tensor | None = None  # the corrected ones
+        self._logits: Tensor | None = None  # corrected logits
         self._drawn: HostCopy | None = None
 
     def begin(self) -> None:
-        """Hand the draws of *coupled* to the device, if there is one to wait for; raises if a rule is not exact."""
+        """Launch the *coupled* draws on a device, if any; raise if a rule is not exact for its draft."""
         self._check()
         if (
             self._draws
@@ -60,15 +60,15 @@ class Judging:
 
     @property
     def newest(self) -> Tensor:
-        """int64 [rows], what *coupled* draws after every row, where the logits are; does not wait."""
+        """int64 [rows], the *coupled* draw after every row, on the logits' device; does not wait."""
         return self._draw().on_device[0]
 
     def know(self, tokens: Sequence[Sequence[int]]) -> None:
-        """The tokens that the draws were begun without, those of all nodes of every request."""
+        """Set the draft tokens that were unknown when the draws started."""
         self.judged.trees = self.judged.trees.with_tokens(tokens)
 
     def verdicts(self) -> Verdicts:
-        """Waits for the device."""
+        """Wait for the device and return the verdicts."""
         self._check()
         trees, requests = self.judged.trees, len(self.judged.records)
         if self._draws:
@@ -98,8 +98,8 @@ class Judging:
 def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
     """int64 [2, rows], the coupled rule's draw at every row and its RowStatus.
 
-    Hands the work to the logits' device and does not wait for it. `logits` are the corrected ones. The native sampler
-    leaves out draws that are not read: those after a draft token that is not the target's.
+    Launches the work on the device of the corrected `logits` without waiting. The native sampler skips rows after a
+    rejected draft token, which are not read.
     """
     if judged.sampler is not None:
         trees = judged.trees
@@ -109,7 +109,7 @@ def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
 
 
 def _run_coupled(judged: Judgement, drawn: Tensor | Ints) -> _Outcome:
-    """For all requests; those of other rules are overwritten."""
+    """Apply *coupled* to all requests; requests of other rules are overwritten later."""
     draws, states = drawn.tolist()
     stops = coupled.stop_rows(judged.trees, draws)
     return _Outcome(stops, [draws[row] for row in stops], [states[row] for row in stops], draws)
@@ -118,13 +118,13 @@ def _run_coupled(judged: Judgement, drawn: Tensor | Ints) -> _Outcome:
 def _run_drawn_rules(
     judged: Judgement, logits: Tensor, drawn_rules: Sequence[Rule], outcome: _Outcome
 ) -> None:
-    """All rules but *coupled*, side by side: they share the probabilities and the noise, and no request."""
+    """Apply all rules but *coupled*; they share probabilities and noise, and handle disjoint requests."""
     trees, rules = judged.trees, judged.records["rule"]
     rows = np.flatnonzero(rules[trees.request_of_row] != Rule.COUPLED)
     shaped = shape_rows(logits, RowShape.of(judged), judged.sampler)
     states = shaped.status.tolist()
     chains = ChainRows.of(shaped, trees, rows)
-    # A node is accepted with the number of its own position, which its parent's logits are about.
+    # A node is accepted with the noise of its own position, which its parent's logits predict.
     judged_by = np.maximum(trees.parents, 0)
     accept_keys = _keys(judged, Stream.ACCEPT)[judged_by]
     own_keys = _keys(judged, Stream.RESIDUAL)
@@ -143,7 +143,7 @@ def _run_drawn_rules(
 def _run_chain_rule(
     chains: ChainRows, rule: Rule, requests: Ints, chance: Floats, own_keys: Keys
 ) -> tuple[Ints, Ints]:
-    """Stop rows and own tokens of these requests under *token* or *block*."""
+    """Return stop rows and own tokens of these requests under *token* or *block*."""
     trees, its = chains.trees, token if rule is Rule.TOKEN else block
     nodes = np.flatnonzero(np.isin(trees.request_of_row, requests) & (trees.depths > 0))
     plan = its.plan(chains, nodes)
@@ -152,7 +152,7 @@ def _run_chain_rule(
 
 
 def _run_traversal(chains: ChainRows, requests: Ints, chance: Floats, own_keys: Keys) -> tuple[Ints, Ints]:
-    """Stop rows and own tokens of these requests."""
+    """Return stop rows and own tokens of these requests under *traversal*."""
     plan = traversal.plan(chains, requests)
     stops = traversal.stop_rows(chains.trees, requests, plan.accept, chance)
     left = traversal.leftover_weights(chains, plan, stops)
@@ -161,7 +161,7 @@ def _run_traversal(chains: ChainRows, requests: Ints, chance: Floats, own_keys: 
 
 
 def _keys(judged: Judgement, stream: Stream) -> Keys:
-    """[rows], the keys of one stream at every row's position."""
+    """[rows], keys of one noise stream at every row's position."""
     if stream is Stream.TARGET:
         return absorbed(judged.row_records["stem"], judged.positions)
     records = judged.records

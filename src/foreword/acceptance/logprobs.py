@@ -1,6 +1,6 @@
-"""Log probabilities for users: of the raw model, before temperature and any correction, as OpenAI's API has them.
+"""Log-probabilities for users: of the raw model, before temperature and corrections, as in OpenAI's API.
 
-Where a grammar prescribes the form of an answer they are those among the tokens that it allows, as in vLLM.
+Under a grammar they are normalised over the allowed tokens, as in vLLM.
 """
 
 import math
@@ -15,33 +15,33 @@ from foreword.acceptance.rules.chains import ONE
 from foreword.acceptance.rules.trees import Floats, Ints
 
 ROWS_AT_ONCE = 16
-"""Rows are worked out in groups, so that the float64 copies of a long prompt's logits stay small."""
+"""Rows per group, which bounds the memory of float64 copies of a long prompt's logits."""
 
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """One committed token's log probability, and those of the most likely tokens at its position."""
+    """A committed token's log-probability, and those of the most likely alternatives."""
 
     token: int
     logprob: float
     rank: int  # 1: the most likely token
-    top_ids: Ints  # [wanted, or as many as there are], most likely first
-    top_logprobs: Floats  # of these
+    top_ids: Ints  # [alternatives], most likely first
+    top_logprobs: Floats  # [alternatives]
 
 
 def request_logprobs(judged: Judgement, verdicts: Verdicts, request: int) -> list[TokenLogprobs]:
-    """For each committed token of a request (accepted nodes, then its own), in order; none if it wants none."""
+    """Return one entry per committed token of a request, in order; empty if none are requested."""
     wanted = judged.logprobs[request]
     if wanted < 0:
         return []
     root, tokens = judged.trees.starts[request], verdicts.tokens(judged.trees, request)
     rows = [root, *(root + 1 + node for node in verdicts.path(request))]
-    # A failed request has no token of its own after the last row.
+    # A failed request has no own token after the last row.
     return score(judged.logits[rows[: len(tokens)]], tokens, wanted)
 
 
 def score(logits: Tensor, next_tokens: Sequence[int], wanted: int) -> list[TokenLogprobs]:
-    """Log-softmax of each row of logits [rows, vocab] at the token that follows it, and at its `wanted` largest."""
+    """Return the log-softmax of each row of logits [rows, vocab] at its next token, and at the `wanted` largest."""
     scored: list[TokenLogprobs] = []
     for start in range(0, len(next_tokens), ROWS_AT_ONCE):
         group = slice(start, start + ROWS_AT_ONCE)
@@ -54,7 +54,7 @@ def _score_group(logits: Tensor, tokens: Sequence[int], wanted: int) -> list[Tok
     chosen = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
     top = logits.topk(wanted, dim=-1)
     values = (top.values.double() - normaliser[:, None]).cpu().numpy()
-    ids, possible = top.indices.cpu().numpy(), values > -math.inf  # a grammar may leave fewer than are wanted
+    ids, possible = top.indices.cpu().numpy(), values > -math.inf  # a grammar may leave fewer than wanted
     found = zip(
         tokens,
         (chosen[:, 0].double() - normaliser).tolist(),
@@ -67,7 +67,7 @@ def _score_group(logits: Tensor, tokens: Sequence[int], wanted: int) -> list[Tok
 
 
 def log_normalisers(logits: Tensor) -> Tensor:
-    """float64 [rows], log of the sum of exp; the sums in 80-bit fixed point, so the same in every company."""
+    """float64 [rows], log-sum-exp, summed in 80-bit fixed point: independent of order and batch."""
     peak = logits.amax(dim=-1).double()
     scaled = (logits.double() - peak[:, None]).exp_().mul_(ONE)
     high = scaled.floor()

@@ -1,4 +1,4 @@
-"""What a user may ask of sampling."""
+"""Sampling parameters of a request."""
 
 import math
 from collections.abc import Mapping
@@ -10,44 +10,42 @@ from foreword.errors import RequestError
 from foreword.structured.params import StructuredOutputs, Thinking
 
 MIN_TEMPERATURE = 1e-6
-"""Below this a scaled logit leaves the range of float32; 0 itself means greedy."""
+"""Minimum temperature: below it scaled logits overflow float32; 0 itself means greedy."""
 
 MAX_LOGPROBS = 64
-"""Most alternatives per token that a request may ask for."""
+"""Maximum alternatives per token with log-probabilities."""
 
 MAX_SAMPLES = 128
-"""Most answers to one prompt."""
+"""Maximum answers to one prompt."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are drawn and when to stop; names and meanings follow OpenAI's and vLLM's."""
+    """How tokens are sampled and when to stop; names and meanings follow OpenAI and vLLM."""
 
     temperature: float = 1.0  # 0 means greedy
-    top_p: float = 1.0  # keep the most likely tokens that together reach this probability; 1: all
+    top_p: float = 1.0  # keep the most likely tokens up to this total probability; 1: all
     top_k: int = 0  # keep the k most likely tokens; 0 or -1: all
-    min_p: float = 0.0  # keep tokens at least this likely relative to the most likely one; 0: all
-    presence_penalty: float = 0.0  # subtracted from the logits of tokens that were generated before
-    frequency_penalty: float = 0.0  # subtracted once for every time that the token was generated before
-    repetition_penalty: float = 1.0  # divides positive, multiplies negative logits of tokens seen before
-    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> number added to its logit
-    bad_words: tuple[str, ...] = ()  # texts that must not be completed
-    allowed_token_ids: tuple[int, ...] | None = None  # only these may be generated; None: all
-    stop: str | tuple[str, ...] = ()  # text or texts before which the answer ends
-    include_stop_str_in_output: bool = False  # leave the stop text at the answer's end
-    stop_token_ids: tuple[int, ...] = ()  # generation ends after one of these
-    max_tokens: int = 256  # most tokens to generate
-    min_tokens: int = 0  # no end-of-sequence, stop token or stop text before this many tokens
+    min_p: float = 0.0  # minimum probability relative to the most likely token; 0: no limit
+    presence_penalty: float = 0.0  # subtracted from logits of tokens generated before
+    frequency_penalty: float = 0.0  # subtracted once per earlier occurrence in the generated text
+    repetition_penalty: float = 1.0  # divides positive and multiplies negative logits of tokens seen before
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to its logit
+    bad_words: tuple[str, ...] = ()  # texts that must not be generated
+    allowed_token_ids: tuple[int, ...] | None = None  # the only tokens that may be generated; None: all
+    stop: str | tuple[str, ...] = ()  # the answer ends before any of these texts
+    include_stop_str_in_output: bool = False  # keep the stop text in the answer
+    stop_token_ids: tuple[int, ...] = ()  # generation ends after any of these
+    max_tokens: int = 256  # maximum generated tokens
+    min_tokens: int = 0  # no end-of-sequence or stop before this many tokens
     n: int = 1  # answers to the same prompt
-    seed: int | None = None  # None: fresh 64-bit entropy, returned with the answer
-    ignore_eos: bool = False  # go on after an end-of-sequence token
-    # Log probabilities of the chosen token and of this many most likely; None: none.
+    seed: int | None = None  # None: random; returned with the answer
+    ignore_eos: bool = False  # continue after an end-of-sequence token
+    # Number of alternatives with log-probabilities, besides the chosen token; None: no log-probabilities.
     logprobs: int | None = None
-    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
-    structured: StructuredOutputs | None = None  # the form that the answer must have; None: any
-    thinking: Thinking | None = (
-        None  # the reasoning with which it begins, where a limit or a form needs its tags
-    )
+    prompt_logprobs: int | None = None  # the same for prompt tokens
+    structured: StructuredOutputs | None = None  # response format; None: any text
+    thinking: Thinking | None = None  # reasoning block at the start, if a budget or format needs its tags
 
     def __post_init__(self) -> None:
         self._check_shape()
@@ -58,7 +56,7 @@ class SamplingParams:
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        """`stop` as a tuple, however it was given."""
+        """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def _check_shape(self) -> None:
@@ -113,7 +111,7 @@ class SamplingParams:
         object.__setattr__(self, "structured", StructuredOutputs.of(self.structured))
         if self.ignore_eos:
             raise RequestError(
-                "ignore_eos: an answer of a prescribed form ends where the form does; leave it out",
+                "ignore_eos: a structured output ends where its grammar does; leave it out",
                 param="ignore_eos",
             )
 
@@ -135,17 +133,17 @@ def _refuse(name: str, value: object, wanted: str) -> None:
 
 
 GENERATION_CONFIGS = ("auto", "none")
-"""`auto`: what the model's makers recommend; `none`: what `SamplingParams` has by itself."""
+"""`auto`: recommended by the model's makers; `none`: defaults of `SamplingParams`."""
 
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """A model's own sampling parameters."""
+    """A model's recommended sampling parameters."""
 
     values: dict[str, float] = field(default_factory=dict)  # fields of SamplingParams
 
     def params(self, **given: Any) -> SamplingParams:  # noqa: ANN401 - fields of SamplingParams
-        """The parameters of a request that names these; None stands for one that it doesn't name."""
+        """Return the parameters of a request; None means not given."""
         named = {name: value for name, value in given.items() if value is not None}
         return SamplingParams(**{**self.values, **named})
 
@@ -154,6 +152,6 @@ class SamplingDefaults:
 
 
 def check_generation_config(name: str) -> None:
-    """Refuse a name that means nothing."""
+    """Raise `RequestError` for an unknown name."""
     if name not in GENERATION_CONFIGS:
         raise RequestError(f"generation config {name!r} is unknown; use {' or '.join(GENERATION_CONFIGS)}")

@@ -1,4 +1,4 @@
-"""The slow reference of acceptance: noise, rules and the sampling pipeline for single rows, in plain Python."""
+"""Slow reference of acceptance for single rows, in plain Python: noise, rules and sampling pipeline."""
 
 import math
 from collections.abc import Callable, Sequence, Set
@@ -18,7 +18,7 @@ def mix(z: int) -> int:
 
 
 def row_key(seed: int, sample: int, stream: int, nonce: int, position: int, branch: int = 0) -> int:
-    """The key of one row; `branch` tells rows at one position apart, the first has none."""
+    """Return the key of one row; `branch` distinguishes rows at one position."""
     key = 0
     for word in (seed, sample, stream, nonce, position, *([branch] if branch else [])):
         key = mix(((key + 0x9E3779B97F4A7C15) & WORD) ^ word)
@@ -37,7 +37,7 @@ def gumbel(key: int, token: int) -> float:
 
 
 def uniform(key: int) -> float:
-    """A uniform in the open interval (0, 1)."""
+    """Return a uniform in the open interval (0, 1)."""
     return min(((bits(key, 0) >> 10) | 1) * 2.0**-54, 1 - 2.0**-53)
 
 
@@ -45,7 +45,7 @@ Row = Sequence[float]
 
 
 def draw(weights: Row, key: int) -> int:
-    """The token with the largest log weight + noise."""
+    """Return the token with the largest log weight + noise."""
     scores = [math.log(w) + gumbel(key, token) if w > 0 else -math.inf for token, w in enumerate(weights)]
     return scores.index(max(scores))
 
@@ -53,7 +53,7 @@ def draw(weights: Row, key: int) -> int:
 def coupled(
     next_token: Callable[[list[int]], int], tokens: Sequence[int], parents: Sequence[int]
 ) -> tuple[list[int], int]:
-    """Accepted nodes and own token; `next_token` draws after a list of draft tokens as plain decoding would."""
+    """Return accepted nodes and own token; `next_token` draws after a list of draft tokens like plain decoding."""
     path: list[int] = []
     while True:
         drawn = next_token([tokens[node] for node in path])
@@ -65,12 +65,12 @@ def coupled(
 
 
 def token_acceptance(p: Sequence[Row], q: Sequence[Row], tokens: Sequence[int]) -> list[float]:
-    """Per node, the probability of acceptance once the nodes before it are accepted."""
+    """Return each node's acceptance probability, given that the nodes before it are accepted."""
     return [min(1.0, p[i][x] / q[i][x]) for i, x in enumerate(tokens)]
 
 
 def token_stop(accept: Sequence[float], uniforms: Sequence[float]) -> int:
-    """How many nodes are accepted."""
+    """Return the number of accepted nodes."""
     for count, (chance, u) in enumerate(zip(accept, uniforms, strict=True)):
         if u >= chance:
             return count
@@ -80,7 +80,7 @@ def token_stop(accept: Sequence[float], uniforms: Sequence[float]) -> int:
 def block_acceptance(
     p: Sequence[Row], q: Sequence[Row], tokens: Sequence[int]
 ) -> tuple[list[float], list[float]]:
-    """Per prefix, the probability of acceptance; per length (0 included), the carried weight."""
+    """Return the acceptance probability per prefix, and the carried weight per length (including 0)."""
     carried = [1.0]
     for i, x in enumerate(tokens):
         carried.append(min(1.0, carried[-1] * p[i][x] / q[i][x]))
@@ -97,7 +97,7 @@ def block_stop(accept: Sequence[float], uniforms: Sequence[float]) -> int:
 
 
 def residual(p: Row, q: Row, scale: float = 1.0) -> list[float]:
-    """What is left of the target's probabilities once the draft's are taken off, not normalised."""
+    """Return the target's probabilities minus the draft's, clipped at 0, not normalised."""
     return [max(scale * a - b, 0.0) for a, b in zip(p, q, strict=True)]
 
 
@@ -108,10 +108,10 @@ def traversal(
     parents: Sequence[int],
     uniforms: Sequence[float],
 ) -> tuple[list[int], list[float]]:
-    """Accepted nodes, and what the own token is drawn from.
+    """Return accepted nodes, and the distribution of the own token.
 
-    p has the root's row first; q and uniforms are the nodes', each q being what its node was drawn from given the nodes
-    before it: the same for siblings drawn with replacement, without the earlier ones if drawn without.
+    p starts with the root's row. q and uniforms belong to the nodes; each q is conditional on the nodes before: equal
+    for siblings drawn with replacement, without the earlier ones if drawn without.
     """
 
     def visit(node: int, carried: float) -> tuple[list[int], list[float]] | None:
@@ -146,7 +146,7 @@ def corrected(
     generated: Sequence[int],
     allowed: Set[int] | None = None,
 ) -> list[float]:
-    """Bias, penalties, bad words, minimum length and the allowed tokens, with the row's own history."""
+    """Apply bias, penalties, bad words, minimum length and allowed tokens, with the row's own history."""
     values = [float(value) for value in logits[: limits.vocab_size]]
     for token, bias in params.logit_bias.items():
         values[token] += bias
@@ -161,14 +161,14 @@ def corrected(
 
 
 def penalised(value: float, params: SamplingParams, times: int) -> float:
-    """One seen token's logit after the three penalties."""
+    """Return a seen token's logit after the three penalties."""
     value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
     value -= params.frequency_penalty * times
     return value - (params.presence_penalty if times else 0.0)
 
 
 def forbidden(params: SamplingParams, limits: TokenLimits, history: list[int], generated: int) -> set[int]:
-    """Tokens that must not come next."""
+    """Return the tokens that must not come next."""
     banned = set()
     for word in limits.bad_words:
         start = list(word[:-1])
@@ -182,7 +182,7 @@ def forbidden(params: SamplingParams, limits: TokenLimits, history: list[int], g
 
 
 def shaped(values: Sequence[float], params: SamplingParams) -> list[float]:
-    """Temperature, top-k, top-p and min-p: probabilities that sum to 1."""
+    """Apply temperature, top-k, top-p and min-p; return probabilities that sum to 1."""
     peak = max(values)
     if params.temperature == 0:
         first = list(values).index(peak)
@@ -201,7 +201,7 @@ def shaped(values: Sequence[float], params: SamplingParams) -> list[float]:
 
 
 def mass_above(token: int, kept: set[int], values: Sequence[float], weights: Sequence[float]) -> float:
-    """The weight of the kept tokens that are strictly more likely than this one."""
+    """Return the weight of the kept tokens that are strictly more likely than this one."""
     return math.fsum(weights[other] for other in kept if values[other] > values[token])
 
 
@@ -213,5 +213,5 @@ def probabilities(
     generated: Sequence[int],
     allowed: Set[int] | None = None,
 ) -> list[float]:
-    """The distribution of the next token; `allowed` are those that a grammar allows here, None: all."""
+    """Return the distribution of the next token; `allowed` are the grammar's tokens, None: all."""
     return shaped(corrected(logits, params, limits, prompt, generated, allowed), params)

@@ -1,4 +1,4 @@
-"""What acceptance keeps per request: its parameters as arrays, and what its committed tokens mean to them."""
+"""Acceptance state of a request: parameters as arrays, and counts of its committed tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,51 +28,51 @@ RECORD = np.dtype(
         ("frequency", "f8"),
         ("repetition", "f8"),
         ("min_tokens", "i8"),
-        ("corrects", "i8"),  # whether anything but temperature, top-k, top-p and min-p shapes the logits
-        ("logprobs", "i8"),  # -1: none wanted
+        ("corrects", "i8"),  # whether anything but temperature, top-k, top-p and min-p changes the logits
+        ("logprobs", "i8"),  # -1: none requested
         ("seed", "u8"),
-        ("stem", "u8"),  # what the coupled rule's noise starts from
+        ("stem", "u8"),  # noise key prefix of the coupled rule
         ("sample", "i8"),
         ("rule", "i8"),
-        ("nonce", "i8"),  # steps committed so far
-        ("length", "i8"),  # tokens committed so far, prompt included
-        ("generated", "i8"),  # tokens generated so far
+        ("nonce", "i8"),  # committed steps
+        ("length", "i8"),  # committed tokens, prompt included
+        ("generated", "i8"),  # generated tokens
     ]
 )
-"""One request's numbers, of 8 bytes each so that every column is aligned; a batch is an array of these."""
+"""Numbers of one request, 8 bytes each so that columns are aligned; a batch is an array of these."""
 
 _NONCE, _LENGTH, _GENERATED = (RECORD.names.index(name) for name in ("nonce", "length", "generated"))  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True)
 class TokenLimits:
-    """What the model and its tokenizer add to a request's parameters."""
+    """Vocabulary limits that apply to a request."""
 
-    vocab_size: int  # ids that may come out are 0 .. vocab_size - 1
+    vocab_size: int  # valid ids are 0 .. vocab_size - 1
     end_ids: tuple[int, ...] = ()  # the model's end-of-sequence tokens
     bad_words: tuple[tuple[int, ...], ...] = ()  # the request's bad_words as token ids
 
 
 @dataclass(frozen=True)
 class DraftSampling:
-    """A request's parameters as a drafter uses them: a value, which later steps do not change."""
+    """A request's sampling parameters for drafters: an immutable value."""
 
-    vocab_size: int  # ids that may come out are 0 .. vocab_size - 1
-    record_bytes: bytes  # of one RECORD
+    vocab_size: int  # valid ids are 0 .. vocab_size - 1
+    record_bytes: bytes  # one RECORD
     bias_ids: Ints
     bias_values: Floats
     allowed_ids: Ints | None  # None: all
-    rule: Rule  # how its drafts are judged
-    # What the answer's form allows. It moves when the request does: to be asked while a draft is made, not later.
+    rule: Rule  # acceptance rule
+    # Grammar state. It advances with the request: use it only while drafting.
     grammar: AnswerState | None = None
 
     def keys(self, positions: Numbers, branches: Numbers = 0) -> Keys:
-        """[positions], the keys a drafter draws with: its token is argmax(log q + gumbel(key, id)).
+        """[positions], a drafter's noise keys: its token is argmax(log q + gumbel(key, id)).
 
-        Only *coupled* shares the target's noise. The other rules would be biased by it, and by using one
-        position's noise twice: theirs is a stream of its own, and the nonce changes with every step. `branches`
-        tell nodes of a tree apart whose followers have the same position; siblings are the best, the second best and
-        so on of one key, which draws them without replacement.
+        Only *coupled* shares the target's noise. Sharing it, or using one position's noise twice, would bias the
+        other rules: they have their own stream, and the nonce changes with every step. `branches` distinguishes tree
+        nodes whose children share a position; siblings are the best, second best, ... of one key, which draws them
+        without replacement.
         """
         if self.rule is Rule.COUPLED:
             return absorbed(self._stem, positions)
@@ -80,7 +80,7 @@ class DraftSampling:
 
     @cached_property
     def record(self) -> Record:
-        """RECORD"""
+        """The RECORD as an array scalar."""
         return np.ndarray((), RECORD, self.record_bytes)
 
     @cached_property
@@ -92,7 +92,7 @@ class DraftSampling:
 
 
 class RequestSampler:
-    """One request's side of acceptance. It only ever learns committed tokens: rejected drafts leave no trace."""
+    """Sampling state of one request. It sees only committed tokens: rejected drafts leave no trace."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class RequestSampler:
         self.vocab_size = limits.vocab_size
         self.record_bytes = bytearray(RECORD.itemsize)
         self.record: Record = np.ndarray((), RECORD, self.record_bytes)
-        # Numpy takes ten times as long for one number.
+        # NumPy takes ten times as long to update one number.
         self._counters = memoryview(self.record_bytes).cast("q")
         self._fill_record(params, limits, seed, sample, rule)
         self.bias_ids: Ints = np.fromiter(params.logit_bias.keys(), np.int64)
@@ -118,7 +118,7 @@ class RequestSampler:
         self.allowed_ids: Ints | None = None
         if params.allowed_token_ids is not None:
             self.allowed_ids = np.unique(np.array(params.allowed_token_ids, np.int64))
-        self.bad_words = pad_left(limits.bad_words)  # [words, longest], -1 before a word's first token
+        self.bad_words = pad_left(limits.bad_words)  # [words, longest], padded with -1 on the left
         self._counts_tokens = has_penalties(params)
         self.record["corrects"] = (
             self._counts_tokens
@@ -130,10 +130,10 @@ class RequestSampler:
         self.grammar = grammar
         self.seen = SeenTokens()
         self.tail: Ints = np.full(max(self.bad_words.shape[1] - 1, 0), -1, np.int64)  # newest token last
-        self.seed, self.rule = int(seed), rule  # the seed in use, given or fresh; how its drafts are judged
-        # Whether no draw depends on the tokens before it, as far as its parameters go: every step asks.
+        self.seed, self.rule = int(seed), rule  # the seed in use
+        # Whether draws do not depend on earlier tokens, as far as the parameters go; read every step.
         self._draws_alone = rule is Rule.COUPLED and not self._counts_tokens and not len(self.tail)
-        self._drafting: dict[str, Any] | None = None  # what drafters get at every step
+        self._drafting: dict[str, Any] | None = None  # constant part of `drafting()`
         self._learn(prompt, generated=False)
 
     def _fill_record(
@@ -151,26 +151,26 @@ class RequestSampler:
 
     @property
     def nonce(self) -> int:
-        """Steps committed so far."""
+        """Number of committed steps."""
         return self._counters[_NONCE]
 
     @property
     def can_be_followed(self) -> bool:
-        """Whether the next draw but one can be handed to a device before the next is known on the host."""
+        """Whether the draw after the next one can be launched before the host knows the next token."""
         return self._draws_alone and self.grammar is None
 
     @property
     def is_ready(self) -> bool:
-        """Whether all that its next draw needs is there: the mask of a slow grammar is computed between passes."""
+        """Whether its next pass can start: masks of slow grammars are computed between passes."""
         return self.grammar is None or self.grammar.is_ready
 
     @property
     def can_draft(self) -> bool:
-        """Whether draft tokens can be verified without holding up the pass."""
+        """Whether draft tokens can be verified without delaying the pass."""
         return self.grammar is None or self.grammar.can_draft
 
     def restrictions(self) -> list[str]:
-        """The parameters that rule out tokens, as users call them."""
+        """Return the user-visible names of parameters that forbid tokens."""
         has = {
             "allowed_token_ids": self.allowed_ids is not None,
             "bad_words": len(self.bad_words) > 0,
@@ -180,19 +180,19 @@ class RequestSampler:
         return [name for name, there in has.items() if there]
 
     def drafting(self) -> "DraftSampling":
-        """What a drafter has to know to draw as this request does, at this step."""
+        """Return the sampling parameters that a drafter needs, as of this step."""
         if self._drafting is None:
             corrections = self.bias_ids, self.bias_values, self.allowed_ids
             self._drafting = DraftSampling(
                 self.vocab_size, b"", *corrections, self.rule, self.grammar
             ).__dict__
-        # Made at every step: nothing but the record has changed.
+        # Created every step; only the record has changed.
         now = object.__new__(DraftSampling)
         now.__dict__.update(self._drafting, record_bytes=bytes(self.record_bytes))
         return now
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Learn the tokens that a step has committed, and advance past that step's random numbers; or raise first."""
+        """Add the tokens of a committed step, and advance the nonce; or raise before any change."""
         if self.grammar is not None:
             self.grammar.commit(tokens)
         self._learn(tokens, generated=True)
@@ -212,12 +212,12 @@ class RequestSampler:
 
 
 def has_penalties(params: SamplingParams) -> bool:
-    """Whether the tokens so far matter to the logits."""
+    """Whether logits depend on earlier tokens."""
     return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
 
 
 def pad_left(sequences: Sequence[Sequence[int]]) -> Ints:
-    """Sequences as one array [sequences, longest], -1 in front of the shorter ones."""
+    """Return the sequences as one array [sequences, longest], padded with -1 on the left."""
     longest = max((len(s) for s in sequences), default=0)
     padded = np.full((len(sequences), longest), -1, np.int64)
     for row, sequence in zip(padded, sequences, strict=True):
@@ -226,7 +226,7 @@ def pad_left(sequences: Sequence[Sequence[int]]) -> Ints:
 
 
 def check_against_vocabulary(params: SamplingParams, limits: TokenLimits) -> None:
-    """Refuse parameters that make no sense for this vocabulary, before anything runs."""
+    """Raise `RequestError` for parameters that are invalid for this vocabulary."""
     vocab = limits.vocab_size
     if params.top_k > vocab:
         raise RequestError(f"top_k must be at most the vocabulary size {vocab}, not {params.top_k}", "top_k")
@@ -254,11 +254,11 @@ def check_against_vocabulary(params: SamplingParams, limits: TokenLimits) -> Non
 
 
 class SeenTokens:
-    """Distinct committed tokens in order of first appearance, with how often each was generated."""
+    """Distinct committed tokens in order of first appearance, with their counts in the generated text."""
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
-        self._table: Ints = np.zeros((2, 64), np.int64)  # ids; times generated
+        self._table: Ints = np.zeros((2, 64), np.int64)  # ids; generated counts
 
     def add(self, tokens: Sequence[int], generated: bool) -> None:
         """Count committed tokens; prompt tokens are seen but not generated."""
@@ -275,5 +275,5 @@ class SeenTokens:
 
     @property
     def generated(self) -> Ints:
-        """How often each of `ids` was generated."""
+        """Generated count of each of `ids`."""
         return self._table[1, : len(self._slots)]

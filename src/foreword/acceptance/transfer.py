@@ -1,4 +1,4 @@
-"""Copies between host and device that do not block."""
+"""Asynchronous copies between host and device."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ Found = Tensor | npt.NDArray[np.int64]
 
 
 class HostCopy:
-    """Numbers of a device whose copy to the host may still be in flight; those of the host itself need none."""
+    """Numbers computed on a device, whose copy to the host may still be in flight."""
 
     __slots__ = ("_numbers", "_parts", "arrived", "began", "copy", "found", "is_cold")
 
@@ -22,12 +22,12 @@ class HostCopy:
         found: Found,
         copy: Found,
         arrived: "torch.cuda.Event | None" = None,  # None: the copy is complete
-        began: "torch.cuda.Event | None" = None,  # before they were computed; None: not timed
+        began: "torch.cuda.Event | None" = None,  # event before the computation; None: not timed
     ) -> None:
         self.found, self.copy, self.arrived, self.began = found, copy, arrived, began
         self._numbers: list[int] | None = None
         self._parts: Sequence[HostCopy] = ()
-        self.is_cold = False  # whether their computation compiled or captured something first
+        self.is_cold = False  # whether the computation compiled or captured a graph
 
     @staticmethod
     def begin(found: Found, began: "torch.cuda.Event | None" = None) -> "HostCopy":
@@ -40,7 +40,7 @@ class HostCopy:
 
     @staticmethod
     def joined(parts: "Sequence[HostCopy]") -> "HostCopy":
-        """Concatenate the numbers of several on the device, without waiting."""
+        """Concatenate several on the device, without waiting."""
         whole = HostCopy.begin(torch.cat([part.on_device.flatten() for part in parts]))
         whole._parts = parts
         whole.is_cold = any(part.is_cold for part in parts)
@@ -48,7 +48,7 @@ class HostCopy:
 
     @property
     def on_device(self) -> Tensor:
-        """The numbers where they were computed."""
+        """The numbers on their device."""
         return torch.as_tensor(self.found)
 
     @property
@@ -57,7 +57,7 @@ class HostCopy:
         return self._numbers is not None
 
     def on_host(self) -> Found:
-        """Wait for this copy, and for nothing that was launched after it."""
+        """Wait for this copy only, and return it."""
         if self.arrived is not None:
             self.arrived.synchronize()
         return self.copy
@@ -71,7 +71,7 @@ class HostCopy:
 
     @property
     def device_seconds(self) -> float:
-        """Time the device took for them; waits for the copy. 0 if not timed."""
+        """Device time of the computation; waits for the copy. 0 if not timed."""
         if self._parts:
             return sum(part.device_seconds for part in self._parts)
         if self.began is None or self.arrived is None:
@@ -81,19 +81,19 @@ class HostCopy:
 
 
 def event(*, timed: bool) -> "torch.cuda.Event":
-    """Record an event after everything that the device was given so far."""
+    """Record an event after all work submitted to the device so far."""
     mark = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
     mark.record()
     return mark
 
 
 def started(device: torch.device) -> "torch.cuda.Event | None":
-    """Record a timed event, from which a device's work can be measured; None: the host works itself."""
+    """Record a timed event as the start of a measurement; None on a CPU."""
     return None if placement_of(device).is_host else event(timed=True)
 
 
 def uploaded(column: Tensor, device: torch.device) -> Tensor:
-    """Return a copy on the device, made asynchronously; the tensor itself if it is there already."""
+    """Copy a tensor to the device asynchronously; return it unchanged if it is there."""
     if placement_of(column.device) is placement_of(device):
         return column
     return column.contiguous().pin_memory().to(device, non_blocking=True)

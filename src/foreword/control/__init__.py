@@ -1,1 +1,1 @@
-"""What to draft for whom."""
+"""Policies: which drafter each request uses, how deep, and roll-outs."""

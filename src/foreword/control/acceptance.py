@@ -11,43 +11,46 @@ from foreword.control.settings import DEFAULTS
 from foreword.speculation.confidence import CLASSES, MIDDLES
 
 PRIOR_RATE, PRIOR_COVERAGE, HEAD_COVERAGE = 0.6, 0.5, 1.0
-"""Optimistic priors of an unknown drafter, so that it is tried; one that reads hidden states always has a draft."""
+"""Optimistic priors of an unknown drafter, so that it is tried; a drafter that reads hidden states always has
+a draft."""
 
 MAX_ESTIMATES, POOLED_COHORTS = 256, 32
-"""Combinations of drafter and cohort that are kept; of a drafter's, the newest make its pooled estimate."""
+"""Maximum number of (drafter, cohort) estimates, and number of newest cohorts in a drafter's pooled estimate."""
 
 CHANGE_SLACK, CHANGE_LIMIT = 0.25, 10.0
-"""CUSUM of accepted minus expected tokens: tokens per draft that count as noise, and the sum that is a change."""
+"""CUSUM of accepted minus expected tokens: slack per draft in tokens, and threshold of a change."""
 
 _SLOW: float = 0.5 ** (1 / DEFAULTS.half_life_drafts)
 
 
 def left_after(seconds: float) -> float:
-    """Return what is left of counts after this long."""
+    """Return the fraction of counts that remains after this time."""
     left: float = 0.5 ** (seconds / DEFAULTS.half_life_seconds)
     return left
 
 
 class PooledEstimate:
-    """A drafter's acceptance over all cohorts: the prior of a new cohort, and all that tenants share.
+    """A drafter's acceptance over all cohorts: the prior of new cohorts, and all that tenants share.
 
-    Every cohort counts as at most a few drafts: cohorts differ about as much as so many drafts do by chance.
+    Each cohort counts as at most a few drafts, because cohorts differ from each other about as much as that many
+    drafts do by chance.
     """
 
     def __init__(self, method: str) -> None:
         self.method = method
-        self.coverage = PRIOR_COVERAGE  # before anything was counted
-        self.published: Sequence[float] = ()  # [level], acceptance that its maker has measured
-        self.cohorts: OrderedDict[DraftCounts, float] = OrderedDict()  # engine seconds of the last decay
+        self.coverage = PRIOR_COVERAGE  # prior
+        self.published: Sequence[float] = ()  # [level], published acceptance rates
+        # engine seconds of each cohort's last decay
+        self.cohorts: OrderedDict[DraftCounts, float] = OrderedDict()
         self._counts: DraftCounts | None = None
 
     def begin_with(self, coverage: float, published: Sequence[float]) -> None:
-        """Set what is expected before anything was counted."""
+        """Set the prior."""
         if (coverage, published) != (self.coverage, self.published):
             self.coverage, self.published, self._counts = coverage, published, None
 
     def touch(self, counts: DraftCounts, seconds: float) -> None:
-        """Note that a cohort's counts are those of this engine time; a forgotten one may still have requests."""
+        """Record the engine time of a cohort's counts, and add the cohort if it was dropped."""
         if counts in self.cohorts:
             self.cohorts[counts] = seconds
             self.cohorts.move_to_end(counts)
@@ -59,7 +62,7 @@ class PooledEstimate:
 
     @property
     def counts(self) -> DraftCounts:
-        """The newest cohorts together; the same object until one of them is decided about again."""
+        """The newest cohorts' counts together; cached until one of them is re-evaluated."""
         if self._counts is None:
             self._counts, most = DraftCounts(), self.cohort_strength
             newest = list(self.cohorts.items())[-POOLED_COHORTS:]
@@ -70,11 +73,11 @@ class PooledEstimate:
 
     @property
     def cohort_strength(self) -> float:
-        """Pseudo-count of the pooled estimate in a cohort's: a lookup's acceptance differs more between cohorts."""
+        """Pseudo-count of the pooled estimate in a cohort's estimate; smaller for lookups, which vary more."""
         return DEFAULTS.lookup_drafts if self.coverage < HEAD_COVERAGE else DEFAULTS.cohort_drafts
 
     def rate(self, level: int, above: float) -> float:
-        """Return the acceptance of a level's first node; `above` is that of the level above."""
+        """Return the acceptance of a level's first node; `above` is the rate of the level above."""
         if level < len(self.published):
             return self.counts.rate(level, 0, self.published[level], DEFAULTS.cohort_drafts)
         return self.counts.rate(level, 0, above, DEFAULTS.prior_drafts)
@@ -88,18 +91,18 @@ class Estimate:
         self.method = pooled.method
         self.cohort = cohort
         self.counts = counts
-        self.changes = 0  # times that the change test has tripped
-        self.levels = 0  # that were ever judged, at least
-        self.requests = 0  # draft requests ever
-        self._depth = 0  # most levels that are requested; 0: unknown
-        self._fast_drafts = 0  # drafts that are still forgotten fast
-        self._above = self._below = 0.0  # evidence that more, or less, is accepted than expected
-        self._seconds = 0.0  # of engine time, when it last decayed
+        self.changes = 0  # number of detected changes
+        self.levels = 0  # levels judged so far
+        self.requests = 0  # total draft requests
+        self._depth = 0  # maximum requested depth; 0: unknown
+        self._fast_drafts = 0  # remaining drafts with fast forgetting
+        self._above = self._below = 0.0  # CUSUM evidence of higher or lower acceptance
+        self._seconds = 0.0  # engine time of the last decay
         self._rates: Rates | None = None
 
     @property
     def rates(self) -> Rates:
-        """What is expected now; the same object until `refresh`."""
+        """Current rates; cached until `refresh`."""
         if self._rates is None:
             self._rates = self._estimate()
         return self._rates
@@ -110,22 +113,22 @@ class Estimate:
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether the traffic is new, or has just changed."""
+        """Whether the cohort is new or has just changed."""
         return self._fast_drafts > DEFAULTS.change_drafts // 2 or self.is_new
 
     @property
     def is_unknown(self) -> bool:
-        """Whether there is much to find out: what is new is mostly as it is in several other cohorts."""
+        """Whether exploration is valuable: the cohort is new and few others are known."""
         is_pool_known = self.pooled.counts.requests >= 3 * self.pooled.cohort_strength
         return self.is_unsettled and (bool(self._fast_drafts) or not is_pool_known)
 
     def need(self, depth: int) -> None:
-        """Drafts of so many levels will be requested: rates of deeper ones are not computed."""
+        """Limit the computed rates to drafts of `depth` levels."""
         if depth > self._depth:
             self._depth, self._rates = depth, None
 
     def refresh(self, seconds: float) -> None:
-        """Take into account what was counted since; `seconds` is the engine's time."""
+        """Include observations up to this engine time."""
         if seconds > self._seconds:
             self.counts.fade(self.left(seconds))
             self._seconds = seconds
@@ -133,11 +136,11 @@ class Estimate:
         self._rates = None
 
     def left(self, seconds: float) -> float:
-        """Return what is left of its counts at this engine time."""
+        """Return the fraction of its counts that remains at this engine time."""
         return left_after(seconds - self._seconds)
 
     def requested(self, levels: int, depth: int, kept: int | None = None) -> None:
-        """Count a draft request, the depth of the draft, and how much of it had a net benefit; 0: there was none."""
+        """Count a draft request, its draft's depth (0: no draft), and how many levels had a net benefit."""
         self.requests += 1
         self.counts.requested(levels, depth, depth if kept is None else kept)
         if not depth:
@@ -150,7 +153,7 @@ class Estimate:
         if self._fast_drafts:
             self._fast_drafts -= 1
             if self._fast_drafts > DEFAULTS.change_drafts // 2:
-                return  # it is still learning what has changed
+                return  # already adapting to a change
         off = accepted - expected
         self._above = max(self._above + off - CHANGE_SLACK, 0.0)
         self._below = max(self._below - off - CHANGE_SLACK, 0.0)
@@ -166,7 +169,7 @@ class Estimate:
 
     @property
     def _strength(self) -> float:
-        # After a change few drafts of the cohort count: what is expected would else never become what is seen.
+        # After a change the prior weighs less, so that the estimate can follow.
         return DEFAULTS.lookup_drafts if self._fast_drafts else self.pooled.cohort_strength
 
     def _estimate(self) -> Rates:
@@ -189,7 +192,7 @@ class Estimate:
         return Rates(accepted, coverage, presence, drafted, sure)
 
     def _coverages(self, depth: int) -> tuple[list[float], list[float]]:
-        """Return [level], of the draft requests: how often there is such a level, and how often with a net benefit."""
+        """Return [level] fractions of draft requests: that have the level, and that have it with a net benefit."""
         pooled, own, strength = self.pooled.counts.coverages(), self.counts.coverages(), self._strength
         found: tuple[list[float], list[float]] = [], []
         for which, shares in enumerate(found):
@@ -201,10 +204,10 @@ class Estimate:
         return found
 
     def _ranks(self, level: int, above: float, above_here: float) -> tuple[list[float], float]:
-        """Return the rates of siblings, and the first one's pooled rate; `above` is that of the level above."""
+        """Return the rates of siblings, and the first one's pooled rate; `above` is the rate of the level above."""
         own, pooled = self.counts, self.pooled.counts
         known = self.pooled.rate(level, above)
-        # Unseen here, it differs from the pooled rate as the level above does.
+        # An unseen level deviates from the pooled rate like the level above.
         prior = min(known * above_here / above, 1.0) if level >= own.levels and above > 0 else known
         ranks, before = [own.rate(level, 0, prior, self._strength)], known
         for rank in range(1, max(pooled.ranks(level), own.ranks(level))):
@@ -215,16 +218,16 @@ class Estimate:
 
 
 def owner_of(tenant: str) -> str:
-    """Return a tenant's name in files: only who knows the tenant finds it again."""
+    """Return a digest of a tenant's name for files."""
     return hashlib.blake2b(tenant.encode(), digest_size=8).hexdigest()
 
 
 class Estimates:
-    """All combinations of drafter and cohort. A cohort belongs to one tenant: nothing of it shows in another's."""
+    """All estimates by drafter and cohort. A cohort belongs to one tenant and is never used for another."""
 
     def __init__(self) -> None:
         self.drafters: dict[str, PooledEstimate] = {}
-        # By method, `owner_of` and cohort: restored, unused.
+        # Restored, unused counts by method, `owner_of` and cohort.
         self.saved: dict[tuple[str, str, str], DraftCounts] = {}
         self.known: OrderedDict[tuple[str, str, str], Estimate] = OrderedDict()
 
@@ -236,7 +239,7 @@ class Estimates:
         coverage: float = PRIOR_COVERAGE,
         published: Sequence[float] = (),
     ) -> Estimate:
-        """Return the drafter's estimate for these requests; `coverage` and `published` rates are its prior."""
+        """Return the drafter's estimate for these requests; `coverage` and `published` are its prior."""
         key = (method, tenant, cohort)
         found = self.known.get(key)
         if found is None:
@@ -260,7 +263,7 @@ class Estimates:
         return found
 
     def as_json(self, seconds: float = 0.0) -> dict[str, Any]:
-        """Return the newest estimates as they have decayed at this engine time; tenants are digests."""
+        """Return the newest estimates, decayed to this engine time; tenants are digests."""
         saved = {key: counts.as_json(left_after(seconds)) for key, counts in self.saved.items()}
         known = {
             (method, owner_of(tenant), cohort): one.counts.as_json(one.left(seconds))
@@ -270,16 +273,16 @@ class Estimates:
         return {"pairs": [[*key, counts] for key, counts in newest]}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Begin with what `as_json` has written; raises `ValueError` and changes nothing for anything else."""
+        """Start from what `as_json` returned; raise `ValueError` and change nothing for anything else."""
         try:
             found = {
                 (str(method), str(owner), str(cohort)): DraftCounts.from_json(value)
                 for method, owner, cohort, value in saved["pairs"]
             }
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"no estimates: {error}") from None
+            raise ValueError(f"saved estimates cannot be read: {error}") from None
         if len(found) > MAX_ESTIMATES:
-            raise ValueError("more estimates than are ever kept")
+            raise ValueError("too many saved estimates")
         for (method, _, _), counts in found.items():
             if counts.requests > DEFAULTS.saved_requests:
                 counts.fade(DEFAULTS.saved_requests / counts.requests)

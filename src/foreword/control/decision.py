@@ -1,4 +1,4 @@
-"""The decision about passes of one kind: which drafters are in use, how deep, and what trying others costs."""
+"""A decision for one kind of pass: drafters in use, their depth, and the cost of trying others."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,26 +21,26 @@ from foreword.control.value import (
 from foreword.speculation.measured.situation import Situation
 
 WELL_ABOVE, FAR_ABOVE = 1.05, 1.12
-"""Ratios to plain decoding from which on fewer plain windows show that there is a gain."""
+"""Gains over plain decoding above which fewer plain windows are needed."""
 
 CHEAP, LEAST_LOSS, MOST_TRIED = 0.05, 0.01, 8
-"""Part of a plain step that a lookup's call takes at most if its levels are taken to cost nothing; loss of a verified
-try at least, in plain tokens of each request, as its expected gain may be wrong; requests that are tried in a step."""
+"""Maximum cost of a lookup call, as fraction of a plain step, for which its levels count as free; minimum
+assumed loss of a verified try, in plain tokens per request; maximum requests tried per step."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What trying a drafter costs that is not in use."""
+    """Cost of trying a drafter that is not in use."""
 
     option: Option
-    is_head: bool  # whether it has to observe a request before it can be tried
-    optimistic: float  # the gain that it may have, as little as is known
-    levels: int  # of a shadow draft
+    is_head: bool  # whether it must observe a request before it can be tried
+    optimistic: float  # upper estimate of its gain
+    levels: int  # depth of a shadow draft
     seconds: float  # expected time of a shadow draft
-    more_seconds: float  # the same of one more request in the call
-    lag_seconds: float  # the same of every token that the drafter has to catch up with
-    live_loss: float  # seconds that drafting and verifying for all requests of the cohort is expected to lose
-    price: float  # the least that a try costs: shadow drafts, of several requests if that is cheap, or a verified try
+    more_seconds: float  # expected extra time per further request in the call
+    lag_seconds: float  # expected extra time per token to catch up
+    live_loss: float  # expected loss in seconds of drafting and verifying for all requests of the cohort
+    price: float  # minimum cost of a try: shadow drafts (of several requests if cheap), or a verified try
 
     @property
     def drafter(self) -> str:
@@ -48,30 +48,30 @@ class Candidate:
 
     @property
     def is_live(self) -> bool:
-        """Whether drafts are verified: that costs less than to compare them with the text."""
+        """Whether tries are verified, because that costs less than shadow drafts."""
         return self.live_loss == self.price
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What holds for passes of one kind until the next evaluation."""
+    """The plan for passes of one kind until the next evaluation."""
 
     here: Pass
     at: Moment
     benefits: Mapping[Option, Benefit]
-    drafters: frozenset[str]  # that are used together
+    drafters: frozenset[str]  # used together
     in_use: frozenset[Option]
-    candidates: Sequence[Candidate]  # the most optimistic first
-    probe_share: float  # of the time of steps, for exploration
-    plain_share: float  # of all steps, for plain windows
+    candidates: Sequence[Candidate]  # highest optimistic gain first
+    probe_share: float  # fraction of step time for exploration
+    plain_share: float  # fraction of steps for plain windows
 
     @cached_property
     def idle_drafters(self) -> frozenset[str]:
-        """Those that could be tried for some request."""
+        """Drafters that could be tried for some request."""
         return frozenset(one.drafter for one in self.candidates)
 
     def is_like(self, other: "Decision") -> bool:
-        """Return whether another decision has the same drafters in use, equally deep."""
+        """Return whether another decision uses the same drafters at the same depths."""
         return self._depths() == other._depths()
 
     def _depths(self) -> dict[Option, tuple[int, int]]:
@@ -79,7 +79,7 @@ class Decision:
 
 
 class Evaluation:
-    """Decides about all options of a batch: costs and acceptance → value → on or off → drafters together."""
+    """Evaluates all options of a batch: costs and acceptance → value → on or off → drafters together."""
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class Evaluation:
         self._groups = {option: self._group(option, arms) for option, arms in self._arms.items()}
         self._least = dict.fromkeys((group.drafter for group in self._groups.values()), 1)
         for option, arms in self._arms.items():
-            # A lookup that is cheap at its deepest costs the same at any depth, whatever noise says: all levels are
-            # requested, and so the acceptance of deeper ones is known.
+            # A lookup that is cheap at its maximum depth is always requested at full depth, whatever noise says. So
+            # the acceptance of deeper levels stays known.
             drafter, group = option.estimate.method, self._groups[option]
             seconds = self._costs.draft_seconds(drafter, group.depth, group.requests)
             if seconds < CHEAP * here.plain and all(arm.is_lookup for arm in arms):
@@ -119,14 +119,14 @@ class Evaluation:
         return Group(option.estimate.rates, len(arms), depth, method, is_stopping=is_stopping)
 
     def _cost(self, drafter: str, levels: float, requests: int) -> float:
-        """Return the time of a call; the same few are needed again and again."""
+        """Return the expected time of a call; cached."""
         key = (drafter, max(levels, self._least[drafter]), requests)
         if key not in self._known:
             self._known[key] = self._costs.draft_seconds(*key)
         return self._known[key]
 
     def decide(self, together: frozenset[str]) -> Decision:
-        """Return what holds from now on, where these drafters are used together at present."""
+        """Return the decision, given the drafters used together at present."""
         here, settings = self._here, self._settings
         benefits: dict[Option, Benefit] = {}
         for drafter in self._least:
@@ -148,12 +148,12 @@ class Evaluation:
         )
 
     def _decide_drafter(self, options: Sequence[Option]) -> dict[Option, Benefit]:
-        """Turn one drafter on or off in each cohort, by its gain where no other drafter is used."""
+        """Turn one drafter on or off in each cohort, by its gain if no other drafter is used."""
         here, groups = self._here, [self._groups[option] for option in options]
         found = best_plan(here, groups, self._cost)
         usual = found if self._alone is here else best_plan(self._alone, groups, self._cost)
         if len(groups) == groups[0].requests == 1 and found[0].kept:
-            # Where a request is alone its own acceptance ratio decides the depth; on and off are the cohort's.
+            # A single request's own acceptance ratio decides the depth; the cohort's decides on and off.
             shift = self._arms[options[0]][0].fit.shift
             own = best_plan(here, [replace(groups[0], shift=shift)], self._cost)[0] if shift else found[0]
             found = [replace(found[0], depth=own.depth, kept=own.kept)] if own.kept else found
@@ -162,7 +162,7 @@ class Evaluation:
         return dict(zip(options, found, strict=True))
 
     def _together(self, benefits: Mapping[Option, Benefit], together: frozenset[str]) -> frozenset[str]:
-        """Return the drafters that are used together: the call of one more may have no benefit beside the others."""
+        """Return the drafters to use together: another drafter's call may have no benefit next to the others."""
         options = [tuple(arm.option for arm in state.arms if arm.option.is_on) for state in self._states]
         cohorts = [
             [
@@ -176,13 +176,13 @@ class Evaluation:
         return best_drafters(self._here, [some for some in cohorts if some], together, self._cost, margin)
 
     def _is_for_all(self, option: Option, benefits: Mapping[Option, Benefit]) -> bool:
-        """Return whether an option in use is used for all of its requests: at every acceptance ratio."""
+        """Return whether an option in use applies to all its requests, at every acceptance ratio."""
         return all(
             arm.gains(benefits[option]) and arm.plan.allows(self._running) for arm in self._arms[option]
         )
 
     def _candidate(self, option: Option, benefit: Benefit) -> Candidate:
-        """Return the costs of trying an option; an unmeasured call is taken to cost as much as a pass."""
+        """Return the costs of trying an option; an unmeasured call is assumed to cost as much as a pass."""
         here, group, settings = self._here, self._groups[option], self._settings
         drafter, depth, requests = group.drafter, group.depth, group.requests
         has_levels = self._cost(drafter, depth, 1) - self._cost(drafter, 1, 1) > 0.01 * here.plain
@@ -197,9 +197,9 @@ class Evaluation:
         seconds, several = self._cost(drafter, levels, 1) or here.plain, min(requests, MOST_TRIED)
         host = settings.probe_host_seconds
         together = self._cost(drafter, levels, several) + several * host / 4
-        # Most of the cost of trying a lookup is the host's, and the same for several requests.
+        # Trying a lookup costs mostly host time, which is the same for several requests.
         price = together if seconds < together <= 4 * host else seconds
-        # The less is known the nearer to the gain if there were always a draft and all of it were accepted.
+        # With few observations, use the best case: always a draft, always accepted.
         doubt = sqrt(settings.cohort_drafts / (settings.cohort_drafts + option.estimate.counts.requests))
         best = max(best_case(self._alone, group, self._cost) - benefit.gain, 0.0)
         return Candidate(
@@ -215,7 +215,7 @@ class Evaluation:
         )
 
     def _probe_share(self, option: Option) -> float:
-        """Return the share of time for exploring an option; a new cohort of a known drafter needs little."""
+        """Return the fraction of time for exploring an option; small for a new cohort of a known drafter."""
         settings = self._settings
         if best_case(self._alone, self._groups[option], self._cost) < settings.margin_on:
             return settings.idle_probe_share
@@ -226,7 +226,7 @@ class Evaluation:
         return settings.watch_share if is_unknown or is_near else settings.idle_probe_share
 
     def _doubt(self, option: Option, benefit: Benefit) -> float:
-        """Return the part of the plain windows that it needs: a gain that is expected and measured needs few."""
+        """Return the fraction of plain windows that it needs: few if expected and measured gain agree."""
         expected, measured = 1 + benefit.gain, option.guard.gain.bounds()
         least = expected if measured is None else min(expected, measured[0])
         if least < WELL_ABOVE or not option.is_cost_known:

@@ -1,4 +1,4 @@
-"""When costs and estimates are evaluated: most steps are like the one before, and use the decision that was made."""
+"""Caches decisions: most steps resemble the previous one and reuse its decision."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,30 +13,30 @@ from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import StageSeconds
 
 MOST_KINDS, LEAST_TABLE, STEADY = 32, 64, 0.12
-"""Kinds of passes whose decisions are kept, rows that costs are read for at once, and the part by which a batch may
-grow or shrink before everything is evaluated again."""
+"""Number of cached decisions; rows for which costs are read at once; relative change of the batch that
+triggers a new evaluation."""
 
 SLOW_CALL, SLOW_CALLS, CLOSELY, CLOSE_STEPS = 0.2, 4, 16, 8
-"""Part of a step by which calls exceed their expected time, and steps in a row, from which on they have become slow:
-once, a drafter may have had to read a text. Then so many evaluations follow, after so few steps each."""
+"""Slow calls: excess over the expected time as a fraction of a step, and consecutive steps, before calls
+count as slow. Then this many evaluations follow, at this interval in steps."""
 
 
 class Decisions:
-    """The decisions about kinds of passes, and the costs that they are made from."""
+    """Cached decisions by kind of pass, and the costs that they are based on."""
 
     def __init__(self, settings: ControlSettings) -> None:
         self.settings = settings
         self.table: list[float] = []  # [rows], expected seconds of a step
         self.newest: Decision | None = None
         self._context = 0  # of the table
-        self._tables: dict[int, list[float]] = {}  # by band of contexts, since the last evaluation
+        self._tables: dict[int, list[float]] = {}  # by context band, since the last evaluation
         self._here: Pass | None = None  # the last pass
         self._known: dict[tuple[int, int], Decision] = {}  # by kind: passes with and without prompts
         self._wait = settings.decision_steps
-        self._close_evaluations = self._slow_calls = 0  # evaluations that are left, and steps in a row
+        self._close_evaluations = self._slow_calls = 0  # remaining close evaluations; consecutive slow steps
 
     def pass_of(self, drawn: int, rows: int, most: int, context: int, situation: Situation) -> Pass | None:
-        """Return a pass without drafts, which may have `most` more rows; None before any step was measured."""
+        """Return a pass without drafts that may have `most` more rows; None before any step was measured."""
         needed = rows + most
         self.table, self._context = self._tables.get(situation.costs.band(context), []), context
         known = len(self.table)
@@ -50,7 +50,7 @@ class Decisions:
     def decide(
         self, here: Pass, states: Sequence[RequestState | None], situation: Situation, now: Moment
     ) -> Decision:
-        """Return what was decided about passes of this kind, or decide it anew if that is due."""
+        """Return the decision for this kind of pass; re-evaluate if due."""
         kind = _kind_of(here)
         known = self._known.get(kind)
         if known is None or self.is_due(known, now):
@@ -72,18 +72,18 @@ class Decisions:
         return is_late or now.step - known.at.step >= self._wait
 
     def evaluate_again(self) -> None:
-        """Have everything evaluated in the next step."""
+        """Evaluate everything in the next step."""
         self._known.clear()
 
     def note_calls(self, seconds: StageSeconds, expected: float) -> None:
-        """Notice that calls have become far slower than expected: everything is evaluated at once, and often."""
+        """Detect calls that became far slower than expected; then evaluate immediately and often."""
         self._slow_calls = self._slow_calls + 1 if seconds.draft - expected > SLOW_CALL * seconds.total else 0
         if self._slow_calls == SLOW_CALLS:
             self._slow_calls, self._close_evaluations = 0, CLOSELY
             self._known.clear()
 
     def _next_wait(self, found: Decision, before: Decision | None) -> int:
-        """Return the steps until the next evaluation: the fewer the less is known and the more has changed."""
+        """Return the steps until the next evaluation: fewer if less is known or more has changed."""
         usual, in_use = self.settings.decision_steps, found.in_use
         is_same = before is not None and found.is_like(before)
         wait = min(max(2 * self._wait, usual), 4 * usual) if is_same else usual
@@ -101,7 +101,7 @@ class Decisions:
 
 
 def _kind_of(here: Pass) -> tuple[int, int]:
-    """Return the kind of passes that are decided about together: tokens, and rows of prompts, both roughly."""
+    """Return the kind of a pass: rounded numbers of tokens and of prompt rows."""
     drawn = here.drawn
     about = round(drawn) if drawn * STEADY < 1 else round(log(drawn) / log(1 + STEADY)) + 64
     return about, int(here.rows - drawn).bit_length()

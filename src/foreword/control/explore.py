@@ -1,4 +1,4 @@
-"""Exploration: drafters that are not in use are tried now and then, within a budget of time."""
+"""Exploration: occasionally tries drafters that are not in use, within a time budget."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -10,26 +10,27 @@ from foreword.kv.extra_rows import KEPT_STATES
 from foreword.speculation.requests import DraftPlan
 
 OBSERVED_BEFORE = 4
-"""Steps that a head observes a request before it can be tried for it."""
+"""Steps that a head observes a request before it can be tried."""
 
 States = Sequence[RequestState | None]
 
 
 class Explorer:
-    """Earns a share of the time of steps, divided between the drafters that are not in use, and pays for tries."""
+    """Earns a fraction of step time, divided between unused drafters, and spends it on tries."""
 
     def __init__(self, settings: ControlSettings) -> None:
         self.settings = settings
         self.spent = 0.0  # seconds
         self.earned_from = 0.0  # seconds of steps
-        self.balances: dict[str, float] = {}  # by drafter: an expensive one leaves others theirs
-        self.live: tuple[str, float] | None = None  # the drafter of a verified try, and what was paid for it
-        self.watched: RequestState | None = None  # the request that heads observe in order to be tried
-        self._largest: dict[str, float] = {}  # by drafter, the recent try that cost most
-        self._since = -settings.watch_steps  # step, when its turn began
+        # by drafter, so that an expensive one does not use up the others' budget
+        self.balances: dict[str, float] = {}
+        self.live: tuple[str, float] | None = None  # the drafter of a verified try, and its price
+        self.watched: RequestState | None = None  # the request that heads observe for a try
+        self._largest: dict[str, float] = {}  # by drafter, the most expensive recent try
+        self._since = -settings.watch_steps  # step when the watched request's turn began
 
     def earn(self, seconds: float, share: float, drafters: Collection[str]) -> None:
-        """Earn the share of a step for requests that these drafters could be tried for."""
+        """Add a step's share to the budgets of these drafters."""
         self.earned_from += seconds
         for drafter in drafters:
             balance = self._balance(drafter)
@@ -37,13 +38,13 @@ class Explorer:
             self.balances[drafter] = max(balance, min(balance + share * seconds / len(drafters), most))
 
     def pay(self, drafter: str, seconds: float) -> None:
-        """Pay for a try; where it costs more than there is, the next one waits the longer. Below 0: it has gained."""
+        """Pay for a try; a negative balance delays the next one. Negative seconds mean a gain."""
         self.balances[drafter] = self._balance(drafter) - seconds
         self._largest[drafter] = max(0.98 * self._largest.get(drafter, 0.0), seconds)
         self.spent += seconds
 
     def settle(self, lost: float) -> None:
-        """Correct what was paid for a verified try by what its step has lost or gained."""
+        """Correct the price of a verified try by the step's actual loss or gain."""
         if self.live is not None:
             drafter, paid = self.live
             self.live = None
@@ -51,15 +52,15 @@ class Explorer:
             self.balances[drafter] = min(self.balances[drafter], self.settings.probe_saved_seconds)
 
     def affords(self, drafter: str, seconds: float) -> bool:
-        """Return whether there is enough for a try."""
+        """Return whether the budget covers a try."""
         return self._balance(drafter) >= seconds
 
     def save_for(self, drafter: str, seconds: float) -> None:
-        """Save up to what a try costs, if that is more than is saved otherwise."""
+        """Raise the drafter's savings limit to the price of a try."""
         self._largest[drafter] = max(self._largest.get(drafter, 0.0), seconds)
 
     def buys(self, drafter: str, seconds: float) -> bool:
-        """Save for a try and pay it if there is enough; return whether there was."""
+        """Pay for a try if the budget covers it; return whether it did."""
         self.save_for(drafter, seconds)
         if not self.affords(drafter, seconds):
             return False
@@ -68,7 +69,7 @@ class Explorer:
 
     @property
     def share(self) -> float:
-        """Share of the time of all steps that was spent; tries that gained more than they took have cost nothing."""
+        """Fraction of step time spent; tries with a net gain count as zero."""
         return max(self.spent, 0.0) / self.earned_from if self.earned_from else 0.0
 
     def _balance(self, drafter: str) -> float:
@@ -79,7 +80,7 @@ class Explorer:
     def explore(self, decision: Decision, states: States, plans: list[DraftPlan | None], step: int) -> None:
         """Try the drafter with the highest optimistic gain that the budget allows.
 
-        Its shadow draft is compared with the text that comes; it is verified where that costs less.
+        Its shadow draft is compared with the later text, or verified if that costs less.
         """
         host = self.settings.probe_host_seconds
         for candidate in decision.candidates:
@@ -99,7 +100,7 @@ class Explorer:
     def _tryable(
         self, candidate: Candidate, states: States, step: int
     ) -> list[tuple[int, RequestState, Arm]]:
-        """Return places, requests and arms that the drafter may be tried for, another one first in each step."""
+        """Return (index, request, arm) for which the drafter may be tried, rotating from step to step."""
         found = []
         for offset in range(len(states)):
             place = (step + offset) % len(states)
@@ -131,7 +132,7 @@ class Explorer:
             seconds += candidate.lag_seconds * arm.lag(length)
             price = seconds + host
             if is_beside and not arm.is_lookup and flight is not None:
-                # A pass without the draft that it would have had is part of the cost.
+                # The gain of the draft that is skipped for the try is part of the cost.
                 price += max(flight.benefit.saved, 0.0) * decision.here.per_token
             if not self.buys(drafter, price):
                 return
@@ -163,18 +164,18 @@ class Explorer:
         self.live = drafter, loss
         for (place, state, arm), lag in zip(found, lags, strict=True):
             levels = benefit.depth if state.is_coupled else benefit.kept
-            # It is verified without an expected gain: that is what was paid for.
+            # Verified without an expected gain, as paid for.
             state.flight = DraftInFlight(arm, levels, benefit, verified=benefit.kept)
             plans[place] = arm.planned(levels, benefit, True, lag)
 
     def watch(self, states: States, decision: Decision, step: int) -> None:
-        """Choose the request that heads observe in order to be tried: one at a time, while a try is affordable.
+        """Select the request that heads observe for a try: one at a time, while a try is affordable.
 
-        Observing every step, a head that can seldom be tried would cost far more by observing than by being tried.
+        Observing every request would cost a rarely tried head far more than its tries.
         """
         watched, turn = self.watched, step - self._since
         if watched is not None:
-            # Where a head may not join late, one that is given up can never be watched again: it goes on.
+            # If a head cannot join late, an abandoned request can never be watched again, so keep it.
             had_turn = turn >= self.settings.watch_steps and (len(watched.arms) == 1 or watched not in states)
             if watched.request() is None or had_turn or not self._can_try(watched, decision.candidates, 0):
                 self.watched = None
@@ -184,7 +185,7 @@ class Explorer:
             for one in heads:
                 self.save_for(one.drafter, one.price + host + one.lag_seconds * KEPT_STATES)
             heads = [one for one in heads if self.affords(one.drafter, one.price + host)]
-            # The newest first: of the oldest little may be left to try a head in.
+            # Newest first: the oldest may end soon.
             found = [s for s in reversed(states) if s is not None and s is not watched] if heads else []
             chosen = next((s for s in found if self._can_try(s, heads, OBSERVED_BEFORE)), None)
             if chosen is not None:

@@ -1,4 +1,4 @@
-"""Limits how much drafts lengthen the steps of requests without speculation."""
+"""Limits how much drafts lengthen steps of requests without speculation."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,41 +14,40 @@ from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 
 SAVED_STEPS = 8
-"""Steps whose share may be spent at once: drafts with a gain rarely fit into the share of one."""
+"""Steps whose share may be spent at once: useful drafts rarely fit into one step's share."""
 
 MOST_AT_ONCE = 0.5
-"""Part of its plain time by which one step is lengthened at most, whatever was saved; the share, if it is more."""
+"""Maximum lengthening of one step as a fraction of its plain time; the share, if that is larger."""
 
 
 class FairShare:
-    """A policy whose drafts lengthen mixed steps by at most a share of their plain time, on average.
+    """A policy wrapper: drafts lengthen mixed steps by at most a share of their plain time, on average.
 
-    A step is mixed if it serves a request without speculation. Drafting adds the drafters' own time and the longer
-    pass: both are expected from measured costs, and settled by what the step took. A share that is not used is saved
-    for a while: a few steps with whole drafts bring more than many with parts of them. Nor do drafts make any step
-    longer than its requests allow.
+    A step is mixed if it serves a request without speculation. The added time (drafter calls and the longer pass) is
+    predicted from measured costs and corrected by the actual time. An unused share is saved for a few steps, because
+    few steps with whole drafts gain more than many with parts. Steps also stay within their requests' own limits.
     """
 
     def __init__(self, policy: Policy, share: float) -> None:
         self._policy = policy
         self._share = share
-        # Whether a request's own drafter observes it; always, if the inner policy does not say.
+        # Whether a request's own drafter observes it; always, unless the inner policy decides.
         self.notifies: Callable[[StepRequest], bool] = getattr(policy, "notifies", _always)
         self._saved = (
-            0.0  # seconds by which drafts may lengthen steps; less than 0: they were longer than expected
+            0.0  # seconds by which drafts may lengthen steps; negative: they took longer than expected
         )
-        self._plain: float | None = None  # expected seconds of the mixed step in flight without drafts
-        self._reads = False  # whether it has prompts
+        self._plain: float | None = None  # expected plain seconds of the mixed step in flight
+        self._reads = False  # whether that step has prompts
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
-        """Return the inner policy's plan, with fewer draft tokens or none where they would cost others too much.
+        """Return the inner policy's plan, reduced where it would delay others too much.
 
-        The plan of a drafter that only observes, as in a pass of the prompt, costs nothing and stays.
+        Plans that only observe, as during prefill, cost nothing and stay.
         """
         plans = self._policy.plan(entries, situation)
         self._plain = None
         if not any(plans) and not any(entry.request.speculation for entry in entries):
-            return plans  # no request is delayed, and nothing is saved
+            return plans  # no request is delayed
         is_mixed = False
         for plan, entry in zip(plans, entries, strict=True):
             if plan is None and entry.request.speculation is None:
@@ -67,7 +66,7 @@ class FairShare:
             for p, entry in zip(plans, entries, strict=True)
         ]
         drafting = [plan for plan, nodes in zip(plans, wanted, strict=True) if plan is not None and nodes]
-        if not drafting or plain is None:  # all before the first measurement
+        if not drafting or plain is None:  # unlimited before the first measurement
             return plans
         drafted = _draft_seconds(drafting, situation)
 
@@ -87,9 +86,9 @@ class FairShare:
         ]
 
     def _affordable(self, wanted: int, adds: Callable[[int], float], plain: float, room: float) -> int:
-        """Return the draft tokens of a mixed step: as many as its share with what was saved allows, or none yet.
+        """Return the draft tokens of a mixed step that its share and savings allow; 0 to save more.
 
-        A step with prompts is long: it has its own share, and nothing is saved from it for shorter ones.
+        A step with prompts is long: it has its own share, and adds nothing to the savings.
         """
         share = self._share * plain
         if self._reads:
@@ -107,11 +106,11 @@ class FairShare:
         return self._policy.rows_wanted(requests, situation, beside)
 
     def learn(self, report: StepReport) -> None:
-        """Add a mixed step's share, and subtract the time that drafts have added."""
+        """Add a mixed step's share, and subtract the time that drafts added."""
         if self._plain is not None and not self._reads:
             share = self._share * self._plain
             added = report.seconds.total - self._plain if report.calls else 0.0
-            most = SAVED_STEPS * share  # a pause is not paid for longer than that either
+            most = SAVED_STEPS * share  # also limits the debt after a pause
             self._saved = min(max(self._saved + share - added, -most), most)
         self._policy.learn(report)
 
@@ -124,7 +123,7 @@ def _always(request: StepRequest) -> bool:
 
 
 def _draft_seconds(plans: Sequence[DraftPlan], situation: Situation) -> float:
-    """Return the expected time of the drafters' calls."""
+    """Return the expected time of the drafter calls."""
     levels = {plan.method: 0 for plan in plans}
     for plan in plans:
         levels[plan.method] = max(levels[plan.method], min(plan.max_depth, plan.max_nodes))
@@ -132,7 +131,7 @@ def _draft_seconds(plans: Sequence[DraftPlan], situation: Situation) -> float:
 
 
 def _most(wanted: int, adds: Callable[[int], float], within: float) -> int:
-    """Return the most draft tokens that add no more than this."""
+    """Return the largest number of draft tokens that adds at most this time."""
     low, high = 0, wanted
     while low < high:
         guesses = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""The simplest policy: a request's plan, at every step."""
+"""The simplest policy: every request's own plan at every step."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 
 
 class FixedPolicy:
-    """Calls every request's own drafter for as many draft tokens as the request wants.
+    """Calls each request's own drafter with the request's limits.
 
-    With a drafter given here, that one drafts for all requests: for tests and measurements.
+    A drafter given here serves all requests, for tests and measurements.
     """
 
     def __init__(
@@ -22,7 +22,7 @@ class FixedPolicy:
         self._everyone = None if drafter is None else DraftPlan("given", drafter, max_nodes, depth)
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
-        """Return the same plans at every step; none where as many requests run as a plan allows at most."""
+        """Return the requests' plans; None above a plan's batch limit."""
         plans = [self._chosen(entry.request) for entry in entries]
         return [plan if plan is not None and plan.allows(len(plans)) else None for plan in plans]
 
@@ -32,13 +32,13 @@ class FixedPolicy:
         return drafts
 
     def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation, beside: int = 1) -> int:
-        """Return all draft tokens that may be made beside so many others: a prompt is one more request."""
+        """Return all draft tokens allowed next to `beside` other requests; a prompt counts as one."""
         plans = [plan for plan in map(self._chosen, requests) if plan is not None]
         running = len(requests) + beside
         return sum(plan.max_nodes for plan in plans if plan.allows(running))
 
     def learn(self, report: StepReport) -> None:
-        """Learn nothing."""
+        """Do nothing."""
 
     def drafters(self) -> list[Drafter]:
         return [] if self._everyone is None else [self._everyone.drafter]

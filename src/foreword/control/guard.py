@@ -1,4 +1,4 @@
-"""The guard: the measured gain of a drafter against plain windows, and its end where that is a loss."""
+"""The guard: compares a drafter's measured speed with plain windows, and turns it off on a loss."""
 
 import math
 from dataclasses import dataclass, field
@@ -7,24 +7,23 @@ from random import Random
 from foreword.control.settings import ControlSettings
 
 BLOCK, LEAST_STEPS, LEAST_BLOCKS, LEAST_REFERENCE = 64, 8, 20, 100
-"""Request-steps of one measurement and steps that it takes at least; measurements, and plain passes to compare with,
-before the guard acts."""
+"""Request-steps per measurement and its minimum steps; measurements and plain passes needed before the guard acts."""
 
 FADING, SURE = 0.98, 2.33
-"""Weight of a measurement after one more; standard errors below the line: 1% of wrong alarms in one test."""
+"""Decay factor per measurement; standard errors below the limit: 1% false alarms per test."""
 
 
 @dataclass
 class MeasuredGain:
-    """The time that plain decoding would have taken for the same tokens, over the time that they took.
+    """Ratio of the plain decoding time of some tokens to the time they took.
 
-    Of whole steps in which a drafter took part: dividing the difference to a plain step among few requests would
-    magnify small errors of the plain step's time.
+    Measured over whole steps with a drafter: dividing differences among few requests would magnify errors of the
+    plain time.
     """
 
-    _plain: float = 0.0  # seconds that the tokens of this block would have taken plainly
-    _spent: float = 0.0  # seconds that they took
-    _steps: int = 0  # request-steps of this block
+    _plain: float = 0.0  # plain seconds of this block's tokens
+    _spent: float = 0.0  # actual seconds
+    _steps: int = 0  # request-steps in this block
     _weight: float = 0.0
     _mean: float = 0.0
     _square: float = 0.0
@@ -32,7 +31,7 @@ class MeasuredGain:
     blocks: int = 0
 
     def add(self, plain: float, spent: float, requests: int) -> None:
-        """Add one step for so many requests."""
+        """Add one step of `requests` requests."""
         self._plain += plain
         self._spent += spent
         self._steps += min(requests, BLOCK // LEAST_STEPS)
@@ -48,7 +47,7 @@ class MeasuredGain:
         self.blocks += 1
 
     def bounds(self, errors: float = 1.96) -> tuple[float, float, float] | None:
-        """Return lower bound, mean and upper bound of the ratio; None while too little was measured."""
+        """Return (lower bound, mean, upper bound) of the ratio; None with too few measurements."""
         if self.blocks < LEAST_BLOCKS:
             return None
         effective = self._weight**2 / self._squared_weights
@@ -62,10 +61,10 @@ class Guard:
 
     gain: MeasuredGain = field(default_factory=MeasuredGain)
     trips: int = 0
-    off_until: float = 0.0  # seconds of engine time
+    off_until: float = 0.0  # engine seconds
 
     def holds(self, settings: ControlSettings, reference_passes: int, seconds: float) -> bool:
-        """Return whether the drafter is off: significantly slower than plain decoding now, or a while ago."""
+        """Return whether the drafter is off: significantly slower than plain decoding, now or recently."""
         found = self.gain.bounds(SURE)
         if found is not None and reference_passes >= LEAST_REFERENCE and found[2] < settings.guard_ratio:
             self.off_until = seconds + settings.guard_retry_seconds * 2**self.trips
@@ -75,16 +74,16 @@ class Guard:
 
 
 class ReferenceWindows:
-    """Short windows, at random times, in which all requests decode plainly."""
+    """Short windows at random times in which all requests decode without drafts."""
 
     def __init__(self, settings: ControlSettings) -> None:
         self._steps = settings.reference_window
         self._random = Random(0)
-        self.left = 0  # steps of the present window
-        self.passes = 0  # plain passes that were measured
+        self.left = 0  # remaining steps of the current window
+        self.passes = 0  # measured plain passes
 
     def begin_step(self, share: float) -> bool:
-        """Return whether the next step is plain; `share` of all steps are."""
+        """Return whether the next step is plain; a fraction `share` of all steps is."""
         if self.left:
             self.left -= 1
             return True

@@ -1,4 +1,4 @@
-"""Drafts are compared with the text that came, whether or not they were verified."""
+"""Compares drafts with the text that follows, whether or not they were verified."""
 
 import math
 from collections.abc import Sequence
@@ -11,20 +11,20 @@ from foreword.speculation.confidence import class_of
 from foreword.speculation.draft import ROOT, Draft
 
 MEMORY = 0.94
-"""Weight of a request's own drafts after one more: about 16 drafts count."""
+"""Decay factor per draft of a request's own statistics: about 16 drafts count."""
 
 
 @dataclass(slots=True)
 class RequestFit:
-    """The acceptance ratio of one request: accepted over expected tokens, compared with its cohort."""
+    """A request's acceptance ratio: accepted / expected tokens, relative to its cohort."""
 
     estimate: Estimate
-    shift: int = 0  # logarithm of the ratio, in steps
+    shift: int = 0  # log of the ratio, in steps of SHIFT_STEP
     _accepted: float = 0.0
     _expected: float = 0.0
 
     def finished(self, accepted: int, expected: float) -> None:
-        """Count one more judged draft."""
+        """Count one judged draft."""
         self._accepted = MEMORY * self._accepted + accepted
         self._expected = MEMORY * self._expected + expected
         own = DEFAULTS.request_drafts * self.estimate.rates.expected[0]
@@ -35,18 +35,18 @@ class RequestFit:
 
 @dataclass(slots=True)
 class Comparison:
-    """A draft that is compared with the text as it comes."""
+    """A draft being compared with the text as it is committed."""
 
     fit: RequestFit
     draft: Draft
-    requested: int  # levels
-    kept: int  # levels of it with a net benefit; the others count by their confidence alone
-    node: int = ROOT  # the deepest node that the text went through
+    requested: int  # requested levels
+    kept: int  # levels with a net benefit; deeper ones count only by confidence
+    node: int = ROOT  # deepest node on the text's path
     level: int = 0
     expected: float = 0.0
 
     def follow(self, tokens: Sequence[int]) -> bool:
-        """Go on along the text; return True when nothing is left to compare."""
+        """Follow new tokens; return True when nothing is left to compare."""
         draft, drafted, parents = self.draft, self.draft.tokens, self.draft.parents
         for token in tokens[draft.committed_len + self.level :]:
             if draft.is_chain:
@@ -66,7 +66,7 @@ class Comparison:
         return False
 
     def judge(self, accepted: int, depth: int) -> None:
-        """Count a verdict, where acceptance is not a matter of equal tokens."""
+        """Count a verdict of a rule under which acceptance is not equality of tokens."""
         while self.level < accepted:
             self._count(1, 0)
         if accepted < depth:
@@ -74,7 +74,7 @@ class Comparison:
         self.finish()
 
     def finish(self) -> bool:
-        """Count the draft as judged as far as the text has come."""
+        """Count the draft as judged up to the current text."""
         self.fit.finished(self.level, self.expected)
         return True
 

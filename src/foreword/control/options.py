@@ -1,4 +1,4 @@
-"""A drafter in a cohort: whether it is on, and why."""
+"""An option: a drafter in a cohort, whether it is on, and why."""
 
 import math
 from collections import deque
@@ -12,57 +12,57 @@ from foreword.control.value import NO_BENEFIT, Benefit
 from foreword.speculation.confidence import Stop
 
 MOST_SWITCHES = 20
-"""Switches of an option that are kept for reports."""
+"""Number of switches kept per option for reports."""
 
 
 @dataclass(frozen=True)
-class Switch:
-    """A drafter was turned on or off in a cohort."""
+class SwitchRecord:
+    """Record of turning a drafter on or off in a cohort."""
 
-    seconds: float  # of engine time
+    seconds: float  # engine time
     is_on: bool
     reason: str
-    gain: float  # that was expected of it
+    gain: float  # expected gain
 
 
 class Moment(NamedTuple):
-    """When a decision is made."""
+    """Time of a decision."""
 
     step: int
-    seconds: float  # of engine time
-    reference_passes: int  # plain passes that were measured
+    seconds: float  # engine time
+    reference_passes: int  # measured plain passes
 
 
 @dataclass(eq=False)
 class Option:
-    """A drafter for the requests of a cohort: its state over all decisions."""
+    """A drafter for the requests of a cohort, with its state across decisions."""
 
     estimate: Estimate
     guard: Guard = field(default_factory=Guard)
-    benefit: Benefit = NO_BENEFIT  # of the last decision about it
-    usual_gain: float = 0.0  # the same without the prompts of its pass
+    benefit: Benefit = NO_BENEFIT  # at the last decision
+    usual_gain: float = 0.0  # expected gain without the pass's prompts
     is_on: bool = False
     reason: str = "new"
     is_cost_known: bool = False
-    decided_at: float = -math.inf  # seconds of engine time
-    off_since: int | None = None  # step; None: it never was on
-    switched: int = 0  # times that it was turned on or off
-    switches: deque[Switch] = field(default_factory=lambda: deque(maxlen=MOST_SWITCHES))
+    decided_at: float = -math.inf  # engine seconds
+    off_since: int | None = None  # step; None: never on
+    switched: int = 0  # number of switches
+    switches: deque[SwitchRecord] = field(default_factory=lambda: deque(maxlen=MOST_SWITCHES))
 
     @property
     def is_new(self) -> bool:
-        """Whether it was never in use. It is then tried on its expected gain: most requests are short."""
+        """Whether it was never used. It then starts on its expected gain, because most requests are short."""
         return self.off_since is None
 
     def may_be_used(self, settings: ControlSettings) -> bool:
-        """Return whether nothing speaks against it yet."""
+        """Return whether the guard and the expected gain allow it."""
         return self.is_new and not self.is_on and self.usual_gain >= settings.hopeless
 
     def decide(self, benefit: Benefit, usual_gain: float, settings: ControlSettings, now: Moment) -> None:
-        """Turn the drafter on or off by its gain without the prompts of this pass. Hysteresis is this rule alone.
+        """Turn the drafter on or off by its gain without the prompts of this pass.
 
-        A new drafter is turned on at `margin_on`, later at more than noise makes of nothing. Steps with prompts do not
-        count: their rows are expensive, and where many requests come nearly every step has a prompt.
+        This is the only hysteresis. A new drafter turns on at `margin_on`, later at a margin above noise. Prompts are
+        excluded because their rows are expensive, and under load nearly every step has one.
         """
         self.benefit, self.usual_gain, self.decided_at = benefit, usual_gain, now.seconds
         estimate = self.estimate
@@ -79,7 +79,7 @@ class Option:
             self._switch(True, "gains" if self.is_cost_known else "tried", now)
 
     def stop(self, benefit: Benefit, shift: int | None) -> Stop:
-        """Return where drafts for requests with this acceptance ratio end; None: they go on in any case."""
+        """Return the stopping rule for requests with this acceptance ratio; None: draft to the full depth."""
         rates = self.estimate.rates.sure_rates(shift or 0)
         return Stop(rates, () if shift is None else benefit.stop)
 
@@ -87,6 +87,6 @@ class Option:
         if self.is_on and not on:
             self.off_since = now.step
         if (on, reason) != (self.is_on, self.reason):
-            self.switches.append(Switch(now.seconds, on, reason, self.benefit.gain))
+            self.switches.append(SwitchRecord(now.seconds, on, reason, self.benefit.gain))
             self.switched += 1
         self.is_on, self.reason = on, reason

@@ -1,4 +1,4 @@
-"""The default policy: drafts where measured costs and acceptance promise a gain."""
+"""The default policy: drafts if measured costs and acceptance predict a gain."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,14 +23,13 @@ from foreword.speculation.report import RequestReport, StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 
 FEW_STATES, MOST_JUDGED = 64, 8
-"""States of requests that are kept before those of ended requests are dropped, and drafts that are judged in one step:
-the others tell the same."""
+"""Request states kept before those of ended requests are dropped, and drafts judged per step (a sample suffices)."""
 
 
 class MeasuredPolicy:
-    """Drafts where that raises the expected tokens per second of the batch.
+    """Drafts if that raises the batch's expected tokens per second.
 
-    A request's plan is an upper limit; a fixed plan is executed as it is.
+    A request's plan is an upper limit; a fixed plan is used as it is.
     """
 
     def __init__(self, settings: ControlSettings | None = None, estimates: Estimates | None = None) -> None:
@@ -40,42 +39,42 @@ class MeasuredPolicy:
         self.reference = ReferenceWindows(self.settings)
         self.decisions = Decisions(self.settings)
         self.options: dict[Estimate, Option] = {}
-        self.here: Pass | None = None  # the last pass as it would have been without drafts
+        self.here: Pass | None = None  # the last pass without its drafts
         self.steps = 0
-        self.seconds = 0.0  # of all steps
-        self._states: dict[int, RequestState] = {}  # by the request's number
+        self.seconds = 0.0  # total step time
+        self._states: dict[int, RequestState] = {}  # by request id
         self._most_states = FEW_STATES
-        self._can_explore = False  # whether the pass has requests that drafters can be tried for
+        self._can_explore = False  # whether the pass has requests for which drafters can be tried
 
     @property
     def measured(self) -> "MeasuredPolicy":
-        """What reports read."""
+        """The policy whose estimates and decisions are reported."""
         return self
 
     @property
     def decision(self) -> Decision | None:
-        """What holds now; None before anything was decided."""
+        """The current decision; None before the first."""
         return self.decisions.newest
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
         """Return the drafter and the depth for each request.
 
-        1. `Evaluation` decides, every few steps, which drafters are in use and how deep: by value, from costs and
-           acceptance. Each request gets the one with the highest gain for it.
-        2. The guard's plain windows come first: in them no request drafts.
+        1. `Evaluation` decides every few steps which drafters are used and how deep, from costs and acceptance.
+          Each request gets the drafter with its highest expected gain.
+        2. In the guard's plain windows no request has a draft.
         3. The explorer tries other drafters within its budget.
         """
         self.explorer.live, self._can_explore = None, False
         if not any(entry.request.speculation for entry in entries):
             return [None] * len(entries)
         states: list[RequestState | None] = []
-        drafting: list[RequestState | None] = []  # those that could get a draft
+        drafting: list[RequestState | None] = []  # requests that could get a draft
         drawn = rows = context = most = 0
         for entry in entries:
             own, run, draws = entry.request.speculation, entry.run, entry.draws
             state = None if own is None or own.is_fixed else self._state(entry.request, own)
             states.append(state)
-            # A head has the states of a prompt only after it.
+            # A head has the prompt's states only after prefill.
             drafting.append(state if state is not None and draws and (run == 1 or not state.heads) else None)
             drawn, rows, context = drawn + draws, rows + run, context + entry.computed
             most += 1 if own is None else own.max_nodes
@@ -116,7 +115,7 @@ class MeasuredPolicy:
     def _draft(
         self, state: RequestState, arm: Arm | None, decision: Decision, running: int, length: int
     ) -> DraftPlan | None:
-        """Begin a pass with a draft of this drafter, or without one; return its plan."""
+        """Return the plan of a request with this drafter (None: without), and record it as in flight."""
         state.flight = state.reader = state.ready = None
         if state.heads:
             state.is_observed = state is self.explorer.watched or has_head_in_use(state, decision)
@@ -127,10 +126,10 @@ class MeasuredPolicy:
         benefit, trials = decision.benefits[arm.option], self.settings.trial_steps
         levels = benefit.depth if state.is_coupled else benefit.kept
         verified, stops, is_steady = 0, True, arm.option.is_cost_known and self.steps % trials > 0
-        if not arm.option.is_cost_known:  # levels change until the cost of one is known
+        if not arm.option.is_cost_known:  # vary the depth until the cost per level is known
             levels = max(levels >> (self.steps % 3), 1)
         elif not is_steady:
-            # One level more, or one less, in turn: their cost and their acceptance may be wrong.
+            # Alternate one level more or less, since cost and acceptance may be wrong.
             stops = not arm.is_stopping
             other = benefit.kept + (1 if self.steps // trials % 2 else -1)
             if stops and 1 <= other <= min(arm.plan.max_depth, arm.plan.max_nodes):
@@ -142,7 +141,7 @@ class MeasuredPolicy:
         return plan
 
     def _read(self, state: RequestState) -> DraftPlan | None:
-        """Begin a pass of the prompt, which a head that may draft after it observes; return its plan."""
+        """Return the plan of a prefill pass, which a head observes if it may draft afterwards."""
         state.flight, is_watched = None, state is self.explorer.watched
         in_use = () if self.decision is None else self.decision.in_use
         may = [
@@ -155,7 +154,7 @@ class MeasuredPolicy:
     def trim(
         self, entries: Sequence[PassEntry], drafts: Sequence[Draft], situation: Situation
     ) -> Sequence[Draft]:
-        """Return the nodes with which the whole batch makes the most tokens per second."""
+        """Return the nodes that maximise the batch's tokens per second."""
         return trimmed(entries, drafts, self._states, self.here)
 
     def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation, beside: int = 1) -> int:
@@ -171,12 +170,12 @@ class MeasuredPolicy:
         return rows
 
     def learn(self, report: StepReport) -> None:
-        """Compare drafts with the text, and the step's time with that of a plain step."""
+        """Compare drafts with the text, and the step's time with a plain step."""
         self.steps += 1
         self.seconds += report.seconds.total
         here, decision = self.here, self.decision
         if decision is not None and here is not None and self._can_explore and here.rows == here.drawn:
-            # The budget earns in steps that only decode and have requests that drafters could be tried for.
+            # The budget grows in decode-only steps with requests for which drafters could be tried.
             self.explorer.earn(report.seconds.total, decision.probe_share, decision.idle_drafters)
             self.explorer.pay_observing()
         used: set[Option] = set()
@@ -189,7 +188,7 @@ class MeasuredPolicy:
         self._measure(report, used)
 
     def _follow(self, state: RequestState, part: RequestReport, used: set[Option], is_judged: bool) -> None:
-        """Compare the drafts of a request with its text."""
+        """Compare a request's drafts with its text."""
         flight, tokens = state.flight, part.request.tokens
         if state.shadows:
             state.shadows = [one for one in state.shadows if part.applied and not one.follow(tokens)]
@@ -201,7 +200,7 @@ class MeasuredPolicy:
             return
         flight.arm.observed = len(tokens)
         if flight.is_shadow:
-            # It costs what it took; of a pause that is little.
+            # Charge the actual time, clipped in case of a pause.
             self.explorer.pay(part.asked, min(part.draft_seconds, 4 * flight.paid) - flight.paid)
             state.keep_shadow(flight.arm, flight.levels, flight.draft, flight.kept)
             state.shadows, state.ready = [one for one in state.shadows if not one.follow(tokens)], None
@@ -211,10 +210,10 @@ class MeasuredPolicy:
             self._judge(state, flight, part)
 
     def _judge(self, state: RequestState, flight: DraftInFlight, part: RequestReport) -> None:
-        """Count a draft and how much of it was accepted."""
+        """Count a draft and its accepted levels."""
         draft, fit = flight.draft, flight.arm.fit
         shift = fit.shift
-        # A draft that is compared with the text counts as far as it had a net benefit, others as far as verified.
+        # A draft compared with the text counts its levels with a net benefit, others their verified levels.
         kept = flight.kept if state.is_coupled else part.draft.depth
         fit.estimate.requested(flight.levels, draft.depth, kept)
         if not part.applied or not len(draft):
@@ -230,14 +229,14 @@ class MeasuredPolicy:
             state.ready = None
 
     def _measure(self, report: StepReport, used: set[Option]) -> None:
-        """Measure the gain of a step: its time, and that of the same tokens by plain decoding."""
+        """Measure a step's gain: its time, and the plain time of its tokens."""
         rows, total, table = len(report.requests), report.seconds.total, self.decisions.table
         if report.passes != 1 or not report.decodes_only or report.is_cold:
             return
         if not report.calls and report.rows == rows:
             self.reference.passes += 1
         if not used:
-            self.explorer.settle(0.0)  # there was no room for the draft that was to be tried
+            self.explorer.settle(0.0)  # the draft to be tried did not fit
             return
         calls = {option.estimate.method: option.benefit.draft_seconds for option in used}
         self.decisions.note_calls(report.seconds, sum(calls.values()))
@@ -250,13 +249,13 @@ class MeasuredPolicy:
             and len(used) == 1
             and all(part.asked in ("", live[0]) for part in report.requests)
         ):
-            # Where others draft, too, the two cannot be separated: the expected loss is paid then.
+            # If others draft too, the costs cannot be separated: charge the expected loss.
             self.explorer.settle(min(total - plain, table[rows]))
         plans = [part.request.speculation for part in report.guessing if part.asked]
         if any(plan is not None and plan.is_fixed for plan in plans):
-            return  # a fixed plan's cost is not the gain of the others
+            return  # a fixed plan's cost says nothing about the others
         for option in used:
-            # A try is paid for, and is no evidence against drafts that have an expected gain.
+            # A paid try is no evidence against drafts with an expected gain.
             if option.is_on:
                 option.guard.gain.add(plain, total, drawn)
 
@@ -268,12 +267,12 @@ class MeasuredPolicy:
         self.settings = self.explorer.settings = self.decisions.settings = settings
 
     def notifies(self, request: StepRequest) -> bool:
-        """Return whether heads observe this request in the planned pass: it costs time where they are not in use."""
+        """Return whether heads observe this request in the planned pass, which costs time if they are not in use."""
         state = self._states.get(request.request_id)
         return state is None or state.is_observed or not state.heads
 
     def _state(self, request: StepRequest, plan: DraftPlan) -> RequestState:
-        """Return the state of a request with this plan, as it is when a pass begins."""
+        """Return the request's state at the start of a pass."""
         state = before = self._states.get(request.request_id)
         if plan.drafter.traits.may_be_absent:
             plan = replace(plan, method=present_name(plan))
@@ -309,13 +308,13 @@ class MeasuredPolicy:
         option = self.options.setdefault(estimate, Option(estimate))
         is_old = self.seconds - option.decided_at >= self.settings.decision_seconds
         if is_old or self.decision is None or option not in self.decision.benefits:
-            self.decisions.evaluate_again()  # earlier decisions are old, or were made without it
-        # Under other rules a drawn token may not be cut by its confidence.
+            self.decisions.evaluate_again()  # earlier decisions were made without it
+        # Other rules may not cut sampled tokens by confidence.
         return Arm(plan, option, RequestFit(estimate), traits.stops_itself and is_coupled)
 
 
 def best_arm(state: RequestState, decision: Decision, running: int) -> Arm | None:
-    """Return the drafter with the highest expected gain for the request; None: none has one."""
+    """Return the drafter with the highest expected gain for the request; None: none has a gain."""
     best, most = None, 0.0
     for arm in state.arms:
         benefit = decision.benefits.get(arm.option)
@@ -329,9 +328,9 @@ def best_arm(state: RequestState, decision: Decision, running: int) -> Arm | Non
 
 
 def has_head_in_use(state: RequestState, decision: Decision) -> bool:
-    """Return whether a head drafts, or has a gain and may soon: not observing, it would be lost for the text.
+    """Return whether a head drafts or may soon draft: without observing, it could not draft for this text any more.
 
-    A new drafter was preferred on its expected gain alone: a head is kept until that one is measured.
+    If a new drafter was preferred on its expected gain alone, the head keeps observing until that gain is measured.
     """
     used = [arm.option for arm in state.arms if arm.option in decision.in_use]
     for head in state.heads:

@@ -1,4 +1,4 @@
-"""The acceptance of each node of a draft, as estimated at one moment."""
+"""Estimated acceptance of each node of a draft."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from foreword.speculation.draft import ROOT, Draft
 
 SHIFT_STEP, SHIFT_POWER = 0.1, 1.3
 LEAST_SHIFT, MOST_SHIFT = round(math.log(0.2) / SHIFT_STEP), round(math.log(3.0) / SHIFT_STEP)
-"""A request's acceptance ratio (accepted / expected tokens): its logarithm in steps, and its weight in log odds."""
+"""Step and range of a request's log acceptance ratio (accepted / expected), and its weight in log odds."""
 
 _CERTAIN = 1e-4
 
@@ -18,7 +18,7 @@ _FACTORS = {s: math.exp(-SHIFT_POWER * SHIFT_STEP * s) for s in range(LEAST_SHIF
 
 
 class Rates:
-    """The estimated acceptance of a drafter in one cohort; lists for acceptance ratios are computed once."""
+    """Estimated acceptance of a drafter in one cohort; lists per acceptance ratio are cached."""
 
     def __init__(
         self,
@@ -30,35 +30,36 @@ class Rates:
     ) -> None:
         """`accepted` is by level and rank, given that the parent is accepted; `coverage` by level, of draft requests.
 
-        Where drafts end early: `presence` is by level, of the drafts that were accepted so far; `drafted`, of draft
-        requests, how often a level was drafted, with a net benefit or not; `sure` the acceptance by confidence class.
+        For drafts that may end early: `presence`, by level, of drafts accepted so far; `drafted`, by level, of draft
+        requests, with or without a net benefit; `sure`, acceptance by confidence class.
         """
         self.accepted = accepted
         self.coverage = coverage
         self.drafted = drafted or coverage
         self.sure = sure
         self._presence = presence or [1.0] * len(accepted)
-        self.expected = [min(sum(ranks), 1.0) for ranks in accepted]  # [level], that some child is accepted
+        # [level], probability that some child is accepted
+        self.expected = [min(sum(ranks), 1.0) for ranks in accepted]
         self._shifted: dict[int, list[list[float]]] = {}
         self._survival: dict[int, list[float]] = {}
         self._gains: dict[int, list[float]] = {}
         self._sure: dict[int, tuple[float, ...]] = {}
 
     def node_rates(self, shift: int) -> list[list[float]]:
-        """Return the acceptance rates for a request with this ratio, [level][rank]."""
+        """Return the acceptance rates [level][rank] for a request with this ratio."""
         if shift not in self._shifted:
             self._shifted[shift] = [[_at_ratio(rate, shift) for rate in ranks] for ranks in self.accepted]
         return self._shifted[shift]
 
     def survival(self, shift: int) -> list[float]:
-        """Return [level] the chance that a chain's node and all above it are accepted."""
+        """Return [level] the probability that a chain's node and all its ancestors are accepted."""
         if shift not in self._survival:
             first = [_at_ratio(ranks[0], shift) for ranks in self.accepted]
             self._survival[shift] = list(accumulate(first, mul))
         return self._survival[shift]
 
     def gains(self, shift: int) -> list[float]:
-        """Return [level] the draft tokens of a draft request that are expected to be accepted."""
+        """Return [level] the expected accepted tokens per draft request."""
         if shift not in self._gains:
             present = accumulate(self._presence, mul, initial=self.coverage[0] if self.coverage else 0.0)
             next(present)
@@ -72,7 +73,7 @@ class Rates:
         return self._sure[shift]
 
     def survivals(self, draft: Draft, shift: int) -> list[float]:
-        """Return [nodes] the chance that a node and all above it are accepted, by confidence or by place."""
+        """Return [nodes] the probability that a node and all its ancestors are accepted, by confidence or by place."""
         if draft.is_chain:
             if draft.confidence:
                 rates = self.sure_rates(shift)
@@ -92,6 +93,6 @@ class Rates:
 
 
 def _at_ratio(rate: float, shift: int) -> float:
-    """Return the acceptance rate of a request with this acceptance ratio, from its cohort's."""
+    """Return the acceptance rate of a request with this ratio, given its cohort's rate."""
     rate = min(max(rate, _CERTAIN), 1 - _CERTAIN)
     return 1 / (1 + (1 - rate) / rate * _FACTORS[shift])

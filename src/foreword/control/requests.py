@@ -1,4 +1,4 @@
-"""A request as the policy keeps it: its possible drafters, and which of them drafts, observes or is tried."""
+"""Policy state of a request: its possible drafters, and which of them drafts, observes or is tried."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,20 +17,20 @@ from foreword.speculation.requests import DraftPlan, ShadowDraft, StepRequest
 class Arm:
     """One drafter for one request."""
 
-    plan: DraftPlan  # the most that may be requested
+    plan: DraftPlan  # upper limits
     option: Option
     fit: RequestFit
-    is_stopping: bool = False  # whether its drafts end where going on has no benefit
-    observed: int = 0  # tokens of the text that the drafter has observed, or drafted after
+    is_stopping: bool = False  # whether its drafts end where continuing has no benefit
+    observed: int = 0  # tokens of the text that the drafter has observed or drafted after
     _planned: tuple[tuple[Benefit | None, int, int | None], DraftPlan] | None = None
 
     def lag(self, length: int) -> int:
-        """Return the tokens of a text of this length that it has to catch up with; of a head, those with states."""
+        """Return the tokens that it must catch up at this text length; for a head, those with states."""
         missed = max(length - self.observed, 0)
         return missed if self.reading is None else min(missed, KEPT_STATES)
 
     def planned(self, levels: int, benefit: Benefit | None, stops: bool, lag: int) -> DraftPlan:
-        """Return the plan for drafts of at most so many levels, which end where `benefit` says if it `stops`."""
+        """Return the plan for at most `levels` levels; if it `stops`, drafts end where `benefit` says."""
         levels, shift = min(levels, self.plan.max_depth), self.fit.shift if stops else None
         key = (benefit, levels, shift)
         if self._planned is None or self._planned[0] != key:
@@ -46,13 +46,13 @@ class Arm:
         return self.fit.shift >= benefit.least_shift and benefit.gain > 0
 
     def promise(self, benefit: Benefit) -> float:
-        """Return the expected gain for this request, to be compared with other drafters."""
+        """Return the expected gain for this request, comparable between drafters."""
         rates, kept = self.option.estimate.rates, benefit.kept
         usual, own = sum(rates.survival(0)[:kept]), sum(rates.survival(self.fit.shift)[:kept])
         return benefit.gain * own / usual if usual > 0 else benefit.gain
 
     def levels_with_benefit(self, draft: Draft, chances: Sequence[float], benefit: Benefit) -> int:
-        """Return the levels of a draft with a net benefit; all of it without confidences."""
+        """Return the levels of a draft with a net benefit; all without confidences."""
         if not draft.confidence or not draft.is_chain:
             return draft.depth
         for level, (chance, least) in enumerate(zip(chances, benefit.least, strict=False)):
@@ -62,13 +62,13 @@ class Arm:
 
     @cached_property
     def reading(self) -> DraftPlan | None:
-        """The plan for a pass in which a head observes without drafting; None: it is no head."""
+        """The plan for a head that observes without drafting; None: not a head."""
         has_states = bool(self.plan.drafter.traits.needs.taps)
         return replace(self.plan, max_nodes=0, max_depth=0) if has_states else None
 
     @cached_property
     def is_lookup(self) -> bool:
-        """Whether it needs nothing but the text."""
+        """Whether it needs only tokens."""
         return not self.plan.drafter.traits.needs
 
 
@@ -79,15 +79,15 @@ class DraftInFlight:
     arm: Arm
     levels: int
     benefit: Benefit
-    is_shadow: bool = False  # whether the draft is only compared with the text
-    paid: float = 0.0  # seconds, for a shadow draft
-    verified: int = 0  # levels that are verified in any case; 0: those with a net benefit
-    draft: Draft = NO_DRAFT  # all of it
-    kept: int = 0  # levels of it with a net benefit
+    is_shadow: bool = False  # only compared with the text
+    paid: float = 0.0  # seconds paid for a shadow draft
+    verified: int = 0  # levels that are always verified; 0: those with a net benefit
+    draft: Draft = NO_DRAFT  # before trimming
+    kept: int = 0  # levels with a net benefit
 
 
 class ReadyDraft(NamedTuple):
-    """What was planned for a request: the same again while nothing of it changes."""
+    """A request's plan, reused while nothing changes."""
 
     decision: object
     running: int  # requests in the pass
@@ -97,35 +97,35 @@ class ReadyDraft(NamedTuple):
 
 @dataclass(eq=False)
 class RequestState:
-    """What the policy keeps of a request while it runs."""
+    """Policy state of a running request."""
 
-    method: str  # of its plan when the state was made
+    method: str  # of its initial plan
     arms: list[Arm]
-    is_coupled: bool  # whether a draft token is accepted if and only if it is the token that comes
-    request: Callable[[], StepRequest | None]  # None: it has ended
+    is_coupled: bool  # whether a draft token is accepted exactly if it equals the next token
+    request: Callable[[], StepRequest | None]  # None: ended
     is_observed: bool = False  # whether heads observe the pass in flight
-    was_observed: bool = False  # and the one before
+    was_observed: bool = False  # whether they observed the previous pass
     is_whole: bool = True  # whether heads have observed all passes
     reader: Arm | None = None  # the head that observes the pass in flight without drafting
     flight: DraftInFlight | None = None
     ready: ReadyDraft | None = None
-    shadows: list[Comparison] = field(default_factory=list)  # that wait for their text
+    shadows: list[Comparison] = field(default_factory=list)  # waiting for their text
 
     @cached_property
     def heads(self) -> list[Arm]:
-        """The drafters that need the hidden states of the whole prompt."""
+        """Drafters that need the hidden states of the whole prompt."""
         return [arm for arm in self.arms if arm.reading is not None]
 
     def may_use(self, arm: Arm) -> bool:
-        """Return whether a drafter's acceptance is that of its estimate.
+        """Return whether a drafter's acceptance for this request matches its estimate.
 
-        A head that has not observed all of a text drafts worse: where other drafters can be used it is left out, or its
-        estimate would depend on when it was used.
+        A head that missed part of a text drafts worse. If other drafters can be used, it is left out, so that its
+        estimate does not depend on when it was used.
         """
         return self.is_whole or arm.reading is None or len(self.arms) == 1
 
     def repeated(self, decision: object, running: int, length: int) -> DraftPlan | None:
-        """Begin a pass with the draft that was planned before; None if another one may be better."""
+        """Start a pass with the previous plan; return None if another plan may be better."""
         ready = self.ready
         if ready is None or ready.decision is not decision or ready.running != running:
             return None
@@ -143,21 +143,21 @@ class RequestState:
         return None if head is None else head.reading
 
     def waits_for(self, arm: Arm) -> bool:
-        """Return whether the text of its last shadow draft has not come yet.
+        """Return whether the text of its last shadow draft is still incomplete.
 
-        Verified, it would be called again after its draft, not within: called more often where it is right, it would
-        look as if it had a draft more often.
+        A verified drafter is called after its draft, not within it. Calling a correct drafter more often would
+        overestimate its coverage.
         """
         return any(shadow.fit is arm.fit for shadow in self.shadows)
 
     def keep_shadow(self, arm: Arm, levels: int, draft: Draft, kept: int) -> None:
-        """Count a shadow draft, and keep it until its text has come."""
+        """Count a shadow draft, and keep it until its text is known."""
         arm.option.estimate.requested(levels, draft.depth, kept)
         if len(draft):
             self.shadows = [*self.shadows[-3:], Comparison(arm.fit, draft, levels, kept)]
 
     def shadow_beside(self, arm: Arm, levels: int, benefit: Benefit, length: int) -> ShadowDraft:
-        """Return a shadow draft request beside the draft that is verified."""
+        """Return a shadow draft to request besides the verified one."""
 
         def keep(draft: Draft) -> None:
             chances = arm.option.estimate.rates.survivals(draft, arm.fit.shift)
@@ -169,13 +169,13 @@ class RequestState:
 
 
 def present_name(plan: DraftPlan) -> str:
-    """Return a plan's method without those of its drafters that are absent: drafts of the others count as theirs."""
+    """Return a plan's method without absent drafters, since drafts of the others count as theirs."""
     absent = plan.drafter.absent
     present = [name for name in plan.method.split("+") if name not in absent]
     return "+".join(present) or plan.method
 
 
 def plans_of(plan: DraftPlan) -> list[DraftPlan]:
-    """Return the plans of the drafters that a plan leaves the choice between."""
+    """Return the plans of the drafters that a plan offers to choose from."""
     choices = plan.drafter.choices
     return [replace(plan, method=name, drafter=drafter) for name, drafter in choices.items()] or [plan]

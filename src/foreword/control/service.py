@@ -1,4 +1,4 @@
-"""How soon a request is served, and how draft tokens are divided between requests of several tenants."""
+"""Service classes, and division of draft tokens between tenants."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,43 +10,43 @@ from foreword.speculation.requests import PassEntry, StepRequest
 
 
 class Slo(IntEnum):
-    """What a class of requests is promised; a lower value comes first."""
+    """Service objective of a class; lower values come first."""
 
-    LATENCY = 0  # a bound on the time of each step that serves it
-    THROUGHPUT = 1  # its turn
-    BATCH = 2  # to be finished eventually: it takes what the others leave
+    LATENCY = 0  # bounded step time
+    THROUGHPUT = 1  # first come, first served
+    BATCH = 2  # runs on what the others leave
 
 
 @dataclass(frozen=True)
 class Service:
-    """What the operator's rules and its user say about one request."""
+    """Service parameters of one request, by the policy file and its user."""
 
-    name: str = Slo.THROUGHPUT.name.lower()  # of its class, for people
+    name: str = Slo.THROUGHPUT.name.lower()  # class name
     slo: Slo = Slo.THROUGHPUT
-    step_seconds: float | None = None  # most that a step may take which serves it; None: no bound
-    ageing_seconds: float = 30.0  # a request that has waited longer comes before all classes
-    weight: float = 1.0  # its tenant's share of slots and draft tokens, against other tenants'
-    priority: int = 0  # within its class: a lower value comes first, as in vLLM
+    step_seconds: float | None = None  # maximum time of a step that serves it; None: no limit
+    ageing_seconds: float = 30.0  # requests that waited longer come before all classes
+    weight: float = 1.0  # the tenant's share of slots and draft tokens
+    priority: int = 0  # within its class: lower first, as in vLLM
 
 
 DEFAULT_SERVICE = Service()
 
 
 class ServedRequest(Protocol):
-    """What policies read of a request that the step does not know."""
+    """Request attributes that policies read besides `StepRequest`."""
 
     service: Service
-    step_limit: float | None  # seconds beyond which draft tokens make no step longer; None: no bound
+    step_limit: float | None  # maximum step time with drafts; None: no limit
 
 
 def served(request: StepRequest) -> ServedRequest:
-    """Return the request with what the operator's rules say about it; the engine's requests have that."""
+    """Return the request with its service attributes, which all requests of an engine have."""
     return cast(ServedRequest, request)
 
 
 @dataclass(frozen=True)
 class Wish:
-    """Draft tokens that are wanted for one request."""
+    """Draft tokens wanted for one request."""
 
     nodes: int
     tenant: str
@@ -54,7 +54,7 @@ class Wish:
 
 
 def divide_by_service(entries: Sequence[PassEntry], wanted: Sequence[int], total: int) -> list[int]:
-    """Return how many of the draft tokens that each entry wants it gets."""
+    """Return the draft tokens that each entry gets."""
     pairs = zip(entries, wanted, strict=True)
     wishes = [
         Wish(nodes, entry.request.drafter_view.tenant, served(entry.request).service)
@@ -64,7 +64,7 @@ def divide_by_service(entries: Sequence[PassEntry], wanted: Sequence[int], total
 
 
 def draft_shares(wishes: Sequence[Wish], total: int) -> list[int]:
-    """Return each request's draft tokens: latency-bound requests first, then the others; tenants by their weights."""
+    """Divide draft tokens: latency-bound requests first, then the others; between tenants by weight."""
     shares, left = [0] * len(wishes), max(total, 0)
     for slo in sorted({wish.service.slo for wish in wishes}):
         by_tenant: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Which nodes of the drafts of a batch are verified."""
+"""Selects the draft nodes that a batch verifies."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
@@ -12,11 +12,11 @@ from foreword.speculation.requests import PassEntry
 
 
 class Offer(NamedTuple):
-    """A request's draft, and how likely each of its nodes is to be accepted."""
+    """A request's draft with the acceptance probability of each node."""
 
-    order: int  # the same however the batch is ordered
+    order: int  # independent of the batch order
     draft: Draft
-    survival: Sequence[float]  # [nodes], never more than the parent's
+    survival: Sequence[float]  # [nodes], never above the parent's
 
 
 def trimmed(
@@ -25,9 +25,9 @@ def trimmed(
     states: Mapping[int, RequestState],
     here: Pass | None,
 ) -> list[Draft]:
-    """Return the nodes with which the batch makes the most tokens per second; of shadow drafts none.
+    """Return the nodes that maximise the batch's tokens per second; none of shadow drafts.
 
-    Under *token* and *block* drawn nodes are never cut: their depth was decided before they were drawn.
+    Under *token* and *block* sampled nodes are never cut: their depth was fixed before sampling.
     """
     found = list(drafts)
     offers: list[Offer] = []
@@ -48,7 +48,7 @@ def trimmed(
         flight.draft = draft
         flight.kept = draft.depth if is_whole else arm.levels_with_benefit(draft, chances, benefit)
         if arm.is_stopping and not draft.confidence:
-            arm.is_stopping = False  # it has no confidences for this request
+            arm.is_stopping = False  # no confidences for this request
         if flight.is_shadow:
             found[place] = draft.within(0, 0)
             continue
@@ -69,7 +69,7 @@ def trimmed(
 
 
 def tightest_limit(entries: Sequence[PassEntry]) -> float | None:
-    """Return the seconds that drafts may make a step for these requests; None: no bound."""
+    """Return the tightest step limit of these requests in seconds; None: no limit."""
     requests = cast(list[ServedRequest], [entry.request for entry in entries])
     return min([one.step_limit for one in requests if one.step_limit is not None], default=None)
 
@@ -77,11 +77,10 @@ def tightest_limit(entries: Sequence[PassEntry]) -> float | None:
 def choose(
     offers: Sequence[Offer], here: Pass, spent: float, most_seconds: float | None = None
 ) -> list[Draft]:
-    """Return, of every draft, the nodes with which the batch makes the most tokens per second; [offers].
+    """[offers], the nodes of every draft that maximise the batch's tokens per second.
 
-    Nodes are taken in the order of their chance. A child is never likelier than its parent, so that the result is a
-    tree. `spent` is the time of drafting: a step that was expensive should bring more. Draft tokens make the step no
-    longer than `most_seconds`.
+    Nodes are taken in order of probability. A child is never likelier than its parent, so that the result is a tree.
+    `spent` is the drafting time, which raises the required gain. The step stays within `most_seconds`.
     """
     nodes = [
         (-chance, offer.order, node, place)

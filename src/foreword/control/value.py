@@ -1,7 +1,7 @@
-"""Expected tokens per second of a batch, and the drafts that maximize it: pure functions.
+"""Expected tokens per second of a batch, and the drafts that maximise it: pure functions.
 
-`best_plan` adds levels of drafts in the order of their marginal gain, over requests and drafters, and evaluates every
-prefix of that order, because costs are staircases. `best_drafters` compares the combinations of drafters.
+`best_plan` adds draft levels in order of marginal gain, over requests and drafters, and evaluates every prefix,
+because costs are step functions. `best_drafters` compares combinations of drafters.
 """
 
 from bisect import bisect_left
@@ -15,30 +15,30 @@ from typing import NamedTuple
 from foreword.control.rates import LEAST_SHIFT, MOST_SHIFT, Rates
 
 MANY_REQUESTS, NEGLIGIBLE, MOST_PRICED, FEW_DRAFTERS = 12, 0.003, 128, 3
-"""Bounds of the computation: requests from which on expected rows stand for their distribution, part of a plain step
-that may be spent on levels that are only compared with the text, rows that are priced, drafters that are combined."""
+"""Limits of the computation: requests from which expected rows replace their distribution; fraction of a
+plain step for levels that are only compared; priced rows; combined drafters."""
 
 DraftSeconds = Callable[[str, float, int], float]
-"""Expected time of a drafter's call for so many levels and requests."""
+"""Expected time of a drafter's call by (method, levels, requests)."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """The next pass as it would be without drafts. The time of its prompts is no part of its time."""
+    """The next pass without drafts. Its time excludes prompts."""
 
-    drawn: float  # tokens that it makes
+    drawn: float  # tokens that it commits
     rows: int
-    seconds: Sequence[float]  # [rows], expected time of a step; the last entry stands for all above it
-    prompts: float = 0.0  # seconds of prompts
+    seconds: Sequence[float]  # [rows], expected step time; the last entry applies to all larger sizes
+    prompts: float = 0.0  # seconds spent on prompts
 
     @staticmethod
     def of(drawn: int, rows: int, seconds: Sequence[float]) -> "Pass":
-        """Return a pass over so many rows, one of them for each token that it makes and the others of prompts."""
+        """Return a pass with one row per committed token and the other rows for prompts."""
         last = len(seconds) - 1
         return Pass(drawn, rows, seconds, seconds[min(rows, last)] - seconds[min(drawn, last)])
 
     def without_prompts(self) -> "Pass":
-        """Return the same pass, if nothing but its tokens' rows were computed."""
+        """Return the pass without its prompt rows."""
         drawn = round(self.drawn)
         return self if self.rows == self.drawn else Pass.of(drawn, drawn, self.seconds)
 
@@ -51,10 +51,10 @@ class Pass:
         return seconds[low] + (at - low) * (seconds[low + 1] - seconds[low]) - self.prompts
 
     def row_prices(self, most: int) -> list[float]:
-        """Return [rows] the marginal seconds of a row where so many are added, up to `most`; they never fall.
+        """[rows], marginal seconds per added row, up to `most`; non-decreasing.
 
-        Where the first rows cost more than those after them (a pass that no longer fits one tile) all are taken to cost
-        the same: the first would not be added alone.
+        If the first rows cost more than later ones (the pass exceeds one tile), all cost the same: the first would
+        not be added alone.
         """
         corners: list[tuple[int, float]] = []  # of the lower convex hull
         for rows in range(most + 1):
@@ -71,7 +71,7 @@ class Pass:
 
     @property
     def per_token(self) -> float:
-        """Expected time of a token without drafts."""
+        """Expected time per token without drafts."""
         return self.plain / max(self.drawn, 1)
 
 
@@ -81,15 +81,15 @@ def _slope(one: tuple[int, float], other: tuple[int, float]) -> float:
 
 @dataclass(frozen=True)
 class Benefit:
-    """The expected benefit of one drafter for requests of one cohort, and the prices that a draft is cut by."""
+    """Expected benefit of one drafter for requests of one cohort, and thresholds for cutting drafts."""
 
     depth: int = 0  # levels to request
-    kept: int = 0  # of these, the ones with a net benefit
-    gain: float = 0.0  # of the requests' speed over plain decoding; 0.1: a tenth faster
-    saved: float = 0.0  # by one step, in the time of a plain token
-    least_shift: int = MOST_SHIFT + 1  # acceptance ratio from which on drafting has a benefit
+    kept: int = 0  # levels with a net benefit
+    gain: float = 0.0  # relative speed-up over plain decoding; 0.1: 10% faster
+    saved: float = 0.0  # per step, in plain tokens
+    least_shift: int = MOST_SHIFT + 1  # lowest acceptance ratio with a benefit
     draft_seconds: float = 0.0  # of the call
-    # [level], chance of acceptance from which on a draft token is verified, and drafting goes on after it.
+    # [level], minimum acceptance probability for verifying a token, and for continuing after it.
     least: tuple[float, ...] = ()
     stop: tuple[float, ...] = ()
 
@@ -99,21 +99,21 @@ NO_BENEFIT = Benefit(gain=-1.0)
 
 @dataclass(frozen=True)
 class Group:
-    """Requests of one cohort, and a drafter for them."""
+    """Requests of one cohort with a drafter."""
 
     rates: Rates
     requests: int
-    depth: int  # most levels
+    depth: int  # maximum levels
     drafter: str = ""
-    shift: int = 0  # their acceptance ratio
-    is_stopping: bool = False  # whether the drafter ends drafts itself where going on has no benefit
+    shift: int = 0  # acceptance ratio
+    is_stopping: bool = False  # whether the drafter ends drafts where continuing has no benefit
 
 
 def added_seconds(here: Pass, requests: int, drafts: float, rows: float) -> float:
-    """Return the expected time that so many rows add to a step, over how many draft requests get a draft.
+    """Return the expected time that `rows` rows add, averaged over how many requests get a draft.
 
-    The time of the expected rows is not the expected time: where a second row is free and a third is not, a drafter
-    that seldom has a draft would look free.
+    The time of the expected rows is not the expected time: if a second row is free and a third is not, a drafter with
+    rare drafts would look free.
     """
     if requests > MANY_REQUESTS or not 0 < drafts < requests * 0.99:
         return here.after(rows) - here.plain
@@ -126,7 +126,7 @@ def added_seconds(here: Pass, requests: int, drafts: float, rows: float) -> floa
 
 
 def worked_levels(groups: Sequence[Group], depth: int) -> float:
-    """Return the levels that a call for drafts of at most this depth is expected to work for: those of the deepest."""
+    """Return the expected levels of a call with drafts of at most this depth: those of the deepest."""
     depth = min(depth, max(group.depth for group in groups))
     if not all(group.is_stopping for group in groups):
         return depth
@@ -142,17 +142,17 @@ def worked_levels(groups: Sequence[Group], depth: int) -> float:
 
 
 class Choice(NamedTuple):
-    """Levels of each group to verify, if drafts have at most `depth` levels, and what comes of it."""
+    """Levels to verify per group for drafts of at most `depth` levels, and the result."""
 
     rate: float  # tokens per second
     depth: int
-    levels: dict[str, float]  # by drafter, that its call is expected to work for
+    levels: dict[str, float]  # by drafter, expected levels of its call
     kept: Sequence[int]
-    row_seconds: float  # that a row adds to the step
+    row_seconds: float  # added per row
 
 
 def best_plan(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> list[Benefit]:
-    """Return the best for all groups together, which share the rows of a pass, and calls if the drafter is the same."""
+    """Return the best plan for all groups together, which share the pass's rows and each drafter's call."""
     best = best_choice(here, groups, draft_seconds)
     sharing: dict[str, list[Group]] = {}
     for group in groups:
@@ -167,7 +167,7 @@ def best_plan(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) 
 def best_choice(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> Choice:
     """Return the levels with the most tokens per second."""
     deepest = max(group.depth for group in groups)
-    # A drafter that stops itself decides by what it sees.
+    # A drafter that stops itself decides by its confidence.
     are_capped = any(
         not group.is_stopping
         and draft_seconds(group.drafter, deepest, group.requests)
@@ -175,7 +175,7 @@ def best_choice(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds
         >= NEGLIGIBLE * here.plain
         for group in groups
     )
-    # A level never has more gain than the one above it.
+    # A level never gains more than the one above it.
     levels = sorted(
         (-group.rates.gains(group.shift)[level], level, place)
         for place, group in enumerate(groups)
@@ -193,13 +193,13 @@ def _best_prefix(
     depth: int,
     draft_seconds: DraftSeconds,
 ) -> Choice:
-    """Return the prefix of the levels up to `depth` with the most tokens per second."""
+    """Return the best prefix of the levels up to `depth`."""
     sharing: dict[str, list[Group]] = {}
     for group in groups:
         sharing.setdefault(group.drafter, []).append(group)
     worked = {drafter: worked_levels(some, depth) for drafter, some in sharing.items()}
     requests, calls = dict.fromkeys(sharing, 0), dict.fromkeys(sharing, 0.0)
-    taken: list[int] = []  # places of groups, one for every level
+    taken: list[int] = []  # group index per level
     drafts, rows, tokens, plain = 0.0, 0.0, here.drawn, here.plain
     best_rate, best_count, row_seconds = 0.0, 0, 0.0
     for gain, level, place in levels:
@@ -230,9 +230,9 @@ def best_drafters(
     draft_seconds: DraftSeconds,
     margin: float,
 ) -> frozenset[str]:
-    """Return the drafters with the most tokens per second, each cohort having one of its groups' drafters.
+    """Return the drafters with the most tokens per second, if each cohort uses one of its groups' drafters.
 
-    One with a gain alone may have none beside another: its call costs the same for the few requests that are left.
+    A drafter with a gain alone may have none next to another: its call costs the same for fewer requests.
     """
     drafters = sorted({group.drafter for groups in cohorts for group in groups})
     if len(drafters) < 2:
@@ -299,28 +299,28 @@ def _benefit(
 
 @dataclass(frozen=True)
 class _Prices:
-    """The marginal cost of a draft token in the best plan."""
+    """Marginal cost of a draft token in the best plan."""
 
     rows: Sequence[float]  # [level], seconds of its row
-    level: float  # seconds of drafting it, for each request that goes on
+    level: float  # seconds of drafting it, per request that continues
     rate: float  # tokens per second
 
     @staticmethod
     def of(here: Pass, groups: Sequence[Group], best: Choice, draft_seconds: DraftSeconds) -> "_Prices":
         requests, rows, before = sum(group.requests for group in groups), [], 0.0
         deepest = max(group.depth for group in groups)
-        known: dict[int, list[float]] = {}  # by how many rows are added at most
+        known: dict[int, list[float]] = {}  # by maximum number of added rows
         for level in range(deepest):
             deep = [group for group in groups if level < group.depth]
-            # One request alone has a row for every level above, and may go on to the last. Of several, some have ended
-            # there: rows after an expensive one do not make it cheaper if no request is left to fill them.
+            # A single request has a row for every level above, and may continue to the last. Of several, some have
+            # ended: rows after an expensive one do not make it cheaper if no request is left to fill them.
             often = sum([group.requests * group.rates.drafted[level] for group in deep])
             most = deepest if requests == 1 else min(round(before) + max(round(often), 1), MOST_PRICED)
             if most not in known:
                 known[most] = here.row_prices(most)
             rows.append(known[most][min(round(before), most - 1)])
             before += 1 if requests == 1 else sum([g.requests * g.rates.coverage[level] for g in deep])
-        # The requests that go on share the cost of a level.
+        # Continuing requests share the cost of a level.
         deep = [group for group in groups if group.depth > 1]
         going = max(round(sum([group.requests * group.rates.drafted[1] for group in deep])), 1)
         drafter = groups[0].drafter
@@ -328,7 +328,7 @@ class _Prices:
         return _Prices(rows, another, max(best.rate, here.drawn / here.plain))
 
     def least_chances(self, group: Group) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return [level] the chance from which on a token is verified, and from which on drafting goes on after it."""
+        """Return [level] the minimum probability for verifying a token, and for continuing after it."""
         if not group.depth:
             return (), ()
         least = [seconds * self.rate for seconds in self.rows[: group.depth]]
@@ -339,7 +339,7 @@ class _Prices:
 
 
 def best_case(here: Pass, group: Group, draft_seconds: DraftSeconds) -> float:
-    """Return the gain if there were always a draft and all of it were accepted: below 0 exploration is useless."""
+    """Return the gain if there were always a draft and all of it were accepted; below 0, exploration is useless."""
     best, plain = -1.0, here.drawn / here.plain
     for levels in range(1, group.depth + 1):
         takes = here.after(group.requests * levels) + draft_seconds(group.drafter, levels, group.requests)

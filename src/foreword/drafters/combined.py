@@ -1,4 +1,4 @@
-"""Several drafters as one."""
+"""Combinations of several drafters."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from foreword.speculation.drafting import (
 
 
 class _Several(Drafter):
-    """Base of all combinations."""
+    """Base class of the combinations."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
@@ -40,13 +40,13 @@ class _Several(Drafter):
         return tuple(name for drafter in self._drafters for name in drafter.absent)
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Notify the drafters with needs."""
+        """Notify the drafters that have needs."""
         for drafter in self._drafters:
             if drafter.traits.needs:
                 drafter.observe(commits)
 
     def draft_early(self, unjudged: Sequence[InFlight], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
-        """Let those draft early that can."""
+        """Start early drafting on the drafters that support it."""
         early = [drafter for drafter in self._drafters if drafter.traits.starts_early]
         were_cold = [drafter.draft_early(unjudged, hidden, drawn) for drafter in early]
         return any(were_cold)
@@ -74,10 +74,10 @@ class _Several(Drafter):
 
 
 class FirstOf(_Several):
-    """Calls one drafter after the other until one has a draft."""
+    """Calls drafters in order until one returns a draft."""
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """Return for every ask the first draft that is not empty."""
+        """Return the first non-empty draft of every task."""
         drafts = [Draft()] * len(tasks)
         open_tasks = list(range(len(tasks)))
         for drafter in self._drafters:
@@ -89,7 +89,7 @@ class FirstOf(_Several):
 
 
 class Routed(FirstOf):
-    """Several drafters of which a policy chooses one per request; called itself, it returns the first draft."""
+    """Several drafters, one of which the policy selects per request; by itself it returns the first draft."""
 
     def __init__(self, choices: Mapping[str, Drafter]) -> None:
         super().__init__(list(choices.values()))
@@ -97,10 +97,10 @@ class Routed(FirstOf):
 
 
 class Merged(_Several):
-    """Merges all drafts into one tree. Its nodes count as chosen, also those that a drafter drew."""
+    """Merges all drafts into one tree. All nodes count as chosen, also sampled ones."""
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """Return for every ask one tree within its node budget."""
+        """Return one tree per task, within its node budget."""
         answers = [
             [
                 draft.rebase(task.request.tokens)
@@ -115,7 +115,7 @@ class Merged(_Several):
 
 
 def merge(drafts: Sequence[Draft], max_nodes: int) -> Draft:
-    """One tree of all paths; the drafts take turns, level by level, until the budget is used up."""
+    """Merge all paths into one tree; the drafts take turns, level by level, until the budget is used up."""
     tokens: list[int] = []
     parents: list[int] = []
     numbers: dict[tuple[int, int], int] = {}  # (parent, token) -> node of the merged tree

@@ -1,4 +1,4 @@
-"""The speculation config: one JSON object, and what a request may change about it."""
+"""The speculation configuration: one JSON object, and what a request may change of it."""
 
 import json
 from collections.abc import Mapping, Sequence, Set
@@ -29,28 +29,29 @@ COMBINATIONS = ("first", "merge", "route")
 
 @dataclass(frozen=True)
 class SpeculationConfig:
-    """Who drafts, and how much. `{"method": "ngram", "num_speculative_tokens": 5, ...}`, as vLLM has it."""
+    """Drafters and draft sizes: `{"method": "ngram", "num_speculative_tokens": 5, ...}`, as in vLLM."""
 
-    method: tuple[str, ...]  # one drafter, or several that are combined
-    # Most draft tokens for a request in one pass: a chain's length, a tree's nodes.
+    method: tuple[str, ...]  # one drafter, or several to combine
+    # Maximum draft tokens per request and pass: chain length or tree nodes.
     num_speculative_tokens: int = 5
-    max_depth: int | None = None  # deepest level of a tree; None: as deep as there are nodes
-    # Plain decoding while at least this many requests run; None: never.
+    max_depth: int | None = None  # maximum tree depth; None: limited by the nodes only
+    # No drafts while at least this many requests run; None: no limit.
     disable_by_batch_size: int | None = None
-    fixed: bool = False  # draft so many tokens in every step; else at most so many, as the controller decides
-    # Several methods: "first" that has something to say, "merge" into one tree, or "route": the one that pays most.
+    # draft exactly this many tokens in every step; False: the controller decides, up to this many
+    fixed: bool = False
+    # Several methods: "first" non-empty draft, "merge" into one tree, or "route" to the one with the highest gain.
     combine: str = "first"
     draft_timeout: float = 1.0  # seconds to wait for a plug-in's draft
-    options: tuple[tuple[str, Any], ...] = ()  # settings of the drafters themselves
+    options: tuple[tuple[str, Any], ...] = ()  # drafter-specific settings
 
     @staticmethod
     def parse(
         value: "str | Mapping[str, Any]", base: "SpeculationConfig | None" = None
     ) -> "SpeculationConfig":
-        """Read a JSON text or an object; every key and value is checked and refused by name.
+        """Parse JSON text or an object; every key and value is validated.
 
-        Without a method, or with the base's own, only the keys that are named differ from `base`. One of several that
-        the base has keeps its own settings. Without either, the method is that of the head or model that is named.
+        Without a method, or with the base's own, the given keys override `base`. A method that is one of the base's
+        several keeps its settings. Without either, the method follows from the given head or model.
         """
         given = _as_mapping(value)
         if base is not None:
@@ -101,12 +102,12 @@ class SpeculationConfig:
                 raise RequestError(f"speculation: unknown key {key!r}; known are {allowed}")
 
     def methods_of(self, kind: DraftSource) -> list[str]:
-        """Return the methods that draft this way."""
+        """Return the methods with this draft source."""
         return [name for name in self.method if drafter_kinds()[name].traits.kind is kind]
 
     @property
     def makes_trees(self) -> bool:
-        """Whether a draft may have more than one token at the same position."""
+        """Whether a draft may have several tokens at one position."""
         merged = len(self.method) > 1 and self.combine == "merge"
         return merged or any(
             drafter_kinds()[name].makes_trees(self.settings_of(name)) for name in self.method
@@ -114,9 +115,9 @@ class SpeculationConfig:
 
     @property
     def fixes_trees(self) -> bool:
-        """Whether what was drawn decides neither the shape of a tree nor which of its nodes are kept.
+        """Whether neither tree shapes nor the choice of nodes depend on sampled tokens.
 
-        A merged tree has no q, so that it is judged as chosen; that is exact however it came about.
+        A merged tree has no q and counts as chosen, which is exact.
         """
         if len(self.method) > 1 and self.combine == "merge":
             return True
@@ -124,12 +125,12 @@ class SpeculationConfig:
         return not any(drafter_kinds()[name].makes_trees(self.settings_of(name)) for name in ranking)
 
     def as_mapping(self) -> dict[str, Any]:
-        """The object that `parse` reads back as this."""
+        """Return the object from which `parse` restores this configuration."""
         own: dict[str, Any] = {key: getattr(self, key) for key in _OWN_KEYS}
         return own | {"method": list(self.method)} | dict(self.options)
 
     def build(self, resources: DrafterResources) -> Drafter:
-        """Make the drafter, guarded against its own faults."""
+        """Create the drafter, guarded against its faults."""
         drafters = [self._build_one(name, resources) for name in self.method]
         if len(drafters) == 1:
             return drafters[0]
@@ -143,15 +144,15 @@ class SpeculationConfig:
             drafter = as_drafter(kind.build(self.settings_of(name), resources))
         except ForewordError:
             raise
-        except Exception as error:  # a drafter may be anyone's code, and its settings anyone's JSON
+        except Exception as error:  # a plug-in may raise anything
             reason = " ".join(str(error).split()) or type(error).__name__
             raise RequestError(f"speculation: {name} cannot be made with these settings: {reason}") from error
-        # An abandoned thread must not write KV pages: a drafter with rows there is called in place.
+        # An abandoned thread must not write KV pages: drafters with rows there are called in the caller's thread.
         in_place = not kind.can_hang or bool(drafter.traits.needs.rows)
         return GuardedDrafter(drafter, name, None if in_place else CallerThread(name, self.draft_timeout))
 
     def _options_of(self, methods: Sequence[str]) -> dict[str, Any]:
-        """The settings of these drafters, as far as they are among its own."""
+        """Return the options that belong to these drafters."""
         own = [name for name in methods if name in self.method]
         known = {field.name for name in own for field in fields(drafter_kinds()[name].settings)}
         return {key: value for key, value in self.options if key in known}
@@ -182,12 +183,12 @@ def _whole_number(name: str, value: object) -> None:
 
 
 SpeculationSetting = Mapping[str, Any] | str | bool | None
-"""A request's own: None or True for the engine's default, False for none, a method, or keys of a configuration."""
+"""A request's setting: None or True for the engine's default, False for none, a method, or configuration keys."""
 
 _LOOKUP_KEYS = frozenset({"prompt_lookup_min", "prompt_lookup_max"})
 
 REQUEST_KEYS = frozenset({"method", "num_speculative_tokens", "max_depth", "fixed"}) | _LOOKUP_KEYS
-"""What a request to a server may set. Others (a draft model's path, time limits) are the operator's."""
+"""Keys that a request to a server may set; others, such as a draft model's path, are the operator's."""
 
 _LONGEST_LOOKUP = 64
 
@@ -210,7 +211,7 @@ def parse_setting(setting: SpeculationSetting, default: SpeculationConfig | None
 def check_request_setting(
     setting: SpeculationSetting, default: SpeculationConfig | None, methods: Set[str]
 ) -> None:
-    """Refuse what a client may not request from a server that offers these `methods`."""
+    """Raise `RequestError` if a client may not use this setting on a server that offers `methods`."""
     if isinstance(setting, str):
         setting = named_methods(setting)
     if isinstance(setting, Mapping):
@@ -230,6 +231,6 @@ def check_request_setting(
 
 
 def _offered(method: object, default: SpeculationConfig | None, methods: Set[str]) -> bool:
-    """Return whether the server has this method, or drafts with these methods by default."""
+    """Return whether the server offers this method or uses these methods by default."""
     names = split_methods(method)
     return (len(names) == 1 and names[0] in methods) or (default is not None and names == default.method)

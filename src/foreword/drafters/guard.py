@@ -1,4 +1,4 @@
-"""Calls a drafter so that a failure, a hang or an invalid draft costs the draft and never the request."""
+"""Calls drafters so that a failure, a hang or an invalid draft costs only the draft."""
 
 import logging
 import threading
@@ -29,7 +29,7 @@ _Answer = TypeVar("_Answer")
 
 
 class NoAnswer(Exception):  # noqa: N818 - reads as what happened
-    """A call that was not made or did not come back; `reason` is empty where that is no new fault."""
+    """A call was not made or did not return; `reason` is empty if the fault was counted before."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -37,30 +37,30 @@ class NoAnswer(Exception):  # noqa: N818 - reads as what happened
 
 
 class Caller(Protocol):
-    """Makes a drafter's calls."""
+    """Executes a drafter's calls."""
 
     @property
     def is_available(self) -> bool:
-        """Whether a call would be made: no earlier one hangs, and the drafter does not rest after being late."""
+        """Whether a call would be made: no earlier call hangs, and the drafter is not paused after being late."""
         ...
 
     def call(self, work: Callable[[], _Answer]) -> _Answer:
-        """Do it and return what it returns; raises what it raises, or `NoAnswer`."""
+        """Run `work` and return its result; raise its exception, or `NoAnswer`."""
         ...
 
     def later(self, work: Callable[[], object]) -> None:
-        """Do it when nothing hangs; no caller waits for it."""
+        """Run `work` when nothing hangs, without waiting for it."""
         ...
 
     def close(self) -> None:
-        """No call is made any more; one that hangs is abandoned."""
+        """Make no more calls; abandon one that hangs."""
         ...
 
 
 class InlineCaller:
-    """Calls in the thread of the caller: for drafters that cannot hang, and for those that write KV pages.
+    """Calls in the caller's thread, for drafters that cannot hang or that write KV pages.
 
-    An abandoned thread would go on writing pages that belong to another request by then.
+    An abandoned thread could write pages that belong to another request by then.
     """
 
     is_available = True
@@ -72,11 +72,11 @@ class InlineCaller:
         work()
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Nothing to release."""
 
 
 class GuardedDrafter(Drafter):
-    """Calls a drafter and checks what it returns. Every fault is counted by kind; the first of each is logged."""
+    """Calls a drafter and checks its results. Faults are counted by kind; the first of each is logged."""
 
     def __init__(self, drafter: Drafter, name: str, caller: Caller | None = None) -> None:
         self._drafter = drafter
@@ -87,11 +87,11 @@ class GuardedDrafter(Drafter):
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Its name while it can say nothing."""
+        """Its name while no call can be made."""
         return (self._name,) if self.traits.may_be_absent and self._drafter.absent else ()
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """Return the drafts as far as they can be used; an empty draft for the rest."""
+        """Return the valid drafts; empty drafts instead of invalid ones."""
         answers = self._call(lambda: list(self._drafter.propose(tasks)))
         if answers is None:
             return [Draft()] * len(tasks)
@@ -110,9 +110,9 @@ class GuardedDrafter(Drafter):
         self._call(lambda: self._drafter.expect(request))
 
     def forget(self, request: DraftRequest) -> None:
-        """Let the drafter drop what it keeps for a request; one that hangs does so when it comes back.
+        """Notify the drafter of a request's end; if it hangs, when it returns.
 
-        Until then only its number is kept: an ended request must not live on for a drafter that never returns.
+        Until then only the request's id is kept, so that a hanging drafter keeps no ended request alive.
         """
         if self._caller.is_available:
             self._call(lambda: self._drafter.forget(request))
@@ -121,20 +121,20 @@ class GuardedDrafter(Drafter):
             self._caller.later(lambda: self._drafter.forget(bare))
 
     def memory_bytes(self) -> int | None:
-        """Return the memory that the drafter reports."""
+        """Return the drafter's reported memory."""
         return self._call(self._drafter.memory_bytes)
 
     def fault_counts(self) -> Counter[str]:
-        """By kind, under the drafter's name, with those that it counts itself."""
+        """Return counts by drafter and kind, including those of the drafter itself."""
         own = Counter({f"{self._name}/{kind}": count for kind, count in self.faults.items()})
         return own + self._drafter.fault_counts()
 
     def nodes(self) -> list[NodeReport]:
-        """Report the draft nodes of the drafter; any thread may call this."""
+        """Return the state of the drafter's nodes; thread-safe."""
         return self._drafter.nodes()
 
     def close(self) -> None:
-        """Close the drafter, when it comes back if it hangs, and call it no more."""
+        """Close the drafter (if it hangs, when it returns) and make no more calls."""
         if self._caller.is_available:
             self._call(lambda: close_all([self._drafter]))
         else:
@@ -147,9 +147,9 @@ class GuardedDrafter(Drafter):
         except NoAnswer as error:
             if error.reason:
                 self._fault("timeout", error.reason)
-        except BaseException as error:  # whatever a drafter raises, the request goes on
+        except BaseException as error:  # a drafter must not fail a request
             if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
-                raise  # the user's, not the drafter's
+                raise  # Ctrl-C
             self._fault("exception", f"{type(error).__name__}: {error}")
         return None
 
@@ -157,7 +157,7 @@ class GuardedDrafter(Drafter):
         if not isinstance(answer, Draft):
             self._fault("type", f"a {type(answer).__name__} instead of a draft")
             return Draft()
-        if answer.epoch == task.request.epoch:  # a late one loses what the text has passed
+        if answer.epoch == task.request.epoch:  # drop what the text has already passed
             answer = answer.rebase(task.request.tokens)
         nodes = len(answer)
         if nodes > task.max_nodes:
@@ -177,14 +177,14 @@ class GuardedDrafter(Drafter):
 
 
 REST_FACTOR = 10
-"""After a call that took too long, no call is made for this many times the limit, and twice as long each time."""
+"""Pause after a late call, as a multiple of the time limit; it doubles each time."""
 
 LONGEST_REST = 300.0
-"""Seconds after which a drafter that took too long is tried again at the latest."""
+"""Maximum pause in seconds."""
 
 
 class _Call:
-    """Work for the thread, and what became of it."""
+    """Work for the thread, and its result."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work = work
@@ -195,17 +195,18 @@ class _Call:
     def run(self) -> None:
         try:
             self.answer = self._work()
-        except BaseException as error:  # it is raised where the answer is waited for
+        except BaseException as error:  # re-raised in the waiting thread
             self.error = error
         finally:
             self.is_done.set()
 
 
 class CallerThread:
-    """Makes one call at a time. While one hangs, no other is made; its answer is dropped when it returns.
+    """Makes one call at a time in a thread.
 
-    A drafter that keeps being late costs every request its time limit, so it is called ever less often. The thread is a
-    daemon: a call that never comes back keeps no process alive.
+    While a call hangs, no other is made; its late result is dropped. A drafter that is often late costs every request
+    the time limit, so it is called less and less often. The thread is a daemon, so that a hanging call does not keep
+    the process alive.
     """
 
     def __init__(self, name: str, time_limit: float, clock: Callable[[], float] = monotonic) -> None:
@@ -220,13 +221,13 @@ class CallerThread:
 
     @property
     def is_available(self) -> bool:
-        """Whether a call would be made."""
+        """Whether a call would be made now."""
         if self._stuck is not None and self._stuck.is_done.is_set():
             self._stuck = None
         return not self._is_closed and self._stuck is None and self._clock() >= self._rests_until
 
     def call(self, work: Callable[[], _Answer]) -> _Answer:
-        """What the work returns, within the limit."""
+        """Return the result of `work` within the time limit."""
         if not self.is_available:
             raise NoAnswer
         call = _Call(work)
@@ -236,7 +237,8 @@ class CallerThread:
             self._late()
             raise NoAnswer(f"no answer within {self._time_limit:g} s")
         self._lateness = max(self._lateness - 1, 0)
-        if isinstance(call.error, KeyboardInterrupt):  # Ctrl-C comes to the main thread alone: the drafter's
+        # Ctrl-C reaches only the main thread, so the drafter raised this
+        if isinstance(call.error, KeyboardInterrupt):
             raise RuntimeError("it raised KeyboardInterrupt") from call.error
         if call.error is not None:
             raise call.error
@@ -249,12 +251,12 @@ class CallerThread:
         self._rests_until = self._clock() + min(rest, LONGEST_REST)
 
     def later(self, work: Callable[[], object]) -> None:
-        """Do it after the call that hangs; no caller waits for it."""
+        """Run `work` after the call that hangs, without waiting."""
         if not self._is_closed:
             self._work.put(_Call(work))
 
     def close(self) -> None:
-        """The thread ends when it is done with what it does now."""
+        """End the thread after its current call."""
         self._is_closed = True
         self._work.put(None)
 
@@ -262,4 +264,4 @@ class CallerThread:
 def _serve(work: "SimpleQueue[_Call | None]") -> None:
     while (call := work.get()) is not None:
         call.run()
-        del call  # or the last one would be kept until the next comes
+        del call  # otherwise the last call would stay alive until the next

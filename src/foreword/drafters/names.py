@@ -1,10 +1,10 @@
-"""The registry of drafters by name. Nothing heavy is imported to read it."""
+"""Registry of drafters by name, without importing them."""
 
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 
 ENTRY_POINTS = "foreword.drafters"
-"""Group of entry points under which another package offers a `DrafterKind`; the entry's name is the method."""
+"""Entry-point group for `DrafterKind` objects of other packages; the entry's name is the method."""
 
 OWN_METHODS = {
     "ngram": "foreword.drafters.lookup.ngram:KIND",
@@ -26,16 +26,16 @@ OWN_METHODS = {
     "dflash": "foreword.drafters.heads.dflash:DFLASH",
     "dspark": "foreword.drafters.heads.dflash:DSPARK",
 }
-"""Method -> where its `DrafterKind` is, as an entry point says it. A new drafter is one file and one line here."""
+"""Method -> location of its `DrafterKind`, in entry-point syntax. A new drafter is one file and one line here."""
 
 
 def method_names() -> list[str]:
-    """List the built-in drafters, then those of other packages."""
+    """Return the built-in drafters, then those of other packages."""
     return list(dict.fromkeys((*OWN_METHODS, *(entry.name for entry in entry_points(group=ENTRY_POINTS)))))
 
 
 def named_methods(text: str) -> Mapping[str, str | list[str]]:
-    """Return the configuration that `ngram`, or `suffix+ngram`, is short for."""
+    """Return the configuration for `ngram` or `suffix+ngram`."""
     names = list(split_methods(text))
     return {"method": names if len(names) > 1 else names[0]}
 

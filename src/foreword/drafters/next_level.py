@@ -1,4 +1,4 @@
-"""Chooses or draws the tokens after the newest nodes of growing drafts."""
+"""Chooses or samples the tokens after the newest nodes of growing drafts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ from foreword.kernels.sampler import sampler_for
 from foreword.structured.state import unpacked
 
 _RANKED = 64
-"""Likeliest tokens among which siblings are ranked; noise is drawn for these alone."""
+"""Number of top tokens among which siblings are ranked; noise is drawn only for these."""
 
 
 def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
-    """One token after each tree's newest node, drawn with the request's parameters and its rule's noise.
+    """Append one token to each chain, sampled with the request's parameters and its rule's noise.
 
-    logits [trees, vocab]. *token* and *block* need to know what it was drawn from; *coupled* does not.
+    logits [trees, vocab]. *token* and *block* need the distribution it was drawn from; *coupled* does not.
     """
     rules = [tree.request.sampling.rule for tree in trees]
     if all(rule is Rule.COUPLED for rule in rules):
@@ -42,15 +42,15 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
 
 
 def is_drawn_unread(tree: GrowingTree) -> bool:
-    """Whether a chain can go on before anybody has read what was drawn: nothing but the noise depends on it."""
+    """Whether a chain can continue before the host has read its tokens: only the noise depends on them."""
     sampling = tree.request.sampling
     return sampling.rule is Rule.COUPLED and sampling.grammar is None
 
 
 def draw_unread(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
-    """int64 [trees], what *coupled* draws after each one's newest node, where the logits are; -1: it draws nothing.
+    """int64 [trees], the *coupled* draw after each newest node, on the logits' device; -1: no distribution.
 
-    The host does not wait for it. logits [trees, vocab].
+    The host does not wait. logits [trees, vocab].
     """
     logits = with_fixed_corrections(trees, logits)
     sampler = sampler_for(logits)
@@ -63,16 +63,16 @@ def draw_unread(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
 
 
 def add_tokens(trees: Sequence[GrowingTree], tokens: Sequence[int], drawn: Mapping[int, Drawn]) -> None:
-    """One node for each chain; -1 ends it. `drawn` has what a row's token was drawn from, where the rule needs it."""
+    """Append one node per chain; -1 ends it. `drawn` has the row's distribution if the rule needs it."""
     for row, (tree, token) in enumerate(zip(trees, tokens, strict=True)):
-        if token < 0:  # the model has no distribution here
+        if token < 0:  # no distribution here
             tree.frontier = []
         else:
             tree.grow([(0.0, tree.frontier[0], token, drawn.get(row))])
 
 
 def _drawn_from(shaped: Distributions, rows: list[int]) -> dict[int, Drawn]:
-    """What each of these rows draws from; nothing for a row that has no distribution."""
+    """Return the distribution of each of these rows; rows without one are left out."""
     kept = kept_tokens(shaped, torch.tensor(rows, dtype=torch.int64, device=shaped.logits.device))
     weights = kept.log_weights.exp().cpu().numpy()
     of_row, ids = kept.rows.cpu().numpy(), kept.ids.cpu().numpy()
@@ -84,10 +84,10 @@ def _drawn_from(shaped: Distributions, rows: list[int]) -> dict[int, Drawn]:
 
 
 def grow_trees(trees: Sequence[GrowingTree], logits: Tensor) -> None:
-    """A level after each tree's newest one; logits [all frontier nodes, vocab].
+    """Add a level to each tree; logits [all frontier nodes, vocab].
 
-    *coupled* takes the best by score. *traversal* would be biased by that: its trees have a shape that is fixed before
-    and are filled with what is drawn, unless there is nothing to draw.
+    *coupled* takes the best by score. That would bias *traversal*: its trees have a fixed shape that is filled with
+    draws, unless sampling is greedy.
     """
     logits = with_fixed_corrections(trees, logits)
     drawn: list[tuple[GrowingTree, Tensor]] = []
@@ -105,10 +105,10 @@ def grow_trees(trees: Sequence[GrowingTree], logits: Tensor) -> None:
 
 
 def grow_ranked(tree: GrowingTree, logits: Tensor) -> None:
-    """The best tokens after each node of the newest level, of which the tree keeps what it has room for.
+    """Add the best tokens after each node of the newest level, as many as the tree has room for.
 
-    A token's score is the share of exp(log q + G) that it has among its siblings, as a logarithm, summed along the
-    path. G is the noise that the target itself will draw with; none at temperature 0.
+    A token's score is log of its share of exp(log q + G) among its siblings, summed along the path. G is the noise
+    that the target will draw with; zero at temperature 0.
     """
     scores, tokens = best_tokens(tree, logits, tree.width)
     tree.grow(
@@ -124,7 +124,7 @@ def grow_ranked(tree: GrowingTree, logits: Tensor) -> None:
 
 
 def best_tokens(tree: GrowingTree, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Scores and tokens [frontier, count] of those that may follow each node of the newest level, the best first."""
+    """Return scores and tokens [frontier, count] after each node of the newest level, best first."""
     ranked = logits.topk(min(_RANKED, logits.shape[1]), dim=-1)
     scores = _scores(tree, ranked.values, ranked.indices)
     best = scores.topk(min(count, scores.shape[1]), dim=-1)
@@ -132,9 +132,9 @@ def best_tokens(tree: GrowingTree, logits: Tensor, count: int) -> tuple[Tensor, 
 
 
 def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor) -> None:
-    """As many nodes after each of the newest level as the shape says, drawn without replacement.
+    """Add nodes after the newest level as the shape prescribes, drawn without replacement.
 
-    Where q has fewer tokens than that there are fewer siblings: that much is known before they are drawn.
+    There are fewer siblings where q has fewer tokens, which is known before they are drawn.
     """
     shaped = shape_rows(
         logits, row_shape([tree for tree in trees for _ in tree.frontier]), sampler_for(logits)
@@ -158,14 +158,14 @@ def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor) -> None:
             row += 1
         tree.grow(level)
         tree.places = places
-        if tree.depth == len(levels):  # also where there are fewer nodes than the shape has
+        if tree.depth == len(levels):  # also if there are fewer nodes than the shape has
             tree.frontier = []
 
 
 def draw_siblings(ids: Ints, weights: Floats, scores: Floats, count: int) -> list[tuple[int, Drawn]]:
-    """Different tokens with what each was drawn from: the weights without those before it.
+    """Return distinct tokens, each with its distribution: the weights without the earlier siblings.
 
-    `scores` are log weights + noise: the largest is a draw, the second largest one from the rest, and so on.
+    `scores` are log weights + noise: the largest is a draw, the second largest a draw from the rest, and so on.
     """
     count = min(count, len(ids))
     best = np.argpartition(-scores, count - 1)[:count] if count else np.empty(0, np.int64)
@@ -178,7 +178,7 @@ def draw_siblings(ids: Ints, weights: Floats, scores: Floats, count: int) -> lis
 
 
 def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
-    """[frontier, ranked], each row normalised; the largest logits stand first."""
+    """[frontier, ranked], normalised per row; largest logits first."""
     temperature = float(tree.request.sampling.record["temperature"])
     scores = logits.double()
     if temperature > 0:
@@ -188,21 +188,20 @@ def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def are_plainly_greedy(trees: Sequence[GrowingTree]) -> bool:
-    """Whether the largest logit decides for all of them."""
+    """Whether argmax decides for all of them."""
     samplers = [tree.request.sampling for tree in trees]
     return all(s.record["temperature"] == 0 and not has_fixed_corrections(s) for s in samplers)
 
 
 def has_fixed_corrections(sampling: DraftSampling) -> bool:
-    """Whether `with_fixed_corrections` changes its logits."""
+    """Whether `with_fixed_corrections` changes the logits."""
     return bool(len(sampling.bias_ids)) or sampling.allowed_ids is not None or sampling.grammar is not None
 
 
 def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
-    """Logits with each request's bias and allowed tokens, which hold at every position, and its grammar's mask.
+    """Apply each request's position-independent bias, allowed tokens and grammar mask to the logits.
 
-    Penalties and bad words depend on the text and are left to the target: they cost a draft some
-    acceptance and never its exactness.
+    Penalties and bad words depend on the text and are left to the target: they cost acceptance, never exactness.
     """
     samplers = [tree.request.sampling for tree in trees for _ in tree.frontier]
     paths = [path for tree in trees for path in tree.paths()] if any(s.grammar for s in samplers) else []
@@ -224,7 +223,7 @@ def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tens
 
 
 def row_shape(trees: Sequence[GrowingTree]) -> RowShape:
-    """The requests' own temperature, top-k, top-p and min-p, one row for each tree."""
+    """Return temperature, top-k, top-p and min-p of the requests, one row per tree."""
     records = np.array([tree.request.sampling.record for tree in trees])
 
     def column(name: str) -> Tensor:

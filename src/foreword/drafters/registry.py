@@ -1,4 +1,4 @@
-"""The drafters by name: what each declares, how it is made, and those that other packages add."""
+"""Declarations of drafters: settings, traits and factories, including those of other packages."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -23,42 +23,43 @@ class DrafterResources:
     target: Decoder  # the loaded target
     checkpoint: Checkpoint  # its files
     encode: Callable[[str], list[int]]  # text to token ids, without special tokens
-    load_decoder: Callable[[Checkpoint], Decoder]  # another model, on the target's device and backend
-    vocab_size: int  # ids that the target can draw; a drafter drafts no others
-    nodes: SharedNodes = field(default_factory=SharedNodes)  # that drafters made from this are connected to
+    load_decoder: Callable[[Checkpoint], Decoder]  # loads another model on the target's device and backend
+    vocab_size: int  # ids that the target can sample; drafters use no others
+    # connections shared by the drafters of one engine
+    nodes: SharedNodes = field(default_factory=SharedNodes)
 
 
 class Guesses(Enum):
-    """How draft tokens come about: what *traversal* has to know of a drafter's trees."""
+    """How draft tokens are made, which decides whether *traversal* may use a drafter's trees."""
 
-    CHOSEN = auto()  # from the text alone: nothing is drawn
-    DRAWN = auto()  # drawn, in trees whose shape is fixed before
-    RANKED = auto()  # drawn, with their q, and ranked or left out by what was drawn
+    CHOSEN = auto()  # from text, without sampling
+    DRAWN = auto()  # sampled, in trees of a fixed shape
+    RANKED = auto()  # sampled with q, then ranked or dropped by the result
 
 
 @dataclass(frozen=True)
 class NoSettings:
-    """Settings of a drafter without any."""
+    """Settings of a drafter that has none."""
 
 
 @dataclass(frozen=True)
 class DrafterKind:
-    """A drafter in the registry: what it is, its settings and how it is made."""
+    """A registry entry: description, settings and factory of a drafter."""
 
     summary: str  # one line for listings
-    settings: type  # a frozen dataclass; its fields are the keys that a user may set
+    settings: type  # a frozen dataclass; its fields are the user's keys
     build: Callable[[Any, DrafterResources], Any]  # (settings, resources) -> drafter
     makes_trees: Callable[[Any], bool] = lambda settings: False  # whether its drafts may branch
-    # Whether its calls need a thread with a time limit, which costs a quarter of a millisecond.
+    # Whether calls run in a thread with a time limit, which costs 0.25 ms.
     can_hang: bool = True
-    guesses: Guesses = Guesses.RANKED  # the default allows trees under *coupled* only
+    guesses: Guesses = Guesses.RANKED  # the default allows trees only under *coupled*
     defect: str = ""  # why it cannot be used; empty: it can
-    traits: Traits = field(default_factory=Traits)  # as far as they do not depend on settings
-    # (settings, resources, tokens of its KV cache) -> drafter, where the model of a draft node is itself the drafter.
+    traits: Traits = field(default_factory=Traits)  # those that do not depend on settings
+    # (settings, resources, KV cache tokens) -> drafter, if a draft node's own model is the drafter.
     build_on_node: Callable[[Any, DrafterResources, int], Drafter] | None = None
 
     def configure(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of the type `settings`
-        """Return the settings with these values; refuse a value of the wrong type by name."""
+        """Return settings with these values; raise `RequestError` for a wrong type."""
         kinds = {one.name: one.type for one in fields(self.settings)}
         for one in fields(self.settings):
             if one.default is MISSING and one.name not in values:
@@ -81,22 +82,23 @@ _NAMES: dict[Any, str] = {
 
 
 def is_wide(settings: Any) -> bool:  # noqa: ANN401 - settings with a `tree_width`
-    """Return whether a drafter with these settings makes trees."""
+    """Return whether the settings make the drafter draft trees."""
     return bool(settings.tree_width > 1)
 
 
 chosen_kind = partial(DrafterKind, can_hang=False, guesses=Guesses.CHOSEN)
-"""A drafter of this package that chooses its tokens from texts."""
+"""A built-in drafter that chooses tokens from texts."""
 
 drawn_kind = partial(DrafterKind, makes_trees=is_wide, can_hang=False, guesses=Guesses.DRAWN)
-"""A drafter of this package that draws its tokens, in trees where its `tree_width` is above 1."""
+"""A built-in drafter that samples tokens, in trees if `tree_width` is above 1."""
 
 
 @cache
 def drafter_kinds() -> Mapping[str, DrafterKind]:
-    """Return all kinds by method name. Another package cannot take the name of a built-in drafter.
+    """Return all kinds by method name.
 
-    Installed packages are searched once: that takes longer than a step, and every request may need the result.
+    Other packages cannot replace a built-in drafter. Cached, because searching installed packages takes longer than a
+    step.
     """
     kinds: dict[str, DrafterKind] = {
         name: EntryPoint(name, path, ENTRY_POINTS).load() for name, path in OWN_METHODS.items()
@@ -108,7 +110,7 @@ def drafter_kinds() -> Mapping[str, DrafterKind]:
 
 
 def _load(entry: EntryPoint) -> DrafterKind:
-    """Return another package's kind; one that cannot be loaded is refused only when it is requested."""
+    """Return another package's kind; one that fails to load is refused only when requested."""
     try:
         kind = entry.load()
     except Exception as error:
@@ -133,7 +135,7 @@ _METHODS = (
 
 
 class PlugIn(Drafter):
-    """A drafter that has only some of the interface: `propose`, and what else it needs, under the documented names."""
+    """Adapts an object that implements `propose` and possibly other methods of the interface."""
 
     def __init__(self, own: Any) -> None:  # noqa: ANN401 - of another package
         needs = getattr(own, "needs", NO_NEEDS)
@@ -154,11 +156,11 @@ class PlugIn(Drafter):
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """The names that the drafter itself reports."""
+        """The names reported by the wrapped drafter."""
         names: tuple[str, ...] = getattr(self._own, "absent", ())
         return names
 
 
 def as_drafter(made: Any) -> Drafter:  # noqa: ANN401 - a drafter, or something with its methods
-    """Return a drafter with the declared interface."""
+    """Return the object as a `Drafter`."""
     return made if isinstance(made, Drafter) else PlugIn(made)

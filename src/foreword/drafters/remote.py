@@ -1,4 +1,4 @@
-"""Draft nodes on other machines, as one more drafter."""
+"""The `remote` method: draft nodes on this or other machines."""
 
 from foreword.cluster.settings import RemoteConfig, need_frames
 from foreword.cluster.shared_nodes import NodesUse
@@ -7,7 +7,7 @@ from foreword.speculation.drafting import Drafter
 
 
 def build_remote(config: RemoteConfig, resources: DrafterResources) -> Drafter:
-    """Connect to the nodes; those that are not there yet join when they come."""
+    """Connect to the nodes; unreachable ones join later."""
     need_frames()
     from foreword.cluster.handshake import PeerIdentity, TokenIds
     from foreword.cluster.remote_drafter import RemoteDrafter
@@ -22,7 +22,7 @@ def build_remote(config: RemoteConfig, resources: DrafterResources) -> Drafter:
     return resources.nodes.use(config, lambda: RemoteDrafter(config, identity).start())
 
 
-# Its draft tokens come without q, however a node drew them: chosen. It makes trees only for rules that take them.
+# Draft tokens of nodes arrive without q, so they count as chosen. Trees are made only for rules that accept them.
 KIND = chosen_kind(
     "draft nodes, on this machine or others", RemoteConfig, build_remote, traits=NodesUse.traits
 )

@@ -1,4 +1,4 @@
-"""Drafts while they grow, level by level: chains, trees of a draft model, and trees of a head."""
+"""Growing drafts, level by level: chains, trees of a draft model, and trees of a head."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -13,15 +13,15 @@ from foreword.speculation.drafting import DraftTask
 from foreword.structured.state import Path
 
 FIRST_SHARE = 0.7
-"""How often a first sibling is taken to be right, and a next one where those before it are not."""
+"""Assumed acceptance of a first sibling, and of each next one if the earlier ones are rejected."""
 
 Shape = tuple[tuple[int, ...], ...]
-"""[levels][nodes of the level before], how many nodes follow each; the first level follows the text."""
+"""[levels][nodes of the previous level], number of children per node; the first level follows the text."""
 
 
 @lru_cache(maxsize=256)
 def fixed_shape(width: int, max_nodes: int, max_depth: int) -> Shape:
-    """`width` nodes on every level while there are nodes left, after those that are likeliest to be reached."""
+    """Return a shape of `width` nodes per level within the node budget, after the nodes most likely to be reached."""
     levels: list[tuple[int, ...]] = []
     reached, left = [1.0], max_nodes
     while left > 0 and len(levels) < max_depth:
@@ -37,7 +37,7 @@ def fixed_shape(width: int, max_nodes: int, max_depth: int) -> Shape:
 
 
 class GrowingTree:
-    """Nodes so far and the newest level, whose followers are looked for next."""
+    """A draft under construction: its nodes and the newest level (frontier)."""
 
     def __init__(self, task: DraftTask, width: int = 1) -> None:
         """Every level keeps its `width` best nodes; 1 is a chain."""
@@ -49,14 +49,14 @@ class GrowingTree:
         self._drawn: list[Drawn | None] = []
         self._scores = {ROOT: 0.0}
         self.frontier: list[int] = [ROOT]
-        self.places: list[int] = [0]  # of the frontier's nodes in a shape that was fixed before
+        self.places: list[int] = [0]  # places of the frontier's nodes in a fixed shape
         self.depth = 0
         self._on_device: Draft | None = None  # a chain whose tokens are on a device
-        self.is_cold = False  # a pass for it compiled or captured something
+        self.is_cold = False  # a pass for it compiled or captured a graph
 
     @property
     def is_done(self) -> bool:
-        """Whether no further level fits or nothing is left to follow."""
+        """Whether the limits are reached or the frontier is empty."""
         full = len(self.tokens) >= self._ask.max_nodes or self.depth >= self._ask.max_depth
         return full or not self.frontier
 
@@ -69,15 +69,15 @@ class GrowingTree:
         return self._ask.max_depth
 
     def shape(self) -> Shape:
-        """That of a tree which is drawn: fixed before anything is."""
+        """Return the shape of a sampled tree, fixed before sampling."""
         return fixed_shape(self.width, self.most_nodes, self.most_levels)
 
     def score(self, node: int) -> float:
-        """How promising a node is; higher is better, the root is 0."""
+        """Return a node's score; higher is better, the root has 0."""
         return self._scores[node]
 
     def grow(self, level: Sequence[tuple[float, int, int, Drawn | None]]) -> None:
-        """Add the best of (score, parent, token, what it was drawn from) that fit."""
+        """Add the best (score, parent, token, distribution) that fit."""
         room = min(self._ask.max_nodes - len(self.tokens), self.width)
         chosen = sorted(level, key=lambda node: -node[0])[:room]
         self.frontier = list(range(len(self.tokens), len(self.tokens) + len(chosen)))
@@ -89,7 +89,7 @@ class GrowingTree:
         self.depth += 1
 
     def stand_for(self, source: HostCopy, places: Sequence[int]) -> None:
-        """Where the tokens of a chain are: on a device they stay unread, else -1 ends it."""
+        """Set the tokens of a chain: on a device they stay unread, otherwise -1 ends the chain."""
         if source.arrived is not None:
             tokens_there = DeviceTokens(source, tuple(places))
             self._on_device = Draft.on_device(tokens_there, len(self.request.tokens), self.request.epoch)
@@ -100,7 +100,7 @@ class GrowingTree:
         del self._parents[there:], self._drawn[there:]
 
     def draft(self) -> Draft:
-        """The draft as it stands."""
+        """Return the current draft."""
         if self._on_device is not None:
             return self._on_device
         drawn = tuple(self._drawn) if any(q is not None for q in self._drawn) else ()
@@ -115,11 +115,11 @@ class GrowingTree:
         )
 
     def positions(self) -> npt.NDArray[np.int64]:
-        """Where the tokens that follow the frontier would stand, one for each of its nodes."""
+        """Return the positions of the tokens after each frontier node."""
         return np.full(len(self.frontier), len(self.request.tokens) + self.depth)
 
     def paths(self) -> list[Path | None]:
-        """Return the draft tokens up to each node of the frontier; None where those before it are unknown."""
+        """Return the draft tokens up to each frontier node; None if earlier ones are unknown."""
         return [self._path(node) for node in self.frontier]
 
     def _path(self, node: int) -> Path:
@@ -130,34 +130,34 @@ class GrowingTree:
         return tuple(reversed(tokens))
 
     def keys(self) -> npt.NDArray[np.uint64]:
-        """The rule's noise for the tokens that follow the frontier, one key for each of its nodes."""
+        """Return the rule's noise keys for the tokens after each frontier node."""
         return self.request.sampling.keys(self.positions(), np.arange(len(self.frontier)))
 
 
 class HeadTree(GrowingTree):
-    """Candidates of all levels with their scores, and the nodes that the head has read or reads next.
+    """Candidates of all levels with scores, and the nodes that the head processes.
 
-    Every level the best `width` candidates are followed. A node's score is never above its parent's, so a
-    candidate that is not among the best `max_nodes` now need not be followed. A chain is the case of width 1.
+    Every level follows the best `width` candidates. A score never exceeds the parent's, so that only candidates among
+    the best `max_nodes` are followed. A chain has width 1.
     """
 
     def __init__(self, task: DraftTask, width: int, room: int) -> None:
-        """`room` is how many nodes the head has KV rows for."""
+        """`room` is the number of nodes with KV rows for the head."""
         super().__init__(task, width)
         self._max_nodes, self._max_depth = task.max_nodes, task.max_depth
         self._room = room
         self.num_read = 0  # nodes with a row in the head's KV, the frontier last
-        self._masks = {ROOT: 0}  # node -> a bit for every row that it sees, its own included
-        self.sources = [0]  # for every node of the frontier, its parent's place in the frontier before
+        self._masks = {ROOT: 0}  # node -> bit mask of the rows it attends to, including its own
+        self.sources = [0]  # per frontier node, its parent's index in the previous frontier
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing that could be among the best nodes is left to follow."""
+        """Whether no remaining candidate could be among the best nodes."""
         is_full = self.width == 1 and len(self.tokens) >= self._max_nodes
         return is_full or self.depth >= self._max_depth or not self.frontier
 
     def grow(self, level: Sequence[tuple[float, int, int, Drawn | None]]) -> None:
-        """Add all candidates of a level and choose which of them the head reads next."""
+        """Add a level's candidates and select those that the head processes next."""
         first = len(self.tokens)
         for score, parent, token, drawn in level:
             self._scores[len(self.tokens)] = score
@@ -178,11 +178,11 @@ class HeadTree(GrowingTree):
             self.num_read += 1
 
     def masks(self) -> list[int]:
-        """Which rows of the head's KV after the text each node of the frontier sees."""
+        """Return the bit mask of attended rows for each frontier node."""
         return [self._masks[node] for node in self.frontier]
 
     def draft(self) -> Draft:
-        """The best nodes of all."""
+        """Return the best nodes as a draft."""
         nodes = sorted(self._best())
         numbers = {ROOT: ROOT} | {node: number for number, node in enumerate(nodes)}
         drawn = tuple(self._drawn[node] for node in nodes)
@@ -196,7 +196,7 @@ class HeadTree(GrowingTree):
         )
 
     def _best(self) -> list[int]:
-        """The best `max_nodes` nodes; of equals the earlier, so that a node never comes without its parent."""
+        """Return the best `max_nodes` nodes; ties go to the earlier, so that parents are always included."""
         return sorted(range(len(self.tokens)), key=lambda node: (-self._scores[node], node))[
             : self._max_nodes
         ]

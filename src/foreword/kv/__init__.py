@@ -1,1 +1,1 @@
-"""Who owns which page of KV memory."""
+"""Bookkeeping of KV pages: allocation, sharing, prefix cache, row moves."""

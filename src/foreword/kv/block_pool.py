@@ -1,4 +1,4 @@
-"""Fixed-size pages of KV memory and who holds them."""
+"""Fixed-size KV pages with reference counts."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -7,13 +7,13 @@ from foreword.errors import ForewordError
 
 
 class OutOfPages(ForewordError):  # noqa: N818 - reads as what happened
-    """The pool cannot give as many pages as asked; nothing was taken."""
+    """Not enough free pages; nothing was allocated."""
 
 
 class BlockPool:
-    """Hands out page numbers and counts their holders.
+    """Allocates page numbers and counts their holders.
 
-    A page with one holder may be written; a page with more is read-only for all of them.
+    A page with one holder may be written; a shared page is read-only.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -26,7 +26,7 @@ class BlockPool:
         return len(self._free)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` pages, or raise `OutOfPages` and take none."""
+        """Allocate `count` pages, or raise `OutOfPages` and allocate none."""
         if count > len(self._free):
             raise OutOfPages(
                 f"the KV cache has {len(self._free)} free pages and {count} are needed; "
@@ -45,7 +45,7 @@ class BlockPool:
             self._holders[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
-        """Give up one hold on each page; a page without holders is free again."""
+        """Remove one holder from each page; a page without holders is free."""
         for page in pages:
             if self._holders[page] == 0:
                 raise ValueError(f"page {page} is released more often than it was taken")
@@ -62,7 +62,7 @@ class BlockPool:
         return max(map(self._holders.__getitem__, pages), default=0) > 1
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raise `AssertionError` unless holder counts are exactly what `tables` hold and the rest is free."""
+        """Raise `AssertionError` unless holder counts match `tables` and all other pages are free."""
         held = Counter(page for table in tables for page in table)
         expected = [held.get(page, 0) for page in range(self.num_pages)]
         if expected != self._holders:

@@ -1,4 +1,4 @@
-"""Rows that a drafter keeps in the pages: which of them a sequence has, and what the next ones are made of."""
+"""Rows that a drafter keeps in a sequence's pages, and the hidden states for the next ones."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,49 +7,49 @@ from foreword.kv.prefix_cache import PrefixNode
 from foreword.kv.states import States, copied, stacked
 
 KEPT_STATES = 64
-"""Newest tokens whose hidden states are kept: a drafter that was left out for a while starts again from there."""
+"""Newest tokens whose hidden states are kept, so that a drafter can resume after a pause."""
 
 
 class _Stretch(NamedTuple):
-    """The states of some tokens in a row. They are taken out when they are read: a slice takes longer than the rest."""
+    """States of consecutive tokens, sliced only when read."""
 
     first: int  # position
     end: int
-    of: States  # [rows, numbers], they are some of these
-    at: int  # from this row on
+    of: States  # [rows, numbers], a larger tensor
+    at: int  # first row of these states in it
 
     def states(self, first: int, stop: int) -> States:
-        """Of those of the positions from `first` to `stop` that are its own."""
+        """Return its part of the states of positions first .. stop."""
         shift = self.at - self.first
         return self.of[max(first, self.first) + shift : min(stop, self.end) + shift]
 
 
 class ExtraRows:
-    """The rows of one kind that a sequence has besides the decoder's own.
+    """Rows of one drafter in a sequence, besides the decoder's own.
 
-    Rows [begin, end) are filled. `begin` is 0 unless the drafter joined late, and then its past is shorter. The
-    target's hidden states of the newest tokens are kept with them, because the next rows are made from these.
+    Rows [begin, end) are filled; `begin` is above 0 if the drafter joined late. The newest hidden states of the
+    target are kept as well, because the next rows are computed from them.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.begin = 0
         self.end = 0
-        self._states: list[_Stretch] = []  # one after the other
-        self._marked = 0  # leading published pages that are known to have these rows
+        self._states: list[_Stretch] = []  # consecutive
+        self._marked = 0  # leading published pages known to have these rows
 
     @property
     def known(self) -> int:
-        """One past the last position whose states are known; 0: none are."""
+        """One past the last position with known states; 0: none."""
         return self._states[-1].end if self._states else 0
 
     @property
     def first_known(self) -> int:
-        """The first position whose states are known."""
+        """The first position with known states."""
         return self._states[0].first if self._states else 0
 
     def add(self, first: int, states: States, at: int = 0, count: int | None = None) -> None:
-        """The states of the tokens from `first` on; they replace what was known of these, and a gap ends what was.
+        """Add the states of the tokens from `first` on, replacing known ones; a gap discards the earlier ones.
 
         They are `count` rows of `states` from row `at` on; None: all of them.
         """
@@ -61,7 +61,7 @@ class ExtraRows:
         self._states.append(_Stretch(first, first + (len(states) if count is None else count), states, at))
 
     def states(self, first: int, stop: int) -> States:
-        """[stop - first, numbers], of positions that are known."""
+        """[stop - first, numbers], states of known positions."""
         if not self.first_known <= first < stop <= self.known:
             raise ValueError(f"states {first} .. {stop} of {self.first_known} .. {self.known}")
         parts: list[States] = []
@@ -72,37 +72,37 @@ class ExtraRows:
                 parts.append(stretch.states(first, stop))
         return stacked(parts[::-1])
 
-    def missing_from(self, lag: int) -> int:
-        """The first row that is to be filled: the next, or the first that can still be made.
+    def missing_from(self, state_offset: int) -> int:
+        """Return the next row to fill: the one after `end`, or the first that can still be computed.
 
-        Row t is made from the states of position t - `lag`.
+        Row t is computed from the states of position t - `state_offset`.
         """
-        return max(self.end, self.first_known + lag)
+        return max(self.end, self.first_known + state_offset)
 
     def fill(self, first: int, end: int) -> None:
-        """Rows from `first` up to `end` are filled now; if they leave a gap, the rows before it no longer count."""
+        """Mark rows first .. end as filled; if they leave a gap, earlier rows are dropped."""
         if first > self.end:
             self.begin = first
         self.end = end
 
     def keep_newest(self, count: int = KEPT_STATES) -> None:
-        """Keep only the states of the newest tokens."""
+        """Keep only the states of the newest `count` tokens."""
         first = self.known - count
         while self._states and self._states[0].end <= first:
             self._states.pop(0)
-        # A long stretch is copied, or its last rows would keep all of it.
+        # Copy a long stretch, since a slice would keep all of it alive.
         if self._states and self._states[0].end - self._states[0].first > count:
             oldest = self._states[0]
             newest = copied(oldest.states(oldest.end - count, oldest.end))
             self._states[0] = _Stretch(oldest.end - count, oldest.end, newest, 0)
 
     def clip(self, rows: int) -> None:
-        """Rows from `rows` on are gone."""
+        """Drop rows from `rows` on."""
         self.end = min(self.end, rows)
         self.begin = min(self.begin, self.end)
 
     def fork(self, rows: int) -> "ExtraRows":
-        """What a sequence that starts with the first `rows` rows has."""
+        """Return the state of a sequence that starts with the first `rows` rows."""
         copy = ExtraRows(self.name)
         copy.begin, copy.end = self.begin, self.end
         copy.clip(rows)
@@ -111,7 +111,7 @@ class ExtraRows:
         return copy
 
     def mark(self, chain: Sequence[PrefixNode]) -> None:
-        """Let published pages know that they have these rows and all that came before; they get their last states."""
+        """Record in published pages that they have these rows, with their last states."""
         while self.begin == 0 and self._marked < len(chain):
             node = chain[self._marked]
             end = (self._marked + 1) * len(node.tokens)
@@ -122,16 +122,16 @@ class ExtraRows:
             self._marked += 1
 
     def adopt(self, chain: Sequence[PrefixNode]) -> None:
-        """The newest page of the chain took the place of one of the sequence's own."""
+        """Update the state after the newest page of the chain replaced one of the sequence's own."""
         size = len(chain[-1].tokens)
         if self.name not in chain[-1].states:
-            self.clip((len(chain) - 1) * size)  # those in the page are gone with it
+            self.clip((len(chain) - 1) * size)  # rows of the replaced page are lost
         found = leading_pages(self.name, chain) * size
         if found >= self.begin:
             self.begin, self.end = 0, max(self.end, found)
 
     def _drop_from(self, position: int) -> None:
-        """Forget states from `position` on."""
+        """Drop states from `position` on."""
         while self._states and self._states[-1].first >= position:
             self._states.pop()
         if self._states and self.known > position:
@@ -139,12 +139,12 @@ class ExtraRows:
 
 
 def leading_pages(name: str, chain: Sequence[PrefixNode]) -> int:
-    """How many pages from the first on have rows of this kind."""
+    """Return how many leading pages have rows of this drafter."""
     return next((place for place, node in enumerate(chain) if name not in node.states), len(chain))
 
 
 def found_rows(chain: Sequence[PrefixNode]) -> dict[str, ExtraRows]:
-    """What a sequence that starts with these published pages has of every kind."""
+    """Return the extra rows of a sequence that starts with these published pages, by drafter."""
     found: dict[str, ExtraRows] = {}
     for name in {name for node in chain for name in node.states}:
         rows = found[name] = ExtraRows(name)

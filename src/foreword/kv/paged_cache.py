@@ -1,4 +1,4 @@
-"""Per-request block tables with provisional rows after the computed end."""
+"""Block tables of all requests, with provisional rows after the computed end."""
 
 from collections.abc import Sequence
 
@@ -12,12 +12,12 @@ PAGE_SIZE = 16
 
 
 class PagedCache:
-    """Bookkeeping of all KV memory: reserve rows for a pass, then commit a path through them or roll back.
+    """KV bookkeeping: reserves rows for a pass, then commits a path through them or rolls back.
 
-    It never touches the KV bytes: a pass writes rows where its batch says, and moves rows that a commit
-    left pending before it does anything else. Pages freed by a commit may therefore still be the source
-    of a pending move; no pass writes them before that move is done. Several passes may be in flight at once, done
-    by the device in the order in which they were laid out; for one sequence two, if the first is foreseen.
+    It never touches KV bytes: a pass writes rows where its batch says, and first executes the pending row moves.
+    Pages freed by a commit may thus still be the source of a pending move; no pass writes them before that move is
+    done. Several passes may be in flight, executed in launch order; two for one sequence if the first one's committed
+    rows are known.
     """
 
     def __init__(
@@ -27,12 +27,12 @@ class PagedCache:
         prefix_caching: bool = False,
         window: int | None = None,
     ) -> None:
-        """`window`: only so many of a sequence's newest rows are ever read; None: all."""
+        """`window`: only this many newest rows of a sequence are read; None: all."""
         self.page_size = page_size
         self.pool = BlockPool(num_pages)
         self.prefix_caching = prefix_caching
         self.prefix_queries = 0  # tokens of opened prompts
-        self.prefix_hits = 0  # those of them whose rows were there already
+        self.prefix_hits = 0  # tokens of these found in the cache
         self._prefix = PrefixCache(self.pool, page_size)
         self._sequences: set[KvSequence] = set()
         self._moves = RowMoves()
@@ -44,14 +44,14 @@ class PagedCache:
 
     @property
     def available_pages(self) -> int:
-        """Pages that can be allocated: free ones, and published ones without a user."""
+        """Pages that can be allocated: free ones, and published ones without users."""
         return self.pool.num_free + self._prefix.num_idle
 
     def open(self, tenant: str = "", tokens: Sequence[int] = (), *, again: bool = False) -> KvSequence:
-        """A new sequence that starts with the tenant's published pages for `tokens`.
+        """Open a sequence that starts with the tenant's published pages for `tokens`.
 
-        At least the last token is left to be computed: its logits are needed. A text that is computed `again`,
-        after its request was preempted, does not count as a query.
+        At least the last token is left to compute, because its logits are needed. `again`: the request was preempted,
+        so this does not count as a query.
         """
         chain = self._prefix.match(tenant, tokens)
         self._prefix.hold(chain)
@@ -69,32 +69,31 @@ class PagedCache:
         return len(self._sequences)
 
     def is_open(self, sequence: KvSequence) -> bool:
-        """Whether the sequence was opened here and not closed since."""
+        """Whether the sequence is open."""
         return sequence in self._sequences
 
     def matching_pages(self, tenant: str, tokens: Sequence[int]) -> int:
-        """Pages that `open` would find for `tokens`. Only looks: holds, counts and touches nothing."""
+        """Return the number of pages that `open` would find for `tokens`, without side effects."""
         return len(self._prefix.match(tenant, tokens))
 
     def idle_matching_pages(self, tenant: str, tokens: Sequence[int]) -> int:
-        """Those of the matching pages that `open` would take out of `available_pages`."""
+        """Return how many of the matching pages `open` would take from `available_pages`."""
         return sum(self._prefix.is_idle(node) for node in self._prefix.match(tenant, tokens))
 
     def close(self, sequence: KvSequence) -> None:
-        """Forget a sequence and give its pages back; the published ones stay until they are evicted."""
+        """Release a sequence's pages; published ones stay until evicted."""
         self._sequences.remove(sequence)
         self._moves.forget(sequence)
         self.pool.release(sequence.own_pages)
         self._prefix.let_go(sequence.chain)
         sequence.pages, sequence.chain, sequence.extra = [], [], {}
         sequence.computed = sequence.reserved = sequence.ahead = sequence.passes = 0
-        sequence.losses += 1  # its passes in flight count for nothing
+        sequence.losses += 1  # passes in flight are void
 
     def fork(self, sequence: KvSequence, rows: int | None = None) -> KvSequence:
-        """A second sequence with the first `rows` computed rows: full pages are shared, the rest is copied.
+        """Return a second sequence with the first `rows` computed rows (default: all); full pages are shared.
 
-        Without `rows` it gets all of them. A page that still waits for a move is not shared: if that move
-        is lost, each sequence has to compute its row again by itself.
+        A page with a pending move is copied, not shared: if the move is lost, each sequence recomputes its row.
         """
         rows = sequence.computed if rows is None else rows
         if not 0 <= rows <= sequence.computed:
@@ -116,16 +115,16 @@ class PagedCache:
         return copy
 
     def can_fork(self, sequence: KvSequence, rows: int) -> bool:
-        """Whether the rows are there, and none of them is being moved by a pass in flight, which could fail."""
+        """Whether the rows exist and none of them is being moved by a pass in flight."""
         first = self._moves.first_moving(sequence)
         return (first is None or rows <= first) and self._window.holds(sequence, rows)
 
     def is_busy(self, sequence: KvSequence) -> bool:
-        """Whether a pass in flight writes or moves its rows so that what comes next depends on how that ends."""
+        """Whether the next pass of the sequence depends on the outcome of a pass in flight."""
         return (sequence.passes > 0 and sequence.awaits_pass) or self._moves.is_moving(sequence)
 
     def begin_pass(self, sequences: Sequence[KvSequence]) -> None:
-        """A pass will write rows of these; raises, and begins nothing, if it has to wait for another one."""
+        """Start a pass over these sequences; raise, and start nothing, if one must wait for another pass."""
         if any(map(self.is_busy, sequences)):
             raise AssertionError("a second pass is laid out for a sequence before the first has ended")
         if len(set(map(id, sequences))) != len(sequences):
@@ -134,7 +133,7 @@ class PagedCache:
             sequence.begin_pass()
 
     def lose_pass(self, sequence: KvSequence, first: int) -> None:
-        """A pass that began at row `first` has failed. Those laid out after it count for nothing."""
+        """Undo a failed pass that began at row `first`, and void the passes laid out after it."""
         if first == sequence.computed:
             sequence.losses += 1
             sequence.passes, sequence.is_foreseen = 0, False
@@ -144,11 +143,11 @@ class PagedCache:
         self.rollback(sequence)
 
     def publish(self, sequence: KvSequence, tokens: Sequence[int]) -> None:
-        """Let later sequences of the tenant start with the full pages that hold `tokens`' finished rows.
+        """Publish the full pages of committed rows, so that later sequences of the tenant can start with them.
 
-        `tokens` are committed: row i is the KV of token i. A page that waits for a move is left for a later
-        call, as is one that a fork holds too. Where the same text is published already, the sequence takes
-        that page and gives its own back, so that it holds every node above the ones it adds.
+        `tokens` are committed: row i is the KV of token i. Pages with a pending move or held by a fork are published
+        later. If the same text is published already, the sequence adopts that page and releases its own, so that it
+        holds all ancestors of the nodes it adds.
         """
         if not sequence.publishes or sequence.computed // self.page_size <= len(sequence.chain):
             return
@@ -176,9 +175,9 @@ class PagedCache:
                 kind.mark(sequence.chain)
 
     def distrust(self, sequence: KvSequence) -> None:
-        """Unpublish the pages that a sequence starts with and all that build on them: some may hold no numbers.
+        """Unpublish the sequence's pages and everything built on them, because some may contain NaN.
 
-        Sequences that use them keep them and publish nothing any more.
+        Sequences that use them keep them but publish nothing more.
         """
         sequence.publishes = False
         if not sequence.chain:
@@ -189,19 +188,19 @@ class PagedCache:
                 user.chain, user.publishes = [], False
 
     def clear_prefix_cache(self) -> None:
-        """Unpublish everything. Sequences that are open now keep their rows but publish none any more."""
+        """Unpublish everything. Open sequences keep their rows but publish nothing more."""
         self._prefix.clear()
         for sequence in self._sequences:
             sequence.chain, sequence.publishes = [], False
 
     def pages_for(self, rows: int) -> int:
-        """Pages that hold `rows` rows."""
+        """Return the number of pages that hold `rows` rows."""
         return -(-rows // self.page_size)
 
     def reserve(self, sequence: KvSequence, rows: int) -> None:
-        """Make room for `rows` rows of the next pass, or raise `OutOfPages` and change nothing.
+        """Reserve `rows` rows for the next pass, or raise `OutOfPages` and change nothing.
 
-        Published pages without a user are evicted if the free ones do not suffice, and only then.
+        Published pages without users are evicted only if free pages do not suffice.
         """
         begin, size = sequence.begin, self.page_size
         needed = -(-(begin + rows) // size) - len(sequence.pages)
@@ -212,18 +211,18 @@ class PagedCache:
             raise AssertionError("a shared page would be written")
 
     def slot(self, sequence: KvSequence, row: int) -> int:
-        """Physical row of a logical one."""
+        """Return the physical row of a logical one."""
         return sequence.pages[row // self.page_size] * self.page_size + row % self.page_size
 
     def commit(self, sequence: KvSequence, run: int, path: Sequence[int]) -> None:
-        """Make final the first `run` reserved rows and, of those after them, the ones named by `path`.
+        """Commit the first `run` reserved rows and, after them, the rows in `path`; discard the rest.
 
-        `path` counts from the end of the run, ascending. What is not on it never happened.
+        `path` counts from the end of the run, ascending.
         """
         base = sequence.computed + run
         if base + (path[-1] + 1 if path else 0) > sequence.reserved:
             raise ValueError("more rows are committed than were reserved")
-        if path and path[-1] >= len(path):  # nodes of other branches lie between
+        if path and path[-1] >= len(path):  # nodes of other branches lie in between
             for step, node in enumerate(path):
                 if node != step:
                     self._moves.add(sequence, self.slot(sequence, base + node), base + step)
@@ -233,13 +232,13 @@ class PagedCache:
         self._window.give_back(self.pool, sequence)
 
     def advance(self, sequence: KvSequence, rows: int) -> None:
-        """Make the first `rows` reserved rows final and keep the others reserved."""
+        """Commit the first `rows` reserved rows and keep the others reserved."""
         if sequence.computed + rows > sequence.reserved:
             raise ValueError("more rows are committed than were reserved")
         sequence.computed += rows
 
     def rewind(self, sequence: KvSequence, rows: int) -> None:
-        """Keep at most the first `rows` computed rows; the others have to be computed again."""
+        """Keep at most the first `rows` computed rows; the rest must be recomputed."""
         if rows < sequence.published * self.page_size:
             raise AssertionError("published rows would be computed again")
         self._moves.cut(sequence, rows)
@@ -247,9 +246,9 @@ class PagedCache:
         self.rollback(sequence)
 
     def rollback(self, sequence: KvSequence, kept: int = 0) -> None:
-        """Drop the provisional rows that are not foreseen and the pages that only they needed. Safe to repeat.
+        """Discard provisional rows that are not certain to be committed, and pages that only they need.
 
-        The page of the next `kept` rows stays if it is there: drafters may have filled theirs already.
+        May be repeated. The page of the next `kept` rows stays: drafters may have filled their rows there.
         """
         begin = sequence.reserved = sequence.begin
         for kind in sequence.extra.values():
@@ -262,30 +261,30 @@ class PagedCache:
 
     @property
     def pending_moves(self) -> tuple[RowMove, ...]:
-        """Moves that the next pass has to do."""
+        """Moves that the next pass must execute."""
         return self._moves.pending
 
     def take_moves(self) -> list[RowMove]:
-        """Hand the pending moves to the pass that does them; it tells how they went when it has ended."""
+        """Hand the pending moves to a pass, which later calls `settle_moves` or `lose_moves`."""
         return self._moves.take()
 
     def settle_moves(self, moves: Sequence[RowMove]) -> None:
-        """A pass has done these moves."""
+        """Mark moves as executed."""
         self._moves.settle(moves)
 
     def lose_moves(self, moves: Sequence[RowMove]) -> None:
-        """A pass failed with these moves: which were done is unknown, so their rows count as not computed."""
+        """Undo the moves of a failed pass: their rows count as not computed."""
         self.settle_moves(moves)
         for move in moves:
             if move.owner in self._sequences:
                 self.rewind(move.owner, move.row)
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` if pages, tables, lengths, moves or published pages contradict each other."""
+        """Raise `AssertionError` if pages, tables, lengths, moves or published pages are inconsistent."""
         check_sequences(self._sequences, self.pool, self._prefix, self._moves, self.page_size)
 
     def _allocate(self, count: int) -> list[int]:
-        """Take `count` pages and evict no more than that needs, or raise `OutOfPages` and change nothing."""
+        """Allocate `count` pages, evicting only as needed, or raise `OutOfPages` and change nothing."""
         missing = count - self.pool.num_free
         if 0 < missing <= self._prefix.num_idle:
             self._prefix.evict(missing)

@@ -1,4 +1,4 @@
-"""Full pages of finished KV rows that later requests of the same tenant may start with."""
+"""Prefix cache: full pages of committed KV rows, shared within a tenant."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,21 +10,21 @@ from foreword.kv.states import States
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PrefixNode:
-    """One published page: the KV rows of `tokens` after everything that `parent` stands for."""
+    """One published page: the KV rows of `tokens` after the text of `parent`."""
 
-    parent: "PrefixNode | str" = field(repr=False)  # the page before it; a text's first page has the tenant
-    tokens: tuple[int, ...]  # a page full of them
+    parent: "PrefixNode | str" = field(repr=False)  # the previous page; the tenant for a text's first page
+    tokens: tuple[int, ...]  # one full page
     page: int
-    # Kinds of extra rows that are in it and in all pages before it -> the last token's hidden states [1, numbers].
+    # Drafters with rows in this and all earlier pages -> hidden states of the last token [1, numbers].
     states: dict[str, States] = field(default_factory=dict, repr=False)
 
 
 class PrefixCache:
-    """A trie per tenant whose edges are the exact tokens of a page; the trie holds each of its pages.
+    """A trie per tenant with one edge per page of tokens; the trie holds its pages.
 
-    A sequence that uses a node uses all nodes above it too. So whatever hangs below an idle node (held by
-    the trie alone) is idle, and since chains are let go of deepest node first, `_idle` lists children
-    before their parents: its first entry is the least recently used one and always a leaf.
+    A sequence that uses a node uses all its ancestors. So everything below an idle node (held by the trie alone) is
+    idle. Chains are released deepest node first, so that `_idle` lists children before parents: its first entry is
+    the least recently used, and a leaf.
     """
 
     def __init__(self, pool: BlockPool, page_size: int) -> None:
@@ -35,7 +35,7 @@ class PrefixCache:
 
     @property
     def num_idle(self) -> int:
-        """Published pages without a user now."""
+        """Number of published pages without users."""
         return len(self._idle)
 
     def is_idle(self, node: PrefixNode) -> bool:
@@ -43,11 +43,11 @@ class PrefixCache:
         return node in self._idle
 
     def find(self, parent: PrefixNode | str, tokens: tuple[int, ...]) -> PrefixNode | None:
-        """The published page with these tokens after `parent`."""
+        """Return the published page with these tokens after `parent`."""
         return self._nodes.get((parent, tokens))
 
     def match(self, tenant: str, tokens: Sequence[int]) -> list[PrefixNode]:
-        """The longest published chain for `tokens` that leaves at least the last one to be computed."""
+        """Return the longest published chain for `tokens` that leaves at least the last token to compute."""
         chain: list[PrefixNode] = []
         parent: PrefixNode | str = tenant
         for start in range(0, len(tokens) - self._page_size, self._page_size):
@@ -59,7 +59,7 @@ class PrefixCache:
         return chain
 
     def add(self, parent: PrefixNode | str, tokens: tuple[int, ...], page: int) -> PrefixNode:
-        """Publish a page that its only holder keeps in use; that holder uses `parent` too."""
+        """Publish a page whose only holder keeps using it and uses `parent` too."""
         if (parent, tokens) in self._nodes or self._pool.is_shared(page):
             raise AssertionError("a page is published twice or while another sequence holds it")
         self._pool.share([page])
@@ -74,7 +74,7 @@ class PrefixCache:
             self._idle.pop(node, None)
 
     def let_go(self, chain: Sequence[PrefixNode]) -> None:
-        """Take a user from each node of a chain."""
+        """Remove a user from each node of a chain."""
         for node in reversed(chain):
             self._pool.release([node.page])
             if not self._pool.is_shared(node.page):
@@ -88,7 +88,7 @@ class PrefixCache:
             self._pool.release([node.page])
 
     def remove(self, first: PrefixNode) -> set[PrefixNode]:
-        """Unpublish a page and all that follow it; those in use stay with their users alone. Returns the nodes."""
+        """Unpublish a page and its descendants; return the nodes. Pages in use stay with their users."""
         removed = {first}
         for node in list(self._nodes.values()):
             above: PrefixNode | str = node
@@ -103,17 +103,17 @@ class PrefixCache:
         return removed
 
     def clear(self) -> None:
-        """Unpublish every page; those in use stay with their users alone."""
+        """Unpublish every page. Pages in use stay with their users."""
         self._pool.release(node.page for node in self._nodes.values())
         self._nodes.clear()
         self._idle.clear()
 
     def published_pages(self) -> list[int]:
-        """Every page that the trie holds."""
+        """Return every page that the trie holds."""
         return [node.page for node in self._nodes.values()]
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` if nodes, their chains and the idle list contradict each other."""
+        """Raise `AssertionError` if nodes, chains and the idle list are inconsistent."""
         nodes = set(self._nodes.values())
         if len(set(self.published_pages())) != len(nodes):
             raise AssertionError("a page is published twice")

@@ -1,4 +1,4 @@
-"""The KV rows of one request: its sequence, pending row moves, sliding window, and what must hold of them."""
+"""The KV rows of one request: sequence, pending row moves, sliding window, and consistency checks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,78 +8,78 @@ from foreword.kv.extra_rows import ExtraRows
 from foreword.kv.prefix_cache import PrefixCache, PrefixNode
 
 MOST_PASSES = 2
-"""Most passes in flight for one sequence."""
+"""Maximum passes in flight for one sequence."""
 
 GONE = -1
-"""Stands in a table for a page that was given back: it lies before the window of all layers."""
+"""Table entry of a released page, which lies before the window of all layers."""
 
 
 @dataclass(eq=False)
 class KvSequence:
-    """The KV rows of one request: `computed` finished ones, then provisional ones up to `reserved`.
+    """The KV rows of one request: `computed` committed ones, then provisional ones up to `reserved`.
 
-    A pass without draft tokens makes its rows final whatever it draws: it is `foreseen`, and another may be laid out
-    after it before it has ended.
+    A pass without draft tokens commits all its rows whatever it draws: it is `foreseen`, so that another pass may be
+    laid out before it ends.
     """
 
     pages: list[int] = field(default_factory=list)  # physical pages in logical order
-    computed: int = 0  # rows [0, computed) are final
+    computed: int = 0  # rows [0, computed) are committed
     reserved: int = 0  # rows [computed, reserved) may be written by passes in flight
-    tenant: str = ""  # whose published pages it may share
-    chain: list[PrefixNode] = field(default_factory=list)  # the published pages that it starts with
+    tenant: str = ""  # owner whose published pages it may share
+    chain: list[PrefixNode] = field(default_factory=list)  # published pages that it starts with
     publishes: bool = False  # whether its full pages may still be published
-    passes: int = 0  # in flight, which may write its reserved rows
-    ahead: int = 0  # rows after the computed ones that these will make final, as far as that is foreseen
-    is_foreseen: bool = False  # of the newest of them, how many rows it makes final
-    losses: int = 0  # passes that failed and took with them those laid out after; and one when it is closed
-    extra: dict[str, ExtraRows] = field(default_factory=dict)  # rows of drafters in its pages, by kind
+    passes: int = 0  # passes in flight
+    ahead: int = 0  # rows after `computed` that passes in flight are certain to commit
+    is_foreseen: bool = False  # whether the committed rows of the newest pass are known in advance
+    losses: int = 0  # failed passes that voided later ones, plus one when closed
+    extra: dict[str, ExtraRows] = field(default_factory=dict)  # rows of drafters in its pages, by name
 
     @property
     def begin(self) -> int:
-        """The row at which the next pass begins."""
+        """First row of the next pass."""
         return self.computed + self.ahead
 
     @property
     def awaits_pass(self) -> bool:
-        """Whether the next pass cannot be laid out before one in flight has ended."""
+        """Whether the next pass must wait for one in flight."""
         return self.passes > 0 and not (self.is_foreseen and self.passes < MOST_PASSES)
 
     def begin_pass(self) -> None:
-        """No other may begin until this one has ended, unless `foresee` says how it will."""
+        """Start a pass. No other may start until it has ended, unless `foresee` is called."""
         self.passes += 1
         self.is_foreseen = False
 
     def foresee(self, rows: int) -> None:
-        """The pass that was begun last makes its first `rows` rows final and no others, whatever it finds out."""
+        """Declare that the newest pass commits exactly its first `rows` rows."""
         self.ahead += rows
         self.is_foreseen = True
 
     def end_pass(self) -> None:
-        """The oldest pass is done, or could not be launched."""
+        """End the oldest pass, or one that could not be launched."""
         self.passes -= 1
 
     @property
     def own_pages(self) -> list[int]:
-        """Pages that it holds by itself: not those of its published chain, nor those that it gave back."""
+        """Pages held by it alone: not published, not released."""
         return [page for page in self.pages[self.published :] if page != GONE]
 
     @property
     def published(self) -> int:
-        """How many of its pages, from the first on, are published."""
+        """Number of leading published pages."""
         return len(self.chain)
 
-    def rows_of(self, name: str, lag: int = 0) -> ExtraRows:
-        """What it has of one kind of extra rows, of which the first `lag` do not exist."""
+    def rows_of(self, name: str, state_offset: int = 0) -> ExtraRows:
+        """Return a drafter's rows, of which the first `state_offset` do not exist."""
         rows = self.extra.get(name)
         if rows is None:
             rows = self.extra[name] = ExtraRows(name)
-        rows.end = max(rows.end, lag)
+        rows.end = max(rows.end, state_offset)
         return rows
 
 
 @dataclass(frozen=True)
 class RowMove:
-    """A final row that still lies where the last pass wrote it; the next pass moves it first."""
+    """A committed row that is still where the last pass wrote it; the next pass moves it first."""
 
     owner: KvSequence
     source: int  # physical row
@@ -91,7 +91,7 @@ _Moves = dict[KvSequence, list[RowMove]]
 
 
 class RowMoves:
-    """Moves that wait for the next pass, and those that a pass in flight does."""
+    """Moves waiting for the next pass, and moves being executed by passes in flight."""
 
     def __init__(self) -> None:
         self._pending: _Moves = {}
@@ -99,47 +99,47 @@ class RowMoves:
 
     @property
     def pending(self) -> tuple[RowMove, ...]:
-        """Moves that the next pass has to do."""
+        """Moves that the next pass must execute."""
         return tuple(move for moves in self._pending.values() for move in moves)
 
     def add(self, owner: KvSequence, source: int, row: int) -> None:
-        """A row of the owner that lies at the physical row `source`; rows come in rising order."""
+        """Add a move of the owner's `row` from the physical row `source`; rows are ascending."""
         self._pending.setdefault(owner, []).append(RowMove(owner, source, row))
 
     def sources(self, owner: KvSequence) -> dict[int, int]:
-        """Row -> where it lies, of the owner's rows that wait."""
+        """Return logical row -> physical row of the owner's pending moves."""
         return {move.row: move.source for move in self._pending.get(owner, ())}
 
     def take(self) -> list[RowMove]:
-        """Hand all to a pass, whosever they are: it may write the pages that they come from."""
+        """Hand all moves of all owners to a pass, since it may write the pages they come from."""
         moves = list(self.pending)
         self._moving |= self._pending
         self._pending.clear()
         return moves
 
     def settle(self, moves: Sequence[RowMove]) -> None:
-        """The pass that did these has ended."""
+        """Remove moves whose pass has ended."""
         for move in moves:
             self._moving.pop(move.owner, None)
 
     def first_moving(self, owner: KvSequence) -> int | None:
-        """Return the first row that a pass in flight moves; None: it moves none."""
+        """Return the first row that a pass in flight moves; None: none."""
         moves = self._moving.get(owner)
         return moves[0].row if moves else None
 
     def is_moving(self, owner: KvSequence) -> bool:
-        """Whether a pass in flight moves rows of it."""
+        """Whether a pass in flight moves rows of the owner."""
         return owner in self._moving
 
     def settled(self, owner: KvSequence) -> int:
-        """Computed rows before the first one that is not known to be in its place."""
+        """Return the number of leading computed rows that are in place."""
         if not self._pending and not self._moving:
             return owner.computed
         waiting = (moves[0].row for moves in (self._pending.get(owner), self._moving.get(owner)) if moves)
         return min(waiting, default=owner.computed)
 
     def cut(self, owner: KvSequence, rows: int) -> None:
-        """Keep only the waiting moves of the first `rows` rows."""
+        """Drop pending moves of rows from `rows` on."""
         kept = [move for move in self._pending.pop(owner, ()) if move.row < rows]
         if kept:
             self._pending[owner] = kept
@@ -149,7 +149,7 @@ class RowMoves:
         self._moving.pop(owner, None)
 
     def check_integrity(self, owners: set[KvSequence]) -> None:
-        """Raise `AssertionError` if a move has no owner, is of a row that is not computed, or out of order."""
+        """Raise `AssertionError` if a move has no owner, concerns an uncomputed row, or is out of order."""
         for owner, moves in [*self._pending.items(), *self._moving.items()]:
             rows = [move.row for move in moves]
             if owner not in owners or not rows or rows[-1] >= owner.computed:
@@ -159,15 +159,14 @@ class RowMoves:
 
 
 REWOUND = 128
-"""Rows that a text may lose again, if moves are lost: more than a step commits at once."""
+"""Margin of rows that a sequence may lose again if moves are lost: more than a step commits."""
 
 
 class Window:
-    """Gives back the pages of sequences before their newest `rows` rows; with None it keeps everything.
+    """Releases the pages before a sequence's newest `rows` rows; None keeps everything.
 
-    Pages that are published stay with their users, so that publishing ends with the first window: a text holds no
-    more than two windows, and prefix hits are found for the first of them. A sequence with rows of drafters, which have
-    no window, keeps its pages.
+    Published pages stay with their users, so publishing ends with the first window: a text holds at most two windows,
+    and prefix hits cover the first. A sequence with drafter rows, which have no window, keeps its pages.
     """
 
     def __init__(self, rows: int | None, page_size: int) -> None:
@@ -175,11 +174,11 @@ class Window:
         self._page_size = page_size
 
     def publishable(self, pages: int) -> int:
-        """How many of the first `pages` pages may be published."""
+        """Return how many of the first `pages` pages may be published."""
         return pages if self._rows is None else min(pages, self._rows // self._page_size)
 
     def holds(self, sequence: KvSequence, rows: int) -> bool:
-        """Whether the rows that the one after the first `rows` sees are all there."""
+        """Whether all rows visible after the first `rows` rows are present."""
         if self._rows is None:
             return True
         first = max(0, rows - self._rows) // self._page_size
@@ -190,7 +189,7 @@ class Window:
             return
         unread = (sequence.computed - self._rows - REWOUND) // self._page_size
         for place in range(unread - 1, sequence.published - 1, -1):
-            if sequence.pages[place] == GONE:  # and so are those before it
+            if sequence.pages[place] == GONE:  # and all before it
                 return
             pool.release([sequence.pages[place]])
             sequence.pages[place] = GONE
@@ -199,7 +198,7 @@ class Window:
 def check_sequences(
     sequences: set[KvSequence], pool: BlockPool, prefix: PrefixCache, moves: RowMoves, page_size: int
 ) -> None:
-    """Raise `AssertionError` if pages, tables, lengths, moves or published pages contradict each other."""
+    """Raise `AssertionError` if pages, tables, lengths, moves or published pages are inconsistent."""
     published = prefix.published_pages()
     chains = ([node.page for node in sequence.chain] for sequence in sequences)
     pool.check_integrity([*chains, *(sequence.own_pages for sequence in sequences), published])
@@ -215,7 +214,7 @@ def check_sequences(
 
 
 def _check_chain(sequence: KvSequence, prefix: PrefixCache, published: set[int]) -> None:
-    """The published pages of a sequence are its first ones, finished, and one chain of its tenant."""
+    """Check that the published pages of a sequence are its first ones, committed, and one chain of its tenant."""
     parents = [sequence.tenant, *sequence.chain]
     for parent, node, page in zip(parents, sequence.chain, sequence.pages, strict=False):
         if node.parent != parent or node.page != page or prefix.find(parent, node.tokens) is not node:

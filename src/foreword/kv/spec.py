@@ -1,30 +1,30 @@
-"""What one token keeps in KV memory. The stores of the backends own the bytes; nothing else describes them."""
+"""Describes what one token stores in KV memory. The backends' stores own the bytes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 DECODER_ROWS = "decoder"
-"""Name of the rows that the decoder of a store reads and writes itself."""
+"""Name of the decoder's own rows."""
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of one stored number."""
+"""Bytes per stored number."""
 
 
 @dataclass(frozen=True)
 class RowSpec:
-    """Rows of one kind: the keys and values that one token has in some layers.
+    """KV rows of one kind: a token's keys and values in some layers.
 
-    A latent row, from which keys and values are both computed, is one head without values.
+    A latent row (MLA), from which keys and values are computed, is one head without values.
     """
 
     name: str  # unique within a page
     num_layers: int
     num_kv_heads: int
-    head_dim: int  # numbers of a key
-    value_dim: int | None = None  # numbers of a value; None: as many as a key has
-    window: int | None = None  # only this many of the newest rows are ever read; None: all
+    head_dim: int  # size of a key
+    value_dim: int | None = None  # size of a value; None: as a key
+    window: int | None = None  # number of newest rows that are read; None: all
     dtype: str = "float32"  # see ITEM_BYTES
-    alignment: int = 1  # a head takes the room of a multiple of this many numbers
+    alignment: int = 1  # heads are padded to a multiple of this many numbers
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
@@ -38,16 +38,16 @@ class RowSpec:
 
     @property
     def bytes_per_row(self) -> int:
-        """Memory that one token takes in all layers."""
+        """Bytes per token over all layers."""
         room = sum(-(-numbers // self.alignment) * self.alignment for numbers in (self.head_dim, self.values))
         return self.num_layers * self.num_kv_heads * room * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
 class PageSpec:
-    """All rows that one token has: the decoder's own, and those of others (a draft head's) in the same pages.
+    """All rows of one token: the decoder's, and those of drafters in the same pages.
 
-    They are taken, shared, moved and given back together.
+    They are allocated, shared, moved and freed together.
     """
 
     decoder: RowSpec
@@ -60,7 +60,7 @@ class PageSpec:
 
     @staticmethod
     def of(decoder: RowSpec, extra: Iterable[RowSpec] = ()) -> "PageSpec":
-        """A page whose extra rows are stored in the numbers of the decoder's."""
+        """Return a page specification with the decoder's dtype for extra rows."""
         stored = (replace(row, dtype=decoder.dtype, alignment=decoder.alignment) for row in extra)
         return PageSpec(decoder, tuple(stored))
 
@@ -71,11 +71,11 @@ class PageSpec:
 
     @property
     def bytes_per_row(self) -> int:
-        """Memory that one token takes in all kinds."""
+        """Bytes per token over all kinds."""
         return sum(row.bytes_per_row for row in self.rows)
 
     def index(self, name: str) -> int:
-        """Place of a kind among `rows`."""
+        """Return the index of a kind in `rows`."""
         for place, row in enumerate(self.rows):
             if row.name == name:
                 return place

@@ -1,6 +1,6 @@
-"""Hidden states [rows, numbers], kept where they were computed.
+"""Hidden states [rows, numbers], stored where they were computed.
 
-On the host that is an array: taking rows out of a tensor takes longer than all that is done with a few of them.
+On the host they are NumPy arrays, because slicing tensors takes longer than the rest of the work on a few rows.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ States: TypeAlias = Tensor | NDArray[np.float32]
 
 
 def as_tensor(states: States) -> Tensor:
-    """The same memory."""
+    """Return the same memory as tensor."""
     return torch.from_numpy(states) if isinstance(states, np.ndarray) else states
 
 
 def as_array(states: States) -> NDArray[np.float32]:
-    """In one piece, on the host; the same memory if it is that already."""
+    """Return a contiguous host array; the same memory if possible."""
     return np.ascontiguousarray(states) if isinstance(states, np.ndarray) else states.contiguous().numpy()
 
 
@@ -37,5 +37,5 @@ def stacked(parts: Sequence[States]) -> States:
 
 
 def copied(states: States) -> States:
-    """They no longer keep what they were a part of."""
+    """Return a copy that does not keep a larger tensor alive."""
     return states.copy() if isinstance(states, np.ndarray) else states.clone()

@@ -1,1 +1,1 @@
-"""The form that an answer must have: what users ask for, compiled grammars, and where an answer stands in one."""
+"""Structured output: request parameters, compiled grammars, and the parser state of an answer."""

@@ -19,17 +19,19 @@ _SLICES = [
     *(f"{_IN_A_TEXT}{{1,{most}}}" for most in (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 30)),
     f"{_IN_A_TEXT}+",
 ]
-"""Tokens whose masks llguidance works out once and for all: its list, with more steps for texts of a bounded length.
-Masks inside those then take a fifth less time."""
+"""Token classes with precomputed masks in llguidance: its own list, with more lengths for bounded strings.
+
+Masks inside bounded strings take a fifth less time.
+"""
 
 
 @dataclass(frozen=True)
 class GrammarTokens:
-    """The vocabulary as bytes. A grammar sees exactly what an answer's text is made of."""
+    """The vocabulary as bytes."""
 
-    pieces: Sequence[bytes]  # [vocabulary], what each id adds to the text; of control tokens their names
-    end_ids: tuple[int, ...]  # any of them ends an answer
-    encode: Callable[[str], list[int]]  # a text as the model's own tokenizer splits it
+    pieces: Sequence[bytes]  # [vocabulary], bytes that each id adds; names of control tokens
+    end_ids: tuple[int, ...]  # tokens that end an answer
+    encode: Callable[[str], list[int]]  # tokenizes a text
     control_ids: Sequence[int] = ()  # tokens that no text spells
     control_names: frozenset[str] = field(default_factory=frozenset)
 
@@ -38,14 +40,14 @@ class GrammarTokens:
         return len(self.pieces)
 
     def for_llguidance(self) -> "LLTokenizer":
-        """As llguidance wants it; takes about a microsecond for every token."""
+        """Create llguidance's tokenizer; takes about 1 µs per token."""
         from llguidance import LLTokenizer, TokenizerWrapper
 
         return LLTokenizer(TokenizerWrapper(_Wrapped(self)), n_vocab=self.size, slices=_SLICES)
 
 
 class _Wrapped:
-    """The names that llguidance looks for."""
+    """Adapter with the names that llguidance expects."""
 
     bos_token_id = None
 
@@ -60,20 +62,20 @@ class _Wrapped:
 
 
 Bits = npt.NDArray[np.int32]
-"""[..., words], a bit for every token of the vocabulary, 32 in a word."""
+"""[..., words], one bit per token of the vocabulary, 32 per word."""
 
 LARGE_BYTES = 4 << 20
-"""Grammars from here on return their memory to the system."""
+"""Memory from which on a dropped grammar's memory is returned to the system."""
 
 
 class CompiledGrammar:
-    """A grammar over one vocabulary, and masks that many states share."""
+    """A grammar over one vocabulary, with masks shared by many states."""
 
     def __init__(self, matcher: "LLMatcher", tokens: GrammarTokens) -> None:
-        self.bytes = 0  # memory that it takes, compiling included
-        self._matcher = matcher  # at the beginning; never moved
+        self.bytes = 0  # memory including compilation
+        self._matcher = matcher  # initial state, never advanced
         self._lock = Lock()
-        self.first_mask: Bits | None = None  # what an answer may begin with, once that is known
+        self.first_mask: Bits | None = None  # mask of the first token, once computed
         self.is_slow = False  # whether a mask was slow
         self.tokens = tokens
         self.ends = frozenset(tokens.end_ids)
@@ -85,25 +87,25 @@ class CompiledGrammar:
         self.only_ends: Bits = np.packbits(ends, bitorder="little").view(np.int32)
 
     def __del__(self) -> None:
-        """Return the memory of a large grammar to the system: the C library would keep it."""
+        """Return a large grammar's memory to the system, which the C library would keep."""
         if self.bytes >= LARGE_BYTES:
             del self._matcher
             return_free_memory()
 
     def new_matcher(self) -> "LLMatcher":
-        """Return a parser at the beginning."""
+        """Return a parser in the initial state."""
         with self._lock:
             return self._matcher.deep_copy()
 
     def with_all_ends(self, mask: Bits) -> Bits:
-        """llguidance knows one end token; where it may come, so may the model's others."""
+        """Allow all of the model's end tokens where llguidance allows its one."""
         first = self.tokens.end_ids[0]
         if len(self.ends) > 1 and mask[first >> 5] >> (first & 31) & 1:
             mask |= self.only_ends
         return mask
 
     def allows_one(self, mask: Bits) -> bool:
-        """Whether one token is all that a mask allows, and it does not end the answer."""
+        """Whether the mask allows exactly one token, which is not an end token."""
         (words,) = np.nonzero(mask)
         if len(words) != 1:
             return False
@@ -118,7 +120,7 @@ class CompiledGrammar:
 
 
 def return_free_memory() -> None:
-    """Return what the C library keeps of freed memory; takes some 10 ms. Only glibc keeps that much."""
+    """Return freed memory to the system (glibc only); takes about 10 ms."""
     trim = _trim()
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""The grammars of an engine: each is checked, tried in another process, compiled once, and kept for a while."""
+"""Grammar cache of an engine: checks, trial compilation in another process, then compilation."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 KEPT = 128
-"""Compiled grammars that are kept; the one that was used longest ago goes for another."""
+"""Maximum cached grammars; the least recently used is dropped."""
 
 KEPT_BYTES = 16 << 20
-"""Memory of all of them."""
+"""Maximum total memory of cached grammars."""
 
 LARGEST_KEPT = KEPT_BYTES // 8
-"""Memory of one: a larger grammar would drop many others, and is kept only by the requests that use it."""
+"""Maximum memory of one cached grammar; larger ones live only as long as their requests."""
 
 
 class Turns:
-    """Who compiles: a few at once, and of these a few of one tenant, so that no tenant takes all of the turns."""
+    """Limits concurrent compilations, in total and per tenant."""
 
     def __init__(self, limits: CompileLimits) -> None:
         self._limits = limits
         self._changed = Condition()
-        self._compiling: list[str] = []  # tenants
+        self._compiling: list[str] = []  # tenants of running compilations
 
     @contextmanager
     def taken(self, tenant: str) -> Iterator[None]:
-        """Wait for a turn and hold it; raises `RequestError` where that takes too long."""
+        """Wait for permission to compile and hold it; raise `RequestError` on timeout."""
         limits = self._limits
         with self._changed:
             if not self._changed.wait_for(
@@ -60,7 +60,7 @@ class Turns:
 
 
 class Grammars:
-    """The grammars of an engine, by what was requested. Any thread may use it."""
+    """Compiled grammars by specification; thread-safe."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Grammars:
         clock: Callable[[], float] = thread_time,
         now: Callable[[], float] = monotonic,
     ) -> None:
-        """`tokens` is called when the first grammar is compiled; `clock` measures masks, `now` the time between."""
+        """`tokens` is called for the first grammar; `clock` measures masks, `now` the time between them."""
         self.clock = clock
         self._make_tokens = tokens
         self._limits = limits or CompileLimits()
@@ -83,17 +83,17 @@ class Grammars:
         self._worker = MaskWorker()
 
     def is_ready(self, wanted: StructuredOutputs | None) -> bool:
-        """Whether `begin` would answer at once."""
+        """Whether `begin` would return immediately."""
         with self._lock:
             return wanted is None or wanted in self._kept
 
     def begin(self, wanted: StructuredOutputs, tenant: str = "") -> GrammarState:
-        """Return the state of a new answer; raises `RequestError` for a grammar that is wrong or too large."""
+        """Return the state of a new answer; raise `RequestError` for an invalid or too large grammar."""
         return self.begin_all(wanted, 1, tenant)[0]
 
     @refusing(FORM_PARAM)
     def begin_all(self, wanted: StructuredOutputs, count: int, tenant: str = "") -> list[GrammarState]:
-        """Return the states of several answers to one request, whose grammar is compiled once."""
+        """Return states for several answers to one request, compiling the grammar once."""
         with self._lock:
             grammar = self._kept.get(wanted)
             if grammar is not None:
@@ -109,18 +109,18 @@ class Grammars:
         ]
 
     def wait_for_masks(self, seconds: float) -> None:
-        """Wait until a mask was computed between passes, at most so long."""
+        """Wait for the mask worker, at most `seconds`."""
         self._worker.wait(seconds)
 
     def close(self) -> None:
-        """End the process that compiles and the thread that computes masks."""
+        """End the compile process and the mask thread."""
         self._worker.close()
         with self._setting_up:
             if self._ready is not None:
                 self._ready[2].close()
 
     def _compiled(self, wanted: StructuredOutputs) -> CompiledGrammar:
-        """Compile here what another process has shown to be affordable: a compiled grammar cannot be sent."""
+        """Compile a grammar here after a successful trial; compiled grammars cannot be sent between processes."""
         tokens, tokenizer, trials = self._tokenizer()
         size = trials.run(wanted)
 
@@ -130,15 +130,15 @@ class Grammars:
                 try_first_tokens(grammar, wanted.form)
                 return grammar
             finally:
-                return_free_memory()  # what compiling took, and grammars that were dropped before
+                return_free_memory()  # memory of compilation and of dropped grammars
 
         grammar = in_yielding_thread(compile_it)
         grammar.bytes = size
         return grammar
 
     def _keep(self, wanted: StructuredOutputs, grammar: CompiledGrammar) -> None:
-        """Keep a grammar for the next requests, and drop others for it."""
-        dropped: list[CompiledGrammar] = []  # freed without the lock
+        """Cache a grammar and drop others for it."""
+        dropped: list[CompiledGrammar] = []  # freed outside the lock
         with self._lock:
             if grammar.bytes <= LARGEST_KEPT:
                 self._kept[wanted] = grammar

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 TRIED_TOKENS = 4
-"""Tokens of an answer that are tried when its grammar is compiled."""
+"""Number of answer tokens tried after compilation."""
 
 
 def compiled(wanted: StructuredOutputs, tokens: GrammarTokens, tokenizer: "LLTokenizer") -> CompiledGrammar:
-    """Compile a grammar; raises `RequestError` if it is wrong."""
+    """Compile a grammar; raise `RequestError` if it is invalid."""
     from llguidance import LLMatcher
 
     def matcher_of(one: StructuredOutputs, names: frozenset[str] = frozenset()) -> LLMatcher:
@@ -37,7 +37,7 @@ def compiled(wanted: StructuredOutputs, tokens: GrammarTokens, tokenizer: "LLTok
 
 
 def try_first_tokens(grammar: CompiledGrammar, form: str) -> None:
-    """Generate the first tokens of an answer, so that most grammars that are too complex are refused here."""
+    """Generate the first tokens of an answer, so that most overly complex grammars are refused here."""
     state = GrammarState(grammar)
     for place in range(TRIED_TOKENS):
         masks = state.masks((), ())
@@ -74,7 +74,7 @@ _JSON = "%json "
 
 
 def at_fault(wanted: StructuredOutputs, fails: Callable[[StructuredOutputs], bool]) -> str:
-    """The title of the first alternative that fails by itself, with a colon; empty if none does."""
+    """Return the title of the first alternative that fails alone, with a colon; empty if none does."""
     for title, schema in _titled(wanted):
         try:
             is_bad = fails(StructuredOutputs(json=schema))
@@ -95,7 +95,7 @@ def _titled(wanted: StructuredOutputs) -> Iterator[tuple[str, Mapping[str, Any]]
 
 
 def _schemas(wanted: StructuredOutputs) -> list[Any]:
-    """Return the schemas inside a grammar or a structural tag; a user's own may have any content."""
+    """Return the schemas inside a grammar or structural tag."""
     if wanted.structural_tag is not None:
         return [
             _part(tag, "schema") for tag in _part(json.loads(str(wanted.structural_tag)), "structures") or ()

@@ -1,4 +1,4 @@
-"""Reads regular expressions, JSON schemas and Lark or GBNF grammars as text."""
+"""Parses regular expressions, JSON schemas, and Lark or GBNF grammars as text."""
 
 import json
 import re
@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from foreword.errors import RequestError
 
 _SPACES = r"\t\n\x0B\f\r \u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}\u{FEFF}"
-"""ECMA-262's white space and line ends, inside a class."""
+"""ECMA-262 white space and line ends, for use inside a class."""
 
 _OUTSIDE = {"s": f"[{_SPACES}]", "S": f"[^{_SPACES}]", "0": r"\x00", "<": "<", ">": ">"}
 _IN_CLASS = {**_OUTSIDE, "s": _SPACES, "b": r"\x08"}
-"""What the parser reads for an escape; other escapes mean the same to it."""
+"""Replacements of escapes; other escapes have the same meaning in both dialects."""
 
 _KNOWN = frozenset(string.punctuation + "sS0123456789bBk")
-"""Escapes of one character. Back references and word boundaries are refused by the parser."""
+"""Single-character escapes. The parser refuses back references and word boundaries."""
 
 _ESCAPE = re.compile(
     r"\\(?:(?P<pair>u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -30,18 +30,18 @@ _ANY = r"\x00-\u{10FFFF}"
 _GROUPS = ("(?:", "(?=", "(?!", "(?<")
 _MANY = tuple(f"\\{name}" for name in "dDwWsSpP")
 _SET_SIGNS = frozenset("[&~^-")
-"""Signs that ECMA-262 takes literally inside a class, and the parser does not."""
+"""Characters that are literal inside an ECMA-262 class, but not for the parser."""
 
 
 class EcmaPattern:
-    """Translates a pattern of a JSON schema from ECMA-262's syntax, with its flag u, into the parser's."""
+    """Translates an ECMA-262 pattern (flag u) of a JSON schema into the parser's syntax."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
         self._place = 0
 
     def translated(self) -> str:
-        """Return the pattern as the parser reads it; raises `RequestError` for what ECMA-262 does not have."""
+        """Return the translated pattern; raise `RequestError` if it is not valid ECMA-262."""
         written: list[str] = []
         while self._place < len(self._pattern):
             written.append(self._next())
@@ -133,9 +133,9 @@ _COUNT = re.compile(r"\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}")
 
 
 def with_ascii_classes(regex: str) -> str:
-    r"""Return the expression with \d, \w and \s as ASCII classes; one that begins with (?u) stays as it is.
+    r"""Replace \d, \w and \s by ASCII classes; an expression that begins with (?u) is unchanged.
 
-    The replacement is a class in brackets, which stands for the same inside another class.
+    The replacement is a bracketed class, which may be nested inside another class.
     """
     if regex.startswith(_UNICODE):
         return regex
@@ -143,15 +143,15 @@ def with_ascii_classes(regex: str) -> str:
 
 
 def repeated(count: "re.Match[str]") -> int:
-    """Return the copies that a counted repetition such as {2,5} stands for."""
+    """Return the number of copies in a counted repetition such as {2,5}."""
     low, high = count[1], count[2]
     digits = (high or low).lstrip("0") or "0"
     return int(digits) if len(digits) < 12 else 10**12
 
 
 def expanded_size(regex: str) -> int:
-    """Return the number of characters and classes of the expression with its counted repetitions written out."""
-    sums, last = [0], 0  # of the open groups; size of what a repetition that comes next would repeat
+    """Return the number of characters and classes after expanding counted repetitions."""
+    sums, last = [0], 0  # per open group; size of the last atom
     place = 0
     while place < len(regex):
         character = regex[place]
@@ -175,7 +175,7 @@ def expanded_size(regex: str) -> int:
 
 
 def _end_of_atom(regex: str, place: int) -> int:
-    """Return where the character, escape or class that begins here ends; classes may contain others."""
+    """Return the end of the character, escape or (possibly nested) class that starts here."""
     depth = 0
     while place < len(regex):
         found = _ESCAPED.match(regex, place)
@@ -194,14 +194,14 @@ def _end_of_atom(regex: str, place: int) -> int:
 
 
 DATA = frozenset({"const", "enum", "default", "examples", "x-guidance"})
-"""Keywords whose values are no schemas."""
+"""Keywords whose values are not schemas."""
 
 NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-"""Keywords whose values are schemas by names of the user's own."""
+"""Keywords whose values map user-defined names to schemas."""
 
 
 def keywords(schema: object) -> Iterator[tuple[str, Any]]:
-    """Yield every keyword of a schema and of those inside it, with its value."""
+    """Yield every (keyword, value) of a schema and its sub-schemas."""
     remaining = [schema]
     while remaining:
         now = remaining.pop()
@@ -220,22 +220,22 @@ SCHEMA = "%json"
 
 
 class Kind(Enum):
-    """What a part of a grammar is."""
+    """Kind of a grammar part."""
 
     RULES = "rules"  # names, operators and counts
     LITERAL = "literal"
-    REGEX = "regex"  # between slashes, or a class in brackets
+    REGEX = "regex"  # between slashes, or a bracketed class
     COMMENT = "comment"
     SCHEMA = "schema"  # the JSON after %json
     OTHER = "other"  # the JSON after another directive
 
 
 class GrammarPart(NamedTuple):
-    """A part of a grammar, as it is written."""
+    """A part of a grammar's text."""
 
     kind: Kind
     text: str
-    value: Any = None  # of JSON
+    value: Any = None  # parsed JSON
 
 
 _LITERAL = r'"(?:\\.|[^"\\])*"'
@@ -250,7 +250,7 @@ _GBNF = re.compile(
 
 
 def parts(grammar: str) -> Iterator[GrammarPart]:
-    """Yield the parts of a Lark or GBNF grammar in order; together they are its text."""
+    """Yield the parts of a Lark or GBNF grammar in order; joined, they are its text."""
     from llguidance.gbnf_to_lark import is_lark_syntax
 
     scanner, place = _LARK if is_lark_syntax(grammar) else _GBNF, 0
@@ -264,7 +264,7 @@ def parts(grammar: str) -> Iterator[GrammarPart]:
         yield GrammarPart(Kind.RULES, found[0])
         try:
             value, end = json.JSONDecoder().raw_decode(grammar, place)
-        except (ValueError, RecursionError):  # the parser says what is wrong with it
+        except (ValueError, RecursionError):  # the parser will report the error
             yield GrammarPart(Kind.RULES, grammar[place:])
             return
         yield GrammarPart(

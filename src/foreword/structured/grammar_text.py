@@ -1,4 +1,4 @@
-"""Turns structured outputs into the text that llguidance compiles."""
+"""Converts structured outputs to llguidance's grammar text."""
 
 import json
 import re
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def grammar_text(wanted: StructuredOutputs, control_names: Collection[str] = ()) -> str:
-    """Return llguidance's form of it; `control_names` are tokens of the model that no text can spell."""
+    """Return the grammar text; `control_names` are control tokens, which no text can spell."""
     try:
         return _grammar_text(wanted, control_names)
     except RecursionError:
@@ -39,7 +39,7 @@ def _grammar_text(wanted: StructuredOutputs, control_names: Collection[str]) -> 
     if wanted.regex is not None:
         return str(LLMatcher.grammar_from_regex(with_ascii_classes(wanted.regex)))
     if wanted.choice is not None:
-        # One expression, not a rule for each: a parser has room for a few thousand rules at a time.
+        # One expression instead of one rule per choice: a parser has room for a few thousand rules.
         return str(LLMatcher.grammar_from_regex("|".join(map(re.escape, wanted.choice))))
     if wanted.grammar is not None:
         return _from_ebnf(wanted.grammar)
@@ -47,10 +47,9 @@ def _grammar_text(wanted: StructuredOutputs, control_names: Collection[str]) -> 
 
 
 def schema_options(wanted: StructuredOutputs) -> "JsonCompileOptions":
-    """Return the layout of JSON: that of Python's `json.dumps` unless the request has another.
+    """Return JSON layout options: those of Python's `json.dumps` unless the request differs.
 
-    Where any whitespace is allowed, small models write nothing else until the answer is full, and no token between
-    two keys is certain.
+    If arbitrary whitespace is allowed, small models may emit only whitespace, and no token between keys is forced.
     """
     pattern = wanted.whitespace_pattern
     space = "" if wanted.disable_any_whitespace else " "
@@ -74,7 +73,7 @@ def _from_schema(schema: Any, wanted: StructuredOutputs) -> str:  # noqa: ANN401
 
 
 def _closed(schema: Any) -> Any:  # noqa: ANN401 - any JSON
-    """Return the schema with `additionalProperties: false` for every object that does not say."""
+    """Set `additionalProperties: false` on every object that does not specify it."""
     if isinstance(schema, list):
         return [_closed(entry) for entry in schema]
     if not isinstance(schema, dict):
@@ -86,7 +85,7 @@ def _closed(schema: Any) -> Any:  # noqa: ANN401 - any JSON
 
 
 def with_parser_patterns(schema: Any) -> Any:  # noqa: ANN401 - any JSON
-    """Return the schema with its patterns, which are ECMA-262's, as the parser reads them."""
+    """Translate the schema's ECMA-262 patterns into the parser's syntax."""
     if isinstance(schema, list):
         return [with_parser_patterns(entry) for entry in schema]
     if not isinstance(schema, dict):
@@ -121,14 +120,14 @@ def _from_ebnf(text: str) -> str:
         lark = any_to_lark(text)
     except RecursionError:
         raise
-    except Exception as error:  # the converter's own, and whatever else a wrong grammar makes it raise
+    except Exception as error:  # the converter raises arbitrary exceptions for invalid grammars
         reason = " ".join(str(error).split()) or type(error).__name__
         raise RequestError(f"structured outputs: grammar cannot be read: {reason[:300]}") from None
     return str(LLMatcher.grammar_from_lark("".join(map(_rewritten, parts(lark)))))
 
 
 def _rewritten(part: GrammarPart) -> str:
-    """Return a part of a Lark grammar with expressions and patterns as the parser reads them."""
+    """Return a part of a Lark grammar with translated expressions and patterns."""
     if part.kind is Kind.REGEX:
         return f"/{with_ascii_classes(part.text[1:-1])}/"
     if part.kind is Kind.SCHEMA:
@@ -137,7 +136,7 @@ def _rewritten(part: GrammarPart) -> str:
 
 
 def _from_tags(given: Mapping[str, Any], control_names: Collection[str]) -> str:
-    """`{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, as vLLM and xgrammar have it."""
+    """Convert `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, the format of vLLM and xgrammar."""
     from llguidance import StructTag
 
     triggers, structures = given.get("triggers"), given.get("structures")

@@ -1,4 +1,4 @@
-"""The limits of structured outputs, and the check of the counts in a schema, an expression or a grammar."""
+"""Limits of structured outputs, and checks of counts in schemas, expressions and grammars."""
 
 import json
 import re
@@ -18,47 +18,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CountLimits:
-    """What a schema, a regular expression or a grammar may contain. Checked on its text, before it is compiled."""
+    """Limits on the contents of a schema, expression or grammar, checked before compilation."""
 
-    items: int = 10_000  # minItems and maxItems: the parser builds a symbol for every item
-    items_in_all: int = 20_000  # of all arrays of a schema together
+    items: int = 10_000  # minItems and maxItems; the parser creates a symbol per item
+    items_in_all: int = 20_000  # total over all arrays of a schema
     length: int = 1_000_000  # minLength and maxLength
     property_count: int = 10_000  # minProperties and maxProperties
-    properties: int = 2_000  # keys of all objects of a schema; compiling time grows with their square
-    enum_values: int = 10_000  # of all enums of a schema
-    branches: int = 2_000  # of anyOf, oneOf and allOf together
-    multiple: int = 10_000  # multipleOf without its decimal point: the parser has a state for every remainder
-    expanded: int = 300_000  # size of an expression or a rule once counted repetitions are written out
+    properties: int = 2_000  # total keys of a schema; compile time grows quadratically
+    enum_values: int = 10_000  # total enum values of a schema
+    branches: int = 2_000  # total cases of anyOf, oneOf and allOf
+    multiple: int = 10_000  # multipleOf without its decimal point; the parser has a state per remainder
+    expanded: int = 300_000  # size of an expression or rule with repetitions expanded
 
 
 @dataclass(frozen=True)
 class CompileLimits:
-    """What compiling a grammar may cost. Enforced on a process of its own, which the system ends."""
+    """Limits on compiling a grammar, enforced by the system on a separate process."""
 
     cpu_seconds: float = 2.0
-    patience: int = 12  # wall-clock limit, in multiples of cpu_seconds: the machine may be busy
-    memory_bytes: int = 96 << 20  # beyond what the process has before it compiles
-    at_once: int = 4  # grammars that are compiled at the same time
-    at_once_per_tenant: int = 2  # of these, those of one tenant
+    patience: int = 12  # wall-clock limit as a multiple of cpu_seconds, for busy machines
+    memory_bytes: int = 96 << 20  # on top of the process's initial memory
+    at_once: int = 4  # concurrent compilations
+    at_once_per_tenant: int = 2  # concurrent compilations of one tenant
 
 
 @dataclass(frozen=True)
 class MaskLimits:
-    """What following a grammar may cost, in processor seconds."""
+    """Limits on computing masks, in CPU seconds."""
 
-    one_mask: float = 0.1  # a request whose mask at some token takes longer is ended
-    slow_mask: float = 0.005  # from here on masks are computed between the passes, in a thread of their own
-    calm_masks: int = 8  # fast masks in a row until they are computed in the pass again; doubles each time
-    free_per_token: float = 0.01  # what every generated token may cost
-    request_excess: float = 1.0  # what a request may use beyond that
-    tenant_excess: float = 5.0  # what all requests of a tenant may use beyond that
-    tenant_refill: float = 0.1  # how much of it comes back every second
+    one_mask: float = 0.1  # a request with a slower mask is ended
+    slow_mask: float = 0.005  # slower masks are computed between passes, in a separate thread
+    calm_masks: int = 8  # consecutive fast masks before computing within the pass again; doubles each time
+    free_per_token: float = 0.01  # allowance per generated token
+    request_excess: float = 1.0  # allowance of a request beyond that
+    tenant_excess: float = 5.0  # allowance of all requests of a tenant beyond that
+    tenant_refill: float = 0.1  # regained per second
 
 
 def parser_limits() -> "LLParserLimits":
-    """Return the parser's own limits on compiling a grammar and on each mask.
+    """Return the parser's own limits on compilation and on each mask.
 
-    A mask with 8,000 items takes at most about 0.1 s, for the most ambiguous grammars.
+    A mask with 8,000 items takes about 0.1 s for the most ambiguous grammars.
     """
     from llguidance import LLParserLimits
 
@@ -74,10 +74,10 @@ def parser_limits() -> "LLParserLimits":
 
 
 _SHOWN = 10**12
-"""Counts from here on are shown rounded."""
+"""Counts above this are shown rounded."""
 
 _BOUNDS = {"Items": "items", "Length": "length", "Properties": "property_count"}
-"""Limits of the keywords that begin with min or max."""
+"""Limits of keywords that begin with min or max."""
 
 _BRANCHES = ("anyOf", "oneOf", "allOf")
 
@@ -87,12 +87,12 @@ _SYMBOLS = re.compile(
 
 
 def check_counts(wanted: StructuredOutputs, limits: CountLimits | None = None) -> None:
-    """Raise `RequestError` for counts, sizes and repetitions beyond the limits, with their names."""
+    """Raise `RequestError` for counts, sizes and repetitions beyond the limits."""
     Counts(wanted.form, limits or CountLimits()).check(wanted)
 
 
 class Counts:
-    """Counts what the texts of one request contain."""
+    """Totals over all texts of one request."""
 
     def __init__(self, form: str, limits: CountLimits) -> None:
         self._form = form
@@ -163,7 +163,7 @@ class Counts:
             )
 
     def _check(self, limit: str, what: str, number: float) -> None:
-        """Add to a total of the request."""
+        """Add to a total of the request and check it."""
         self._totals[limit] += int(min(number, _SHOWN))
         most = getattr(self._limits, limit)
         if self._totals[limit] > most:
@@ -174,7 +174,7 @@ class Counts:
 
 
 def _expanded_rules(rules: str) -> int:
-    """Return the number of symbols of a grammar's rules with counted repetitions written out."""
+    """Return the number of symbols in a grammar's rules after expanding counted repetitions."""
     sums, last = [0], 0
     for found in _SYMBOLS.finditer(rules):
         if found[0] in "([":

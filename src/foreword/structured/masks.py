@@ -1,4 +1,4 @@
-"""Limits what masks cost, and computes slow ones between passes."""
+"""Limits the cost of masks, and computes slow ones between passes."""
 
 import logging
 import os
@@ -18,16 +18,16 @@ Clock = Callable[[], float]
 
 
 class TenantBudgets:
-    """What the requests of each tenant have used beyond what their tokens may cost. Any thread may ask."""
+    """CPU time that each tenant's requests used beyond their tokens' allowance; thread-safe."""
 
     def __init__(self, limits: MaskLimits | None = None, now: Clock = monotonic) -> None:
         self.limits = limits or MaskLimits()
         self._now = now
         self._lock = Lock()
-        self._used: dict[str, tuple[float, float]] = {}  # seconds of a processor, and when that was
+        self._used: dict[str, tuple[float, float]] = {}  # CPU seconds, and when they were recorded
 
     def spend(self, tenant: str, seconds: float) -> bool:
-        """Add to what a tenant has used; return whether it is still within its budget."""
+        """Add to a tenant's use; return whether it is within its budget."""
         with self._lock:
             now = self._now()
             used = self._left_of(tenant, now) + seconds
@@ -41,28 +41,28 @@ class TenantBudgets:
 
 
 class MaskBudget:
-    """What the masks of one answer may cost: so much for every token, and an excess of its own and of its tenant."""
+    """Mask budget of one answer: an allowance per token, plus an excess of its own and of its tenant."""
 
     def __init__(self, tenants: TenantBudgets, tenant: str = "", clock: Clock = thread_time) -> None:
         self._tenants = tenants
         self._tenant = tenant
         self.limits = tenants.limits
-        self.clock = clock  # seconds of a processor that the calling thread has used
+        self.clock = clock  # CPU seconds of the calling thread
         self.used = 0.0
-        self._free = self.limits.free_per_token  # for the first token
-        self._excess = 0.0  # the most that was used beyond it
+        self._free = self.limits.free_per_token  # initially for the first token
+        self._excess = 0.0  # maximum use beyond it
 
     @property
     def has_excess(self) -> bool:
-        """Whether masks have taken more than the tokens so far may cost."""
+        """Whether masks exceeded the allowance of the tokens so far."""
         return self.used > self._free
 
     def earn(self, tokens: int) -> None:
-        """Allow for the masks of more tokens."""
+        """Add the allowance of more tokens."""
         self._free += tokens * self.limits.free_per_token
 
     def spend(self, seconds: float) -> str | None:
-        """Add the cost of a mask; return why the answer cannot go on, None if it can."""
+        """Add the cost of a mask; return why the answer must end, or None."""
         self.used += seconds
         excess = self.used - self._free
         if seconds > self.limits.one_mask:
@@ -85,7 +85,7 @@ log = logging.getLogger("foreword.structured")
 
 
 class MaskWorker:
-    """One thread, which starts with the first mask. It takes the answer that has used the least time first."""
+    """A thread, started on demand, that computes masks; answers with the least CPU use come first."""
 
     def __init__(self) -> None:
         self._waiting: list[GrammarState] = []
@@ -95,7 +95,7 @@ class MaskWorker:
         self._done = Event()
 
     def put(self, answer: "GrammarState") -> None:
-        """Have the next mask of an answer computed."""
+        """Queue the next mask of an answer."""
         with self._changed:
             self._waiting.append(answer)
             if self._thread is None:
@@ -104,12 +104,12 @@ class MaskWorker:
             self._changed.notify()
 
     def wait(self, seconds: float) -> None:
-        """Wait until a mask was computed since the last call, at most so long."""
+        """Wait until a mask was computed since the last call, at most `seconds`."""
         self._done.wait(seconds)
         self._done.clear()
 
     def close(self) -> None:
-        """End the thread once its mask is computed."""
+        """End the thread after its current mask."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -126,27 +126,27 @@ class MaskWorker:
                 self._waiting.remove(answer)
             try:
                 answer.prepare()
-            except BaseException:  # the parser's panics too: the thread must go on for the others
+            except BaseException:  # including parser panics: the thread must continue
                 log.exception("a mask could not be computed; the next pass tries again")
-            del answer  # an answer that has ended is not kept until the next one comes
+            del answer  # do not keep an ended answer alive
             self._done.set()
 
 
 T = TypeVar("T")
 
 NICENESS = 10
-"""Niceness of such threads: beside passes on all cores they get about a tenth of one."""
+"""Niceness of these threads: next to passes on all cores they get about a tenth of one core."""
 
 
 def yield_to_passes() -> None:
-    """Lower the priority of this thread for the rest of its life; threads have one of their own on Linux alone."""
+    """Lower the priority of this thread permanently; per-thread priorities exist only on Linux."""
     if sys.platform == "linux":
         thread = get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), NICENESS))
 
 
 def in_yielding_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread of low priority and return what it returns: a priority cannot be raised again."""
+    """Run `work` in a low-priority thread and return its result; a priority cannot be raised again."""
     result: Future[T] = Future()
 
     def run() -> None:

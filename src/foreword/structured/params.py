@@ -1,4 +1,4 @@
-"""What a user may ask of an answer's form."""
+"""Parameters of structured output."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,37 +8,37 @@ from typing import Any
 from foreword.errors import RequestError, refusing
 
 FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-"""Of these a request gives one."""
+"""Exactly one of these must be given."""
 
 _JSON_ONLY = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 
 MAX_BYTES = 256 * 1024
-"""Longest schema, grammar, expression or list of choices."""
+"""Maximum size of a schema, grammar, expression or list of choices."""
 
 MAX_CHOICES = 10_000
 
 MAX_DEPTH = 64
-"""Objects and lists of a schema inside each other."""
+"""Maximum nesting depth of a schema."""
 
 
 FORM_PARAM = "structured_outputs"
-"""The field that errors about a response format name; a server has more fields that mean the same."""
+"""Field that errors about a response format name."""
 
 
 @dataclass(frozen=True)
 class StructuredOutputs:
-    """The form of an answer; names and meanings are vLLM's. Exactly one of the first six is given."""
+    """A response format; names and meanings are vLLM's. Exactly one of the first six is set."""
 
-    json: str | Mapping[str, Any] | None = None  # a JSON schema, as an object or as text
-    regex: str | None = None  # the whole answer matches it
-    choice: Sequence[str] | None = None  # the answer is one of these
+    json: str | Mapping[str, Any] | None = None  # a JSON schema, as object or text
+    regex: str | None = None  # matches the whole answer
+    choice: Sequence[str] | None = None  # the allowed answers
     grammar: str | None = None  # EBNF: llama.cpp's GBNF, or Lark
     json_object: bool = False  # any JSON object
-    structural_tag: str | Mapping[str, Any] | None = None  # free text in which tagged parts follow schemas
-    # Between the tokens of JSON; None: one space after every comma and colon and nothing else.
+    structural_tag: str | Mapping[str, Any] | None = None  # free text with tagged parts that follow schemas
+    # Whitespace between JSON tokens; None: exactly one space after commas and colons.
     whitespace_pattern: str | None = None
-    disable_any_whitespace: bool = False  # not even these spaces
-    disable_additional_properties: bool = False  # objects have no keys but those that the schema names
+    disable_any_whitespace: bool = False  # no whitespace at all
+    disable_additional_properties: bool = False  # objects have only the schema's keys
 
     @refusing(FORM_PARAM)
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class StructuredOutputs:
     @staticmethod
     @refusing(FORM_PARAM)
     def of(value: "StructuredOutputs | Mapping[str, Any]") -> "StructuredOutputs":
-        """An object of JSON as it stands; every key is checked by name."""
+        """Parse a JSON object; every key is checked."""
         if isinstance(value, StructuredOutputs):
             return value
         if not isinstance(value, Mapping):
@@ -86,7 +86,7 @@ class StructuredOutputs:
 
     @property
     def form(self) -> str:
-        """Which of the forms it is."""
+        """Name of the given format."""
         return next(name for name in FORMS if getattr(self, name) not in (None, False))
 
     def _check_choice(self) -> None:
@@ -105,12 +105,12 @@ class StructuredOutputs:
 
 @dataclass(frozen=True)
 class Thinking:
-    """Reasoning between tags, with which an answer begins; a form applies to the text after it."""
+    """A reasoning block at the start of an answer; the response format applies after it."""
 
     end: str = "</think>"
     begin: str = "<think>"
-    budget: int | None = None  # most tokens between the tags; None: any number
-    is_open: bool = False  # the prompt has begun it
+    budget: int | None = None  # maximum tokens between the tags; None: unlimited
+    is_open: bool = False  # the prompt already contains the opening tag
 
     @refusing("thinking_token_budget")
     def __post_init__(self) -> None:
@@ -134,7 +134,7 @@ def _check_text(name: str, value: object) -> None:
 
 
 def _as_text(name: str, value: object) -> str:
-    """JSON in its one written form, so that equal schemas are compiled once."""
+    """Return canonical JSON, so that equal schemas are compiled once."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

@@ -1,4 +1,4 @@
-"""Where an answer stands in its grammar."""
+"""Parser state of an answer in its grammar."""
 
 from collections.abc import Sequence
 from threading import Lock
@@ -13,24 +13,22 @@ Path = tuple[int, ...]
 """Tokens after the committed ones."""
 
 FORESEEN = 64
-"""Tokens without a choice that are looked up at once: a draft has no more."""
+"""Maximum forced tokens computed at once: a draft has no more."""
 
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
-"""The parser's words for that nothing can follow, and the answer is not complete."""
+"""Parser states in which no token can follow although the answer is incomplete."""
 
 
 class GrammarError(ValueError):
-    """A token that the grammar does not allow, or a grammar that has become too complex to go on with."""
+    """The grammar forbids a token, or became too complex to continue."""
 
 
 class GrammarState:
-    """What a grammar allows after the committed tokens of an answer, and after draft tokens that follow them.
+    """Allowed tokens after an answer's committed tokens and after draft tokens.
 
-    Only `commit` moves it. To look ahead, the parser reads draft tokens and takes them back.
-    An end token is allowed where the answer is complete; after one, nothing but another.
-
-    While masks are fast they are computed when they are needed, in the pass. Once one was slow, the answer drafts
-    nothing and `worker` computes the next mask after every commit; until then the answer is not ready for a pass.
+    Only `commit` advances it; draft tokens are parsed and rolled back. End tokens are allowed where the answer is
+    complete, and only end tokens after one. Fast masks are computed within the pass. After a slow mask the answer has
+    no drafts, and `worker` computes each next mask after a commit; until then the answer is not ready for a pass.
     """
 
     def __init__(
@@ -39,23 +37,23 @@ class GrammarState:
         budget: MaskBudget | None = None,
         worker: MaskWorker | None = None,
     ) -> None:
-        """Without a worker all masks are computed when they are needed."""
+        """Without a worker, all masks are computed within the pass."""
         self._matcher = grammar.new_matcher()  # freed before the grammar, which returns the memory of both
         self._grammar = grammar
         self._budget = budget or MaskBudget(TenantBudgets())
         self._worker = worker
         self._committed: list[int] = []
-        self._unread: list[int] = []  # the last of them, which the parser has not read yet
+        self._unread: list[int] = []  # committed tokens that the parser has not read
         self._has_ended = False
-        self._ahead: Path = ()  # what the parser has read and takes back
-        # Masks, by the tokens before them that follow the committed ones.
+        self._ahead: Path = ()  # draft tokens that the parser has read and will roll back
+        # Masks by path of draft tokens.
         self._known: dict[Path, Bits] = {} if grammar.first_mask is None else {(): grammar.first_mask}
-        self._lock = Lock()  # a drafter that has run out of time may still use it
+        self._lock = Lock()  # a timed-out drafter may still use it
         self._is_slow = grammar.is_slow and worker is not None
-        self._fast_masks = 0  # in a row
-        self._calm_masks = self._budget.limits.calm_masks  # fast ones after which it is not slow any more
+        self._fast_masks = 0  # consecutive
+        self._calm_masks = self._budget.limits.calm_masks  # fast masks until it is no longer slow
         self.is_ready = True  # whether a pass may include it
-        self.error: str | None = None  # why it could not go on somewhere
+        self.error: str | None = None  # why it could not continue
 
     @property
     def vocab_size(self) -> int:
@@ -63,19 +61,19 @@ class GrammarState:
 
     @property
     def can_draft(self) -> bool:
-        """Whether masks are fast enough to compute several in a pass.
+        """Whether several masks can be computed in a pass.
 
-        Draft tokens that are rejected earn nothing: their masks must not use up the budget that the answer needs.
+        Rejected draft tokens earn no allowance, so their masks must not use up the answer's budget.
         """
         return not self._is_slow and not self._budget.has_excess
 
     @property
     def used(self) -> float:
-        """Seconds of a processor that its masks have taken."""
+        """CPU seconds spent on its masks."""
         return self._budget.used
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Add committed tokens. Raises `GrammarError`, and nothing has changed, if the grammar does not allow them."""
+        """Add committed tokens; raise `GrammarError` and change nothing if they are forbidden."""
         with self._lock:
             own = self._before_end(tokens)
             if self._is_slow and self._are_allowed(own):
@@ -105,23 +103,22 @@ class GrammarState:
                 self.is_ready = True
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Bits:
-        """[1 + nodes, words], what may follow the text, then each node of a draft (-1 is the text's parent).
+        """[1 + nodes, words], masks after the text and after each draft node (-1 is the text's parent).
 
-        After a node that is not allowed itself everything is: no path leads there. Where the parser gave up,
-        nothing is.
+        Everything is allowed after a forbidden node, which is never reached; nothing if the parser gave up.
         """
         rows = np.empty((1 + len(tokens), self._grammar.words), np.int32)
         self._fill(rows, [(), *paths(tokens, parents)])
         return rows
 
     def masks_after(self, ahead: Sequence[Path]) -> Bits:
-        """[paths, words], what may follow each of these."""
+        """[paths, words], mask after each path."""
         rows = np.empty((len(ahead), self._grammar.words), np.int32)
         self._fill(rows, ahead)
         return rows
 
     def follows(self, tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
-        """[nodes], whether a node of a draft and all above it are allowed; once masks are slow, as far as is known."""
+        """[nodes], whether a draft node and its ancestors are allowed; if masks are slow, as far as known."""
         with self._lock:
             try:
                 return [
@@ -132,7 +129,7 @@ class GrammarState:
                 self._take_back()
 
     def forced(self, most: int) -> list[int]:
-        """The next tokens, as far as there is no choice; at most so many."""
+        """Return up to `most` next tokens that leave no choice."""
         with self._lock:
             if self._has_ended or most < 1 or not self._catch_up():
                 return []
@@ -177,10 +174,10 @@ class GrammarState:
         return grammar.with_all_ends(mask)
 
     def _spent(self, seconds: float) -> str | None:
-        """Account for a mask; return why the answer cannot go on, None if it can."""
+        """Account for a mask; return why the answer must end, or None."""
         if seconds > self._budget.limits.slow_mask:
             if not self._is_slow and self._fast_masks:
-                self._calm_masks *= 2  # it has been fast for a while before
+                self._calm_masks *= 2  # it was fast before
             self._fast_masks, self._grammar.is_slow = 0, True
             self._is_slow = self._worker is not None
         else:
@@ -189,27 +186,27 @@ class GrammarState:
         return self._budget.spend(seconds)
 
     def _foresee(self, path: Path) -> Path:
-        """Return the tokens that must follow what the parser has read: where there is no choice, masks need no work."""
-        forced = tuple(map(int, self._matcher.compute_ff_tokens()[:FORESEEN]))  # there may be no end of them
+        """Return the forced tokens after the parser's position: they need no mask."""
+        forced = tuple(map(int, self._matcher.compute_ff_tokens()[:FORESEEN]))  # may be unlimited
         for place, token in enumerate(forced):
             self._known.setdefault((*path, *forced[:place]), self._grammar.only(token))
         return forced
 
     def _is_allowed(self, path: Path) -> bool:
-        """Whether the last of these may follow the others, and they the text."""
+        """Whether a path's last token is allowed after the others, and these after the text."""
         before, token = self._mask(path[:-1]), path[-1]
         is_reached = before is not self._grammar.everything
         return is_reached and 0 <= token < self.vocab_size and bool(before[token >> 5] >> (token & 31) & 1)
 
     def _are_allowed(self, tokens: Sequence[int]) -> bool:
-        """Whether masks that are known allow these to come next."""
+        """Whether known masks allow these next tokens."""
         ahead = [tuple(tokens[: place + 1]) for place in range(len(tokens))]
         return not self._has_ended and all(
             path[:-1] in self._known and self._is_allowed(path) for path in ahead
         )
 
     def _catch_up(self) -> bool:
-        """Have the parser read the committed tokens that it has not read yet."""
+        """Feed the parser the committed tokens that it has not read."""
         unread, self._unread = self._unread, []
         if not unread:
             return True
@@ -217,7 +214,7 @@ class GrammarState:
         return bool(self._matcher.try_consume_tokens(unread) == len(unread) and not self._matcher.is_error())
 
     def _read(self, ahead: Path, path: Sequence[int]) -> bool:
-        """Have the parser read this after the committed tokens; it takes back what else it had read ahead."""
+        """Feed the parser `path` after `ahead`, rolling back what differs."""
         common = 0
         while common < min(len(ahead), len(path)) and ahead[common] == path[common]:
             common += 1
@@ -232,7 +229,7 @@ class GrammarState:
         self._read(self._ahead, ())
 
     def _give_up(self, why: str | None = None) -> None:
-        """Note why the parser cannot go on from here; the text itself is as it was."""
+        """Record why the parser cannot continue; the text is unchanged."""
         self.error = why or self._complaint()
         self._start_again()
 
@@ -243,19 +240,19 @@ class GrammarState:
         return lines[0] if lines else "the grammar does not allow these tokens here"
 
     def _start_again(self) -> None:
-        """A parser that has failed never recovers: a new one reads the text, when it is needed."""
+        """Replace a failed parser, which never recovers; the new one reads the text on demand."""
         self._matcher = self._grammar.new_matcher()
         self._ahead, self._unread = (), list(self._committed)
 
     def _before_end(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens before the first that ends the answer."""
+        """Return the tokens before the first end token."""
         ends = self._grammar.ends
         place = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
         return list(tokens[:place])
 
 
 def paths(tokens: Sequence[int], parents: Sequence[int]) -> list[Path]:
-    """[nodes], the tokens from the first level down to each node."""
+    """[nodes], the tokens from the first level to each node."""
     found: list[Path] = []
     for token, parent in zip(tokens, parents, strict=True):
         found.append((*(found[parent] if parent >= 0 else ()), token))
@@ -263,6 +260,6 @@ def paths(tokens: Sequence[int], parents: Sequence[int]) -> list[Path]:
 
 
 def unpacked(bits: Bits, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """[rows, vocab]"""
+    """[rows, vocab], the bits as booleans."""
     flat = np.unpackbits(bits.view(np.uint8), axis=-1, bitorder="little")
     return flat[:, :vocab_size].view(np.bool_)

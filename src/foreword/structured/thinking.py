@@ -1,4 +1,4 @@
-"""Reasoning at the beginning of an answer: how long it may be, and a grammar that begins after it."""
+"""Reasoning at the start of an answer: its token budget, and a grammar that applies after it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +12,13 @@ from foreword.structured.state import GrammarError, GrammarState, Path, paths
 
 @dataclass(frozen=True)
 class ThinkingTags:
-    """The tags around reasoning, in one vocabulary."""
+    """The tags around reasoning, for one vocabulary."""
 
     begin: bytes
     end: bytes
     begin_ids: Path
     end_ids: Path
-    piece: Callable[[int], bytes]  # what a token adds to the text, names of control tokens included
+    piece: Callable[[int], bytes]  # bytes that a token adds, including names of control tokens
     vocab_size: int
     stop_ids: tuple[int, ...] = ()  # tokens that end an answer
 
@@ -31,34 +31,32 @@ class _Phase(Enum):
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an answer stands."""
+    """Position of an answer relative to its reasoning."""
 
     phase: _Phase
-    left: int | None  # tokens that reasoning may still have; None: no limit
+    left: int | None  # remaining reasoning tokens; None: unlimited
     seen: bytes = b""  # text that may be part of a tag
-    forced: int = 0  # tokens of the end tag that were forced
-    own: Path = ()  # tokens of the grammar's text that it has not read
+    forced: int = 0  # forced tokens of the end tag
+    own: Path = ()  # grammar tokens that the grammar has not read
 
 
 class ThinkingState:
-    """What may follow an answer's committed tokens and draft tokens after them; as `GrammarState`, which it may hold.
-
-    While the answer reasons, everything may follow. Once the budget is used up, nothing but the end tag may.
-    After it the grammar applies, if there is one.
-    """
+    """Allowed tokens of an answer that may start with reasoning; same interface as `GrammarState`, which it
+    may contain. During reasoning everything is allowed. Once the budget is used up, only the end tag is.
+    After it the grammar applies, if there is one."""
 
     def __init__(
         self, tags: ThinkingTags, budget: int | None, is_open: bool, grammar: GrammarState | None = None
     ) -> None:
-        """`is_open`: the prompt has begun the reasoning; else the answer may begin with it."""
+        """`is_open`: the prompt already contains the opening tag; otherwise the answer may start with it."""
         self._tags = tags
         self._grammar = grammar
         start = _Place(_Phase.THINKING if is_open else _Phase.START, budget)
-        self._places: dict[Path, _Place] = {(): start}  # after tokens that follow the committed ones
+        self._places: dict[Path, _Place] = {(): start}  # by path of draft tokens
         words = -(-tags.vocab_size // 32)
         self._everything: Bits = np.full(words, -1, np.int32)
         self._while_thinking = self._everything
-        if grammar is not None:  # an answer must not end before it has its form
+        if grammar is not None:  # the answer must not end before its structured part
             self._while_thinking = ~self._only(*tags.stop_ids)
 
     @property
@@ -77,11 +75,11 @@ class ThinkingState:
 
     @property
     def error(self) -> str | None:
-        """Why the grammar could not go on somewhere."""
+        """Why the grammar could not continue."""
         return None if self._grammar is None else self._grammar.error
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Add committed tokens. Raises `GrammarError`, and nothing has changed, if they are not allowed."""
+        """Add committed tokens; raise `GrammarError` and change nothing if they are forbidden."""
         came = tuple(tokens)
         if self._place(()).phase is not _Phase.DONE and not self._is_allowed(came):
             raise GrammarError("the end of the reasoning does not allow these tokens here")
@@ -93,19 +91,19 @@ class ThinkingState:
         self._places = {(): place}
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Bits:
-        """[1 + nodes, words], what may follow the text, then each node of a draft (-1 is the text's parent)."""
+        """[1 + nodes, words], masks after the text and after each draft node (-1 is the text's parent)."""
         return self.masks_after([(), *paths(tokens, parents)])
 
     def masks_after(self, ahead: Sequence[Path]) -> Bits:
-        """[paths, words], what may follow each of these."""
+        """[paths, words], mask after each path."""
         return np.stack([self._mask(path) for path in ahead])
 
     def follows(self, tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
-        """[nodes], whether a node of a draft and all above it are allowed."""
+        """[nodes], whether a draft node and its ancestors are allowed."""
         return [self._is_allowed(path) for path in paths(tokens, parents)]
 
     def forced(self, most: int) -> list[int]:
-        """The next tokens, as far as there is no choice; at most so many."""
+        """Return up to `most` next tokens that leave no choice."""
         found: Path = ()
         while len(found) < most and self._must_end(place := self._place(found)):
             found = (*found, self._tags.end_ids[place.forced])
@@ -133,7 +131,7 @@ class ThinkingState:
         return np.bitwise_or(mask, more) if is_text else more
 
     def _is_allowed(self, path: Path) -> bool:
-        """Whether each of these tokens may follow those before it."""
+        """Whether each token is allowed after those before it."""
         return all(self._allows(self._mask(path[:place]), token) for place, token in enumerate(path))
 
     def _allows(self, mask: Bits, token: int) -> bool:
@@ -145,7 +143,7 @@ class ThinkingState:
         return np.packbits(bits, bitorder="little").view(np.int32)
 
     def _place(self, path: Path) -> _Place:
-        known = self._places  # a drafter that has run out of time may still ask for the last step's
+        known = self._places  # a timed-out drafter may still use the last step's
         start = next(size for size in range(len(path), -1, -1) if path[:size] in known)
         place = known[path[:start]]
         for size in range(start, len(path)):
@@ -178,4 +176,4 @@ class ThinkingState:
 
 
 AnswerState = GrammarState | ThinkingState
-"""What tells which tokens may follow an answer."""
+"""Determines which tokens may follow an answer."""

@@ -1,8 +1,8 @@
-"""The process in which grammars are compiled first: `python -m foreword.structured.trial_process`.
+"""Process for trial compilations: `python -m foreword.structured.trial_process`.
 
-It holds the vocabulary and forks for every grammar. The fork limits itself: the system ends it when its memory or its
-processor time is used up, inside native code too, and takes back all that it had. Nothing is compiled in this process
-itself, so that it stays small. It ends when its standard input does, that is with its parent.
+It holds the vocabulary and forks for every grammar. The system ends the fork when it exceeds its memory or CPU limit,
+also inside native code. Nothing is compiled in this process itself, so that it stays small. It ends with its standard
+input, that is, with its parent.
 """
 
 import json
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 LENGTH = struct.Struct("<I")
-"""Before every message, its length in bytes."""
+"""Message length in bytes, sent before every message."""
 
 REQUESTS, ANSWERS = 0, 1
 """File descriptors."""
 
 _MESSAGE_CHARACTERS = 400
-"""Of an error: an answer fits into one atomic write to a pipe."""
+"""Maximum length of an error, so that an answer fits into one atomic pipe write."""
 
 _SMALL = StructuredOutputs(regex=".*")
 
 _NICENESS = 5
-"""Compiling yields to the engine's passes."""
+"""Niceness of compilation, so that passes have priority."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Trial:
 
     @staticmethod
     def from_json(message: Mapping[str, Any]) -> "Trial":
-        """Return the trial that `asdict` has made a message of."""
+        """Restore a trial from a message made by `asdict`."""
         wanted, limits = StructuredOutputs(**message["wanted"]), CompileLimits(**message["limits"])
         return Trial(message["number"], wanted, limits)
 
 
 def vocabulary_as_json(tokens: GrammarTokens) -> dict[str, Any]:
-    """Return a vocabulary as a message; the bytes of a piece are the characters of its text."""
+    """Return a vocabulary as a message; bytes become characters."""
     return {
         "pieces": [piece.decode("latin-1") for piece in tokens.pieces],
         "end_ids": list(tokens.end_ids),
@@ -68,7 +68,7 @@ def vocabulary_as_json(tokens: GrammarTokens) -> dict[str, Any]:
 
 
 def vocabulary_from(message: Mapping[str, Any]) -> GrammarTokens:
-    """Return the vocabulary of a message."""
+    """Restore the vocabulary of a message."""
     return spelled(
         [piece.encode("latin-1") for piece in message["pieces"]],
         tuple(message["end_ids"]),
@@ -78,7 +78,7 @@ def vocabulary_from(message: Mapping[str, Any]) -> GrammarTokens:
 
 
 def serve() -> None:
-    """Answer trials until the input ends."""
+    """Process trials until the input ends."""
     os.nice(_NICENESS)
     vocabulary = _message()
     if vocabulary is None:
@@ -89,7 +89,7 @@ def serve() -> None:
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    running: dict[int, int] = {}  # trials by their processes
+    running: dict[int, int] = {}  # trial number by process id
     while True:
         ready, _, _ = select.select([REQUESTS, woken], [], [])
         if woken in ready:
@@ -112,7 +112,7 @@ def serve() -> None:
 def spelled(
     pieces: list[bytes], end_ids: tuple[int, ...], control_ids: list[int], control_names: frozenset[str]
 ) -> GrammarTokens:
-    """Return a vocabulary whose texts are split into their longest pieces: what a trial costs does not depend on it."""
+    """Return a vocabulary whose `encode` splits into the longest pieces; the cost of a trial does not depend on it."""
     special = {*end_ids, *control_ids}
     ids = {piece: token for token, piece in enumerate(pieces) if piece and token not in special}
     longest = max(map(len, ids), default=1)
@@ -129,11 +129,11 @@ def spelled(
 
 
 def _run(trial: Trial, tokens: GrammarTokens, tokenizer: "LLTokenizer") -> NoReturn:
-    """Compile a grammar in a process of its own, within limits, answer, and end."""
+    """Compile a grammar in this forked process, within limits; send the answer and exit."""
     answer: dict[str, Any] = {"number": trial.number}
     try:
         _limit(trial.limits)
-        with suppress(RequestError):  # what every grammar takes is not counted
+        with suppress(RequestError):  # exclude what every grammar takes
             try_first_tokens(compiled(_SMALL, tokens, tokenizer), _SMALL.form)
         before = _peak_bytes()
         grammar = compiled(trial.wanted, tokens, tokenizer)
@@ -150,12 +150,12 @@ def _run(trial: Trial, tokens: GrammarTokens, tokenizer: "LLTokenizer") -> NoRet
 
 
 def _limit(limits: CompileLimits) -> None:
-    """Have the system end this process when it has used up its processor time, its time, or its memory."""
+    """Let the system end this process at its CPU, wall-clock or memory limit."""
     for ended_by in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(ended_by, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
     signal.setitimer(signal.ITIMER_REAL, limits.patience * limits.cpu_seconds)
-    with suppress(OSError, ValueError):  # a system without such a limit, or without /proc: macOS
+    with suppress(OSError, ValueError):  # no such limit, or no /proc: macOS
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         most = used + limits.memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -167,7 +167,7 @@ def _peak_bytes() -> int:
 
 
 def _report_ended(running: dict[int, int]) -> None:
-    """Answer for the processes that ended without an answer of their own."""
+    """Answer for processes that ended without an answer."""
     while running:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -183,7 +183,7 @@ def _answer(answer: dict[str, Any]) -> None:
 
 
 def _message() -> Any:  # noqa: ANN401 - any JSON
-    """Return the next message of the parent; None at the end of the input."""
+    """Return the parent's next message; None at the end of the input."""
     header = _exactly(LENGTH.size)
     body = header and _exactly(LENGTH.unpack(header)[0])
     return json.loads(body) if body else None

@@ -1,4 +1,4 @@
-"""Compiles grammars in another process first, which shows what they cost."""
+"""Compiles grammars in another process first, to measure their cost."""
 
 import json
 import os
@@ -22,16 +22,16 @@ from foreword.structured.params import StructuredOutputs
 from foreword.structured.trial_process import LENGTH, Trial, vocabulary_as_json
 
 START_SECONDS = 60.0
-"""Wall-clock seconds that the process may take to start, beside those of a trial."""
+"""Seconds that the process may take to start."""
 
 END_SECONDS = 5.0
-"""Wall-clock seconds that the process may take to end."""
+"""Seconds that the process may take to end."""
 
 _OUT_OF_TIME = (signal.SIGPROF, signal.SIGALRM)
 
 
 class CompileTrials:
-    """Owns the process that tries grammars, which starts with the first trial and again if it was killed."""
+    """Owns the trial process, which is started on demand and restarted if it was killed."""
 
     def __init__(self, tokens: GrammarTokens, limits: CompileLimits) -> None:
         self._tokens = tokens
@@ -43,23 +43,23 @@ class CompileTrials:
         self._waiting: dict[int, Future[dict[str, Any]]] = {}
 
     def run(self, wanted: StructuredOutputs) -> int:
-        """Return the bytes that compiling a grammar takes; raises `RequestError` for what is wrong or too much."""
-        # Once more where the process was killed meanwhile.
+        """Return the bytes that compiling a grammar takes; raise `RequestError` if it is invalid or too expensive."""
+        # Retry once if the process was killed meanwhile.
         return self._result(self._answer(wanted) or self._answer(wanted), wanted)
 
     def close(self) -> None:
-        """End the process for good; trials in it are refused."""
+        """End the process; running trials are refused."""
         with self._lock:
             self._is_closed = True
             self._stop()
 
     @property
     def pid(self) -> int | None:
-        """The process that tries grammars; None while there is none."""
+        """Id of the trial process; None if there is none."""
         return None if self._process is None else self._process.pid
 
     def _answer(self, wanted: StructuredOutputs) -> dict[str, Any]:
-        """Return the answer of the process, empty if it has ended without one."""
+        """Return the process's answer; empty if it ended without one."""
         limits, answered = self._limits, Future[dict[str, Any]]()
         with self._lock:
             if self._is_closed:
@@ -104,7 +104,7 @@ class CompileTrials:
         _write(process.stdin.fileno(), message)
 
     def _start(self) -> None:
-        # One thread: a fork of a process with others could hang. -P: nothing is imported from the working directory.
+        # One thread: forking a process with threads could hang. -P: import nothing from the working directory.
         alone = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "foreword.structured.trial_process"],
@@ -131,7 +131,7 @@ class CompileTrials:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Close the input of the process, with which it ends; one that does not is killed."""
+    """Close the input of the process, which ends it; kill it if it does not end."""
     assert process.stdin is not None
     with suppress(OSError):
         process.stdin.close()
@@ -143,7 +143,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _listen(answers: IO[bytes], waiting: "dict[int, Future[dict[str, Any]]]") -> None:
-    """Pass on the answers of one process until it ends."""
+    """Deliver the answers of one process until it ends."""
     with answers:
         while len(header := answers.read(LENGTH.size)) == LENGTH.size:
             answer = json.loads(answers.read(LENGTH.unpack(header)[0]))
@@ -154,7 +154,7 @@ def _listen(answers: IO[bytes], waiting: "dict[int, Future[dict[str, Any]]]") ->
 
 
 def _settle(answered: "Future[dict[str, Any]]", answer: dict[str, Any]) -> None:
-    with suppress(Exception):  # it was settled before
+    with suppress(Exception):  # already settled
         answered.set_result(answer)
 
 

@@ -287,7 +287,7 @@ def test_counts_of_classes_are_saved_and_fade():
     counts.fade(0.5)
     assert counts.sure_rate(5, 0.0, 1.0) == pytest.approx(1 / 3)  # half a node against one that was wrong
     broken = {**again.as_json(), "sure_accepted": [2.0] * CLASSES}
-    with pytest.raises(ValueError, match="contradict"):
+    with pytest.raises(ValueError, match="inconsistent"):
         DraftCounts.from_json(broken)
     with pytest.raises(ValueError, match="no list of"):
         DraftCounts.from_json({**again.as_json(), "sure_accepted": [0.0], "sure_reached": [0.0]})

@@ -8,7 +8,7 @@ import torch
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.transfer import HostCopy
-from foreword.drafters.heads.chains import BegunChain, BegunChains, joined
+from foreword.drafters.heads.chains import EarlyChain, EarlyChains, joined
 from foreword.drafters.heads.in_pages import Run
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import Draft
@@ -30,8 +30,8 @@ class Begun:
         (self.judged,) = left_pending([Draft.chain((1, 2, 3), 14)])
         numbers = torch.tensor([50, 51, 52, 53])
         self.source = HostCopy(numbers, numbers)
-        self.chains = BegunChains()
-        begun = BegunChain.of(InFlight(self.ask(TOKENS), self.judged, 0, 0), self.source, range(4))
+        self.chains = EarlyChains()
+        begun = EarlyChain.of(InFlight(self.ask(TOKENS), self.judged, 0, 0), self.source, range(4))
         self.chains.keep(7, begun)
 
     def ask(self, tokens: list[int], depth: int = 4) -> DraftTask:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foreword.drafters.heads.choices import Awaited, MeasuredRanks, fitting, read_choices, shape_of
+from foreword.drafters.heads.choices import MeasuredRanks, PendingRanks, fitting, read_choices, shape_of
 from foreword.errors import RequestError
 
 PUBLISHED = ((0,), (0, 0), (1,), (0, 1), (2,), (0, 0, 0), (1, 0), (0, 0, 0, 0), (3, 1))
@@ -53,7 +53,7 @@ def test_tokens_are_counted_once_for_every_head_that_guessed_them():
         def saw(self, head: int, rank: int | None) -> None:
             seen.append((head, rank))
 
-    awaited, ranks = Awaited(), Noting(2)
+    awaited, ranks = PendingRanks(), Noting(2)
     awaited.add(3, [[7, 8], [9, 5]])
     awaited.settle(3, [1, 2, 3, 8], ranks)
     assert seen == [(0, 1)]

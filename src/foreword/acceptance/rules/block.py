@@ -1,8 +1,9 @@
-"""Block verification (Sun et al. 2024, arXiv 2403.10444), for chains.
+"""Block verification (Sun et al.
 
-The whole chain is judged at once: w_i = min(1, w_{i-1} p(x_i) / q(x_i)) is how much of the target's probability the
-first i tokens can carry. Each prefix is accepted by a uniform of its own and the longest accepted one wins, so a
-token that token-by-token rejection refuses can be saved by the tokens after it. Never fewer tokens in expectation.
+2024, arXiv 2403.10444), for chains. The chain is judged as a whole: w_i = min(1, w_{i-1} p(x_i) / q(x_i)) is the
+share of the target's probability that the first i tokens carry. Each prefix has its own uniform, and the longest
+accepted prefix wins. So later tokens can save a token that *token* rejects. In expectation it never accepts fewer
+tokens.
 """
 
 import numpy as np
@@ -12,7 +13,7 @@ from foreword.acceptance.rules.trees import NO_ROW, DraftTrees, Floats, Ints
 
 
 def plan(chains: ChainRows, nodes: Ints) -> AcceptancePlan:
-    """Acceptance probabilities of all prefixes; nodes are the draft rows of the chains, no roots."""
+    """Return acceptance probabilities of all prefixes; `nodes` are the chains' draft rows."""
     carried = carried_weights(chains, nodes)
     last = next_in_chain(chains.trees, nodes) == NO_ROW
     accept = np.zeros_like(carried)
@@ -25,7 +26,7 @@ def plan(chains: ChainRows, nodes: Ints) -> AcceptancePlan:
 
 
 def carried_weights(chains: ChainRows, nodes: Ints) -> Floats:
-    """[all rows], w of every row, one level of all chains at a time; 1 at roots."""
+    """[all rows], w of every row, computed level by level; 1 at roots."""
     depths, ratio = chains.trees.depths, ratios(chains, nodes)
     carried = np.ones(len(depths))
     for depth in range(1, int(depths[nodes].max(initial=0)) + 1):
@@ -37,7 +38,7 @@ def carried_weights(chains: ChainRows, nodes: Ints) -> Floats:
 def spare_mass(chains: ChainRows, nodes: Ints, carried: Floats) -> Floats:
     """[all rows], the sum of max(w p - q, 0) over the tokens that can follow the row.
 
-    As p sums to 1 this is w minus the sum of min(w p, q), which only tokens in the support of q add to.
+    Since p sums to 1, this is w minus the sum of min(w p, q), which only needs the support of q.
     """
     q = chains.trees.q
     mine = np.isin(q.rows, nodes)
@@ -48,5 +49,5 @@ def spare_mass(chains: ChainRows, nodes: Ints, carried: Floats) -> Floats:
 
 
 def stop_rows(trees: DraftTrees, accept: Floats, uniforms: Floats) -> Ints:
-    """[requests], the last row of the longest accepted prefix; uniforms are per row."""
+    """[requests], the last row of the longest accepted prefix; one uniform per row."""
     return trees.deepest((uniforms < accept) | (trees.depths == 0))

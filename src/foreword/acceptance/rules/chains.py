@@ -1,4 +1,4 @@
-"""What *token* and *block* share: probabilities of the drafted tokens, and the draw from what is left over.
+"""Common parts of *token* and *block*: probabilities of draft tokens, and draws from the residual distribution.
 
 *traversal* reads the target's distributions through the same `ChainRows`.
 """
@@ -19,7 +19,7 @@ ONE = float(1 << 40)
 
 @dataclass(frozen=True)
 class ChainRows:
-    """Rows of requests whose rule asks what the tokens were drawn from."""
+    """Rows of requests whose rule needs q."""
 
     shaped: Distributions
     trees: DraftTrees
@@ -28,7 +28,7 @@ class ChainRows:
 
     @staticmethod
     def of(shaped: Distributions, trees: DraftTrees, rows: Ints) -> "ChainRows":
-        """A view of the given rows of a batch."""
+        """Select rows of a batch."""
         kept = kept_tokens(shaped, torch.from_numpy(rows).to(shaped.logits.device))
         totals = exact_sums(kept.rows, kept.log_weights.exp(), len(shaped.logits))
         return ChainRows(shaped, trees, kept, totals)
@@ -44,7 +44,7 @@ class ChainRows:
 
 
 def exact_sums(rows: Tensor, weights: Tensor, count: int) -> Tensor:
-    """float64 [count], sums of weights in 0 .. 1 per row in 80-bit fixed point: the same in every order."""
+    """float64 [count], sums of weights in 0 .. 1 per row in 80-bit fixed point, independent of order."""
     high = (weights * ONE).floor()
     low = ((weights * ONE - high) * ONE).round()
     sums = torch.zeros((2, count), dtype=torch.int64, device=rows.device)
@@ -54,23 +54,23 @@ def exact_sums(rows: Tensor, weights: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class AcceptancePlan:
-    """What a rule knows about the nodes before it sees their uniforms; entries of other rows mean nothing."""
+    """Acceptance probabilities before the uniforms are drawn; only the rule's rows are valid."""
 
-    accept: Floats  # [all rows], the probability with which the node's uniform accepts it
-    carried: Floats  # [all rows], the share of the target's probability that an own token after it is left
+    accept: Floats  # [all rows], acceptance probability of each node
+    carried: Floats  # [all rows], share of the target's probability left for an own token after the node
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """What own tokens are drawn from where requests stop: max(scale * p - q, 0), normalised."""
+    """Residual distribution at the stop rows: max(scale * p - q, 0), normalised."""
 
     stop_rows: Ints  # [requests]
     scale: Floats  # [requests]
-    next_rows: Ints  # [requests], the row whose q is taken off; NO_ROW: the draft ends here, take p
+    next_rows: Ints  # [requests], the row whose q is subtracted; NO_ROW: end of the draft, use p
 
 
 def ratios(chains: ChainRows, nodes: Ints) -> Floats:
-    """[all rows], p(x) / q(x) of every node's token x; 0 in other rows, and for a token that q cannot draw."""
+    """[all rows], p(x) / q(x) of every node's token x; 0 elsewhere and if q(x) is 0."""
     tokens = chains.trees.tokens
     p, q = chains.target(nodes - 1, tokens[nodes]), chains.trees.q.at(nodes, tokens[nodes])
     ratio = np.zeros(len(tokens))
@@ -79,19 +79,19 @@ def ratios(chains: ChainRows, nodes: Ints) -> Floats:
 
 
 def next_in_chain(trees: DraftTrees, rows: Ints) -> Ints:
-    """[rows], the node after each row, NO_ROW after the last of a request."""
+    """[rows], the next node of each row, NO_ROW at the end of a request."""
     ends = trees.row_starts[1:][trees.request_of_row[rows]]
     return np.where(rows + 1 < ends, rows + 1, NO_ROW)
 
 
 def leftover(trees: DraftTrees, plan: AcceptancePlan, stops: Ints) -> Leftover:
-    """What the own tokens come from: the residual where a node was refused, else the target itself."""
+    """Return the distributions of own tokens: the residual after a rejected node, otherwise the target's."""
     next_rows = next_in_chain(trees, stops)
     return Leftover(stops, np.where(next_rows == NO_ROW, 1.0, plan.carried[stops]), next_rows)
 
 
 def leftover_weights(chains: ChainRows, left: Leftover) -> Kept:
-    """The kept tokens of the stop rows with the logs of what is left of their probabilities."""
+    """Return the kept tokens of the stop rows with their residual log weights."""
     count, device = len(chains.totals), chains.totals.device
     request_at = np.full(count, NO_ROW)
     request_at[left.stop_rows] = np.arange(len(left.stop_rows))
@@ -102,13 +102,13 @@ def leftover_weights(chains: ChainRows, left: Leftover) -> Kept:
     q = chains.trees.q.at(left.next_rows[request], ids.cpu().numpy())
     scale, taken = (torch.from_numpy(column).to(device) for column in (left.scale[request], q))
     weights = (scale * p - taken).clamp(min=0)
-    # Nothing can be left only where p and q differ by rounding: then q is as good as p.
+    # An empty residual means that p and q differ only by rounding: use p.
     empty = torch.zeros(count, dtype=torch.float64, device=device).index_add(0, rows, weights) == 0
     return Kept(rows, ids, torch.where(empty[rows], p, weights).log())
 
 
 def draw_leftover(chains: ChainRows, left: Leftover, keys: Keys) -> Ints:
-    """int64 [requests], the own token of every request that stops; keys are per row of the batch."""
+    """int64 [requests], each request's own token; one key per row of the batch."""
     tokens = best_per_row(leftover_weights(chains, left), key_tensor(keys, chains.totals.device))
     own: Ints = tokens.cpu().numpy()[left.stop_rows]
     return own

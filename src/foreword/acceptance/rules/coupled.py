@@ -1,7 +1,7 @@
-"""The coupled rule: the target draws with noise named by position; a node survives if it is that draw.
+"""The coupled rule: the target draws with position-keyed noise; a node is accepted if it equals that draw.
 
-The token at a position is a function of the history, the parameters, the seed and the position alone. A draft can
-only make it known earlier, so the text is the same with any draft or none.
+The token at a position is a function of history, parameters, seed and position only. A draft can only reveal it
+earlier, so that the text is the same with any draft or none.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from foreword.acceptance.rules.trees import DraftTrees
 
 
 def stop_rows(trees: DraftTrees, draws: Sequence[int]) -> list[int]:
-    """[requests], the deepest row all of whose tokens are what the target drew; draws are per row."""
+    """[requests], the deepest row whose path equals the target's draws; one draw per row."""
     stops = trees.starts[:-1]
     if trees.is_plain:
         return stops
     tokens, parents = trees.token_list, trees.parent_list
     for request, (root, end) in enumerate(zip(trees.starts, trees.starts[1:], strict=False)):
-        if parents[root + 1 : end] == list(range(root, end - 1)):  # a chain, as most are
+        if parents[root + 1 : end] == list(range(root, end - 1)):  # a chain, the common case
             row = root
             while row + 1 < end and tokens[row + 1] == draws[row]:
                 row += 1
@@ -27,8 +27,8 @@ def stop_rows(trees: DraftTrees, draws: Sequence[int]) -> list[int]:
 
 
 def _deepest(tokens: Sequence[int], parents: Sequence[int], draws: Sequence[int], root: int, end: int) -> int:
-    """Of a tree, whose rows are those from its root to `end`."""
-    stop, depths = root, {root: 0}  # of the rows on whose way every token was drawn
+    """Return the deepest accepted row of a tree with rows root .. end."""
+    stop, depths = root, {root: 0}  # depths of the accepted rows
     for row in range(root + 1, end):  # parents come before their children
         parent = parents[row]
         if parent in depths and tokens[row] == draws[parent]:

@@ -1,4 +1,4 @@
-"""What a node's token was drawn from: q, sparse, and always together with its token."""
+"""The distribution q that a draft token was drawn from, in sparse form."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ ID_BITS = 32
 
 @dataclass(frozen=True)
 class Drawn:
-    """The distribution that a node's token was drawn from, sparse; read-only, as it travels with the token."""
+    """Sparse distribution of a sampled draft token; read-only."""
 
-    ids: Ints  # [support], distinct, rising
+    ids: Ints  # [support], distinct, ascending
     probs: Floats  # [support], non-negative, sum 1
 
     def __post_init__(self) -> None:
@@ -39,27 +39,27 @@ class Drawn:
         object.__setattr__(self, "probs", probs)
 
     def prob(self, token: int) -> float:
-        """The probability of one token; 0 outside the support."""
+        """Return the probability of a token; 0 outside the support."""
         slot = int(np.searchsorted(self.ids, token))
         return float(self.probs[slot]) if slot < len(self.ids) and self.ids[slot] == token else 0.0
 
 
 def _rises(ids: Ints) -> bool:
-    """Whether the ids are sorted and distinct; to sort those of a whole vocabulary takes milliseconds."""
+    """Return whether the ids are sorted and distinct; faster than sorting a whole vocabulary."""
     return bool((ids[1:] > ids[:-1]).all())
 
 
 @dataclass(frozen=True)
 class NodeProbabilities:
-    """The q of every draft node of a batch; a chosen node counts as drawn from certainty of its own token."""
+    """The q of every draft node of a batch; a chosen node has probability 1 at its token."""
 
-    rows: Ints  # [support], row of the node that the entry belongs to, rising
-    ids: Ints  # [support], rising within a row
+    rows: Ints  # [support], row of the entry's node, ascending
+    ids: Ints  # [support], ascending within a row
     probs: Floats  # [support]
 
     @staticmethod
     def stack(rows: Ints, tokens: Ints, drawn: Sequence[Drawn | None]) -> "NodeProbabilities":
-        """Join the nodes' supports, in order of row."""
+        """Concatenate the nodes' supports in row order."""
         sizes = np.array([1 if q is None else len(q.ids) for q in drawn], np.int64)
         chosen = [token if q is None else q.ids for token, q in zip(tokens[:, None], drawn, strict=True)]
         certain = np.ones(1)

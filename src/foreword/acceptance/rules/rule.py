@@ -1,4 +1,4 @@
-"""The names of the acceptance rules, and which drafts each of them is exact for."""
+"""Names of the acceptance rules, and the draft shapes for which each is exact."""
 
 from enum import IntEnum
 
@@ -6,21 +6,21 @@ from foreword.errors import RequestError
 
 
 class Rule(IntEnum):
-    """How a draft is judged; greedy is the limit of each at temperature 0."""
+    """How a draft is judged. At temperature 0 all rules are greedy."""
 
-    COUPLED = 0  # any draft: a node is accepted if it is the token that the target drew
+    COUPLED = 0  # any draft: a node is accepted if it equals the target's draw
     TOKEN = 1  # chains: rejection sampling token by token (Leviathan et al., Chen et al. 2023)
     BLOCK = 2  # chains: rejection sampling of the chain as one block (Sun et al. 2024)
-    TRAVERSAL = 3  # trees of a fixed shape: *block* for trees, deepest nodes first (arXiv 2505.12398)
+    TRAVERSAL = 3  # fixed-shape trees: *block* for trees, deepest nodes first (arXiv 2505.12398)
 
     @property
     def takes_trees(self) -> bool:
-        """Whether a draft may have several nodes at one place."""
+        """Whether a draft may have several nodes at one position."""
         return self in (Rule.COUPLED, Rule.TRAVERSAL)
 
     @staticmethod
     def parse(name: str) -> "Rule":
-        """The rule of this name, as a user writes it."""
+        """Return the rule by its user-visible name."""
         try:
             return Rule[name.upper()]
         except KeyError:
@@ -29,9 +29,9 @@ class Rule(IntEnum):
 
 
 def check_exact(rule: Rule, is_chain: bool, is_fixed: bool = True) -> None:
-    """Refuse a rule for a draft shape on which it would not keep the target's distribution.
+    """Raise `RequestError` if the rule would not preserve the target's distribution for this draft shape.
 
-    `is_fixed`: the shape of a tree, and which of its nodes are kept, does not depend on what was drawn.
+    `is_fixed`: neither the shape of a tree nor the choice of its nodes depends on sampled tokens.
     """
     name = rule.name.lower()
     if not rule.takes_trees and not is_chain:

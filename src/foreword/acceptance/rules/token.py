@@ -1,7 +1,8 @@
-"""Token-by-token rejection sampling (Leviathan et al. 2023, Chen et al. 2023), for chains.
+"""Token-by-token rejection sampling (Leviathan et al.
 
-A token x drawn from q is accepted with probability min(1, p(x) / q(x)); at the first refusal the own token is
-drawn from max(p - q, 0), and after the last node from p. Per position it accepts 1 - TV(p, q).
+2023, Chen et al. 2023), for chains. A token x drawn from q is accepted with probability min(1, p(x) / q(x)). At the
+first rejection the own token is drawn from max(p - q, 0), after the last node from p. Each position is accepted with
+probability 1 - TV(p, q).
 """
 
 import numpy as np
@@ -11,10 +12,10 @@ from foreword.acceptance.rules.trees import DraftTrees, Floats, Ints
 
 
 def plan(chains: ChainRows, nodes: Ints) -> AcceptancePlan:
-    """Acceptance probabilities of the draft rows (no roots), each given that the nodes before it are accepted."""
+    """Return acceptance probabilities of the draft rows, each given that the nodes before it are accepted."""
     return AcceptancePlan(np.minimum(1.0, ratios(chains, nodes)), np.ones(len(chains.trees.tokens)))
 
 
 def stop_rows(trees: DraftTrees, accept: Floats, uniforms: Floats) -> Ints:
-    """[requests], the last row before the first refusal; uniforms are per row."""
+    """[requests], the last row before the first rejection; one uniform per row."""
     return trees.deepest(trees.reached(uniforms < accept))

@@ -1,10 +1,10 @@
 """Traversal verification (arXiv 2505.12398): *block* for trees.
 
-A node is judged when all below it are refused: depth first, children in the order of the draft. Every node carries a
-share of the target's probability, and what a refused child leaves of it, and of the target's distribution, is what the
-next child is judged by. Exact if each token was drawn from the q that it carries given all nodes before it, and if the
-shape of the tree says nothing about them. So siblings may be drawn with replacement (one q for all), without (the q
-of each leaves out the ones before it), or chosen (certainty).
+Nodes are judged depth first, children in draft order, each after all its descendants are rejected. Every node carries
+a share of the target's probability. A rejected child reduces that share and the target's distribution for the next
+child. The rule is exact if each token was drawn from its q given all nodes before it, and the tree's shape is
+independent of them. So siblings may be drawn with replacement (one q), without (each q excludes the earlier ones), or
+chosen (probability 1).
 """
 
 from collections.abc import Sequence
@@ -20,40 +20,40 @@ from foreword.acceptance.rules.trees import DraftTrees, Floats, Ints
 
 @dataclass(frozen=True)
 class Rest:
-    """What is left of the target's distribution after a row when its children are refused."""
+    """What is left of the target's distribution after a row when its children are rejected."""
 
-    ids: Ints  # [kept], rising
+    ids: Ints  # [kept], ascending
     probs: Floats  # [kept], sum 1
-    carried: float  # share of the target's probability that a path ending here can still carry
+    carried: float  # share of the target's probability that a path ending here still carries
 
     def chance(self, token: int, q: float) -> float:
-        """The share that a child with this token carries, which was drawn with probability q."""
+        """Return the share carried by a child with this token, drawn with probability q."""
         slot = int(np.searchsorted(self.ids, token))
         known = slot < len(self.ids) and self.ids[slot] == token and q > 0
         return min(1.0, self.carried * float(self.probs[slot]) / q) if known else 0.0
 
     def without(self, taken: Floats) -> "Rest":
-        """After a child was refused; `taken` [kept] is what its token was drawn from."""
-        if not len(self.ids):  # a row without a distribution fails its request, if it is reached
+        """Return the rest after a child was rejected; `taken` [kept] is the child's q."""
+        if not len(self.ids):  # a row without a distribution fails its request if it is reached
             return self
         left = np.maximum(self.carried * self.probs - taken, 0.0)
         spare = float(left.sum())
         if spare > 0:
             return Rest(self.ids, left / spare, spare / (spare + (1 - self.carried)))
-        # Nothing is left of the mass only where p and q differ by rounding: then q is as good as p.
+        # No mass is left only if p and q differ by rounding: use p.
         return self if self.carried == 1 else Rest(self.ids, self.probs, 0.0)
 
 
 @dataclass(frozen=True)
 class TraversalPlan:
-    """What is known before the uniforms are; entries of other requests' rows mean nothing."""
+    """Acceptance probabilities before the uniforms are drawn; only this rule's rows are valid."""
 
-    accept: Floats  # [all rows], the probability of acceptance once all that is judged before it was refused
-    rests: dict[int, Rest]  # by row, what an own token after it is drawn from
+    accept: Floats  # [all rows], acceptance probability given that everything judged before was rejected
+    rests: dict[int, Rest]  # by row, the distribution of an own token after it
 
 
 def plan(chains: ChainRows, requests: Ints) -> TraversalPlan:
-    """Acceptance probabilities of all rows of these requests, parents before children."""
+    """Compute the acceptance probabilities of all rows of these requests, parents before children."""
     trees, accept, rests = chains.trees, np.zeros(len(chains.trees.tokens)), {}
     kept = _KeptRows.of(chains)
     carried = np.zeros(len(accept))
@@ -73,7 +73,7 @@ def plan(chains: ChainRows, requests: Ints) -> TraversalPlan:
 
 
 def children(trees: DraftTrees, request: int) -> list[list[int]]:
-    """[rows of the request], the rows that follow each, in the order of the draft."""
+    """[rows of the request], the children of each row, in draft order."""
     root, end = trees.starts[request], trees.starts[request + 1]
     below: list[list[int]] = [[] for _ in range(root, end)]
     for row in range(root + 1, end):
@@ -82,7 +82,7 @@ def children(trees: DraftTrees, request: int) -> list[list[int]]:
 
 
 def visits(trees: DraftTrees, request: int) -> list[int]:
-    """The rows of a request in the order in which they are judged; its root is the last."""
+    """Return the rows of a request in judging order; the root is last."""
     root, below = trees.starts[request], children(trees, request)
     backwards, open_rows = [], [root]
     while open_rows:
@@ -93,7 +93,7 @@ def visits(trees: DraftTrees, request: int) -> list[int]:
 
 
 def stop_rows(trees: DraftTrees, requests: Ints, accept: Floats, uniforms: Floats) -> Ints:
-    """[requests], the first row in order of the visits that its uniform accepts; a root always is."""
+    """[requests], the first row in judging order that its uniform accepts; roots always are."""
     stops = []
     for request in requests.tolist():
         root = trees.starts[request]
@@ -103,7 +103,7 @@ def stop_rows(trees: DraftTrees, requests: Ints, accept: Floats, uniforms: Float
 
 
 def leftover_weights(chains: ChainRows, plan: TraversalPlan, stops: Ints) -> Kept:
-    """The tokens that can follow each stop row, with the logs of what is left of their probabilities."""
+    """Return the tokens that can follow each stop row, with their residual log weights."""
     order = np.sort(stops).tolist()
     rests = [plan.rests[row] for row in order]
     rows = np.repeat(np.array(order, np.int64), [len(rest.ids) for rest in rests])
@@ -122,10 +122,10 @@ def _joined(parts: Sequence[np.ndarray], kind: type) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _KeptRows:
-    """The target's and the drafts' distributions on the host, found by row."""
+    """Distributions of target and drafts on the host, by row."""
 
     chains: ChainRows
-    rows: Ints  # [kept], rising
+    rows: Ints  # [kept], ascending
     ids: Ints  # [kept]
     probs: Floats  # [kept]
     scratch: Floats  # [vocab], zeros
@@ -138,12 +138,12 @@ class _KeptRows:
         return _KeptRows(chains, rows, ids, probs.cpu().numpy(), np.zeros(chains.shaped.logits.shape[1]))
 
     def rest(self, row: int, carried: float) -> Rest:
-        """The target's own distribution after a row."""
+        """Return the target's distribution after a row."""
         start, end = np.searchsorted(self.rows, (row, row + 1))
         return Rest(self.ids[start:end], self.probs[start:end], carried)
 
     def drawn(self, row: int) -> tuple[Ints, Floats]:
-        """What a node's token was drawn from, as far as the target knows the ids."""
+        """Return a node's q, restricted to the target's vocabulary."""
         q = self.chains.trees.q
         start, end = np.searchsorted(q.rows, (row, row + 1))
         ids, probs = q.ids[start:end], q.probs[start:end]

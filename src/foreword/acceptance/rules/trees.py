@@ -1,4 +1,4 @@
-"""The drafts of a batch as flat arrays: one row per request for its committed end, one per draft node."""
+"""The drafts of a batch as flat arrays: per request one root row (its committed end), then one row per draft node."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ NO_ROW = -1
 NO_TOKEN = -1
 
 
-# The same few shapes come back at every step.
+# Cached: the same few shapes recur in every step.
 @lru_cache(maxsize=256)
 def _requests_of_rows(starts: tuple[int, ...]) -> Ints:
     found = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
@@ -24,15 +24,15 @@ def _requests_of_rows(starts: tuple[int, ...]) -> Ints:
 
 @dataclass(frozen=True)
 class DraftTrees:
-    """Row order within a request: its committed end (the root), then its draft nodes in topological order.
+    """Rows of a request: its committed end (the root), then its draft nodes in topological order.
 
-    A row's logits are about the token after it. So a node's own token is judged by its parent's row.
+    A row's logits predict the token after it, so a node's token is judged by its parent's row.
     """
 
-    starts: list[int]  # [requests + 1], every request's root, then the number of rows
+    starts: list[int]  # [requests + 1], root row of each request, then the number of rows
     token_list: list[int]  # [rows], NO_TOKEN at roots
     parent_list: list[int]  # [rows], row of the parent; NO_ROW at roots
-    drawn: tuple[Drawn | None, ...]  # [nodes], what each node's token was drawn from; None: it was chosen
+    drawn: tuple[Drawn | None, ...]  # [nodes], each node's q; None: the token was chosen
 
     @staticmethod
     def stack(
@@ -40,7 +40,7 @@ class DraftTrees:
         parents: Sequence[Sequence[int]],
         drawn: Sequence[Sequence[Drawn | None]] | None = None,
     ) -> "DraftTrees":
-        """One batch from per-request node lists (a parent is a node index or -1, as in a draft)."""
+        """Build a batch from per-request node lists (a parent is a node index or -1, as in a draft)."""
         count = len(tokens)
         if not any(parents):
             return DraftTrees(list(range(count + 1)), [NO_TOKEN] * count, [NO_ROW] * count, ())
@@ -59,17 +59,17 @@ class DraftTrees:
         return DraftTrees(starts, flat_tokens, flat_parents, known)
 
     def with_tokens(self, tokens: Sequence[Sequence[int]]) -> "DraftTrees":
-        """The same trees once the tokens of their nodes are known, [requests] of them."""
+        """Return the trees with the tokens of their nodes filled in, per request."""
         known = [token for own in tokens for token in (NO_TOKEN, *own)]
         return DraftTrees(self.starts, known, self.parent_list, self.drawn)
 
     @property
     def is_plain(self) -> bool:
-        """Whether no request has a draft: rows are requests then."""
+        """Whether no request has a draft: each row is a request."""
         return not self.drawn
 
     def path_to(self, row: int) -> list[int]:
-        """The rows from the first level down to a row; empty for a root."""
+        """Return the rows from the first level to a row; empty for a root."""
         path: list[int] = []
         while (parent := self.parent_list[row]) != NO_ROW:
             path.append(row)
@@ -95,13 +95,13 @@ class DraftTrees:
     def depths(self) -> Ints:
         """[rows], 0 at roots"""
         depths: list[int] = []
-        for parent in self.parent_list:  # a loop, as drafts are small and arrays cost more to set up
+        for parent in self.parent_list:  # a loop: drafts are small and array operations cost more
             depths.append(0 if parent == NO_ROW else depths[parent] + 1)
         return np.array(depths, np.int64)
 
     @cached_property
     def branches(self) -> Ints:
-        """[rows], how many rows of the same request and depth stand before each; 0 all along a chain."""
+        """[rows], number of earlier rows with the same request and depth; 0 along a chain."""
         seen: dict[tuple[int, int], int] = {}
         branches = np.zeros(len(self.token_list), np.int64)
         for row, place in enumerate(zip(self.request_of_row.tolist(), self.depths.tolist(), strict=True)):
@@ -110,13 +110,13 @@ class DraftTrees:
 
     @cached_property
     def q(self) -> NodeProbabilities:
-        """What the nodes' tokens were drawn from, for the rules that ask."""
+        """The nodes' distributions, for the rules that need them."""
         nodes = np.flatnonzero(self.depths > 0)
         return NodeProbabilities.stack(nodes, self.tokens[nodes], self.drawn)
 
     @cached_property
     def roots(self) -> Ints:
-        """Row of every request's committed end."""
+        """[requests], root row of each request."""
         return self.row_starts[:-1]
 
     @cached_property
@@ -134,7 +134,7 @@ class DraftTrees:
 
     @cached_property
     def path_tokens(self) -> Ints:
-        """[rows, deepest], the draft tokens up to a row, the row's own first; NO_TOKEN after the root."""
+        """[rows, deepest], draft tokens up to a row, the row's own first; NO_TOKEN beyond the root."""
         path = np.full((len(self.tokens), int(self.depths.max(initial=0))), NO_TOKEN, np.int64)
         row = np.arange(len(self.tokens))
         for back in range(path.shape[1]):
@@ -144,7 +144,7 @@ class DraftTrees:
         return path
 
     def spread(self, sizes: Ints) -> tuple[Ints, Ints]:
-        """Pair each request's rows with its `sizes` list entries: (row, index into the joined lists)."""
+        """Pair each request's rows with its `sizes` list entries: (row, index into the concatenated lists)."""
         per_row = sizes[self.request_of_row]
         rows = np.repeat(np.arange(len(per_row)), per_row)
         within = np.arange(len(rows)) - np.repeat(np.cumsum(per_row) - per_row, per_row)
@@ -152,17 +152,17 @@ class DraftTrees:
         return rows, starts[self.request_of_row[rows]] + within
 
     def reached(self, hit: Bools) -> Bools:
-        """[rows], the rows that are hit together with every node above them; roots always are."""
+        """[rows], rows that are hit together with all their ancestors; roots always are."""
         is_root = self.parents == NO_ROW
         ok: Bools = hit | is_root
         above = np.where(is_root, np.arange(len(ok)), self.parents)
-        levels = 1  # that `ok` speaks for, and that `above` looks up
+        levels = 1  # levels covered so far
         while levels <= self.depths.max(initial=0):
             ok, above, levels = ok & ok[above], above[above], 2 * levels
         return ok
 
     def deepest(self, ok: Bools) -> Ints:
-        """[requests], the deepest row that is ok, the first of them if there are several."""
+        """[requests], the deepest row that is ok, the first on ties."""
         order = np.where(ok, self.depths, -1) * len(ok) + (len(ok) - 1 - np.arange(len(ok)))
         best = np.maximum.reduceat(order, self.roots)
         return len(ok) - 1 - best % len(ok)

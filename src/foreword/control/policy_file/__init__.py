@@ -1,1 +1,1 @@
-"""The operator's rules: which requests get drafts, of which drafter, and how deep."""
+"""The policy file: drafters, depth and service per cohort of requests."""

@@ -1,4 +1,4 @@
-"""What a policy file says, checked."""
+"""Contents of a policy file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,20 +10,20 @@ from foreword.control.policy_file.service_rules import ServiceRules
 from foreword.control.settings import ControlSettings
 
 OTHER = "other"
-"""Requests that no rule is for."""
+"""Cohort of requests that no rule matches."""
 
 STATES = ("on", "off")
 
 
 class Stage(StrEnum):
-    """How far a drafter has come."""
+    """Roll-out stage of a drafter."""
 
     OFF = "off"
-    SHADOW = "shadow"  # its drafts are compared with the text
-    VERIFY = "verify"  # ended requests are decoded again with it, and not served
-    CANARY = "canary"  # some requests use it
+    SHADOW = "shadow"  # drafts are compared with the text
+    VERIFY = "verify"  # ended requests are decoded again with it, not served
+    CANARY = "canary"  # a fraction of requests uses it
     ON = "on"
-    HELD = "held"  # it was rolled back
+    HELD = "held"  # rolled back
 
 
 STARTS = ("shadow", "verify", "canary")
@@ -34,55 +34,55 @@ class DrafterRule:
     """A drafter that cohorts may name."""
 
     name: str
-    config: Mapping[str, Any]  # as `SpeculationConfig` reads it
-    price_per_hour: float | None = None  # of the device that it runs on; None: the file's price of drafting
+    config: Mapping[str, Any]  # parsed by `SpeculationConfig`
+    price_per_hour: float | None = None  # of its device; None: the file's price for drafting
 
 
 @dataclass(frozen=True)
 class CohortRule:
-    """Requests that are treated alike."""
+    """A cohort: requests that are treated alike."""
 
     name: str
     match: Match = field(default_factory=Match)
-    drafters: tuple[str, ...] | None = None  # names; None: the engine's own
+    drafters: tuple[str, ...] | None = None  # names; None: the engine's default
     state: str | None = None  # None: the file's default
     max_depth: int | None = None
 
 
 @dataclass(frozen=True)
 class Guards:
-    """What a canary must not do, as ratios to the control arm unless they say otherwise."""
+    """Limits of a canary, as ratios to the control arm unless noted."""
 
-    gain: float = 0.99  # least ratio to plain decoding
+    gain: float = 0.99  # minimum ratio to plain decoding
     tpot_p95: float = 1.05
     ttft_p95: float = 1.10
-    error_points: float = 0.1  # percentage points above the control arm
+    error_points: float = 0.1  # maximum percentage points above the control arm
     preemptions: float = 1.2
     cost_per_million: float = 1.0
-    fault_share: float = 0.01  # of the asks
-    memory_bytes: float | None = None  # most that the drafter may say it holds; None: no bound
+    fault_share: float = 0.01  # of draft requests
+    memory_bytes: float | None = None  # maximum memory that the drafter reports; None: no limit
 
 
 @dataclass(frozen=True)
 class RolloutRule:
-    """How a drafter is brought to a cohort."""
+    """How a drafter is introduced to a cohort."""
 
     drafter: str
     cohort: str
     start: str = "shadow"
     promote: str = "auto"  # or "manual": every move waits for the operator
     salt: str = ""
-    steps: tuple[float, ...] = (1, 5, 25, 100)  # percent of the requests
-    min_requests: int = 200  # of either arm, for each step
+    steps: tuple[float, ...] = (1, 5, 25, 100)  # percentages of requests
+    min_requests: int = 200  # per arm and step
     min_passes: int = 20_000
     verify_samples: int = 200
-    min_levels: int = 2_000  # judged in the shadow
+    min_levels: int = 2_000  # judged in the shadow stage
     guards: Guards = Guards()
 
 
 @dataclass(frozen=True)
 class LatencyRule:
-    """A step that serves one of these requests is made no longer than this by drafts."""
+    """Limit on steps with drafts that serve matching requests."""
 
     name: str
     match: Match
@@ -91,16 +91,16 @@ class LatencyRule:
 
 @dataclass(frozen=True)
 class OverloadRule:
-    """When the engine is so full that these drafters stop."""
+    """Load above which these drafters pause."""
 
-    queue: int = 1  # requests that wait
+    queue: int = 1  # waiting requests
     kv_usage: float = 0.9
     stop: tuple[str, ...] = ()  # drafters by name or by method
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Of the devices, per hour, in whatever currency."""
+    """Device prices per hour, in any currency."""
 
     target: float
     draft: float = 0.0
@@ -108,7 +108,7 @@ class Prices:
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """All of it."""
+    """A parsed policy file."""
 
     state: str = "on"
     max_depth: int | None = None
@@ -126,11 +126,11 @@ class PolicyFile:
     state_file: str | None = None
 
     def cohort(self, traits: RequestTraits) -> CohortRule:
-        """The first rule that fits."""
+        """Return the first matching rule."""
         return next((rule for rule in self.cohorts if rule.match.fits(traits)), CohortRule(OTHER))
 
     def label(self, rule: CohortRule, traits: RequestTraits) -> str:
-        """The class of requests that is counted and decided about together."""
+        """Return the label under which requests are counted and decided about."""
         parts = [str(traits.value(part)) for part in self.split]
         return "/".join([rule.name, *(part for part in parts if part)])
 
@@ -141,7 +141,7 @@ class PolicyFile:
         return self.max_depth if rule.max_depth is None else rule.max_depth
 
     def step_limit(self, traits: RequestTraits) -> float | None:
-        """Seconds that a step for this request may take; None: no bound."""
+        """Return the step limit of this request in seconds; None: no limit."""
         limits = [rule.tpot_ms / 1e3 for rule in self.latency if rule.match.fits(traits)]
         promised = self.service.of(traits).step_seconds
         return min([*limits, *([] if promised is None else [promised])], default=None)

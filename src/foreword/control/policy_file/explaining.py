@@ -1,4 +1,4 @@
-"""What a policy file says about one request, in words."""
+"""Explains what a policy file does with one request."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,24 +13,24 @@ ENGINES_OWN = "the engine's own"
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which rule, which drafters, and why."""
+    """The matching rule, the drafters, and the reasons."""
 
     cohort: str
     label: str
     reason: str
-    passed_over: Mapping[str, str]  # rules before it, and what does not fit
-    drafters: Mapping[str, str]  # and what each is there for
+    passed_over: Mapping[str, str]  # earlier rules, and the condition that fails
+    drafters: Mapping[str, str]  # and the purpose of each
     max_depth: int | None
     step_limit_ms: float | None
-    service: str  # the class of service
-    weight: float  # the tenant's
+    service: str  # service class
+    weight: float  # of the tenant
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def explain(policy: PolicyFile, traits: RequestTraits, wish: object = None) -> Explanation:
-    """`wish` is the request's own `speculation`."""
+    """Explain the treatment of a request; `wish` is its own `speculation` setting."""
     rule = policy.cohort(traits)
     passed = {}
     for other in policy.cohorts:
@@ -85,7 +85,7 @@ def _wished(policy: PolicyFile, rule: CohortRule, name: str) -> dict[str, str]:
     names = name.split("+")
     rest = methods_within(policy, rule, names, lambda one: _name(policy.drafters[one].config).split("+"))
     if rest != names:
-        why = "the request asks for draft nodes, and none of the cohort's drafters asks any"
+        why = "the request asks for draft nodes, and none of the cohort's drafters uses nodes"
         return {"+".join(rest) or "none": why}
     return {name: "the request asks for it; its depth is the most that is done"}
 

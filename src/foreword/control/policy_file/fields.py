@@ -1,4 +1,4 @@
-"""The keys of a JSON object, taken one by one: what is left over, or of the wrong kind, is refused by name."""
+"""Reads the keys of a JSON object one by one; unknown keys and wrong types are refused by name."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -7,12 +7,12 @@ from foreword.errors import RequestError
 
 
 def refuse(place: str, what: str) -> RequestError:
-    """The error to raise."""
+    """Return the error for this place."""
     return RequestError(f"speculation policy: {place} {what}")
 
 
 class Fields:
-    """An object of the file and what has not been read of it."""
+    """An object of the file, and its keys that were not read yet."""
 
     def __init__(self, value: object, place: str) -> None:
         if not isinstance(value, Mapping):
@@ -28,18 +28,18 @@ class Fields:
         return key in self._left
 
     def take(self, key: str, default: Any) -> Any:  # noqa: ANN401 - any JSON
-        """The value as it is."""
+        """Return the raw value."""
         self._known.append(key)
         value = self._left.pop(key, None)
         return default if value is None else value
 
     def rest(self) -> dict[str, Any]:
-        """All that was not taken, for the caller."""
+        """Return all keys that were not read."""
         left, self._left = self._left, {}
         return left
 
     def end(self) -> None:
-        """Refuse what was not taken."""
+        """Raise an error for keys that were not read."""
         if self._left:
             key = next(iter(self._left))
             raise refuse(self._place, f"has an unknown key {key!r}; known are {', '.join(self._known)}")
@@ -53,7 +53,7 @@ class Fields:
         most: float | None = None,
         whole: bool = False,
     ) -> Any:  # noqa: ANN401 - a number, or the default
-        """A number within bounds."""
+        """Return a number within bounds."""
         value = self.take(key, default)
         if value is default:
             return value
@@ -89,7 +89,7 @@ class Fields:
         return value
 
     def choices(self, key: str, default: Any, allowed: Iterable[str]) -> list[str]:  # noqa: ANN401 - see `texts`
-        """A list of different names, each of them known."""
+        """Return a list of distinct, known names."""
         value = self.texts(key, default or ())
         known = list(allowed)
         for entry in value:
@@ -101,7 +101,7 @@ class Fields:
         return value
 
     def objects(self, key: str) -> dict[str, object]:
-        """An object whose keys are names."""
+        """Return an object whose keys are names."""
         value = self.take(key, {})
         if not isinstance(value, Mapping):
             raise refuse(self.place(key), "must be an object")

@@ -1,11 +1,11 @@
-"""Which requests a rule is for."""
+"""Conditions that select the requests of a rule."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 METADATA = "metadata."
-"""What the keys begin with that look at a request's metadata."""
+"""Prefix of keys that refer to a request's metadata."""
 
 TEXTS = ("tenant", "model", "adapter", "priority")
 RANGES = ("temperature", "prompt_tokens")
@@ -17,20 +17,20 @@ HOTTEST = "high"
 
 @dataclass(frozen=True)
 class RequestTraits:
-    """What rules look at."""
+    """Request properties that rules match."""
 
     tenant: str = ""
     model: str = ""
-    adapter: str = ""  # empty: the model itself
+    adapter: str = ""  # empty: the base model
     temperature: float = 0.0
     prompt_tokens: int = 0
-    json_schema: bool = False  # whether the answer's form is prescribed
+    json_schema: bool = False  # whether the request prescribes structured output
     stream: bool = False
-    priority: str = ""  # the class that the request says it is of
+    priority: str = ""  # the request's priority class
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def value(self, key: str) -> str | float | bool | None:
-        """What a rule's key stands for; None: the request does not say."""
+        """Return the value of a rule's key; None: not set."""
         if key.startswith(METADATA):
             return self.metadata.get(key.removeprefix(METADATA))
         found: str | float | bool = getattr(self, key)
@@ -43,12 +43,12 @@ class RequestTraits:
 
 @dataclass(frozen=True)
 class Condition:
-    """One key of a rule, with the texts, the range or the flag that it asks for."""
+    """One key of a rule, with its patterns, range or flag."""
 
     key: str
-    texts: tuple[str, ...] = ()  # any of these, with * and ?
+    texts: tuple[str, ...] = ()  # any of these patterns, with * and ?
     low: float | None = None
-    high: float | None = None  # the range does not contain it
+    high: float | None = None  # exclusive
     flag: bool | None = None
 
     def holds(self, traits: RequestTraits) -> bool:
@@ -62,7 +62,7 @@ class Condition:
 
     @property
     def wanted(self) -> str:
-        """For people."""
+        """The expected value, for messages."""
         if self.flag is not None:
             return str(self.flag).lower()
         if self.texts:
@@ -74,7 +74,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Match:
-    """All of its conditions must hold; without any it is for everybody."""
+    """A conjunction of conditions; without conditions it matches every request."""
 
     conditions: tuple[Condition, ...] = ()
 
@@ -82,5 +82,5 @@ class Match:
         return all(condition.holds(traits) for condition in self.conditions)
 
     def why_not(self, traits: RequestTraits) -> Condition | None:
-        """The first condition that does not hold."""
+        """Return the first condition that does not hold."""
         return next((one for one in self.conditions if not one.holds(traits)), None)

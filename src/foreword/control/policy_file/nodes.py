@@ -1,4 +1,4 @@
-"""Cohorts whose texts go to no draft node."""
+"""Keeps a cohort's texts away from draft nodes."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,10 +11,10 @@ REMOTE = "remote"
 def methods_within(
     policy: PolicyFile, rule: CohortRule, asked: Sequence[str], methods_of: Callable[[str], Sequence[str]]
 ) -> list[str]:
-    """What is left of the methods that a request asks for: without draft nodes if its cohort names drafters and none of
-    them asks nodes. A request may choose among drafters, not send a text away that is to stay.
+    """Return the requested methods that the cohort permits.
 
-    `methods_of` has the methods of a drafter of the file.
+    If the cohort names drafters and none of them uses draft nodes, `remote` is removed: a request may select
+    drafters, but not send away a text that must stay. `methods_of` returns the methods of a drafter of the file.
     """
     if rule.drafters is None:
         return list(asked)

@@ -1,4 +1,4 @@
-"""From JSON to a `PolicyFile`; what is wrong is refused by the name of its place."""
+"""Parses JSON into a `PolicyFile`; errors name the place in the file."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ _Rule = TypeVar("_Rule")
 
 
 def read_policy(path: Path) -> PolicyFile:
-    """The file's content."""
+    """Read and parse a file."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -43,7 +43,7 @@ def read_policy(path: Path) -> PolicyFile:
         raise refuse(str(path), f"cannot be read: {reason}") from None
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """JSON takes the last of two keys in silence."""
+        """Refuse duplicate keys, which JSON would accept silently."""
         found = dict(pairs)
         if len(found) < len(pairs):
             names = [key for key, _ in pairs]
@@ -65,7 +65,7 @@ def read_policy(path: Path) -> PolicyFile:
 
 
 def parse_policy(value: object) -> PolicyFile:
-    """Check an object as JSON has it."""
+    """Parse a JSON object."""
     top = Fields(value, "the policy")
     if top.number("version", None, whole=True) != VERSION:
         raise refuse("version", f"must be {VERSION}")
@@ -91,7 +91,7 @@ def parse_policy(value: object) -> PolicyFile:
         prices=_prices(top.take("prices", None)),
         state_file=top.text("state_file", None),
     )
-    top.take("notes", None)  # whatever people or tools want to remember
+    top.take("notes", None)  # free for people and tools
     defaults.end()
     top.end()
     if len(cohorts) >= policy.max_cohorts:
@@ -100,7 +100,7 @@ def parse_policy(value: object) -> PolicyFile:
 
 
 def _settings(defaults: Fields) -> ControlSettings:
-    """The file says ratios to plain decoding where the settings say gains."""
+    """Read control settings; the file has ratios to plain decoding, the settings gains."""
     own = ControlSettings()
     return ControlSettings(
         margin_on=defaults.number("margin_on", 1 + own.margin_on, least=0) - 1,
@@ -134,7 +134,7 @@ def _cohort(value: object, place: int, drafters: Mapping[str, DrafterRule]) -> C
 
 
 def parse_match(value: object, place: str) -> Match:
-    """The conditions of a rule."""
+    """Parse the conditions of a rule."""
     given = Fields(value, place)
     return Match(tuple(_condition(key, wanted, place) for key, wanted in given.rest().items()))
 

@@ -1,4 +1,4 @@
-"""Sets of requests as the conditions of rules describe them, and what earlier rules leave of such a set."""
+"""Sets of requests described by conditions, and their differences."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,26 +8,26 @@ from math import ceil
 from foreword.control.policy_file.matching import FLAGS, METADATA, RANGES, Condition, Match
 
 Region = Mapping[str, Condition]
-"""The requests that fulfil every condition; a key without a condition may have any value."""
+"""Requests that satisfy every condition; keys without a condition are unrestricted."""
 
 _LEAST = {"temperature": 0, "prompt_tokens": 1}
 _WILDCARDS = frozenset("*?[")
 
 
 def region_of(match: Match) -> Region:
-    """Return the requests that a match fits."""
+    """Return the set of requests that a match selects."""
     return {one.key: _within_domain(one) for one in match.conditions}
 
 
 def impossible(region: Region) -> Condition | None:
-    """Return a condition that no request fulfils."""
+    """Return a condition that no request can satisfy."""
     return next((one for one in region.values() if _is_empty(one)), None)
 
 
 def without(region: Region, match: Match) -> list[Region]:
-    """Return regions that together contain every request of `region` that the match does not fit.
+    """Return regions that cover every request of `region` outside the match.
 
-    They may contain more than that: what two patterns have in common is not always known.
+    They may contain more, because intersections of patterns are not always known.
     """
     left: list[Region] = []
     inside = dict(region)
@@ -44,11 +44,11 @@ def without(region: Region, match: Match) -> list[Region]:
 
 
 def _within_domain(one: Condition) -> Condition:
-    """The condition with the bounds that every request keeps."""
+    """Restrict a condition to the values that requests can have."""
     if one.key not in RANGES:
         return one
     low, high = max(one.low or 0, _LEAST[one.key]), one.high
-    if one.key == "prompt_tokens":  # whole numbers
+    if one.key == "prompt_tokens":  # integers
         low, high = ceil(low), None if high is None else ceil(high)
     return replace(one, low=low, high=high)
 
@@ -60,14 +60,14 @@ def _is_empty(one: Condition) -> bool:
 
 
 def _is_always(one: Condition) -> bool:
-    """Whether every request fulfils it; metadata may not be there at all."""
+    """Whether every request satisfies it; metadata may be missing."""
     if one.texts:
         return "*" in one.texts and not one.key.startswith(METADATA)
     return one.key in RANGES and (one.low is None or one.low <= _LEAST[one.key]) and one.high is None
 
 
 def _split(own: Condition, by: Condition) -> tuple[list[Condition], Condition | None]:
-    """Return the parts of a condition outside another one for the same key, and the part within it."""
+    """Return the parts of a condition outside another one with the same key, and the part inside."""
     if own.key in FLAGS:
         if own.flag is None:
             return [replace(by, flag=not by.flag)], by
@@ -75,7 +75,7 @@ def _split(own: Condition, by: Condition) -> tuple[list[Condition], Condition | 
     if own.key in RANGES:
         return _split_range(own, by)
     if not own.texts:
-        return [own], by  # all other texts have no pattern: the whole stays
+        return [own], by  # the complement of a pattern is no pattern: keep the whole
     within = tuple(text for text in own.texts if any(_is_within(text, other) for other in by.texts))
     rest = tuple(text for text in own.texts if text not in within)
     return [replace(own, texts=rest)] if rest else [], replace(own, texts=within) if within else None
@@ -92,7 +92,7 @@ def _split_range(own: Condition, by: Condition) -> tuple[list[Condition], Condit
 
 
 def _is_within(pattern: str, other: str) -> bool:
-    """Whether every text of a pattern fits another pattern; a no may be wrong."""
+    """Whether every text of a pattern matches another pattern; False may be wrong."""
     if not set(pattern) & _WILDCARDS:
         return fnmatchcase(pattern, other)
     return pattern == other or (

@@ -1,4 +1,4 @@
-"""Classes of service and the shares of tenants, as the policy file says them."""
+"""Service classes and tenant shares of the policy file."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ SLOS = tuple(slo.name.lower() for slo in Slo)
 
 @dataclass(frozen=True)
 class ServiceClass:
-    """Requests that are promised the same."""
+    """Requests with the same service objective."""
 
     name: str
     slo: Slo
     match: Match
-    tpot_ms: float | None = None  # of the latency class: a step that serves it takes no longer
+    tpot_ms: float | None = None  # latency class: maximum step time
 
 
 @dataclass(frozen=True)
 class ServiceRules:
-    """Who is served how soon."""
+    """Service classes and tenant weights."""
 
     classes: tuple[ServiceClass, ...] = ()
-    shares: tuple[tuple[str, float], ...] = ()  # tenants with * and ?, and their weights
+    shares: tuple[tuple[str, float], ...] = ()  # tenant patterns (* and ?) and their weights
     ageing_seconds: float = DEFAULT_SERVICE.ageing_seconds
 
     def of(self, traits: RequestTraits) -> Service:
-        """The first class that fits, and the weight of the first entry that names the tenant."""
+        """Return the first matching class, with the weight of the first matching tenant."""
         found = next((one for one in self.classes if one.match.fits(traits)), None)
         weights = (weight for tenant, weight in self.shares if fnmatchcase(traits.tenant, tenant))
         weight = next(weights, DEFAULT_SERVICE.weight)
@@ -41,7 +41,7 @@ class ServiceRules:
 
 
 def parse_service(value: object, parse_match: Callable[[object, str], Match]) -> ServiceRules:
-    """The key `service` of the file."""
+    """Parse the key `service`."""
     given = Fields(value, "service")
     classes = tuple(_class(name, one, parse_match) for name, one in given.objects("classes").items())
     shares = tuple(_share(tenant, weight) for tenant, weight in given.objects("shares").items())

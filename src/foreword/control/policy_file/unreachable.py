@@ -8,20 +8,20 @@ from foreword.control.policy_file.matching import Condition, Match
 from foreword.control.policy_file.regions import Region, impossible, region_of, without
 
 MOST_REGIONS = 256
-"""Parts into which earlier rules may split a later one; beyond that the later rule is taken as reachable."""
+"""Maximum parts into which earlier rules may split a later one; beyond that it counts as reachable."""
 
 TENANT_DIGITS = 32
-"""Length of a server's tenants: hexadecimal digits of a hash of the API key."""
+"""Length of a server's tenant names: hexadecimal digits of a hash of the API key."""
 
-_Rules = Sequence[tuple[str, Match]]  # the place in the file, and what it matches
+_Rules = Sequence[tuple[str, Match]]  # place in the file, and its match
 
 
 @dataclass(frozen=True)
 class Findings:
-    """One line for each rule."""
+    """Unreachable rules, one line each."""
 
-    errors: list[str]  # the rule contradicts itself
-    warnings: list[str]  # earlier rules take all of its requests, or a server has none such
+    errors: list[str]  # rules that contradict themselves
+    warnings: list[str]  # rules shadowed by earlier ones, or for tenants that a server cannot have
 
 
 def unreachable(policy: PolicyFile) -> Findings:
@@ -47,7 +47,7 @@ def _contradiction(place: str, match: Match) -> Iterator[str]:
 
 
 def _shadowed(rules: _Rules) -> Iterator[str]:
-    """Of rules of which the first that matches is taken."""
+    """Yield rules shadowed by earlier ones, if the first match wins."""
     for number, (place, match) in enumerate(rules):
         own, before = region_of(match), rules[:number]
         if impossible(own) is not None:
@@ -59,7 +59,7 @@ def _shadowed(rules: _Rules) -> Iterator[str]:
 
 
 def _takers(region: Region, rules: _Rules) -> list[str]:
-    """Return the earlier rules that leave nothing of a region, or none if something is left."""
+    """Return the earlier rules that cover a region, or none if something is left."""
     alone = next((place for place, match in rules if not without(region, match)), None)
     if alone is not None:
         return [alone]
@@ -86,7 +86,7 @@ def _unknown_tenant(place: str, match: Match) -> Iterator[str]:
 
 
 def _can_be_hash(pattern: str) -> bool:
-    """Whether a server can have such a tenant; the empty one is that of a server without API keys."""
+    """Whether a server can have such a tenant; an empty tenant is that of a server without API keys."""
     fixed = pattern.replace("*", "")
     if not pattern or "[" in pattern:
         return True
@@ -95,7 +95,7 @@ def _can_be_hash(pattern: str) -> bool:
 
 
 def _rollouts_of_other(policy: PolicyFile, cohorts: _Rules) -> Iterator[str]:
-    """Roll-outs for the requests that no cohort matches, where there are none."""
+    """Yield roll-outs for unmatched requests if cohorts match every request."""
     takers = _takers({}, cohorts)
     for number, rule in enumerate(policy.rollouts):
         if rule.cohort == OTHER and takers:

@@ -1,1 +1,1 @@
-"""What the controller does and why, for people and their tools."""
+"""Reports about the controller's state and decisions."""

@@ -1,4 +1,4 @@
-"""Names what limits the speed-up, with figures, and what to change. No advice changes a text."""
+"""Identifies what limits the speed-up, with figures and a recommendation. No advice changes a text."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from foreword.control.reporting.figures import ControlReport, PairReport
 
 LEAST_ASKS = 50
-"""Draft requests that a drafter needs in a cohort before its figures are judged."""
+"""Minimum draft requests of a drafter in a cohort before its figures are judged."""
 
 LOW_YIELD = 1.2
 FEW = 0.1
@@ -21,17 +21,17 @@ PAYS = 1.0
 
 @dataclass(frozen=True)
 class Advice:
-    """A failure mode of one pair, or of the whole engine."""
+    """A problem of one drafter in one cohort, or of the whole engine."""
 
     mode: str
-    what: str  # is the case, with figures
+    what: str  # description with figures
     change: str
-    drafter: str = ""  # empty: of the engine
+    drafter: str = ""  # empty: concerns the engine
     cohort: str = ""
 
 
 def advise(report: ControlReport) -> list[Advice]:
-    """Return advice, the most decisive first; none for a pair that is faster than plain decoding or hardly measured."""
+    """Return advice, most important first; none for pairs that gain or have few measurements."""
     if not report.enabled:
         return [
             Advice(
@@ -47,7 +47,7 @@ def advise(report: ControlReport) -> list[Advice]:
 
 
 def without_advice(report: ControlReport) -> str:
-    """Return why there is no advice for a report: one reason, in one sentence."""
+    """Return in one sentence why there is no advice."""
     known = [pair for pair in report.pairs if pair.asks >= LEAST_ASKS]
     if not known:
         most = max((pair.asks for pair in report.pairs), default=0)
@@ -66,7 +66,7 @@ def without_advice(report: ControlReport) -> str:
 def _of_pair(pair: PairReport, report: ControlReport) -> list[Advice]:
     if pair.state == "held":
         return [
-            _told(
+            _advice(
                 "held",
                 pair,
                 f"it was rolled back: {pair.reason}",
@@ -84,7 +84,7 @@ def _pays(pair: PairReport) -> bool:
     return pair.in_use and pair.predicted is not None and pair.predicted.mean >= PAYS
 
 
-def _told(mode: str, pair: PairReport, what: str, change: str) -> Advice:
+def _advice(mode: str, pair: PairReport, what: str, change: str) -> Advice:
     return Advice(mode, what, change, pair.drafter, pair.cohort)
 
 
@@ -92,7 +92,7 @@ def _wrong_pairing(pair: PairReport, report: ControlReport) -> Advice | None:
     first = pair.acceptance_by_level[0] if pair.acceptance_by_level else 1.0
     if not pair.is_model or (pair.coverage or 0.0) < NEARLY_ALWAYS or first >= MISMATCHED:
         return None
-    return _told(
+    return _advice(
         "wrong pairing",
         pair,
         f"{pair.coverage:.0%} of draft requests get a draft, and {first:.0%} of first draft tokens are accepted",
@@ -103,7 +103,7 @@ def _wrong_pairing(pair: PairReport, report: ControlReport) -> Advice | None:
 def _few_drafts(pair: PairReport, report: ControlReport) -> Advice | None:
     if pair.coverage is None or pair.coverage >= FEW:
         return None
-    return _told(
+    return _advice(
         "few drafts",
         pair,
         f"{pair.coverage:.1%} of {pair.asks} draft requests got a draft",
@@ -114,7 +114,7 @@ def _few_drafts(pair: PairReport, report: ControlReport) -> Advice | None:
 def _low_yield(pair: PairReport, report: ControlReport) -> Advice | None:
     if (pair.coverage or 0.0) <= MANY or pair.tokens_per_draft >= LOW_YIELD:
         return None
-    return _told(
+    return _advice(
         "low yield",
         pair,
         f"{pair.tokens_per_draft:.2f} tokens per pass with a draft; {pair.coverage:.0%} of its draft requests get one",
@@ -125,7 +125,7 @@ def _low_yield(pair: PairReport, report: ControlReport) -> Advice | None:
 def _network(pair: PairReport, report: ControlReport) -> Advice | None:
     if pair.network_ms is None or pair.network_ms <= pair.draft_ms - pair.network_ms:
         return None
-    return _told(
+    return _advice(
         "network slower than drafting",
         pair,
         f"{pair.network_ms:.1f} of {pair.draft_ms:.1f} ms of a draft request are spent on the network",
@@ -138,7 +138,7 @@ def _too_slow(pair: PairReport, report: ControlReport) -> Advice | None:
     per_request = pair.draft_ms
     if not report.step_ms or per_request <= gained:
         return None
-    return _told(
+    return _advice(
         "drafter too slow",
         pair,
         f"a draft takes {per_request:.2f} ms and saves {gained:.2f} ms of a plain step of {report.step_ms:.2f} ms",
@@ -151,7 +151,7 @@ def _no_idle_arithmetic(pair: PairReport, report: ControlReport) -> Advice | Non
     worth = first * report.step_ms / max(report.batch, 1)
     if not report.step_ms or report.row_ms <= worth:
         return None
-    return _told(
+    return _advice(
         "no idle arithmetic at this batch",
         pair,
         f"one more token in a pass takes {report.row_ms:.3f} ms and a first draft token saves {worth:.3f} ms "

@@ -1,4 +1,4 @@
-"""From what a policy has measured and decided to figures about each pair."""
+"""Creates reports of pairs from a policy's measurements and decisions."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from foreword.control.options import Option
 from foreword.control.policy import MeasuredPolicy
-from foreword.control.reporting.books import PairBooks
 from foreword.control.reporting.figures import Bounds, DecisionReport, PairReport, counts_of, run_percentile
+from foreword.control.reporting.totals import PairTotals
 from foreword.control.value import Pass
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.measured.costs import StepCosts
@@ -15,29 +15,31 @@ from foreword.speculation.measured.situation import Situation, cohort_name
 
 NINETY_FIVE = 1.96
 DEEPEST = 8
-"""Levels that break-even is looked for with."""
+"""Maximum depth for the break-even search."""
 
 MOST_DECISIONS = 20
 
 
 def describe_pairs(
-    policy: MeasuredPolicy | None, books: dict[tuple[str, str], PairBooks], situation: Situation
+    policy: MeasuredPolicy | None, totals: dict[tuple[str, str], PairTotals], situation: Situation
 ) -> dict[tuple[str, str], PairReport]:
-    """By drafter and cohort; the tenants of a cohort are reported together. None: a policy that measures nothing."""
+    """Return reports by drafter and cohort, over all tenants; `policy` is None if it measures nothing."""
     cohorts, costs = situation.cohorts, situation.costs
-    found = {key: _from_books(key, one, cohorts) for key, one in books.items()}
+    found = {key: _from_totals(key, one, cohorts) for key, one in totals.items()}
     if policy is None:
         return found
     groups: dict[tuple[str, str], list[Option]] = {}
     for estimate, option in policy.options.items():
         groups.setdefault((estimate.method, estimate.cohort), []).append(option)
     for key, options in groups.items():
-        reported = found.get(key) or _from_books(key, PairBooks(), cohorts)
+        reported = found.get(key) or _from_totals(key, PairTotals(), cohorts)
         found[key] = _described(policy, reported, options, costs)
     return found
 
 
-def _from_books(key: tuple[str, str], books: PairBooks, cohorts: Mapping[str, AcceptanceStats]) -> PairReport:
+def _from_totals(
+    key: tuple[str, str], totals: PairTotals, cohorts: Mapping[str, AcceptanceStats]
+) -> PairReport:
     stats = cohorts.get(cohort_name(*key), AcceptanceStats())
     runs = counts_of(stats.drafts, stats.accepted_per_position)
     depths = counts_of(stats.drafts, stats.drafted_per_position)
@@ -45,10 +47,10 @@ def _from_books(key: tuple[str, str], books: PairBooks, cohorts: Mapping[str, Ac
         *key,
         in_use=bool(stats.drafts),
         depths=tuple(depths[depth] for depth in range(max(depths, default=-1) + 1)),
-        acceptance_by_position=books.bands,
+        acceptance_by_position=totals.bands,
         coverage=stats.coverage,
-        asks=books.asks,
-        draft_ms=1e3 * books.draft_seconds / books.asks if books.asks else 0.0,
+        asks=totals.asks,
+        draft_ms=1e3 * totals.draft_seconds / totals.asks if totals.asks else 0.0,
         run_p50=run_percentile(runs, 0.5),
         run_p90=run_percentile(runs, 0.9),
     )
@@ -79,7 +81,7 @@ def _described(
 
 
 def predicted_gain(option: Option) -> Bounds | None:
-    """Of what it promises, with what few observations leave open; None before anything was decided."""
+    """Return the expected gain with its uncertainty; None before the first decision."""
     if option.benefit.draft_seconds == 0.0 and not option.is_cost_known:
         return None
     mean, spread = 1 + option.benefit.gain, NINETY_FIVE * gain_error(option)
@@ -87,7 +89,7 @@ def predicted_gain(option: Option) -> Bounds | None:
 
 
 def gain_error(option: Option) -> float:
-    """Standard error of the expected gain: of acceptance by level and of coverage, as if they were independent."""
+    """Return the standard error of the expected gain, treating acceptance by level and coverage as independent."""
     estimate, levels = option.estimate, max(option.benefit.kept, 1)
     rates = estimate.rates
     weights = rates.gains(0)[:levels]
@@ -96,22 +98,22 @@ def gain_error(option: Option) -> float:
         return 0.0
     variance = _of_share(rates.coverage[0], estimate.counts.requests)
     for level in range(levels):
-        below = sum(weights[level:]) / total  # of the gain, what hangs on this level
+        below = sum(weights[level:]) / total  # part of the gain that depends on this level
         variance += below**2 * _of_share(rates.accepted[level][0], estimate.counts.judged_at(level))
     slower = (1 + total) / max(
         1 + option.benefit.gain, 0.01
-    )  # a step that is longer makes less of every token
+    )  # a longer step reduces the value of every token
     return total * math.sqrt(variance) / slower
 
 
 def _of_share(share: float, count: float) -> float:
-    """Variance of the logarithm of a share that was estimated from so many; what is believed counts as a few."""
+    """Return the variance of the log of a fraction estimated from `count` observations plus a prior."""
     share = min(max(share, 0.01), 0.99)
     return (1 - share) / (share * (count + 4.0))
 
 
 def measured_gain(options: Iterable[Option]) -> Bounds | None:
-    """Of all tenants together; None while too little was measured."""
+    """Return the measured gain over all tenants; None with too few measurements."""
     weight = mean = variance = 0.0
     for option in options:
         found = option.guard.gain.bounds(NINETY_FIVE)
@@ -127,7 +129,7 @@ def measured_gain(options: Iterable[Option]) -> Bounds | None:
 
 
 def break_even(here: Pass, coverage: Sequence[float], method: str, costs: StepCosts) -> float | None:
-    """The least acceptance, the same at all levels, with which asking would pay for this batch; None: none would."""
+    """Return the minimum acceptance, equal at all levels, with a gain for this batch; None: no acceptance has one."""
     asks = max(round(here.drawn), 1)
     row = (here.after(asks) - here.plain) / asks
     levels = range(min(DEEPEST, len(coverage)))

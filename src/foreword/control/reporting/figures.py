@@ -1,4 +1,4 @@
-"""The report: per pair of drafter and cohort, and of the whole engine. Plain data that any process can read."""
+"""Report data: per drafter and cohort, and for the whole engine."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 BANDS = (0, 16, 64, 256, 1024)
-"""First tokens of the parts of an answer that acceptance is reported for."""
+"""First tokens of the answer bands for which acceptance is reported."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """A ratio to plain decoding, and between what it lies (95%)."""
+    """A ratio to plain decoding with its 95% bounds."""
 
     low: float
     mean: float
@@ -20,51 +20,51 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Band:
-    """Acceptance in a part of the answers."""
+    """Acceptance in one band of answer positions."""
 
-    first: int  # token of the answer, 0 is the first
+    first: int  # first token of the band
     reached: int  # draft tokens whose predecessors were accepted
     accepted: int
 
 
 @dataclass(frozen=True)
 class DecisionReport:
-    """Something was switched, or moved to another stage."""
+    """A switch or a change of stage."""
 
     ago_seconds: float
     what: str  # "on", "off" or a stage
     reason: str
-    gain: float | None = None  # ratio to plain decoding that was expected
+    gain: float | None = None  # expected ratio to plain decoding
 
 
 @dataclass(frozen=True)
 class PairReport:
-    """A drafter in a cohort."""
+    """State of a drafter in a cohort."""
 
     drafter: str
     cohort: str
     state: str = "on"  # off, shadow, verify, canary, on or held
     in_use: bool = False  # whether its draft tokens are verified at present
     reason: str = ""
-    percent: float = 100.0  # of the requests, those that may use it
-    since_seconds: float | None = None  # for how long it is in this state; None: since the engine began
+    percent: float = 100.0  # percentage of requests that may use it
+    since_seconds: float | None = None  # time in this state; None: since the engine started
     predicted: Bounds | None = None
     measured: Bounds | None = None
-    depth: int = 0  # levels that are asked for
-    kept: int = 0  # of these, the ones that are worth verifying
-    depths: tuple[int, ...] = ()  # [depth], drafts that were verified
+    depth: int = 0  # requested levels
+    kept: int = 0  # levels with a net benefit
+    depths: tuple[int, ...] = ()  # [depth], verified drafts
     acceptance_by_level: tuple[float, ...] = ()
     acceptance_by_position: tuple[Band, ...] = ()
-    coverage: float | None = None  # of the asks, those that had an answer
+    coverage: float | None = None  # fraction of draft requests that got a draft
     asks: int = 0
-    draft_ms: float = 0.0  # of an ask
-    network_ms: float | None = None  # of these, on the way; None: the drafter is here
-    break_even: float | None = None  # least acceptance with which it would pay now; None: no acceptance would
-    run_p50: float = 0.0  # draft tokens that one pass accepted
+    draft_ms: float = 0.0  # per draft request
+    network_ms: float | None = None  # network part of draft_ms; None: local drafter
+    break_even: float | None = None  # minimum acceptance with a gain at present; None: none has one
+    run_p50: float = 0.0  # median accepted tokens per pass
     run_p90: float = 0.0
     faults: int = 0
-    switched: int = 0  # times that it was turned on or off
-    is_model: bool = False  # it computes its drafts; else it looks them up
+    switched: int = 0  # number of switches
+    is_model: bool = False  # whether it runs a model; False: a lookup
     decisions: tuple[DecisionReport, ...] = ()
 
     def aged(self, seconds: float) -> "PairReport":
@@ -74,7 +74,7 @@ class PairReport:
 
     @property
     def tokens_per_draft(self) -> float:
-        """Tokens that a pass with a draft of this pair is expected to make."""
+        """Expected tokens of a pass with a draft of this pair."""
         total, chance = 1.0, 1.0
         for rate in self.acceptance_by_level[: max(self.kept, 1)]:
             chance *= rate
@@ -84,18 +84,18 @@ class PairReport:
 
 @dataclass(frozen=True)
 class Usage:
-    """How busy the devices were, and what that costs."""
+    """Device utilisation and its cost."""
 
-    wall_seconds: float = 0.0  # since the engine began
+    wall_seconds: float = 0.0  # since the engine started
     draft_seconds: float = 0.0
-    target_seconds: float = 0.0  # passes and judging
+    target_seconds: float = 0.0  # passes and acceptance
     tokens: int = 0
-    draft_price: float | None = None  # of an hour
+    draft_price: float | None = None  # per hour
     target_price: float | None = None
 
     @property
     def device_seconds(self) -> float:
-        """Of both together."""
+        """Device time of drafting and target together."""
         return self.draft_seconds + self.target_seconds
 
     @property
@@ -107,7 +107,7 @@ class Usage:
         return self.target_seconds / self.wall_seconds if self.wall_seconds else 0.0
 
     def cost_per_million(self, reserved: bool = False) -> float | None:
-        """Of the time that was worked, or of all of it, which is what is paid; None without prices or tokens."""
+        """Cost per million tokens of the busy time, or of all time if `reserved`; None without prices or tokens."""
         if self.target_price is None or not self.tokens:
             return None
         target = self.wall_seconds if reserved else self.target_seconds
@@ -118,41 +118,41 @@ class Usage:
 
 @dataclass(frozen=True)
 class ControlReport:
-    """The state of speculation."""
+    """State of speculation."""
 
     enabled: bool = True
     policy_file: str | None = None
     pairs: tuple[PairReport, ...] = ()
-    batch: float = 0.0  # tokens that the last pass would have made without drafts
-    step_ms: float = 0.0  # that it would have taken
-    row_ms: float = 0.0  # and what one more row would have added
-    probe_share: float = 0.0  # of the time of all steps, spent on drafts that were only compared
+    batch: float = 0.0  # tokens of the last pass without its drafts
+    step_ms: float = 0.0  # expected time of that pass
+    row_ms: float = 0.0  # expected time of one more row
+    probe_share: float = 0.0  # fraction of step time spent on exploration
     probe_seconds: float = 0.0
     reference_passes: int = 0
-    host_share: float = 0.0  # of the time of steps, what is neither drafting nor the target's pass
-    provisional_pages: int = 0  # KV pages that the last pass held for draft tokens alone
+    host_share: float = 0.0  # fraction of step time that is neither drafting nor the target's pass
+    provisional_pages: int = 0  # KV pages that the last pass held only for draft tokens
     provisional_peak: int = 0
     kv_pages: int = 0
     kv_usage: float = 0.0
     preemptions_guessing: float = 0.0  # per second of steps with drafts
     preemptions_plain: float = 0.0  # per second of steps without
-    mismatches: int = 0  # requests that came out differently when they were decoded again
+    mismatches: int = 0  # requests with a different answer when decoded again
     usage: Usage = Usage()
 
     def aged(self, seconds: float) -> "ControlReport":
-        """Return the same, reported so much later by an engine that had nothing to do meanwhile."""
+        """Return the report as of `seconds` later, for an idle engine."""
         usage = replace(self.usage, wall_seconds=self.usage.wall_seconds + seconds)
         return replace(self, usage=usage, pairs=tuple(pair.aged(seconds) for pair in self.pairs))
 
 
 def counts_of(drafts: int, per_position: Sequence[int]) -> "Counter[int]":
-    """How many drafts came so far, from how many came at least to each position."""
+    """Convert counts of drafts that reached at least each position into counts by length."""
     counts = enumerate(pairwise((drafts, *per_position, 0)))
     return Counter({length: here - further for length, (here, further) in counts if here > further})
 
 
 def run_percentile(runs: "Counter[int]", share: float) -> float:
-    """The accepted run that this share of all runs does not exceed."""
+    """Return the accepted length that this fraction of all drafts does not exceed."""
     wanted, seen = share * runs.total(), 0
     for length in sorted(runs):
         seen += runs[length]

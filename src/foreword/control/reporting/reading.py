@@ -1,4 +1,4 @@
-"""A report that came as JSON, for tools that ask a server."""
+"""Converts reports to and from JSON, for tools that query a server."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def as_json(report: ControlReport) -> dict[str, Any]:
-    """With the figures that follow from others."""
+    """Return the report as JSON, with derived figures."""
     usage = report.usage
     derived = {
         "device_seconds": usage.device_seconds,
@@ -31,7 +31,7 @@ def as_json(report: ControlReport) -> dict[str, Any]:
 
 
 def from_json(value: object) -> ControlReport:
-    """What `as_json` has written, by this version or a later one: keys that are not known here are left out."""
+    """Restore a report; unknown keys, of later versions, are ignored."""
     try:
         given = _known(ControlReport, value)
         given["pairs"] = tuple(_pair(pair) for pair in given.get("pairs", ()))

@@ -1,1 +1,1 @@
-"""Bringing a drafter to a cohort: shadow, verify, canary, on; and back at once if anything is wrong."""
+"""Roll-outs of drafters: shadow, verify, canary, on; and rollback on any problem."""

@@ -1,32 +1,32 @@
-"""What was seen of a drafter that is being rolled out, and of the requests that do without it."""
+"""Evidence about a drafter in a roll-out: requests with it and without it."""
 
 import math
 from collections import deque
 from dataclasses import dataclass, field
 
 MOST_TIMES = 4096
-"""Requests of an arm whose times are remembered."""
+"""Requests per arm whose times are kept."""
 
 SURE = 1.645
-"""Standard errors: one look in twenty is wrong."""
+"""Standard errors of a one-sided 5% test."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one request of an arm has gone."""
+    """Result of one request of an arm."""
 
     passes: int
     tokens: int
     ttft: float  # seconds, from arrival
     tpot: float | None  # seconds per token after the first; None: there were none
-    cost: float  # its part of the devices' time, in whatever unit prices are in; seconds without any
+    cost: float  # its share of device time, in price units; seconds without prices
     preemptions: int = 0
     is_error: bool = False
 
 
 @dataclass
 class Mean:
-    """A weighted mean and how sure it is."""
+    """A weighted mean with its standard error."""
 
     weight: float = 0.0
     mean: float = 0.0
@@ -42,14 +42,14 @@ class Mean:
 
     @property
     def error(self) -> float:
-        """Standard error; infinite while there is one value."""
+        """Standard error; infinite with one value."""
         effective = self.weight**2 / self._squared_weights if self._squared_weights else 0.0
         return math.sqrt(self._square / self.weight / (effective - 1)) if effective > 1 else math.inf
 
 
 @dataclass
 class TrialArm:
-    """Requests with the drafter, or those without it, in the same minutes."""
+    """One arm: requests with, or without, the drafter in the same period."""
 
     requests: int = 0
     passes: int = 0
@@ -74,7 +74,7 @@ class TrialArm:
 
 
 def is_improbable(count: int, expected: float, chance: float = 0.05) -> bool:
-    """Whether so many, or more, events are a surprise where `expected` was the mean (Poisson)."""
+    """Whether at least `count` events are improbable under a Poisson mean of `expected`."""
     if not count:
         return False
     term = below = math.exp(-expected)
@@ -85,7 +85,7 @@ def is_improbable(count: int, expected: float, chance: float = 0.05) -> bool:
 
 
 def quantile_bounds(values: "deque[float]", share: float = 0.95) -> tuple[float, float] | None:
-    """Between which values the quantile lies (order statistics); None while there are too few to say."""
+    """Return bounds of the quantile from order statistics; None with too few values."""
     count = len(values)
     spread = SURE * math.sqrt(count * share * (1 - share))
     low, high = math.floor(count * share - spread), math.ceil(count * share + spread)

@@ -1,4 +1,4 @@
-"""What ends a canary: one look at both arms."""
+"""Guards of a canary: compare both arms and decide whether to end it."""
 
 from dataclasses import dataclass, field
 
@@ -7,33 +7,33 @@ from foreword.control.reporting.figures import Bounds
 from foreword.control.rollout.evidence import SURE, TrialArm, is_improbable, quantile_bounds
 
 LEAST_FAULTS = 3
-"""Faults below which a share of them says nothing."""
+"""Minimum number of faults before their fraction is judged."""
 
 
 @dataclass(frozen=True)
 class DrafterHealth:
-    """What the drafter itself did since it was let in."""
+    """Behaviour of the drafter since its stage began."""
 
     asks: int = 0
     faults: int = 0
     memory_bytes: int | None = None
     gain: Bounds | None = None  # measured
-    trips: int = 0  # of the policy's own guard, which then forgets what it measured
+    trips: int = 0  # trips of the policy's own guard, which then resets its measurement
 
 
 @dataclass
 class Arms:
-    """Both sides of a canary."""
+    """Both arms of a canary."""
 
     canary: TrialArm = field(default_factory=TrialArm)
     control: TrialArm = field(default_factory=TrialArm)
 
 
 def broken_health(health: DrafterHealth, guards: Guards) -> str | None:
-    """Why a drafter must be turned off for all requests; None: it may stay."""
+    """Return why a drafter must be turned off for all requests; None: it may stay."""
     faults, allowed = health.faults, guards.fault_share * health.asks
     if faults >= LEAST_FAULTS and faults > allowed and is_improbable(faults, allowed):
-        return f"faults: {faults} of {health.asks} asks, more than {guards.fault_share:.1%}"
+        return f"faults: {faults} of {health.asks} draft requests, more than {guards.fault_share:.1%}"
     held = health.memory_bytes
     if guards.memory_bytes is not None and held is not None and held > guards.memory_bytes:
         return f"memory: the drafter holds {held / 1e6:.0f} MB, more than {guards.memory_bytes / 1e6:.0f}"
@@ -44,7 +44,7 @@ def broken_health(health: DrafterHealth, guards: Guards) -> str | None:
 
 
 def broken_guard(arms: Arms, guards: Guards) -> str | None:
-    """Why the canary must end, as far as its requests tell; None: nothing is wrong beyond doubt."""
+    """Return why the canary must end, judging by its requests; None: no significant problem."""
     canary, control = arms.canary, arms.control
     return (
         _errors(canary, control, guards)
@@ -64,10 +64,10 @@ def _errors(canary: TrialArm, control: TrialArm, guards: Guards) -> str | None:
 
 
 def _preemptions(canary: TrialArm, control: TrialArm, guards: Guards) -> str | None:
-    """By passes: a request that is answered twice as fast is in the way half as long."""
+    """Compare preemptions per pass: faster requests are exposed for less time."""
     if not control.passes:
         return None
-    usual = max(control.preemptions, 1) / control.passes  # none at all may be chance
+    usual = max(control.preemptions, 1) / control.passes  # zero may be chance
     if not is_improbable(canary.preemptions, guards.preemptions * usual * canary.passes):
         return None
     return (

@@ -1,4 +1,4 @@
-"""The roll-out of one drafter to one cohort."""
+"""Roll-out of one drafter to one cohort."""
 
 import hashlib
 import math
@@ -7,54 +7,54 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from foreword.control.policy_file.document import RolloutRule, Stage
+from foreword.control.rollout.distributions import DistributionComparison, Figures
 from foreword.control.rollout.evidence import Outcome, is_improbable
 from foreword.control.rollout.guards import Arms, DrafterHealth, broken_guard, broken_health
-from foreword.control.rollout.laws import Figures, LawComparison
 
 MOST_MOVES = 20
-"""That are remembered."""
+"""Number of moves kept."""
 
 WORTH_IT, NOT_WORTH_IT = 1.02, 1.0
 LIKELY_GAIN, UNLIKELY = 0.9, 0.05
-"""A drafter leaves the shadow if it is likely to gain so much, and is given up if it is unlikely to gain anything."""
+"""A drafter leaves the shadow stage if it probably gains this much, and is dropped if a gain is improbable."""
 
 LEAST_LEVELS = 20
-"""That must have been judged before anything is concluded."""
+"""Minimum judged levels before a conclusion."""
 
 
 @dataclass
 class Switch:
-    """Ends the use of a drafter for all requests of a cohort at the next step."""
+    """Stops a drafter for all requests of a cohort at the next step."""
 
-    is_closed: bool = False  # for good
-    is_resting: bool = False  # for a while
+    is_closed: bool = False  # permanently
+    is_resting: bool = False  # temporarily
 
 
 @dataclass(frozen=True)
 class Gate:
-    """Whether a drafter may be used for some requests, as its roll-out says."""
+    """Whether a drafter may be used for a request, by its roll-out stage."""
 
     switch: Switch
-    is_live: bool = True  # its drafts may be verified; else they are only compared with the text
+    is_live: bool = True  # drafts may be verified; False: only compared with the text
 
     @property
     def is_open(self) -> bool:
-        """Whether its drafts may be verified."""
+        """Whether drafts may be verified."""
         return self.is_live and not self.switch.is_closed and not self.switch.is_resting
 
     @property
     def lets_look(self) -> bool:
-        """Whether its drafts may be compared with the text."""
+        """Whether drafts may be compared with the text."""
         return not self.switch.is_closed and not self.switch.is_resting
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is expected of a drafter that is only compared with the text."""
+    """Expected gain of a drafter in the shadow stage."""
 
-    levels: float = 0.0  # that were judged
+    levels: float = 0.0  # judged levels
     gain: float = 0.0  # ratio to plain decoding
-    error: float = math.inf  # standard error of it
+    error: float = math.inf  # standard error
 
     def chance_above(self, ratio: float) -> float:
         if not math.isfinite(self.error):
@@ -74,66 +74,66 @@ class Move:
 
 @dataclass
 class PairRollout:
-    """Its stage, and what was seen since it got there."""
+    """A roll-out's stage, and the evidence since that stage began."""
 
     rule: RolloutRule
     clock: Callable[[], float]  # seconds since 1970
-    by_hand: bool = False  # the operator made it; no file names it
+    by_hand: bool = False  # created by the operator; not in the file
     stage: Stage = Stage.OFF
-    step: int = 0  # of the canary's
+    step: int = 0  # index of the canary step
     since: float = 0.0
     reason: str = ""
-    is_ready: bool = False  # it would go on, and waits for the operator
-    verified: int = 0  # requests that were decoded again
-    mismatches: int = 0  # of these, the ones that came out differently
-    plain_mismatches: int = 0  # and those that come out differently without it, in a batch of another size
-    laws: LawComparison = field(default_factory=LawComparison)  # of answers that were drawn again
+    is_ready: bool = False  # would be promoted, waits for the operator
+    verified: int = 0  # requests decoded again
+    mismatches: int = 0  # of these, with a different answer
+    plain_mismatches: int = 0  # different even without the drafter, in a batch of another size
+    laws: DistributionComparison = field(default_factory=DistributionComparison)  # of answers sampled again
     arms: Arms = field(default_factory=Arms)
     switch: Switch = field(default_factory=Switch)
     moves: deque[Move] = field(default_factory=lambda: deque(maxlen=MOST_MOVES))
 
     def begin(self) -> None:
-        """As the file says."""
+        """Start at the stage of the policy file."""
         self.move(Stage(self.rule.start), "the policy file says so")
 
     @property
     def percent(self) -> float:
-        """Of the requests, those that use it."""
+        """Percentage of requests that use it."""
         return self.rule.steps[self.step] if self.stage is Stage.CANARY else 100.0 * (self.stage is Stage.ON)
 
     def is_canary(self, tenant: str, request_id: str) -> bool:
-        """Whether a request belongs to the canary: the same answer as long as the percentage does not fall."""
+        """Whether a request belongs to the canary; stable while the percentage does not fall."""
         text = "\0".join((self.rule.salt, self.rule.drafter, self.rule.cohort, tenant, request_id))
         place = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) / 2**64
         return 100 * place < self.percent
 
     def gate(self, tenant: str, request_id: str) -> Gate | None:
-        """For a request that begins now; None: the drafter is not for it at all."""
+        """Return the gate of a new request; None: the drafter is not for it."""
         match self.stage:
             case Stage.OFF | Stage.HELD:
                 return None
             case Stage.SHADOW | Stage.VERIFY:
                 return Gate(self.switch, is_live=False)
             case Stage.CANARY if not self.is_canary(tenant, request_id):
-                return None  # it must not cost them anything either
+                return None  # it must not cost these requests anything
         return Gate(self.switch)
 
     def move(self, stage: Stage, reason: str, step: int = 0) -> None:
-        """Change the stage; what was seen before no longer counts."""
+        """Change the stage and discard earlier evidence."""
         if stage in (Stage.OFF, Stage.HELD):
-            self.switch.is_closed = True  # for all who use it, from the next step on
+            self.switch.is_closed = True  # for all users, from the next step
         elif self.switch.is_closed:
             self.switch = Switch()
         before = self.arms.control
         self.stage, self.step, self.reason, self.is_ready = stage, step, reason, False
-        self.since, self.arms, self.laws = self.clock(), Arms(), LawComparison()
+        self.since, self.arms, self.laws = self.clock(), Arms(), DistributionComparison()
         self.verified = self.mismatches = self.plain_mismatches = 0
         if stage is Stage.CANARY and self.percent >= 100:
             self.arms.control = before  # no request is left to compare with
         self.moves.append(Move(self.since, stage, self.percent, reason))
 
     def look(self, health: DrafterHealth, forecast: Forecast) -> bool:
-        """Between two steps: go on, go back or stay; True if it moved."""
+        """Promote, roll back or stay; return True if the stage changed."""
         before = (self.stage, self.step)
         if self.stage in (Stage.OFF, Stage.HELD):
             return False
@@ -149,7 +149,7 @@ class PairRollout:
     def _look_at_shadow(self, forecast: Forecast) -> None:
         reported = f"{forecast.gain:.3f} of plain decoding expected after {forecast.levels:.0f} judged levels"
         enough = self.rule.min_levels
-        # An expensive drafter is seldom called: a hopeless one is given up early.
+        # An expensive drafter is called rarely: drop a hopeless one early.
         if (
             forecast.levels >= max(enough // 20, LEAST_LEVELS)
             and forecast.chance_above(NOT_WORTH_IT) < UNLIKELY
@@ -170,12 +170,12 @@ class PairRollout:
             self._promote(Stage.ON if is_last else Stage.CANARY, reported, 0 if is_last else self.step + 1)
 
     def ended(self, outcome: Outcome, is_canary: bool) -> None:
-        """A request of one of the arms has ended."""
+        """Add the outcome of a request to its arm."""
         if self.stage is Stage.CANARY:
             (self.arms.canary if is_canary else self.arms.control).add(outcome)
 
     def compared(self, difference: str | None, is_plain_different: bool = False) -> None:
-        """A request was decoded again with the drafter, and without it where that may change a text, too."""
+        """Count a request that was decoded again with the drafter (and without it, if texts depend on the batch)."""
         if self.stage is not Stage.VERIFY:
             return
         self.verified += 1
@@ -191,16 +191,16 @@ class PairRollout:
             )
 
     def drawn_again(self, plain: Figures, own: Figures, fault: str | None = None) -> None:
-        """A request was drawn without the drafter and with it, under a rule that keeps the distribution of a text.
+        """Add answers sampled without and with the drafter, under a rule that preserves only the distribution.
 
-        `fault` is what was wrong with the second answer in itself.
+        `fault` describes an invalid second answer.
         """
         self.laws.add(plain, own)
         is_last = self.verified + 1 >= self.rule.verify_samples
         self.compared(fault or self.laws.difference(is_last))
 
     def promote(self) -> None:
-        """The operator says that it goes on."""
+        """Promote on the operator's request."""
         if self.stage in (Stage.OFF, Stage.HELD):
             self.move(Stage.SHADOW, "by hand")
         elif self.stage is Stage.SHADOW:

@@ -13,21 +13,21 @@ from foreword.control.rollout.pair import PairRollout
 SAVE_SECONDS = 30.0
 
 Pair = tuple[str, str]
-"""A drafter's and a cohort's name."""
+"""Names of a drafter and a cohort."""
 
 
 @dataclass
 class Rollouts:
-    """The pairs that are rolled out, or were stopped; all others are simply used."""
+    """Pairs in roll-out, or stopped by hand; all other drafters are used without restrictions."""
 
     made_for: Mapping[str, str] = field(default_factory=dict)  # model, device and version
-    path: Path | None = None  # of the saved state; None: it is not kept
+    path: Path | None = None  # saved state; None: not saved
     clock: Callable[[], float] = time  # seconds since 1970
     pairs: dict[Pair, PairRollout] = field(default_factory=dict)
     _saved_at: float = 0.0
 
     def follow(self, rules: Iterable[RolloutRule]) -> None:
-        """What the file says now: known pairs go on from where they are unless their salt is another."""
+        """Apply the file's rules: known pairs keep their stage unless their salt changed."""
         before, pairs = dict(self.pairs), {}
         was_saved = {} if self.path is None or before else saved.read(self.path, self.made_for)
         for rule in rules:
@@ -46,7 +46,7 @@ class Rollouts:
         for key, state in was_saved.items():
             if state["by_hand"]:
                 pairs[key] = self._fresh(RolloutRule(*key), state, by_hand=True)
-        self.pairs = pairs  # all at once: others read it meanwhile
+        self.pairs = pairs  # replaced atomically: other threads read it
 
     def _fresh(self, rule: RolloutRule, state: dict[str, Any] | None, by_hand: bool = False) -> PairRollout:
         pair = PairRollout(rule, self.clock, by_hand)
@@ -57,7 +57,7 @@ class Rollouts:
         return pair
 
     def set_stage(self, drafter: str, cohort: str, stage: str) -> None:
-        """The operator's own move."""
+        """Set a stage on the operator's request."""
         pair = self.pairs.get((drafter, cohort))
         if pair is None:
             pair = PairRollout(RolloutRule(drafter, cohort), self.clock, by_hand=True)
@@ -69,7 +69,7 @@ class Rollouts:
         self.save()
 
     def save(self, is_due: bool = True) -> None:
-        """Keep the state; without `is_due` only if that was not done for a while."""
+        """Save the state; without `is_due`, only if the last save is old."""
         now = self.clock()
         if self.path is not None and (is_due or now - self._saved_at >= SAVE_SECONDS):
             self._saved_at = now

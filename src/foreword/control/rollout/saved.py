@@ -1,4 +1,4 @@
-"""Roll-outs survive a restart: one JSON file, ignored where it is damaged or another model's."""
+"""Saved state of roll-outs: one JSON file, ignored if damaged or of another model."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from foreword.control.policy_file.document import Stage
-from foreword.control.rollout.laws import LawComparison
+from foreword.control.rollout.distributions import DistributionComparison
 from foreword.control.rollout.pair import Move, PairRollout
 
 _log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ VERSION = 1
 
 
 def save(path: Path, made_for: Mapping[str, str], pairs: Iterable[PairRollout]) -> None:
-    """Write the whole file or leave the old one; a disk that is full costs no request."""
+    """Write the file atomically; errors are only logged."""
     value = {"version": VERSION, "made_for": dict(made_for), "pairs": [_as_json(pair) for pair in pairs]}
     try:
         fresh = path.with_name(f"{path.name}.{os.getpid()}")
@@ -29,7 +29,7 @@ def save(path: Path, made_for: Mapping[str, str], pairs: Iterable[PairRollout]) 
 
 
 def read(path: Path, made_for: Mapping[str, str]) -> dict[tuple[str, str], dict[str, Any]]:
-    """What was saved of every pair; nothing, and one line that says why, if it cannot be used here."""
+    """Return the saved state of every pair; empty, with a log line, if it cannot be used."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         if value["version"] != VERSION or value["made_for"] != dict(made_for):
@@ -45,9 +45,9 @@ def read(path: Path, made_for: Mapping[str, str]) -> dict[tuple[str, str], dict[
 
 
 def _put_aside(path: Path) -> str:
-    """What cannot be used here may be somebody's: the next state must not replace it. What the log says of that.
+    """Rename an unusable file, so that the next save does not replace it; return a note for the log.
 
-    The first such file is kept, and none of those that come later: they are states of other models.
+    Only the first such file is kept.
     """
     kept = path.with_name(f"{path.name}.ignored")
     try:
@@ -78,7 +78,7 @@ def _as_json(pair: PairRollout) -> dict[str, Any]:
 
 
 def _checked(one: Mapping[str, Any]) -> dict[str, Any]:
-    """With the types that it must have; raises for anything else."""
+    """Check types; raise `ValueError` for anything invalid."""
     counts = {name: int(one[name]) for name in ("step", "verified", "mismatches", "plain_mismatches")}
     if min(counts.values()) < 0:
         raise ValueError("a count is negative")
@@ -87,13 +87,13 @@ def _checked(one: Mapping[str, Any]) -> dict[str, Any]:
         for move in one["moves"]
     ]
     reported = {"salt": str(one["salt"]), "since": float(one["since"]), "reason": str(one["reason"])}
-    laws = LawComparison.from_json(one["laws"]) if "laws" in one else LawComparison()
+    laws = DistributionComparison.from_json(one["laws"]) if "laws" in one else DistributionComparison()
     stage = {"stage": Stage(one["stage"]), "by_hand": bool(one["by_hand"]), "moves": moves, "laws": laws}
     return stage | counts | reported
 
 
 def restore(pair: PairRollout, known: Mapping[str, Any]) -> None:
-    """What the arms of a canary have seen is not kept: its step begins anew."""
+    """Restore a pair; the arms of a canary are not saved, so its step starts again."""
     pair.stage, pair.since, pair.reason = known["stage"], known["since"], known["reason"]
     pair.step = min(known["step"], len(pair.rule.steps) - 1)
     pair.verified, pair.mismatches = known["verified"], known["mismatches"]

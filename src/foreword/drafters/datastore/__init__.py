@@ -1,1 +1,1 @@
-"""Texts to look continuations up in: one file, mapped into memory, with its suffixes in order."""
+"""Datastore of texts for retrieval: a memory-mapped file with sorted suffixes."""

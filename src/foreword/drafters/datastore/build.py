@@ -1,4 +1,4 @@
-"""Make a datastore: write the ids, then sort the suffixes shard by shard, in memory for one shard."""
+"""Builds a datastore: writes token ids, then sorts the suffixes shard by shard."""
 
 import os
 import tempfile
@@ -31,28 +31,29 @@ Words = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int32]
 
 MOST_TOKENS = 1 << 30
-"""Starts that can be sorted at once: 64 bits have room for the token and the place of each."""
+"""Maximum number of positions sorted at once: a 64-bit key holds a token and a position."""
 
 
 def sorted_suffixes(tokens: npt.NDArray[np.integer], count: int, depth: int) -> npt.NDArray[np.int64]:
-    """The starts 0 .. count - 1 in order of the `depth` tokens from each on; equals in order of their starts.
+    """Return the positions 0 ..
 
-    `tokens` go on for at least `depth` after the last start, or end there. Sorting by 1, 2, 4, ... tokens takes
-    the same few rounds for any text, however it repeats itself; starts that differ from all others take no part.
+    count - 1, sorted by the `depth` tokens from each on; ties by position. `tokens` extend at least `depth` after the
+    last position, or end there. Sorting by 1, 2, 4, ... tokens takes the same few rounds for any text; positions with
+    a unique rank drop out.
     """
     if len(tokens) > MOST_TOKENS:
         raise ValueError(f"at most {MOST_TOKENS} tokens are sorted at once, not {len(tokens)}")
     keys, length = _first_keys(tokens, depth)
     order, _ = _sorted_places(keys)
-    # Of every start by `length` tokens: where those like it begin in `order`.
+    # Rank of each position by `length` tokens: the index in `order` of the first position with the same tokens.
     ranks = np.empty(len(order), np.int32)
     unsettled = _rank(order, keys, np.arange(len(order), dtype=np.int32), ranks)
     while length < depth and len(unsettled):
         starts = order[unsettled]
-        after = np.zeros(len(starts), np.uint64)  # 0: after the end
+        after = np.zeros(len(starts), np.uint64)  # 0: past the end
         there = starts < len(ranks) - length
         after[there] = ranks[starts[there] + length].astype(np.uint64) + 1
-        # First by what follows, then, keeping that order, by what stands before.
+        # Stable radix order: first by the second half, then by the first half.
         by_last = _sorted_places(after.copy())[0]
         by_first, firsts = _sorted_places(ranks[starts[by_last]].astype(np.uint64))
         placed = by_last[by_first]
@@ -65,8 +66,8 @@ def sorted_suffixes(tokens: npt.NDArray[np.integer], count: int, depth: int) -> 
 
 
 def _first_keys(tokens: npt.NDArray[np.integer], depth: int) -> tuple[Words, int]:
-    """Keys for every start, and how many tokens they stand for: two, if there is room."""
-    keys = tokens.astype(np.uint64) + np.uint64(1)  # 0: after the end
+    """Return a sort key per position, and the number of tokens it covers: two if they fit."""
+    keys = tokens.astype(np.uint64) + np.uint64(1)  # 0: past the end
     bits = int(keys.max(initial=0)).bit_length()
     if depth < 2 or 2 * bits + len(keys).bit_length() > 64:
         return keys, 1
@@ -74,7 +75,7 @@ def _first_keys(tokens: npt.NDArray[np.integer], depth: int) -> tuple[Words, int
 
 
 def _sorted_places(keys: Words) -> tuple[Ints, Words]:
-    """Where the keys stand in order, equals in the order of their places; and the keys in order, in their memory."""
+    """Return the positions of the keys in sorted order (stable), and the sorted keys in place."""
     bits = np.uint64(len(keys).bit_length())
     keys <<= bits
     keys |= np.arange(len(keys), dtype=np.uint64)
@@ -85,8 +86,7 @@ def _sorted_places(keys: Words) -> tuple[Ints, Words]:
 
 
 def _rank(order: Ints, keys: Words, places: Ints, ranks: Ints) -> Ints:
-    """Give the starts at these places of the order, whose keys stand in order, their ranks; returns the places of those
-    that have a rank together with others."""
+    """Assign ranks to positions in sorted order; return those that share a rank with others."""
     if not len(places):
         return places
     begins = np.empty(len(keys), bool)
@@ -101,7 +101,7 @@ def _rank(order: Ints, keys: Words, places: Ints, ranks: Ints) -> Ints:
 
 
 SHARD_TOKENS = 1 << 23
-"""Ids that are sorted at once, which takes about 60 bytes for each."""
+"""Token ids sorted at once; sorting takes about 60 bytes per id."""
 
 MOST_TOKENS = (1 << 32) - 1
 
@@ -114,7 +114,7 @@ def build(
     progress: StageProgress,
     shard_tokens: int = SHARD_TOKENS,
 ) -> Header:
-    """Write a datastore of these files to `out`; if it fails, nothing is left there."""
+    """Write a datastore of these files to `out`; on failure, leave nothing there."""
     if os.path.lexists(out):
         raise RequestError(f"{out} exists already; remove it or name another output")
     id_bytes = id_bytes_for(tokenizer.vocab_size)
@@ -143,7 +143,7 @@ def build(
 
 
 class _IdWriter:
-    """The first section of the file, as it grows."""
+    """Writes the file's id section."""
 
     def __init__(self, file: BinaryIO, id_bytes: int) -> None:
         self._file = file
@@ -158,12 +158,12 @@ class _IdWriter:
         self._write(ids.astype(self.dtype).tobytes())
 
     def end_text(self) -> None:
-        """What comes next does not continue what came before."""
+        """Write a separator: the next text does not continue this one."""
         self.add(np.array([separator(self.dtype.itemsize)]))
         self.separators += 1
 
     def finish(self) -> int:
-        """Pad; returns where the next section begins."""
+        """Write the padding; return the offset of the next section."""
         end = HEADER_BYTES + self.tokens * self.dtype.itemsize
         start = -(-(end + PADDING) // 8) * 8
         self._write(b"\xff" * (start - end))
@@ -198,7 +198,7 @@ def _size(path: Path) -> int:
 def _write_order(
     file: BinaryIO, writer: _IdWriter, start: int, shard_tokens: int, progress: StageProgress
 ) -> int:
-    """The sorted positions of every shard; returns their checksum."""
+    """Write the sorted positions of every shard; return their checksum."""
     file.seek(start)
     crc = 0
     for first in range(0, writer.tokens, shard_tokens):
@@ -216,8 +216,8 @@ def _write_order(
 
 @contextmanager
 def _unfinished(out: Path) -> Iterator[BinaryIO]:
-    """A file beside `out` to write to, moved there at the end: a name that is there stands for a whole file."""
-    new = [folder for folder in out.parents if not folder.exists()]  # the deepest first
+    """Yield a temporary file next to `out` that is renamed at the end, so that `out` is always complete."""
+    new = [folder for folder in out.parents if not folder.exists()]  # deepest first
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.", delete=False) as file:
@@ -230,7 +230,7 @@ def _unfinished(out: Path) -> Iterator[BinaryIO]:
                 raise
     except BaseException as error:
         for folder in new:
-            with suppress(OSError):  # somebody else has put something there, or it was never made
+            with suppress(OSError):  # not empty, or never created
                 folder.rmdir()
         if isinstance(error, OSError):
             raise RequestError(f"{out} cannot be written: {error.strerror or error}") from None

@@ -1,8 +1,8 @@
-"""The file of a datastore: a header, token ids, and the suffixes' positions in order, shard by shard.
+"""File format of a datastore: a header, token ids, and sorted suffix positions per shard.
 
-Ids are big-endian, so that the bytes of two texts compare as the texts do. Every shard has its own suffixes, sorted by
-their first DEPTH tokens; those of the last ones reach into the next shard, so no match is lost at its end. The header
-is written last: a file that was not finished has none.
+Ids are big-endian, so that byte order equals token order. Each shard has its own suffixes, sorted by their first
+DEPTH tokens. Suffixes at a shard's end extend into the next shard, so that no match is lost. The header is written
+last: an incomplete file has none.
 """
 
 import hashlib
@@ -20,41 +20,41 @@ from foreword.progress import Progress
 
 MAGIC = b"FWSTORE1"
 HEADER_BYTES = 1 << 16
-"""Room for the header; the ids begin after it."""
+"""Size of the header section in bytes; the ids follow."""
 
 DEPTH = 16
 """Tokens by which suffixes are sorted: the longest text that can be looked up."""
 
 PADDING = DEPTH * 4
-"""Bytes of separators after the ids, so that the last suffixes can be compared like the others."""
+"""Separator bytes after the ids, so that the last suffixes can be compared like the others."""
 
 LISTED_SOURCES = 16
 _CHUNK = 1 << 22
 
 
 class DatastoreError(ForewordError):
-    """A datastore that cannot be read, or that is not for this model."""
+    """A datastore cannot be read, or belongs to another model."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a datastore is."""
+    """Description of a datastore."""
 
-    tokens: int  # ids, separators included
+    tokens: int  # ids including separators
     id_bytes: int  # 2 or 4
-    shard_tokens: int  # ids of every shard but the last
+    shard_tokens: int  # ids per shard except the last
     depth: int  # tokens by which suffixes are sorted
     vocab_size: int
     tokenizer: str  # fingerprint of the vocabulary
-    model: str  # whose tokenizer it is, as it was called
-    sources: tuple[str, ...]  # names of the first files
+    model: str  # name of the tokenizer's model
+    sources: tuple[str, ...]  # names of the first source files
     files: int
     ids_crc: int  # of the ids and their padding
     order_crc: int
 
     @property
     def separator(self) -> int:
-        """The id between texts: none that a tokenizer has."""
+        """The id between texts, which no tokenizer uses."""
         return separator(self.id_bytes)
 
     @property
@@ -63,7 +63,7 @@ class Header:
 
     @property
     def order_start(self) -> int:
-        """Where the positions begin: after the ids and their padding, at a multiple of 8 bytes."""
+        """Offset of the positions: after ids and padding, a multiple of 8."""
         return -(-(self.ids_end + PADDING) // 8) * 8
 
     @property
@@ -76,17 +76,17 @@ class Header:
 
 
 def separator(id_bytes: int) -> int:
-    """The largest number that an id has room for."""
+    """Return the largest number that an id can hold."""
     return int((1 << (8 * id_bytes)) - 1)
 
 
 def id_bytes_for(vocab_size: int) -> int:
-    """Bytes of an id, if the largest number is left to the separator."""
+    """Return the bytes per id, with the largest number left for the separator."""
     return 2 if vocab_size <= separator(2) else 4
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """The same for tokenizers whose ids mean the same bytes."""
+    """Return a hash that is equal for tokenizers whose ids mean the same bytes."""
     digest = hashlib.sha256()
     for token in range(tokenizer.vocab_size):
         piece = tokenizer.token_bytes(token, skip_special_tokens=False)
@@ -95,7 +95,7 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def write_header(file: BinaryIO, header: Header) -> None:
-    """Declare what was written whole; it must be on the disk before."""
+    """Write the header, after the rest of the file is on disk."""
     text = json.dumps(asdict(header)).encode()
     file.flush()
     os.fsync(file.fileno())
@@ -106,7 +106,7 @@ def write_header(file: BinaryIO, header: Header) -> None:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a file that has just the size that it says."""
+    """Read the header and check the file's size."""
     try:
         with path.open("rb") as file:
             start = file.read(HEADER_BYTES)
@@ -141,7 +141,7 @@ def _parse(text: bytes, path: Path) -> Header:
 
 
 def verify(path: Path, header: Header, progress: Progress | None = None) -> None:
-    """Read every byte; raise if one is not as it was written."""
+    """Check the checksums of the whole file."""
     with path.open("rb") as file:
         file.seek(HEADER_BYTES)
         done = 0

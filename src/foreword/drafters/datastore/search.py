@@ -1,7 +1,7 @@
-"""Find where the end of a text occurs in a datastore, and what followed there.
+"""Finds where the end of a text occurs in a datastore, and what followed there.
 
-All lengths and shards are searched side by side, one halving at a time: what the interpreter costs does not grow with
-them. Texts are compared as strings of bytes, which are in the order of the ids.
+All lengths and shards are searched together by bisection, so that interpreter overhead does not grow with them. Texts
+are compared as byte strings, which sort like the ids.
 """
 
 from dataclasses import dataclass
@@ -16,32 +16,32 @@ Ints = npt.NDArray[np.int64]
 Strings = npt.NDArray[np.bytes_]
 
 FEW_SHARDS, COARSE_STRIDE = 8, 4
-"""With more shards than this, first every fourth length is looked for, then those between two of them."""
+"""Above this many shards, every fourth length is searched first, then the lengths in between."""
 
 
 @dataclass(frozen=True)
 class Matches:
-    """Places where the end of a text occurs."""
+    """Positions where the end of a text occurs."""
 
-    length: int  # tokens that agree; 0: nowhere
-    starts: Ints  # [matches], where what followed begins
+    length: int  # number of matching tokens; 0: none
+    starts: Ints  # [matches], positions of the continuations
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Where in the order of each of these shards the suffixes stand that start with the end of a text."""
+    """Range of matching suffixes in each shard's order."""
 
     length: int
     shards: Ints
     first: Ints  # [shards]
-    last: Ints  # [shards], after them
+    last: Ints  # [shards], exclusive
 
 
 NO_MATCHES = Matches(0, np.empty(0, np.int64))
 
 
 class Datastore:
-    """A datastore that is open; the file is mapped, so what is not looked at is not in memory."""
+    """An open datastore, memory-mapped."""
 
     def __init__(self, path: Path) -> None:
         self.header: Header = read_header(path)
@@ -50,7 +50,7 @@ class Datastore:
         self._ids: npt.NDArray[np.unsignedinteger] = np.ndarray(
             (header.tokens,), f">u{header.id_bytes}", self._file.data, HEADER_BYTES
         )
-        # The bytes of as many ids from every one on as suffixes are sorted by.
+        # View of DEPTH ids from every position on, as byte strings.
         self._suffixes: Strings = np.ndarray(
             (header.tokens,),
             f"S{header.depth * header.id_bytes}",
@@ -70,9 +70,9 @@ class Datastore:
         self._ids, self._suffixes, self._order, self._file = empty, empty, empty, empty  # type: ignore[assignment]
 
     def longest_matches(self, text: npt.NDArray[np.int64], shortest: int, most: int) -> Matches:
-        """Where the longest end of `text` occurs that occurs at all, evenly chosen if that is more than `most` times.
+        """Return the occurrences of the longest matching end of `text`, at most `most`, evenly chosen.
 
-        Ends of fewer than `shortest` tokens do not count, nor does more of the text than suffixes are sorted by.
+        Matches are between `shortest` and DEPTH tokens long.
         """
         longest = min(len(text), self.header.depth)
         lengths = np.arange(shortest, longest + 1)
@@ -90,12 +90,12 @@ class Datastore:
         return Matches(found.length, self._order[places].astype(np.int64) + found.length)
 
     def _around(self, shards: Ints, stride: int) -> Ints:
-        """The shards in which matches can begin that are up to `stride` - 1 tokens longer than one in these."""
+        """Return the shards that may hold matches up to `stride` - 1 tokens longer than those in `shards`."""
         earlier = -(-(stride - 1) // self.header.shard_tokens)
         return np.unique(np.maximum(shards[:, None] - np.arange(earlier + 1), 0))
 
     def _longest(self, text: npt.NDArray[np.int64], lengths: Ints, shards: Ints) -> "_Found | None":
-        """The longest end of the text of these lengths that occurs in these shards."""
+        """Return the longest end of the text, of these lengths, that occurs in these shards."""
         first, last = self._ranges(text, lengths, shards)
         occurs = first < last
         best = np.flatnonzero(occurs.any(axis=1))
@@ -106,15 +106,14 @@ class Datastore:
         return _Found(int(lengths[row]), shards[here], first[row][here], last[row][here])
 
     def continuations(self, starts: Ints, length: int) -> Ints:
-        """[starts, length], what follows there; -1 from the end of a text on."""
+        """[starts, length], the tokens that follow; -1 after the end of a text."""
         places = np.minimum(starts[:, None] + np.arange(length), self.header.tokens - 1)
         ids = self._ids[places].astype(np.int64)
         ended = np.logical_or.accumulate(ids == self.header.separator, axis=1)
         return np.where(ended, -1, ids)
 
     def _ranges(self, text: npt.NDArray[np.int64], lengths: Ints, shards: Ints) -> tuple[Ints, Ints]:
-        """[lengths, shards] each, where in a shard's order the suffixes begin and end that start with an end of
-        the text of these lengths."""
+        """[lengths, shards] each: start and end of the range of suffixes that match the end of the text."""
         bounds = self._bounds(text, lengths)  # [2 * lengths]
         wanted = np.repeat(bounds, len(shards))
         is_last = np.repeat(np.arange(len(bounds)) >= len(lengths), len(shards))
@@ -130,7 +129,7 @@ class Datastore:
         return first, last
 
     def _bounds(self, text: npt.NDArray[np.int64], lengths: Ints) -> Strings:
-        """[2 * lengths], the first and then the last of all strings that start with an end of the text."""
+        """[2 * lengths], the first and the last byte string that starts with each end of the text."""
         size = self._suffixes.dtype.itemsize
         data = text.astype(f">u{self.header.id_bytes}").tobytes()
         ends = [data[len(data) - length * self.header.id_bytes :] for length in lengths.tolist()]
@@ -139,7 +138,7 @@ class Datastore:
 
 
 def _spread(first: Ints, last: Ints, most: int) -> Ints:
-    """Places of the ranges first .. last, at most so many, at even distances over all of them."""
+    """Return up to `most` positions of the ranges first .. last, evenly spaced."""
     counts = last - first
     total = int(counts.sum())
     taken = np.arange(min(total, most)) * total // min(total, most)

@@ -1,4 +1,4 @@
-"""Token ids from files, a piece at a time."""
+"""Reads token ids from files in pieces."""
 
 import codecs
 from collections.abc import Iterator
@@ -14,16 +14,16 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 Ids = npt.NDArray[np.int64]
 
 TOKEN_SUFFIXES = (".npy", ".bin")
-"""Files of token ids; all others are text."""
+"""Suffixes of files with token ids; all other files are text."""
 
 _TEXT_BYTES = 1 << 22
 _PIECE = 1 << 20
 _PIECE_OF_TEXT = 1 << 16
-"""Characters that one core takes at a time."""
+"""Characters tokenized at once per core."""
 
 
 def read_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
-    """Pieces of a file's token ids, each with the bytes of the file that it took."""
+    """Yield pieces of a file's token ids, each with the bytes of the file that it covers."""
     pieces = (
         _stored_ids(path, tokenizer) if path.suffix.lower() in TOKEN_SUFFIXES else _text_ids(path, tokenizer)
     )
@@ -38,7 +38,7 @@ def read_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
 
 
 def _stored_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
-    """Of a `.npy` file with one row of integers, or a `.bin` file of bare little-endian ones."""
+    """Yield ids of a `.npy` file with one row of integers, or a `.bin` file of little-endian ints."""
     try:
         if path.suffix.lower() == ".npy":
             stored = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -51,7 +51,7 @@ def _stored_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
             f"{path}: token ids must be one row of integers, not {stored.dtype} {stored.shape}"
         )
     offset = getattr(stored, "offset", 0)
-    for start in range(0, len(stored), _PIECE):  # read, not mapped: mapped pages would count as ours
+    for start in range(0, len(stored), _PIECE):  # read, since mapped pages would count as our memory
         size = stored.itemsize
         piece = np.fromfile(
             path, stored.dtype, min(_PIECE, len(stored) - start), offset=offset + start * size
@@ -60,7 +60,7 @@ def _stored_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
 
 
 def _text_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
-    """Of a text file; it is cut at ends of lines where there are any, so that few words are torn."""
+    """Yield ids of a text file, cut at line ends if possible."""
     decoder, rest = codecs.getincrementaldecoder("utf-8-sig")(), ""
     try:
         with path.open("rb") as file:
@@ -78,7 +78,7 @@ def _text_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
 
 
 def _cut(text: str, start: int, end: int) -> int:
-    """The last end of a line between the two, else the last space, else `end`."""
+    """Return the last line end between the two, otherwise the last space, otherwise `end`."""
     after_line = text.rfind("\n", start, end) + 1
     space = text.rfind(" ", start + 1, end)
     return after_line if after_line > start else space if space > 0 else end

@@ -1,1 +1,1 @@
-"""Trained heads, which read the target's hidden states."""
+"""Drafters with trained heads on the target's hidden states."""

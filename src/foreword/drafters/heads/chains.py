@@ -1,4 +1,4 @@
-"""Chains that a head's runner makes in one call, at once or after a pass in flight."""
+"""Chains that a head's runner drafts in one call, also early, after a pass in flight."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,9 +26,9 @@ _GOES_ON = (1.0,) * CLASSES
 def plan_chains(
     tasks: Sequence[DraftTask], rooms: Sequence[int], vocabulary: DraftVocabulary, stops: bool = False
 ) -> ChainPlan | None:
-    """Plan chains after every text, at most `rooms` tokens each; None if a draft must carry its q.
+    """Plan chains of at most `rooms` tokens per task; return None if a draft must carry its q.
 
-    A runner that `stops` ends them where the asks say so.
+    With `stops`, the runner ends chains according to the tasks' `stop`.
     """
     samplings = [task.request.sampling for task in tasks]
     if not all(is_drawn_alone(sampling) for sampling in samplings):
@@ -45,10 +45,10 @@ def plan_chains(
     )
 
 
-# It stays the same from one look at the estimates to the next.
+# Cached: it changes only when the policy re-evaluates.
 @lru_cache(maxsize=256)
 def _stop_of(stops: tuple[Stop | None, ...], most: int) -> ChainStop:
-    """Where the chains of asks with these end."""
+    """Return the stopping rule of chains with these limits."""
     rates = np.array([_GOES_ON if stop is None else stop.rates for stop in stops], np.float32)
     least = np.zeros((len(stops), most), np.float32)
     for row, stop in zip(least, stops, strict=True):
@@ -58,7 +58,7 @@ def _stop_of(stops: tuple[Stop | None, ...], most: int) -> ChainStop:
 
 
 def unsettled(plan: ChainPlan, unjudged: Sequence[InFlight], drawn: Tensor) -> ChainPlan:
-    """Return the plan for texts that a pass in flight makes longer; their drafts are on one device."""
+    """Adapt the plan to texts that a pass in flight is extending; their drafts are on one device."""
     most = max([len(one.draft) for one in unjudged])
     places = [(*one.tokens.places, *[-1] * (most - len(one.draft))) for one in unjudged]
     ends = [0 if one.task.pages is None else one.task.pages.kv.reserved for one in unjudged]
@@ -88,38 +88,38 @@ def drafted(tasks: Sequence[DraftTask], chains: Chains) -> list[Draft]:
 
 
 def is_drawn_alone(sampling: DraftSampling) -> bool:
-    """Return whether a draft token depends only on the head's logits, and is returned without its q."""
+    """Return whether draft tokens depend only on the head's logits and carry no q."""
     needs_q = sampling.rule is not Rule.COUPLED and sampling.record["temperature"] > 0
     return not needs_q and not has_fixed_corrections(sampling)
 
 
 @dataclass
-class BegunChain:
-    """A chain after a text that a pass in flight makes longer, and the rows of the tokens that the text gains."""
+class EarlyChain:
+    """A chain started early, and the KV rows of the tokens that the text may gain."""
 
-    draft: Draft  # what the pass judges
+    draft: Draft  # the draft that the pass in flight verifies
     kv: KvSequence
-    first: int  # the first row that was made: the text's length before the pass
-    pages: list[int]  # in which these rows lie, as far as the text can grow
-    tokens: DeviceTokens  # of the chain that was started
-    length: int | None = None  # of the text that it follows; None: no verdict yet, or the pass has failed
+    first: int  # first row computed: the text's length before the pass
+    pages: list[int]  # pages of these rows, as far as the text can grow
+    tokens: DeviceTokens  # tokens of the new chain
+    length: int | None = None  # length of the text that it follows; None: no verdict yet, or the pass failed
 
     @staticmethod
-    def of(unjudged: InFlight, source: HostCopy, places: Sequence[int]) -> "BegunChain":
+    def of(unjudged: InFlight, source: HostCopy, places: Sequence[int]) -> "EarlyChain":
         pages, first = unjudged.task.pages, len(unjudged.task.request.tokens)
         assert pages is not None
         size = pages.cache.page_size
         held = pages.kv.pages[first // size : (first + len(unjudged.draft)) // size + 1]
-        return BegunChain(unjudged.draft, pages.kv, first, held, DeviceTokens(source, tuple(places)))
+        return EarlyChain(unjudged.draft, pages.kv, first, held, DeviceTokens(source, tuple(places)))
 
     def learn(self, commit: Commit) -> bool:
-        """What the pass has made final; False: this was another pass."""
+        """Record the verdict; return False if the commit belongs to another pass."""
         is_its = self.length is None and commit.draft is self.draft
         self.length = commit.first + commit.rows + 1  # the newest token has no row yet
         return is_its
 
     def draft_after(self, run: Run, task: DraftTask) -> Draft | None:
-        """Return the requested draft, if the chain follows this text and the rows of `run` are in place."""
+        """Return the requested draft if the chain follows this text and the rows of `run` are in place."""
         kv, wanted = run.pages.kv, min(task.max_nodes, task.max_depth)
         if self.kv is not kv or self.first != run.first or self.length != run.end:
             return None
@@ -130,34 +130,34 @@ class BegunChain:
         return Draft.on_device(self.tokens.pick(range(wanted)), run.end, task.request.epoch)
 
 
-class BegunChains:
-    """Those of all requests."""
+class EarlyChains:
+    """Chains started early, by request."""
 
     def __init__(self) -> None:
-        self._begun: dict[int, BegunChain] = {}  # by request
+        self._early: dict[int, EarlyChain] = {}  # by request id
 
-    def keep(self, request_id: int, chain: BegunChain) -> None:
-        self._begun[request_id] = chain
+    def keep(self, request_id: int, chain: EarlyChain) -> None:
+        self._early[request_id] = chain
 
     def tell(self, commits: Sequence[Commit]) -> None:
-        """What passes have made final."""
-        if self._begun:
+        """Record the commits of a pass."""
+        if self._early:
             for commit in commits:
-                known = self._begun.get(commit.request.request_id)
+                known = self._early.get(commit.request.request_id)
                 if known is not None and not known.learn(commit):
                     self.forget(commit.request.request_id)
 
     def take(self, run: Run, task: DraftTask) -> Draft | None:
-        """What was begun for this text; whatever it is, it is asked for once."""
-        known = self._begun.pop(task.request.request_id, None)
+        """Return the chain started for this text, if any; each chain is used once."""
+        known = self._early.pop(task.request.request_id, None)
         return None if known is None else known.draft_after(run, task)
 
     def forget(self, request_id: int) -> None:
-        self._begun.pop(request_id, None)
+        self._early.pop(request_id, None)
 
 
 def joined(drafts: Sequence[Draft]) -> list[Draft]:
-    """Drafts of several sources as drafts of one: a pass takes no more."""
+    """Merge drafts of several device sources into one source, since a pass reads only one."""
     pending = [draft.device.source for draft in drafts if draft.device is not None]
     sources = list({id(source): source for source in pending}.values())
     if len(sources) < 2:
@@ -173,6 +173,6 @@ def joined(drafts: Sequence[Draft]) -> list[Draft]:
 
 
 def _moved(draft: Draft, tokens: DeviceTokens, source: HostCopy, first: int) -> Draft:
-    """Return the same chain with its tokens in another source, `first` numbers further on."""
+    """Return the same chain with its tokens at offset `first` of another source."""
     places = tuple([first + place for place in tokens.places])
     return Draft.on_device(DeviceTokens(source, places), draft.committed_len, draft.epoch)

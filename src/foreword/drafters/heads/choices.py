@@ -1,4 +1,4 @@
-"""Trees whose shape is a list of paths of ranks, as Medusa publishes them, or one that was measured."""
+"""Tree shapes given as paths of ranks: Medusa's published choices, or measured ones."""
 
 import heapq
 from collections import deque
@@ -9,14 +9,14 @@ from foreword.drafters.trees import Shape
 from foreword.errors import RequestError
 
 RANKS = 10
-"""Likeliest tokens of a head that a path may choose from."""
+"""Number of top tokens per head that a path may select from."""
 
 Path = tuple[int, ...]
 Paths = tuple[Path, ...]
 
 
 def read_choices(value: object, origin: str) -> Paths:
-    """Paths of ranks, the most useful first: [[0], [0, 0], [1], ...]."""
+    """Parse paths of ranks, most useful first: [[0], [0, 0], [1], ...]."""
     paths = tuple(tuple(path) if isinstance(path, list | tuple) else () for path in _listed(value))
     if not paths or not all(paths) or not all(map(_is_rank, (rank for path in paths for rank in path))):
         raise RequestError(
@@ -35,7 +35,7 @@ def _is_rank(rank: object) -> bool:
 
 @lru_cache(maxsize=256)
 def fitting(paths: Paths, max_nodes: int, max_depth: int) -> Paths:
-    """The first of them that fit, each after its beginning; level by level."""
+    """Return the first paths that fit and whose prefixes are included, level by level."""
     kept: dict[Path, None] = {}
     for path in paths:
         beginnings = [path[:length] for length in range(1, len(path) + 1)]
@@ -47,7 +47,7 @@ def fitting(paths: Paths, max_nodes: int, max_depth: int) -> Paths:
 
 @lru_cache(maxsize=256)
 def shape_of(paths: Paths) -> Shape:
-    """How many nodes follow each node of the level before; `paths` stand level by level."""
+    """Return the children per node of the previous level; `paths` are sorted by level."""
     levels: list[tuple[int, ...]] = []
     before: list[Path] = [()]
     while followers := [path for path in paths if len(path) == len(levels) + 1]:
@@ -57,10 +57,10 @@ def shape_of(paths: Paths) -> Shape:
 
 
 class MeasuredRanks:
-    """Counts at which rank of a head the true token was, and gives the tree for these counts."""
+    """Counts the rank of the true token per head, and derives the best tree."""
 
-    _EVERY = 64  # tokens that are seen between two looks at the counts
-    _BELIEF = 20.0  # tokens' worth of what is believed before anything was seen
+    _EVERY = 64  # tokens between two evaluations
+    _BELIEF = 20.0  # pseudo-count of the prior, in tokens
 
     def __init__(self, heads: int) -> None:
         self._hits = [
@@ -71,7 +71,7 @@ class MeasuredRanks:
         self._ranked: dict[tuple[int, int], Paths] = {}
 
     def saw(self, head: int, rank: int | None) -> None:
-        """Count a token that was at this rank of this head; None: at none."""
+        """Count a token that was at this rank of this head; None: below all ranks."""
         self._seen[head] += 1
         if rank is not None:
             self._hits[head][rank] += 1
@@ -80,7 +80,7 @@ class MeasuredRanks:
             self._ranked.clear()
 
     def paths(self, max_nodes: int, max_depth: int) -> Paths:
-        """The paths that are likeliest to be taken as a whole, level by level."""
+        """Return the paths with the highest acceptance probability, level by level."""
         size = (max_nodes, max_depth)
         if size not in self._ranked:
             self._ranked[size] = fitting(self._likeliest(max_nodes, max_depth), max_nodes, max_depth)
@@ -99,19 +99,19 @@ class MeasuredRanks:
         return tuple(found[1:])
 
 
-class Awaited:
-    """What heads have ranked for places whose tokens are not known yet, of one request."""
+class PendingRanks:
+    """Rankings of one request's future positions, until their tokens are known."""
 
     def __init__(self) -> None:
-        self._lists: deque[tuple[int, list[list[int]]]] = deque()  # (tokens there were, [heads][ranks])
+        self._lists: deque[tuple[int, list[list[int]]]] = deque()  # (text length, [heads][ranks])
 
     def add(self, length: int, ranked: list[list[int]]) -> None:
-        """What was ranked for the places from `length` on."""
+        """Add rankings for the positions from `length` on."""
         if not self._lists or self._lists[-1][0] < length:
             self._lists.append((length, ranked))
 
     def settle(self, known: int, tokens: Sequence[int], ranks: MeasuredRanks) -> None:
-        """Count the tokens from `known` on, which are new."""
+        """Count the new tokens from `known` on."""
         for length, ranked in self._lists:
             for place in range(max(known, length), min(len(tokens), length + len(ranked))):
                 ranked_tokens = ranked[place - length]

@@ -1,4 +1,4 @@
-"""DFlash fills a block of masks in one pass; DSpark adds a Markov head on the previous token."""
+"""DFlash: fills a block of mask tokens in one pass. DSpark: adds a Markov head on the previous token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,26 +29,26 @@ from foreword.speculation.draft import ROOT, Draft, marked_cold
 from foreword.speculation.drafting import DraftTask, RequestRows
 from foreword.speculation.layout import SequenceRows
 
-LAG = 0
-"""The row of a token is made from its own states. The newest token has none yet: it begins the block."""
+STATE_OFFSET = 0
+"""A token's row is computed from its own states. The newest token has none yet: it starts the block."""
 
 
 class DFlashHead(HeadInPages):
-    """Its rows are made from the target's states of committed tokens; those of a block are gone after the draft.
+    """Rows of committed tokens are computed from the target's states; rows of a block are discarded after the draft.
 
-    A block always has the size that the head was trained with: its rows see each other.
+    A block always has its training size, since its rows attend to each other.
     """
 
     def __init__(self, head: LoadedHead, width: int) -> None:
-        super().__init__(head, LAG, scratch=head.spec.block_size)
+        super().__init__(head, STATE_OFFSET, scratch=head.spec.block_size)
         self._runner = head.runner
         self.traits = replace(self.traits, acceptance_by_level=head.acceptance_by_level)
         assert head.spec.mask_token_id is not None
         self._mask, self._spec, self._width = head.spec.mask_token_id, head.spec, width
-        self._in_one_call = width == 1  # where the runner can
+        self._in_one_call = width == 1  # if the runner supports it
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """A chain, or a tree of `tree_width`; none where states of the newest committed tokens are not known."""
+        """Return a chain, or a tree of `tree_width`; empty if states of committed tokens are missing."""
         return drafts_where(tasks, list(map(self._ready, tasks)), self._fill_and_draft)
 
     def _fill_and_draft(self, tasks: list[DraftTask], pages: list[RequestRows]) -> Sequence[Draft]:
@@ -71,7 +71,7 @@ class DFlashHead(HeadInPages):
     def _block_rows(
         self, cache: PagedCache, parts: Sequence[SequenceRows], places: Sequence[int], starts: Ints
     ) -> HeadInput:
-        """The rows of all blocks; logits are computed for the first `places` of each."""
+        """Return the rows of all blocks; logits are computed for the first `places` of each."""
         arrays = self._buffers.lay_out(cache, parts, ()).arrays
         if not self._spec.is_causal:
             _see_all(arrays, parts)
@@ -84,12 +84,12 @@ class DFlashHead(HeadInPages):
         return draft_at_once(tasks, places, output.logits, self._vocabulary, self._width)
 
     def _ready(self, task: DraftTask) -> RequestRows | None:
-        """Return the pages of a request for which a draft is possible."""
+        """Return the request's pages if a draft is possible."""
         pages, end = self._known_pages(task), len(task.request.tokens) - 1
         return pages if pages is not None and pages.kv.reserved >= end + 2 and end > 0 else None
 
     def _block(self, task: DraftTask, pages: RequestRows) -> SequenceRows:
-        """Return the newest token and the masks after it, fewer where there is no memory for all."""
+        """Return the newest token followed by masks, fewer if memory is short."""
         tokens = task.request.tokens
         masks = min(self._spec.block_size - 1, pages.kv.reserved - len(tokens))
         return SequenceRows(
@@ -102,7 +102,7 @@ class DFlashHead(HeadInPages):
 
 
 def _see_all(arrays: BatchArrays, parts: Sequence[SequenceRows]) -> None:
-    """Let all rows of a block see all of it."""
+    """Let all rows of a block attend to the whole block."""
     row = 0
     for part in parts:
         rows = 1 + len(part.draft)
@@ -120,9 +120,9 @@ DFLASH = drawn_kind(
 
 @dataclass(frozen=True)
 class DSparkConfig(HeadConfig):
-    """Which head drafts, and how confident it has to be."""
+    """Settings of a DSpark head."""
 
-    confidence: float = 0.0  # a draft ends before the first place where the head is less sure than this
+    confidence: float = 0.0  # a draft ends before the first position with lower confidence
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,7 +131,7 @@ class DSparkConfig(HeadConfig):
 
 
 class DSparkHead(DFlashHead):
-    """Positions of a block depend on the token before them."""
+    """A DFlash head in which each position also depends on the previous token."""
 
     def __init__(self, head: LoadedHead, width: int, confidence: float) -> None:
         super().__init__(head, width)
@@ -159,7 +159,7 @@ class DSparkHead(DFlashHead):
         return [tree.draft() for tree in trees]
 
     def _sure(self, state: Tensor, before: Tensor) -> Tensor:
-        """[nodes], how likely the token at this place is to be accepted after each of these."""
+        """[nodes], probability that the token after each node is accepted."""
         assert self._sureness is not None
         read = state.float().expand(len(before), -1)
         if self._sureness.shape[1] > read.shape[1]:
@@ -169,12 +169,12 @@ class DSparkHead(DFlashHead):
 
 
 def _tokens(tree: HeadTree) -> list[int]:
-    """The tokens of the newest nodes; of the root, the newest of the text."""
+    """Return the tokens of the newest nodes; for the root, the text's last token."""
     return [tree.request.tokens[-1] if node == ROOT else tree.tokens[node] for node in tree.frontier]
 
 
 def build_dspark(config: DSparkConfig, resources: DrafterResources) -> DSparkHead:
-    """Load the head beside the target."""
+    """Load the head for the target."""
     head = load_head(config.model, "dspark", resources)
     return DSparkHead(head, config.tree_width, config.confidence)
 

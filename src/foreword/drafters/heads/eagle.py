@@ -1,4 +1,4 @@
-"""EAGLE, EAGLE-3, P-EAGLE and MTP: heads that read the hidden states of the position before."""
+"""EAGLE, EAGLE-3, P-EAGLE and MTP: heads that read the hidden states of the previous position."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,15 +10,15 @@ from torch import Tensor
 from foreword.backends.batch import MAX_DRAFT_NODES, Tap, joined_states
 from foreword.backends.interface import HeadCall, HeadInput, HeadOutput, PendingChains
 from foreword.drafters.heads.chains import (
-    BegunChain,
-    BegunChains,
+    EarlyChain,
+    EarlyChains,
     drafted,
     is_drawn_alone,
     joined,
     plan_chains,
     unsettled,
 )
-from foreword.drafters.heads.growing import Begun, draft_at_once, grow_by_passes
+from foreword.drafters.heads.growing import GrowthStart, draft_at_once, grow_by_passes
 from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
 from foreword.drafters.heads.loading import (
     HEAD,
@@ -37,17 +37,17 @@ from foreword.speculation.draft import NO_DRAFT, Draft, marked_cold
 from foreword.speculation.drafting import Commit, DraftRequest, DraftTask, InFlight, RequestRows
 from foreword.speculation.layout import SequenceRows
 
-LAG = 1
-"""A row is made from its own token and the features of the position before: the first token has none."""
+STATE_OFFSET = 1
+"""A row is computed from its token and the states of the previous position; the first token has none."""
 
 
 class StepwiseHead(HeadInPages):
-    """Drafts with a head level by level. Rows of draft tokens are made from the head's own states."""
+    """Drafts level by level. Rows of draft tokens are computed from the head's own states."""
 
     traits = HEAD_BY_LEVEL
 
     def __init__(self, head: LoadedHead, width: int) -> None:
-        super().__init__(head, LAG, scratch=MAX_DRAFT_NODES if width > 1 else 0)
+        super().__init__(head, STATE_OFFSET, scratch=MAX_DRAFT_NODES if width > 1 else 0)
         self._runner = head.runner
         self._width = width
         self.traits = replace(
@@ -56,23 +56,23 @@ class StepwiseHead(HeadInPages):
             stops_itself=width == 1 and head.runner.stops,
             acceptance_by_level=head.acceptance_by_level,
         )
-        self._begun = BegunChains()
+        self._early = EarlyChains()
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """A chain, or a tree of `tree_width`; none where the newest token's states are not known."""
+        """Return a chain, or a tree of `tree_width`; empty if the newest states are missing."""
         return drafts_where(tasks, list(map(self._newest, tasks)), self._draft)
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Keep the newest states; chains started early learn which text they follow."""
+        """Store the newest states, and tell chains started early which text they follow."""
         super().observe(commits)
-        self._begun.tell(commits)
+        self._early.tell(commits)
 
     def forget(self, request: DraftRequest) -> None:
-        """The rows go with the request's pages."""
-        self._begun.forget(request.request_id)
+        """Drop the request's early chain; its rows are freed with the pages."""
+        self._early.forget(request.request_id)
 
     def draft_early(self, unjudged: Sequence[InFlight], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
-        """Start chains after whatever the pass makes final, with the rows of that."""
+        """Start chains after the tokens that the pass may commit, and compute the rows of these tokens."""
         going = [one for one in unjudged if self._is_up_to_date(one)]
         if not going:
             return False
@@ -86,52 +86,52 @@ class StepwiseHead(HeadInPages):
         if not isinstance(chains, PendingChains):
             return False
         for one, places in zip(going, chains.places, strict=True):
-            chain = BegunChain.of(one, chains.tokens, places)
-            self._begun.keep(one.task.request.request_id, chain)
+            chain = EarlyChain.of(one, chains.tokens, places)
+            self._early.keep(one.task.request.request_id, chain)
         return chains.tokens.is_cold
 
     def _is_up_to_date(self, unjudged: InFlight) -> bool:
-        """Whether its next row is the one of the next token, and there is room for all that may come."""
+        """Whether all earlier rows are filled and there is room for all possible tokens."""
         pages, length = _pages(unjudged.task), len(unjudged.task.request.tokens)
         return self._rows_of(pages).end == length and pages.kv.reserved > length + len(unjudged.draft)
 
     def _rows_after(self, going: Sequence[InFlight], hidden: Mapping[Tap, Tensor]) -> HeadInput:
-        """A row for every token that the texts may gain; the draft starts from the first of each."""
+        """Return a row for every token that the texts may gain; each draft starts after its first."""
         parts, starts, bounds = [], [], []
         for one in going:
             pages, tokens, rows = _pages(one.task), one.task.request.tokens, 1 + len(one.draft)
             drawn_at = range(one.drawn_at, one.drawn_at + rows)
             parts.append(SequenceRows(pages.kv, tokens, rows, NO_DRAFT, first=len(tokens), drawn_at=drawn_at))
-            starts.append(max(self._rows_of(pages).begin, LAG))
+            starts.append(max(self._rows_of(pages).begin, STATE_OFFSET))
             bounds.append((one.states_at, one.states_at + rows))
         arrays = self._buffers.lay_out(_pages(going[0].task).cache, parts, ()).arrays
         arrays.logit_rows[:] = arrays.row_starts[:-1]
         states = joined_states(hidden, self._taps)
-        return HeadInput(arrays, np.array(starts, np.int32), _taken(states, bounds), are_own=False)
+        return HeadInput(arrays, np.array(starts, np.int32), _contiguous(states, bounds), are_own=False)
 
     def _newest(self, task: DraftTask) -> Run | None:
-        """The rows up to the newest token's, which is always run: its logits are needed."""
+        """Return the rows up to the newest token, which is always run because its logits are needed."""
         if task.pages is None or task.max_nodes < 1 or task.max_depth < 1:
             return None
         rows, end = self._rows_of(task.pages), len(task.request.tokens)
-        first = min(rows.missing_from(LAG), end - 1)
-        if first - LAG < rows.first_known or rows.known < end - LAG or end <= LAG:
+        first = min(rows.missing_from(STATE_OFFSET), end - 1)
+        if first - STATE_OFFSET < rows.first_known or rows.known < end - STATE_OFFSET or end <= STATE_OFFSET:
             return None
-        return Run(task.pages, rows, task.request.tokens, first, end, LAG)
+        return Run(task.pages, rows, task.request.tokens, first, end, STATE_OFFSET)
 
     def _draft(self, tasks: list[DraftTask], runs: list[Run]) -> list[Draft]:
         if self.traits.stops_itself and len(tasks) > 1:
             alone = [is_drawn_alone(task.request.sampling) for task in tasks]
             if any(alone) and not all(alone):
                 return self._draft_apart(tasks, runs, alone)
-        begun = [self._begun.take(run, task) for run, task in zip(runs, tasks, strict=True)]
-        fill([run for run, draft in zip(runs, begun, strict=True) if draft is not None])
-        others = [run if draft is None else None for run, draft in zip(runs, begun, strict=True)]
+        start = [self._early.take(run, task) for run, task in zip(runs, tasks, strict=True)]
+        fill([run for run, draft in zip(runs, start, strict=True) if draft is not None])
+        others = [run if draft is None else None for run, draft in zip(runs, start, strict=True)]
         made = drafts_where(tasks, others, self._draft_now)
-        return joined([new if old is None else old for old, new in zip(begun, made, strict=True)])
+        return joined([new if old is None else old for old, new in zip(start, made, strict=True)])
 
     def _draft_apart(self, tasks: list[DraftTask], runs: list[Run], alone: list[bool]) -> list[Draft]:
-        """Those that need more than the head's logits (a grammar, a bias) do not take the chains of the others."""
+        """Draft separately for requests that need more than logits (grammar, bias), so that the others use chains."""
         halves = [
             drafts_where(
                 tasks,
@@ -143,7 +143,7 @@ class StepwiseHead(HeadInPages):
         return [first if own else second for own, first, second in zip(alone, *halves, strict=True)]
 
     def _draft_now(self, tasks: list[DraftTask], runs: list[Run]) -> list[Draft]:
-        """Draft in one call of the runner, or level by level where it returns logits."""
+        """Draft in one call of the runner, or level by level if it returns logits."""
         # The last draft token needs no row.
         rooms = [run.pages.kv.reserved - run.end + 1 for run in runs]
         plan = (
@@ -160,9 +160,9 @@ class StepwiseHead(HeadInPages):
             HeadTree(task, self._width, run.pages.kv.reserved - run.end)
             for task, run in zip(tasks, runs, strict=True)
         ]
-        starts = np.array([max(run.rows.begin, LAG) for run in runs], np.int32)
-        begun = Begun(output, rows.arrays.block_tables, starts)
-        grow_by_passes(trees, begun, self._runner, store, self._vocabulary)
+        starts = np.array([max(run.rows.begin, STATE_OFFSET) for run in runs], np.int32)
+        start = GrowthStart(output, rows.arrays.block_tables, starts)
+        grow_by_passes(trees, start, self._runner, store, self._vocabulary)
         return [tree.draft() for tree in trees]
 
 
@@ -171,8 +171,8 @@ def _pages(task: DraftTask) -> RequestRows:
     return task.pages
 
 
-def _taken(states: States, bounds: Sequence[tuple[int, int]]) -> States:
-    """The rows within these bounds; no copy where there is nothing between them."""
+def _contiguous(states: States, bounds: Sequence[tuple[int, int]]) -> States:
+    """Return the rows within these bounds, without a copy if they are contiguous."""
     if all(end == first for (_, end), (first, _) in pairwise(bounds)):
         return states[bounds[0][0] : bounds[-1][1]]
     return stacked([states[first:end] for first, end in bounds])
@@ -195,7 +195,7 @@ EAGLE3 = drawn_kind(
 
 
 class PEagleHead(StepwiseHead):
-    """Its rows are EAGLE-3's; rows of masks follow the newest token's, and all of them draft."""
+    """An EAGLE-3 head that also runs mask rows after the newest token and drafts from all of them."""
 
     traits = HEAD
 
@@ -233,13 +233,13 @@ P_EAGLE = drawn_kind(
 
 @dataclass(frozen=True)
 class MtpConfig(HeadConfig):
-    """Where the module is (by default in the target's own files) and what it reads."""
+    """Location of the module (default: the target's own files) and its input."""
 
-    pre_norm: bool = False  # it reads the target's last hidden states before the final norm, not after it
+    pre_norm: bool = False  # read the target's last hidden states before the final norm, not after it
 
 
 def build_mtp(config: MtpConfig, resources: DrafterResources) -> StepwiseHead:
-    """Load the module beside the target."""
+    """Load the module for the target."""
     head = load_head(config.model, "mtp", resources)
     taps = tuple(Tap(tap.layer, not config.pre_norm) for tap in head.taps)
     return StepwiseHead(replace(head, taps=taps), config.tree_width)

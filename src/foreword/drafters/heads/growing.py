@@ -1,4 +1,4 @@
-"""Grows the drafts of heads: by passes, one per level, or from logits for all positions at once."""
+"""Grows the drafts of heads: level by level with passes, or from logits of all positions at once."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -21,9 +21,9 @@ _NO_COPIES = np.empty((0, 2), np.int32)
 
 
 def level_arrays(trees: Sequence[HeadTree], tables: Ints, page_size: int) -> BatchArrays:
-    """The newest level of every tree; `tables` are their pages, one row for each.
+    """Return the arrays of a pass over the newest level of every tree; `tables` has one row of pages per tree.
 
-    The rows of draft tokens stand after the text in the order in which they were read, and see all of it.
+    Rows of draft tokens follow the text in the order in which they were computed, and attend to all of it.
     """
     counts = [len(tree.frontier) for tree in trees]
     lengths = [len(tree.request.tokens) for tree in trees]
@@ -52,19 +52,23 @@ def level_arrays(trees: Sequence[HeadTree], tables: Ints, page_size: int) -> Bat
     )
 
 
-class Begun(NamedTuple):
-    """Where the trees begin: after the newest tokens, which were read."""
+class GrowthStart(NamedTuple):
+    """Start of the trees: the newest tokens and their output."""
 
-    output: HeadOutput  # of these
+    output: HeadOutput  # of the newest tokens
     tables: Ints  # [trees, pages]
-    starts: Ints  # [trees], KV rows before these are not seen
+    starts: Ints  # [trees], first KV row that each attends to
 
 
 def grow_by_passes(
-    trees: Sequence[HeadTree], begun: Begun, runner: RowsRunner, store: KvStore, vocabulary: DraftVocabulary
+    trees: Sequence[HeadTree],
+    start: GrowthStart,
+    runner: RowsRunner,
+    store: KvStore,
+    vocabulary: DraftVocabulary,
 ) -> None:
-    """Grow all trees to their ends; a draft token's row is made from the states of its parent, if there are any."""
-    output, tables, starts = begun
+    """Grow all trees to their limits; a draft token's row uses its parent's states, if the head has any."""
+    output, tables, starts = start
     is_chain = all(tree.width == 1 for tree in trees)
     are_greedy = is_chain and are_plainly_greedy(trees)
     while True:
@@ -82,12 +86,12 @@ def grow_by_passes(
         if len(going) < len(trees):
             trees, starts, tables = [trees[place] for place in going], starts[going], tables[going]
         arrays = level_arrays(trees, tables, store.page_size)
-        states = _taken(output.states, sources)
+        states = _selected(output.states, sources)
         output = head_output(runner, HeadInput(arrays, starts, states, are_own=True), store)
 
 
 def _sources(trees: Sequence[HeadTree], sizes: Sequence[int]) -> list[int]:
-    """For every node that is read next, the row of its parent among those that were read last."""
+    """Return, for every node of the next pass, its parent's row in the previous pass."""
     rows: list[int] = []
     first = 0
     for tree, size in zip(trees, sizes, strict=True):
@@ -97,19 +101,18 @@ def _sources(trees: Sequence[HeadTree], sizes: Sequence[int]) -> list[int]:
     return rows
 
 
-def _taken(states: Tensor, rows: list[int]) -> Tensor:
-    """These rows; no copy where they are all of them in their order, as with chains."""
+def _selected(states: Tensor, rows: list[int]) -> Tensor:
+    """Return these rows, without a copy if they are all rows in order."""
     return states if rows == list(range(len(states))) else states[torch.tensor(rows)]
 
 
 def draft_at_once(
     tasks: Sequence[DraftTask], places: Sequence[int], logits: Tensor, vocabulary: DraftVocabulary, width: int
 ) -> list[Draft]:
-    """A chain, or a tree of `width`, for every ask.
+    """Return a chain, or a tree of `width`, per task.
 
-    `places` says how many places ahead each has logits for; these stand one after the other, [sum of places, draft
-    vocabulary]. The draft at one position does not depend on the tokens before it, so that a tree's nodes
-    of one level all have the same distribution.
+    `places` gives the number of positions with logits per task; `logits` is [sum of places, draft vocabulary].
+    Positions do not depend on earlier draft tokens, so that all nodes of a level share a distribution.
     """
     trees, firsts = new_trees(tasks, places, width)
     if width == 1 and are_plainly_greedy(trees):
@@ -126,7 +129,7 @@ def draft_at_once(
 def new_trees(
     tasks: Sequence[DraftTask], places: Sequence[int], width: int
 ) -> tuple[list[HeadTree], list[int]]:
-    """Trees to grow, and the row of each one's first place."""
+    """Return new trees, and the row of each tree's first position."""
     trees = [
         HeadTree(task._replace(max_depth=min(task.max_depth, count)), width, room=width * count)
         for task, count in zip(tasks, places, strict=True)
@@ -141,10 +144,10 @@ def grow_levels(
     branches: bool,
     is_worth: Callable[[HeadTree, int], bool] = lambda tree, row: True,
 ) -> None:
-    """Grow all trees to their ends. Each one's places are rows from its `first` on.
+    """Grow all trees to their limits; tree i uses the rows from `firsts[i]` on.
 
-    `logits` says, for trees and a row for each of their newest nodes, what may follow there. A tree ends
-    where the next place `is_worth` nothing: that is decided before anything is drawn for it.
+    `logits` returns the logits for the newest nodes of trees, given a row for each. A tree ends where `is_worth` is
+    false, which is decided before anything is drawn.
     """
     going = list(zip(trees, firsts, strict=True))
     while going := [
@@ -156,7 +159,7 @@ def grow_levels(
 
 
 def _greedy(task: DraftTask, tokens: list[int]) -> Draft:
-    """A chain of the likeliest tokens, up to the first place that has none."""
+    """Return a chain of the most likely tokens, up to the first position without one."""
     chain = tokens[: min(task.max_nodes, task.max_depth)]
     chain = chain[: chain.index(-1)] if -1 in chain else chain
     return Draft.chain(chain, len(task.request.tokens), task.request.epoch)

@@ -1,4 +1,4 @@
-"""Heads with KV rows in the target's pages: how the rows of committed tokens come about."""
+"""Heads with KV rows in the target's pages: computes the rows of committed tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,72 +19,74 @@ from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.observing import KeptStates
 
 FILLED_AT_ONCE = 16
-"""Committed rows that are left to the next draft; more of them are filled when they are observed."""
+"""Committed rows left to the next draft; longer stretches are filled on `observe`."""
 
 KEPT_TOGETHER, KEPT_ALONE = 256, 16
-"""Rows of a pass whose features are taken in one go, and kept as long as any of them is: not those of prompts. Where
-the head observes one request only, the others' rows would be kept without use."""
+"""Maximum rows of a pass whose states are stored as one tensor, when several requests or only one are observed.
+
+Such a tensor lives as long as any of its rows, so that prompts are copied instead.
+"""
 
 
 class Run(NamedTuple):
-    """Rows of one request that are made from the target's own states."""
+    """Rows of one request that are computed from the target's states."""
 
     pages: RequestRows
     rows: ExtraRows
     tokens: Sequence[int]
     first: int
     end: int
-    lag: int
+    state_offset: int
 
     @property
     def start(self) -> int:
-        """The first row that these see."""
-        return self.first if self.first > self.rows.end else max(self.rows.begin, self.lag)
+        """The first row that these attend to."""
+        return self.first if self.first > self.rows.end else max(self.rows.begin, self.state_offset)
 
 
 class HeadInPages(Drafter):
-    """What such heads share. Their rows follow the request wherever it goes: nothing is kept here.
+    """Base class of heads whose rows live in the request's pages.
 
-    The rows of committed tokens are made from the target's states, those of draft tokens from the head's own states;
-    the latter are made again when their tokens are committed.
+    Rows of committed tokens are computed from the target's states. Rows of draft tokens are computed from the head's
+    own states, and computed again when their tokens are committed.
     """
 
     traits = HEAD
 
-    def __init__(self, head: LoadedRows, lag: int, scratch: int) -> None:
-        """A row is made from the states of the position `lag` before it: so many first tokens have none."""
+    def __init__(self, head: LoadedRows, state_offset: int, scratch: int) -> None:
+        """A row is computed from the states `state_offset` positions earlier; that many first tokens have none."""
         self._filler = head.runner
         self._kind = head.rows.name
         self._taps = head.taps
         self._vocabulary = head.vocabulary
-        self._lag = lag
+        self._state_offset = state_offset
         self._buffers = BatchBuffers()
         self.traits = replace(self.traits, needs=DrafterNeeds(head.taps, (head.rows,), scratch=scratch))
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Keep the newest states; where drafts are wanted, long stretches get their rows at once."""
-        runs, heard, lag = [], [], self._lag
+        """Store the newest states; if drafts are wanted, fill the rows of long stretches immediately."""
+        runs, observed, state_offset = [], [], self._state_offset
         kind = self._kind
         for commit, (features, at) in zip(commits, self._features(commits), strict=True):
             assert commit.pages is not None
-            rows = commit.pages.kv.rows_of(kind, lag)
+            rows = commit.pages.kv.rows_of(kind, state_offset)
             rows.add(commit.first, features, at, commit.rows)
-            heard.append(rows)
+            observed.append(rows)
             if commit.is_on and commit.settled - rows.end > FILLED_AT_ONCE:
-                first, end = rows.missing_from(lag), min(commit.settled, rows.known + lag)
+                first, end = rows.missing_from(state_offset), min(commit.settled, rows.known + state_offset)
                 if end - first > FILLED_AT_ONCE:
-                    runs.append(Run(commit.pages, rows, commit.request.tokens, first, end, lag))
+                    runs.append(Run(commit.pages, rows, commit.request.tokens, first, end, state_offset))
         if runs:
             self._fill_rows(runs)
-        for rows in heard:
+        for rows in observed:
             rows.keep_newest()
 
     def memory_bytes(self) -> int:
-        """Its own weights; its KV rows are part of the engine's memory."""
+        """Return the bytes of its weights; its KV rows are part of the engine's memory."""
         return self._filler.weight_bytes
 
     def _rows_of(self, pages: RequestRows) -> ExtraRows:
-        return pages.kv.rows_of(self._kind, self._lag)
+        return pages.kv.rows_of(self._kind, self._state_offset)
 
     def _known_pages(self, task: DraftTask) -> RequestRows | None:
         """Return the pages of a request that wants a draft, if the states of all tokens but the newest are known."""
@@ -93,19 +95,26 @@ class HeadInPages(Drafter):
         return task.pages if self._rows_of(task.pages).known >= len(task.request.tokens) - 1 else None
 
     def _missing(self, tasks: Sequence[DraftTask], pages: Sequence[RequestRows]) -> tuple[list[Run], Ints]:
-        """Return the rows of committed tokens that are not there yet, and the first row that each request sees."""
+        """Return the missing rows of committed tokens, and the first row that each request attends to."""
         runs, starts = [], []
         for task, found in zip(tasks, pages, strict=True):
             rows, end = self._rows_of(found), len(task.request.tokens) - 1
-            run = Run(found, rows, task.request.tokens, rows.missing_from(self._lag), end, self._lag)
+            run = Run(
+                found,
+                rows,
+                task.request.tokens,
+                rows.missing_from(self._state_offset),
+                end,
+                self._state_offset,
+            )
             runs += [run] if run.first < end else []
             starts.append(run.start if run.first < end else rows.begin)
         return runs, np.array(starts, np.int32)
 
     def _features(self, commits: Sequence[Commit]) -> Sequence[tuple[States, int]]:
-        """States and the row of them with which those of each begin.
+        """Return, per commit, a tensor of states and the index of its first row.
 
-        Those of long passes are copied: else one request would keep the states of all who were in it.
+        States of long passes are copied, so that one request does not keep the whole pass's states alive.
         """
         states = [commit.hidden for commit in commits]
         together = [one for one in states if isinstance(one, KeptStates) and one.are_together]
@@ -118,7 +127,7 @@ class HeadInPages(Drafter):
         return [(self._own_states(one), 0) for one in states]
 
     def _own_states(self, states: Mapping[Tap, Tensor]) -> States:
-        """A copy, whatever else the pass has kept."""
+        """Return a copy of the states that this head reads."""
         if isinstance(states, KeptStates) and states.are_together:
             of_pass = states.of_pass
             if isinstance(of_pass, SideBySide) and of_pass.taps == self._taps:
@@ -126,7 +135,7 @@ class HeadInPages(Drafter):
         return torch.cat([states[tap] for tap in self._taps], dim=-1)
 
     def _fill_rows(self, runs: Sequence[Run]) -> None:
-        """Make rows from the target's states."""
+        """Compute rows from the target's states."""
         head_output(self._filler, self._true_rows(runs, wanted=0), runs[0].pages.store)
         fill(runs)
 
@@ -137,7 +146,7 @@ class HeadInPages(Drafter):
         tails: Sequence[Draft] | None = None,
         tail_features: Tensor | None = None,
     ) -> HeadInput:
-        """The rows of a pass. After a run may come a tail that is no committed text; its rows share their features."""
+        """Return the rows of a pass. A run may be followed by a tail of uncommitted tokens that share one feature."""
         parts: list[SequenceRows] = []
         states: list[States] = []
         for run, tail in zip(runs, tails or [Draft()] * len(runs), strict=True):
@@ -145,7 +154,7 @@ class HeadInPages(Drafter):
             parts.append(
                 SequenceRows(run.pages.kv, run.tokens, count, tail, run_logits=wanted, first=run.first)
             )
-            states.append(run.rows.states(run.first - self._lag, run.end - self._lag))
+            states.append(run.rows.states(run.first - self._state_offset, run.end - self._state_offset))
             if tail_features is not None and len(tail):
                 states.append(tail_features.expand(len(tail), -1))
         arrays = self._buffers.lay_out(runs[0].pages.cache, parts, ()).arrays
@@ -154,7 +163,7 @@ class HeadInPages(Drafter):
 
 
 def fill(runs: Sequence[Run]) -> None:
-    """The rows are there now."""
+    """Mark the rows as filled."""
     for run in runs:
         run.rows.fill(run.first, run.end)
         run.rows.mark(run.pages.kv.chain)

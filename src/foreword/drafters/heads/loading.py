@@ -1,4 +1,4 @@
-"""Loads a head beside its target, and tells which method runs given files."""
+"""Loads a head for its target, and determines the method of head files."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,16 +30,16 @@ Found = TypeVar("Found")
 
 
 class DraftVocabulary:
-    """A head's logits over the target's vocabulary: a token that it does not know has no chance."""
+    """Maps a head's logits to the target's vocabulary; tokens unknown to the head get probability 0."""
 
     def __init__(self, token_ids: Tensor | None, vocab_size: int, device: torch.device) -> None:
-        """`token_ids` are the target's ids of the head's tokens, None: the same; `vocab_size` ids can be drawn."""
+        """`token_ids` maps the head's tokens to the target's (None: identical); `vocab_size` ids can be sampled."""
         self.vocab_size = self._width = vocab_size
         self._memory = torch.empty(0, device=device)
         self._ids: Tensor | None = None
-        self._lost: Tensor | None = None  # columns of the head's whose ids cannot be drawn
-        self._tokens: list[int] | None = None  # the ids on the host
-        self.token_ids: Ints | None = None  # and as an array
+        self._lost: Tensor | None = None  # columns whose ids cannot be sampled
+        self._tokens: list[int] | None = None  # ids as a list
+        self.token_ids: Ints | None = None  # ids as an array
         if token_ids is not None:
             self._ids, self._tokens = token_ids.to(device), token_ids.tolist()
             self.token_ids = token_ids.to("cpu", torch.int32).numpy()
@@ -48,10 +48,10 @@ class DraftVocabulary:
             self._lost = lost.to(device) if len(lost) else None
 
     def likeliest(self, logits: Tensor) -> list[int]:
-        """The target's id of every row's largest logit, the lowest of equals; -1 where that is no number."""
+        """Return the target's id of each row's largest logit, the lowest on ties; -1 if it is not finite."""
         own = self._drawable(logits)
         if placement_of(own.device).is_host:
-            # In numpy: every level pays for this, and torch's calls take ten times as long.
+            # NumPy: this runs on every level, and torch calls take ten times as long.
             rows = own.numpy()
             columns = rows.argmax(axis=1).tolist()
             highest = [float(row[column]) for row, column in zip(rows, columns, strict=True)]
@@ -62,35 +62,35 @@ class DraftVocabulary:
         return [token if math.isfinite(value) else -1 for token, value in zip(tokens, highest, strict=True)]
 
     def spread(self, logits: Tensor) -> Tensor:
-        """[rows, draft vocabulary] -> [rows, ids that can be drawn]; it holds until the next call."""
+        """[rows, draft vocabulary] -> [rows, sampled ids]; valid until the next call."""
         own = self._drawable(logits)
         if self._ids is None:
             return own
-        # The same columns are written every time: the others need to be filled once.
+        # The same columns are written every time, so the rest is filled once.
         if len(self._memory) < len(own):
             self._memory = own.new_full((len(own), self._width), -torch.inf)
         return self._memory[: len(own)].scatter_(1, self._ids.expand(len(own), -1), own)[:, : self.vocab_size]
 
     def _drawable(self, logits: Tensor) -> Tensor:
-        """Without a chance for ids that cannot be drawn."""
+        """Mask ids that cannot be sampled."""
         if self._ids is None:
             return logits[:, : self.vocab_size]
         return logits if self._lost is None else logits.index_fill(1, self._lost, -torch.inf)
 
 
 HEAD = Traits(DraftSource.HEAD, needs_target="it reads the hidden states of the target's pass")
-"""What all heads declare."""
+"""Traits of all heads."""
 
 HEAD_BY_LEVEL = replace(HEAD, drafts_by_level=True)
-"""And those that draft token by token."""
+"""Traits of heads that draft token by token."""
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """Which head drafts."""
+    """Settings of a head."""
 
     model: str = ""  # a local path or a hub id; empty: the head shipped for the target
-    tree_width: int = 1  # candidates that are followed on every level of the draft; 1 is a chain
+    tree_width: int = 1  # candidates per draft level; 1 is a chain
 
     def __post_init__(self) -> None:
         if not 1 <= self.tree_width <= MAX_DRAFT_NODES:
@@ -99,21 +99,21 @@ class HeadConfig:
 
 @dataclass(frozen=True)
 class LoadedRows:
-    """What a drafter with KV rows in the target's pages is made of."""
+    """Parts of a drafter with KV rows in the target's pages."""
 
     runner: RowsRunner
-    rows: RowSpec  # its KV rows in the target's pages
-    taps: tuple[Tap, ...]  # the target's states that it reads
+    rows: RowSpec  # its rows in the target's pages
+    taps: tuple[Tap, ...]  # hidden states that it reads
     vocabulary: DraftVocabulary
 
 
 @dataclass(frozen=True)
 class LoadedHead(LoadedRows):
-    """What a drafter with a head is made of."""
+    """Parts of a drafter with a head."""
 
     runner: HeadRunner
-    own: Mapping[str, Tensor] = field(default_factory=dict)  # what the drafter reads itself, in float32
-    acceptance_by_level: tuple[float, ...] = ()  # as measured when it was made; empty: unknown
+    own: Mapping[str, Tensor] = field(default_factory=dict)  # tensors that the drafter itself reads, float32
+    acceptance_by_level: tuple[float, ...] = ()  # published with the head; empty: unknown
 
     @property
     def spec(self) -> HeadSpec:
@@ -121,11 +121,11 @@ class LoadedHead(LoadedRows):
 
 
 def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
-    """Open a head of this kind and load it beside the target; refuse one made for another target."""
+    """Load a head of this kind for the target; refuse one trained for another target."""
     path = head_path(model, kind, resources)
     head = open_fitting(path, kind, resources, is_inside=kind == "mtp" and not model)
     spec = head.spec
-    # The name tells heads apart that an engine has side by side, and is the same whenever this one is loaded.
+    # A stable name that distinguishes heads of one engine.
     rows = RowSpec(f"{kind}:{path.resolve()}", len(spec.layers), *spec.layers[0].attention.kept)
     names = [name for name in spec.shapes if name in DRAFTERS_OWN or name.startswith(CONFIDENCE)]
     own = {name: head.load(name).to(resources.target.device) for name in names}
@@ -142,7 +142,7 @@ def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
 def head_builder(
     method: str, drafter: Callable[[LoadedHead, int], Drafter]
 ) -> Callable[[HeadConfig, DrafterResources], Drafter]:
-    """Return what loads a head of this method beside the target and makes its drafter."""
+    """Return a function that loads a head of this method and creates its drafter."""
     return lambda config, resources: drafter(load_head(config.model, method, resources), config.tree_width)
 
 
@@ -151,7 +151,7 @@ def drafts_where(
     found: Sequence[Found | None],
     draft: Callable[[list[DraftTask], list[Found]], Sequence[Draft]],
 ) -> list[Draft]:
-    """Draft together for all asks for which something was found; the others get an empty draft."""
+    """Draft in one call for all tasks with a found value; return empty drafts for the others."""
     drafts = [NO_DRAFT] * len(tasks)
     ready = {place: one for place, one in enumerate(found) if one is not None}
     if ready:
@@ -162,7 +162,7 @@ def drafts_where(
 
 
 def head_path(model: str, kind: str, resources: DrafterResources) -> Path:
-    """Return the files of a head. An empty `model` means the target's own files for MTP, else the shipped head."""
+    """Return a head's path. An empty `model` means the target's own files for MTP, otherwise the shipped head."""
     if model:
         return resolve_model(model)
     if kind == "mtp":
@@ -186,7 +186,7 @@ def _own_files(checkpoint: Checkpoint) -> Path:
 
 
 def open_fitting(path: Path, kind: str, resources: DrafterResources, is_inside: bool = False) -> Head:
-    """A head of this kind that was made for this target; it may be inside of the target's own files."""
+    """Open a head of this kind and check that it fits the target; it may be inside the target's files."""
     head = open_head(path, kind if is_inside else None)
     if head.spec.kind != kind:
         raise RequestError(f"{path} is a head for method {head.spec.kind!r}; name that one, or none")
@@ -202,7 +202,7 @@ def vocabulary_of(head: Head, resources: DrafterResources) -> DraftVocabulary:
 
 
 def method_of(model: str) -> str:
-    """The method that runs these files: a head's own, else that of a smaller model. Only their names are read."""
+    """Return the method for these files, judging by file names: a head's own, otherwise draft_model."""
     path = resolve_model(model)
     if path.suffix == ".gguf":
         return "draft_model"

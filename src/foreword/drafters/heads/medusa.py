@@ -1,4 +1,4 @@
-"""Medusa: heads that each draft one position from the target's last hidden state alone."""
+"""Medusa: heads that each draft one position from the target's last hidden state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,9 +15,9 @@ from foreword.backends.interface import HeadOutput, MedusaCall, MedusaRunner
 from foreword.drafters.heads.chains import drafted, plan_chains
 from foreword.drafters.heads.choices import (
     RANKS,
-    Awaited,
     MeasuredRanks,
     Paths,
+    PendingRanks,
     fitting,
     read_choices,
     shape_of,
@@ -46,9 +46,10 @@ MEASURED, FROM_FILE = "measured", "file"
 
 @dataclass(frozen=True)
 class MedusaConfig(HeadConfig):
-    """Which heads draft, and in which tree."""
+    """Settings of Medusa heads and their tree."""
 
-    medusa_choices: Any = None  # ranks instead of a width: paths, "file" (those in config.json), "measured"
+    # ranks instead of a width: paths, "file" (those in config.json), or "measured"
+    medusa_choices: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,17 +63,17 @@ class MedusaConfig(HeadConfig):
 
 @dataclass
 class _Known:
-    """What is kept of a request: the state from which the next draft is made."""
+    """State of one request, from which the next draft is computed."""
 
     epoch: int
-    end: int  # one after the position of the state
+    end: int  # one past the position of the state
     state: Tensor  # [1, hidden]
-    awaited: Awaited = field(default_factory=Awaited)
-    length: int = 0  # tokens that were counted
+    pending: PendingRanks = field(default_factory=PendingRanks)
+    length: int = 0  # tokens counted so far
 
 
 class MedusaDrafter(Drafter):
-    """All places ahead in one pass over one state of every request; no KV."""
+    """Drafts all positions in one pass over one state per request; no KV."""
 
     traits = HEAD
 
@@ -93,21 +94,21 @@ class MedusaDrafter(Drafter):
         self.traits = replace(self.traits, needs=DrafterNeeds((tap,)))
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Keep the newest state of every request."""
+        """Store the newest state of every request."""
         for commit in commits:
             request = commit.request
             before = self._known.get(request.request_id)
-            # A copy: a view would keep the states of all who were in the pass.
+            # Clone: a view would keep the states of the whole pass alive.
             state = commit.hidden[self._tap][-1:].clone()
             known = _Known(request.epoch, commit.first + commit.rows, state, length=len(request.tokens))
             if before is not None and before.epoch == request.epoch:
-                known.awaited = before.awaited
+                known.pending = before.pending
                 if isinstance(self._choices, MeasuredRanks):
-                    known.awaited.settle(before.length, request.tokens, self._choices)
+                    known.pending.settle(before.length, request.tokens, self._choices)
             self._known[request.request_id] = known
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """A chain or a tree; none where the newest state is not known."""
+        """Return a chain or a tree; empty if the newest state is missing."""
         return drafts_where(tasks, list(map(self._newest_state, tasks)), self._draft)
 
     def _draft(self, tasks: Sequence[DraftTask], states: Sequence[Tensor]) -> Sequence[Draft]:
@@ -117,7 +118,7 @@ class MedusaDrafter(Drafter):
         output = self._runner.draft(MedusaCall(torch.cat(list(states)), plan))
         if not isinstance(output, HeadOutput):
             return drafted(tasks, output)
-        logits = output.logits  # [asks, heads, draft vocabulary]
+        logits = output.logits  # [tasks, heads, draft vocabulary]
         if self._choices is None:
             drafts = draft_at_once(tasks, places, logits.flatten(0, 1), self._vocabulary, self._width)
         else:
@@ -125,22 +126,22 @@ class MedusaDrafter(Drafter):
         return marked_cold(drafts, output.is_cold)
 
     def forget(self, request: DraftRequest) -> None:
-        """Drop its state."""
+        """Drop the request's state."""
         self._known.pop(request.request_id, None)
 
     def memory_bytes(self) -> int:
-        """The weights of the heads, and a state for every request."""
+        """Return the bytes of the heads' weights and of one state per request."""
         return self._runner.weight_bytes + sum(known.state.nbytes for known in self._known.values())
 
     def _newest_state(self, task: DraftTask) -> Tensor | None:
-        """Return the state that a request's next draft is made from; None: it is not known, or no draft is wanted."""
+        """Return the state for a request's next draft; None if it is missing or no draft is wanted."""
         request, known = task.request, self._known.get(task.request.request_id)
         if known is None or (known.epoch, known.end) != (request.epoch, len(request.tokens) - 1):
             return None
         return known.state if task.max_nodes >= 1 and task.max_depth >= 1 else None
 
     def _by_choices(self, task: DraftTask, logits: Tensor) -> Draft:
-        """A tree of ranks; under *traversal* its shape, filled with what is drawn."""
+        """Return a tree of ranks; under *traversal*, its shape filled with sampled tokens."""
         depth = min(task.max_depth, len(logits))
         if isinstance(self._choices, MeasuredRanks):
             paths = self._choices.paths(task.max_nodes, depth)
@@ -153,12 +154,12 @@ class MedusaDrafter(Drafter):
             grow_levels([tree], [0], lambda _, rows: spread[rows], branches=True)
             return tree.draft()
         ranked = _ranked(task, spread)
-        self._known[task.request.request_id].awaited.add(len(task.request.tokens), ranked)
+        self._known[task.request.request_id].pending.add(len(task.request.tokens), ranked)
         return _tree_of_ranks(task, paths, ranked)
 
 
 class _ShapedTree(HeadTree):
-    """A tree that is drawn in the shape of a list of paths."""
+    """A sampled tree in the shape of a list of paths."""
 
     def __init__(self, task: DraftTask, paths: Paths) -> None:
         super().__init__(task, MAX_DRAFT_NODES, MAX_DRAFT_NODES)
@@ -169,7 +170,7 @@ class _ShapedTree(HeadTree):
 
 
 class _Places(GrowingTree):
-    """All places ahead side by side, as if they were the newest nodes of a tree."""
+    """All future positions side by side, treated as the newest nodes of a tree."""
 
     def __init__(self, task: DraftTask, places: int) -> None:
         super().__init__(task)
@@ -179,12 +180,12 @@ class _Places(GrowingTree):
         return len(self.request.tokens) + np.arange(len(self.frontier))
 
     def paths(self) -> list[GrammarPath | None]:
-        """Only the first place is known to follow the text."""
+        """Return paths for grammar masks; only the first position directly follows the text."""
         return [(), *([None] * (len(self.frontier) - 1))]
 
 
 def _ranked(task: DraftTask, logits: Tensor) -> list[list[int]]:
-    """For every place the best tokens, as the target's own noise ranks them; fewer where fewer can come."""
+    """Return the best tokens per position under the target's own noise; fewer if fewer are possible."""
     places = _Places(task, len(logits))
     scores, tokens = best_tokens(places, with_fixed_corrections([places], logits), RANKS)
     counts = (scores > -torch.inf).sum(dim=1).tolist()
@@ -192,7 +193,7 @@ def _ranked(task: DraftTask, logits: Tensor) -> list[list[int]]:
 
 
 def _tree_of_ranks(task: DraftTask, paths: Paths, ranked: list[list[int]]) -> Draft:
-    """The nodes of these paths; one without a token at its rank is left out with all after it."""
+    """Return the nodes of these paths; nodes without a token at their rank are dropped with their descendants."""
     nodes: dict[tuple[int, ...], int] = {(): ROOT}
     tokens: list[int] = []
     parents: list[int] = []
@@ -206,7 +207,7 @@ def _tree_of_ranks(task: DraftTask, paths: Paths, ranked: list[list[int]]) -> Dr
 
 
 def build_medusa(config: MedusaConfig, resources: DrafterResources) -> MedusaDrafter:
-    """Load the heads beside the target."""
+    """Load the heads for the target."""
     path = head_path(config.model, "medusa", resources)
     head = open_fitting(path, "medusa", resources)
     choices: Paths | MeasuredRanks | None = None

@@ -1,1 +1,1 @@
-"""Lookups: draft tokens from texts; no model is run."""
+"""Lookup drafters: draft tokens from texts, without running a model."""

@@ -1,4 +1,4 @@
-"""What lookups share: each request is drafted for by itself, from what is kept of it."""
+"""Base class of lookup drafters with per-request state."""
 
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -10,10 +10,10 @@ Kept = TypeVar("Kept")
 
 
 class LookupDrafter(Drafter, Generic[Kept]):
-    """Keeps something for every request until it has ended."""
+    """Drafts for each request separately, and keeps state per request until it ends."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Kept] = {}  # by request
+        self._known: dict[int, Kept] = {}  # by request id
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         return [self.draft(task) for task in tasks]

@@ -1,4 +1,4 @@
-"""Drafts what structured output leaves no choice about."""
+"""Drafts the tokens that a structured-output grammar forces."""
 
 from foreword.drafters.lookup.by_request import LookupDrafter
 from foreword.drafters.registry import NoSettings, chosen_kind
@@ -7,13 +7,14 @@ from foreword.speculation.drafting import DraftTask, Traits
 
 
 class GrammarDrafter(LookupDrafter[None]):
-    """Drafts the tokens that must come: the keys of a schema, what stands between them, and the end.
+    """Drafts forced tokens: the keys of a schema, punctuation between them, and the end.
 
-    They are verified like any draft; that the target has no choice either is what its masks say.
+    They are verified like any draft; the grammar's mask leaves the target no other token.
     """
 
     traits = Traits(
-        # Forced tokens are nearly always drawn: a stop text or `max_tokens` may end the answer before them.
+        # Forced tokens are nearly always accepted: only a stop string or `max_tokens` may end the answer before
+        # them.
         acceptance_by_level=(0.97,) * 16,
         follows="grammar",
         is_free=True,
@@ -21,7 +22,7 @@ class GrammarDrafter(LookupDrafter[None]):
     )
 
     def draft(self, task: DraftTask) -> Draft:
-        """A chain, empty where the answer can go on in more ways than one."""
+        """Return a chain; empty if more than one token is allowed."""
         grammar = task.request.sampling.grammar
         tokens = () if grammar is None else grammar.forced(min(task.max_nodes, task.max_depth))
         return Draft.chain(tokens, len(task.request.tokens), task.request.epoch)

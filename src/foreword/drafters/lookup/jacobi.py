@@ -1,7 +1,7 @@
-"""Jacobi decoding: draft what the target drew for the next positions when it verified the last draft.
+"""Jacobi decoding: drafts the tokens that the target drew while it verified the last draft.
 
-Every pass is one step of a fixed-point iteration over the tokens to come. Wrong draft tokens are replaced by what
-the target draws after them; once a token and all before it are right, it stays and is accepted.
+Every pass is one step of a fixed-point iteration over future tokens. Rejected draft tokens are replaced by the
+target's draws. Once a token and all tokens before it are correct, it is accepted.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Commit, DraftTask
 
 _BYTES_PER_REQUEST = 3_000
-"""Memory of one request's draft, most of it the random numbers."""
+"""Approximate bytes per request, mostly the random generator."""
 
 
 @dataclass
@@ -24,16 +24,16 @@ class _Ahead:
 
     tokens: list[int] = field(default_factory=list)
     end: int = 0  # length of the text that they follow
-    random: Random = field(default_factory=lambda: Random(0))  # for places that nothing is known of
+    random: Random = field(default_factory=lambda: Random(0))  # for positions without a draw
 
 
 class JacobiDrafter(LookupDrafter[_Ahead]):
-    """Drafts chains; where nothing was drawn yet, of tokens of the prompt."""
+    """Drafts chains; positions without a draw get random tokens of the prompt."""
 
     traits = READS_DRAWS
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """The target's draws from the text's new end on are the next draft."""
+        """Use the target's draws after the new end of the text as the next draft."""
         for commit in commits:
             ahead = self._known.get(commit.request.request_id)
             if ahead is not None and len(commit.draft):
@@ -45,11 +45,11 @@ class JacobiDrafter(LookupDrafter[_Ahead]):
         return len(self._known) * _BYTES_PER_REQUEST
 
     def draft(self, task: DraftTask) -> Draft:
-        """A chain as long as it may be."""
+        """Return a chain of the maximum length."""
         request = task.request
         ahead = self._known.setdefault(request.request_id, _Ahead())
         length = min(task.max_nodes, task.max_depth)
-        del ahead.tokens[: len(request.tokens) - ahead.end]  # what came without a draft of ours
+        del ahead.tokens[: len(request.tokens) - ahead.end]  # committed in passes without this draft
         ahead.end = len(request.tokens)
         sources = request.prompt_len or len(request.tokens)
         while len(ahead.tokens) < length:
@@ -58,7 +58,7 @@ class JacobiDrafter(LookupDrafter[_Ahead]):
 
 
 def _next_draft(drafted: Sequence[int], commit: Commit) -> list[int]:
-    """Return what was drawn along the draft, without the positions that the text has filled since."""
+    """Return the draws along the draft, without positions that the text has filled since."""
     judged = JudgedDraft(commit)
     drawn = []
     for length in range(len(drafted) + 1):

@@ -1,4 +1,4 @@
-"""A draft that was judged, with what the target itself drew after every node."""
+"""A verified draft with the target's own draw after every node."""
 
 from collections.abc import Sequence
 
@@ -6,16 +6,16 @@ from foreword.speculation.draft import ROOT
 from foreword.speculation.drafting import Commit, DrafterNeeds, Traits
 
 NO_NODE = -2
-"""Where the draft does not go on so."""
+"""Marks a path that is not in the draft."""
 
 READS_DRAWS = Traits(
     needs=DrafterNeeds(draws=True), needs_target="it reads what the target draws in its pass"
 )
-"""Traits of drafters that draft what the target drew."""
+"""Traits of drafters that reuse the target's draws."""
 
 
 class JudgedDraft:
-    """Finds nodes by their tokens: a draft may have been cut, renumbered or merged before it was judged."""
+    """Finds nodes by token path, since a draft may have been cut, renumbered or merged before verification."""
 
     def __init__(self, commit: Commit) -> None:
         draft = commit.draft
@@ -25,14 +25,14 @@ class JudgedDraft:
             self._nodes.setdefault(place, node)
 
     def follow(self, tokens: Sequence[int], start: int = ROOT) -> int:
-        """The node that these tokens lead to from another; NO_NODE if there is none."""
+        """Return the node that these tokens lead to from `start`; NO_NODE if there is none."""
         node = start
         for token in tokens:
             node = self._nodes.get((node, token), NO_NODE)
         return node
 
     def drawn_after(self, node: int) -> int | None:
-        """What the target draws after a node; None where there is no such node or the target can draw nothing."""
+        """Return the target's draw after a node; None if there is no such node or no draw."""
         place = node + 1
         token = self._draws[place] if 0 <= place < len(self._draws) else -1
         return token if token >= 0 else None

@@ -1,9 +1,10 @@
-"""Lookahead decoding (Fu et al. 2024, arXiv 2402.02057): a Jacobi window makes n-grams, a pool of them makes drafts.
+"""Lookahead decoding (Fu et al.
 
-The window is part of the pass that verifies the draft. It has columns, one for every place ahead, and rows, one for
-every earlier turn; what the target draws after the last row completes an n-gram in every column. All of it is a tree:
-the parent of (row r, column j) is (r - 1, j), of (0, j) it is (0, j - 1), and (0, 0) is the newest token of the text.
-A window node is accepted like any other if it happens to be right.
+2024, arXiv 2402.02057): a Jacobi window yields n-grams, whose pool yields drafts. The window is part of the pass that
+verifies the draft. It has one column per future position and one row per earlier step. The target's draw after the
+last row completes an n-gram in every column. The window is a tree: the parent of (row r, column j) is (r - 1, j),
+that of (0, j) is (0, j - 1), and (0, 0) is the text's newest token. A window node that happens to be right is
+accepted like any other.
 """
 
 from collections import OrderedDict
@@ -20,26 +21,27 @@ from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Commit, DraftRequest, DraftTask
 
 Gram = tuple[int, ...]
-"""What followed a token once."""
+"""Tokens that once followed a token."""
 
 _BYTES_PER_GRAM = 250
-"""Memory of one n-gram of four tokens with its share of the tables, as tracemalloc has it on CPython 3.11."""
+"""Approximate bytes per n-gram of four tokens, measured with tracemalloc on CPython 3.11."""
 
 
 class NgramPool:
-    """At most `most` n-grams, at most `per_token` of them for one token."""
+    """At most `most` n-grams, and at most `per_token` of them per first token."""
 
     def __init__(self, per_token: int, most: int) -> None:
         self._per_token = per_token
         self._most = most
-        self._grams: OrderedDict[int, OrderedDict[Gram, None]] = OrderedDict()  # the newest last, both
+        # least recently used first, on both levels
+        self._grams: OrderedDict[int, OrderedDict[Gram, None]] = OrderedDict()
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, token: int, gram: Gram) -> None:
-        """Remember what followed a token, or that it did so again."""
+        """Add an n-gram, or mark it as recently used."""
         followers = self._grams.setdefault(token, OrderedDict())
         self._grams.move_to_end(token)
         self._count += gram not in followers
@@ -52,7 +54,7 @@ class NgramPool:
             self._drop_oldest()
 
     def after(self, token: int) -> list[Gram]:
-        """What followed a token, the newest first; asking counts as use."""
+        """Return the n-grams after a token, most recent first, and mark them as used."""
         followers = self._grams.get(token)
         if followers is None:
             return []
@@ -60,7 +62,7 @@ class NgramPool:
         return list(reversed(followers))
 
     def memory_bytes(self) -> int:
-        """About what it takes."""
+        """Return the approximate size in bytes."""
         return self._count * _BYTES_PER_GRAM
 
     def _drop_oldest(self) -> None:
@@ -72,21 +74,21 @@ class NgramPool:
 
 
 _BYTES_PER_REQUEST = 4_000
-"""Memory of one request's window, most of it the random numbers."""
+"""Approximate bytes per request's window, mostly the random generator."""
 
 
 @dataclass(frozen=True)
 class LookaheadConfig:
-    """Sizes of window and draft; all of it takes (ngram_size - 1) * (window_size + guess_set_size) - 1 nodes.
+    """Sizes of window and draft, (ngram_size - 1) * (window_size + guess_set_size) - 1 nodes in total.
 
-    Where there are fewer, both shrink.
+    With fewer nodes available, both shrink.
     """
 
     window_size: int = 7  # columns of the window
-    ngram_size: int = 5  # length of the n-grams: one more than the window has rows
-    guess_set_size: int = 7  # n-grams that are drafted in one pass, and kept for every first token
-    pool_size: int = 4096  # n-grams that are kept for a request
-    pool_from_prompt: bool = True  # whether the n-grams of the prompt and of the answer are in the pool, too
+    ngram_size: int = 5  # length of the n-grams, one more than the window's rows
+    guess_set_size: int = 7  # n-grams per pass, and per first token in the pool
+    pool_size: int = 4096  # n-grams per request
+    pool_from_prompt: bool = True  # whether n-grams of the prompt and answer are added to the pool
 
     def __post_init__(self) -> None:
         for name in ("window_size", "guess_set_size", "pool_size"):
@@ -97,7 +99,7 @@ class LookaheadConfig:
 
 
 class WindowSize(NamedTuple):
-    """How much of a window fits into a draft."""
+    """Part of a window that fits into a draft."""
 
     rows: int
     columns: int
@@ -108,7 +110,7 @@ class WindowSize(NamedTuple):
 
 
 def fitting_window(config: LookaheadConfig, max_nodes: int, max_depth: int) -> WindowSize:
-    """Return the window that fits beside the n-grams, at least half of the nodes; columns shrink first, then rows."""
+    """Return the window that fits next to the n-grams, with at least half of the nodes; columns shrink first."""
     rows = config.ngram_size - 1
     room = max(max_nodes - config.guess_set_size * rows, max_nodes - max_nodes // 2)
     while rows > 1 and _columns(rows, room, max_depth) < 2:
@@ -120,8 +122,8 @@ def _columns(rows: int, room: int, max_depth: int) -> int:
     return min((room + 1) // rows, max_depth - rows + 2)
 
 
-class LookaheadDrafter(LookupDrafter["_Reader"]):
-    """Drafts what the pool has for the newest token, beside the window that fills the pool."""
+class LookaheadDrafter(LookupDrafter["_RequestWindow"]):
+    """Drafts the pool's n-grams after the newest token, next to the window that fills the pool."""
 
     traits = READS_DRAWS
 
@@ -130,47 +132,47 @@ class LookaheadDrafter(LookupDrafter["_Reader"]):
         self._config = config
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Move the windows on by what the target drew after them."""
+        """Advance the windows by the target's draws."""
         for commit in commits:
-            reader = self._known.get(commit.request.request_id)
-            if reader is not None and len(commit.draft):
-                reader.observe(commit)
+            window_state = self._known.get(commit.request.request_id)
+            if window_state is not None and len(commit.draft):
+                window_state.observe(commit)
 
     def memory_bytes(self) -> int:
-        """About what the windows and pools of all running requests take."""
-        pools = sum(reader.pool.memory_bytes() for reader in self._known.values())
+        """Return the approximate bytes of all windows and pools."""
+        pools = sum(window_state.pool.memory_bytes() for window_state in self._known.values())
         return pools + len(self._known) * _BYTES_PER_REQUEST
 
     def draft(self, task: DraftTask) -> Draft:
-        """N-grams and window as one tree."""
+        """Return n-grams and window as one tree."""
         request = task.request
-        reader = self._known.get(request.request_id)
-        if reader is None or reader.read_tokens > len(request.tokens):
-            reader = self._known[request.request_id] = _Reader(self._config)
-        reader.read(request)
+        window_state = self._known.get(request.request_id)
+        if window_state is None or window_state.read_tokens > len(request.tokens):
+            window_state = self._known[request.request_id] = _RequestWindow(self._config)
+        window_state.read(request)
         size = fitting_window(self._config, task.max_nodes, task.max_depth)
         tree = _GrowingTree(task.max_nodes - size.nodes, task.max_depth)
-        for gram in reader.pool.after(request.tokens[-1]):
+        for gram in window_state.pool.after(request.tokens[-1]):
             tree.add(gram)
         tree.max_nodes = task.max_nodes
-        for path in reader.window(request, size):
+        for path in window_state.window(request, size):
             tree.add(path)
         return Draft(tuple(tree.tokens), tuple(tree.parents), len(request.tokens), request.epoch)
 
 
-class _Reader:
-    """One request's window and pool."""
+class _RequestWindow:
+    """One request's window and n-gram pool."""
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._config = config
         self.pool = NgramPool(config.guess_set_size, config.pool_size)
-        self.read_tokens = 0  # whose n-grams are in the pool, where those of the text are wanted
-        self._rows: list[list[int]] = []  # [rows][columns]; what stands at (0, 0) is never used
+        self.read_tokens = 0  # tokens whose n-grams are in the pool, if `pool_from_prompt`
+        self._rows: list[list[int]] = []  # [rows][columns]; (0, 0) is unused
         self._wanted_rows = 1
         self._random = Random(0)
 
     def read(self, request: DraftRequest) -> None:
-        """Take the n-grams of the text into the pool."""
+        """Add the text's n-grams to the pool."""
         tokens, rest = request.tokens, self._config.ngram_size - 1
         if not self._config.pool_from_prompt:
             self.read_tokens = len(tokens)
@@ -180,25 +182,23 @@ class _Reader:
             self.read_tokens += 1
 
     def window(self, request: DraftRequest, size: WindowSize) -> list[list[int]]:
-        """The window as paths from the text's end, one for every column; resized to what fits."""
+        """Return the window, resized to `size`, as one path per column from the text's end."""
         self._wanted_rows = size.rows
         self._rows = self._rows[: size.rows] or [[]]
         sources = request.prompt_len or len(request.tokens)
         for row in self._rows:
             del row[size.columns :]
-            while (
-                len(row) < size.columns
-            ):  # nothing is known of these places: tokens of the prompt are a start
+            while len(row) < size.columns:  # unknown positions start with random tokens of the prompt
                 row.append(request.tokens[self._random.randrange(sources)])
         return [self._path(column) for column in range(size.columns)]
 
     def _path(self, column: int) -> list[int]:
-        """The tokens from the text's end to the last row of a column."""
+        """Return the tokens from the text's end to the last row of a column."""
         first, *others = self._rows
         return [*first[1 : column + 1], *(row[column] for row in others)]
 
     def observe(self, commit: Commit) -> None:
-        """What was drawn after the last row is the next row; the columns' n-grams go into the pool."""
+        """Append the draws after the last row as the new row, and add the columns' n-grams to the pool."""
         judged, drawn = JudgedDraft(commit), []
         newest = commit.request.tokens[commit.draft.committed_len - 1]
         keys = [newest, *self._rows[0][1:]] if self._rows else []
@@ -215,7 +215,7 @@ class _Reader:
 
 
 class _GrowingTree:
-    """Paths laid over each other."""
+    """A tree that merges paths."""
 
     def __init__(self, max_nodes: int, max_depth: int) -> None:
         self.max_nodes = max_nodes

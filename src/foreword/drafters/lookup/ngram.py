@@ -1,4 +1,4 @@
-"""Prompt lookup: find the last few tokens earlier in the text and draft what followed them."""
+"""Prompt lookup: finds the last tokens earlier in the text and drafts what followed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,25 +10,24 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask, Traits
 
 _BYTES_PER_RUN, _BYTES_PER_REPEATED = 120, 300
-"""Memory of one indexed run with its key, and of what followed one that was seen again, as tracemalloc has it on
-CPython 3.11."""
+"""Approximate bytes per indexed run, and per run seen more than once, by tracemalloc on CPython 3.11."""
 
 LONGEST_MATCH = 9
-"""Tokens before a copy that are looked at to see how far it is to be trusted."""
+"""Maximum match length that is measured for the confidence."""
 
 _CONFIDENCE = (0.0, 0.4, 0.6, 0.75, 0.75, 0.9, 0.9, 0.9, 0.9, 0.97)
-"""Confidence by the number of tokens that match before a draft token, draft tokens included."""
+"""Confidence by match length before a draft token, including draft tokens."""
 
 _BYTES_PER_TOKEN = 8
-"""Memory of one token of an indexed text beside its runs."""
+"""Approximate bytes per token of an indexed text besides its runs."""
 
 
 @dataclass(frozen=True)
 class NgramConfig:
-    """How prompt lookup matches; names follow vLLM."""
+    """Match lengths; names follow vLLM."""
 
-    prompt_lookup_max: int = 4  # longest run of tokens that is looked up
-    prompt_lookup_min: int = 2  # shortest run that counts as a match
+    prompt_lookup_max: int = 4  # longest match that is looked up
+    prompt_lookup_min: int = 2  # shortest match that counts
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
@@ -39,14 +38,14 @@ class NgramConfig:
 
 
 class _Followers:
-    """What came after a run of tokens that was seen more than once."""
+    """Continuations of a run that occurred more than once."""
 
     __slots__ = ("best", "counts", "most")
 
     def __init__(self, first: int, position: int) -> None:
-        self.counts = {first: 1}  # next token -> how often
-        self.most = 1  # of the counts
-        self.best = position  # newest of the most frequent follower; of equals the newer one
+        self.counts = {first: 1}  # next token -> count
+        self.most = 1  # highest count
+        self.best = position  # latest position of the most frequent continuation
 
     def add(self, token: int, position: int) -> None:
         count = self.counts[token] = self.counts.get(token, 0) + 1
@@ -55,20 +54,20 @@ class _Followers:
 
 
 class NgramIndex:
-    """Every run of `shortest` to `longest` tokens of a growing text, with what followed it.
+    """All runs of `shortest` to `longest` tokens of a growing text, with their continuations.
 
-    Learning a token and looking one up cost the same at any length of text.
+    Adding a token and looking one up take constant time.
     """
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._sizes = range(longest, shortest - 1, -1)
-        # By run; a number is the place of what followed one that was seen once, as most are.
+        # By run; an int is the continuation's position of a run seen once, the most common case.
         self._followers: dict[tuple[int, ...], _Followers | int] = {}
-        self._repeated = 0  # runs that were seen more than once
+        self._repeated = 0  # runs seen more than once
         self._tokens: list[int] = []
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Learn the tokens that come next in the text. Every token of every text comes through here."""
+        """Append tokens. Every token of every text passes through here."""
         known, followers, longest = self._tokens, self._followers, self._sizes[0]
         for token in tokens:
             position, tail = len(known), tuple(known[-longest:])
@@ -86,9 +85,9 @@ class NgramIndex:
             known.append(token)
 
     def continuation(self, count: int) -> tuple[list[int], int]:
-        """What followed the longest known run that ends the text, and how many tokens match before it.
+        """Return the continuation of the longest run that ends the text, and the match length before it.
 
-        A repeating text is repeated on.
+        A repeating text is continued periodically.
         """
         for size in self._sizes:
             found = self._followers.get(tuple(self._tokens[-size:]))
@@ -98,18 +97,18 @@ class NgramIndex:
         return [], 0
 
     def _match_before(self, start: int, known: int) -> int:
-        """How many tokens before a place are those that end the text; so many are known to be."""
+        """Return the match length before a position; at least `known` tokens match."""
         tokens, most = self._tokens, min(LONGEST_MATCH, start)
         while known < most and tokens[start - 1 - known] == tokens[-1 - known]:
             known += 1
         return known
 
     def _copy_from(self, start: int, count: int) -> list[int]:
-        period = len(self._tokens) - start  # beyond the end of the text the copy reads itself
+        period = len(self._tokens) - start  # beyond the text's end the copy reads itself
         return [self._tokens[start + offset % period] for offset in range(count)]
 
     def memory_bytes(self) -> int:
-        """About what the index takes, by the number of its entries."""
+        """Return the approximate size in bytes."""
         runs = len(self._followers) * _BYTES_PER_RUN + self._repeated * _BYTES_PER_REPEATED
         return runs + len(self._tokens) * _BYTES_PER_TOKEN
 
@@ -127,11 +126,11 @@ class NgramDrafter(LookupDrafter[tuple[int, NgramIndex]]):
         self._config = config
 
     def memory_bytes(self) -> int:
-        """About what the indexes of all running requests take."""
+        """Return the approximate bytes of all indexes."""
         return sum(index.memory_bytes() for _, index in self._known.values())
 
     def draft(self, task: DraftTask) -> Draft:
-        """A chain, empty where nothing matches."""
+        """Return a chain; empty without a match."""
         request = task.request
         index = self._index(request)
         index.extend(request.tokens[len(index) :])
@@ -140,7 +139,7 @@ class NgramDrafter(LookupDrafter[tuple[int, NgramIndex]]):
         return Draft.chain(drafted, len(request.tokens), request.epoch, confidence=sure)
 
     def _index(self, request: DraftRequest) -> NgramIndex:
-        """The request's index; a new one if its text is not the indexed text grown on."""
+        """Return the request's index; a new one if its text does not extend the indexed text."""
         epoch, index = self._known.get(request.request_id, (request.epoch, None))
         if index is None or epoch != request.epoch or len(index) > len(request.tokens):
             index = NgramIndex(self._config.prompt_lookup_min, self._config.prompt_lookup_max)

@@ -1,4 +1,4 @@
-"""Predicted outputs: draft along a text that the user expects as the answer, edits here and there."""
+"""Predicted outputs: drafts along the answer that the user expects, tolerating edits."""
 
 from bisect import bisect_left
 from collections import deque
@@ -10,40 +10,41 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftTask, Traits
 
 _COMPARED = 8
-"""Tokens at the end of the answer that are compared when its place is looked for."""
+"""Trailing answer tokens compared when searching for its position."""
 
 _LOOKED_AT = 64
-"""Places in each direction that are looked at: bounds the work for a text of one token over and over."""
+"""Candidate positions per direction: limits the work for very repetitive texts."""
 
 _NEAR = 32
-"""A place that only one token speaks for must be so near."""
+"""Maximum distance of a position supported by a single token."""
 
 _TRUSTED = 4
-"""Tokens in a row that make a place certain; before that the last certain one is where a search begins."""
+"""Consecutive tokens that make a position certain; until then searches start at the last certain one."""
 
 _BYTES_PER_TOKEN = 120
-"""Memory of a predicted token: its entry in the lists of places, as tracemalloc has it on CPython 3.11."""
+"""Approximate bytes per predicted token, by tracemalloc on CPython 3.11."""
 
 
 class Follower:
-    """Where in the expected text an answer is. What it says depends on the answer alone, not on when it was asked."""
+    """Tracks an answer's position in the expected text. The result depends only on the answer's tokens."""
 
     def __init__(self, expected: Sequence[int]) -> None:
         self._expected = expected
         self._places: dict[int, list[int]] = {}  # token -> its positions
         for position, token in enumerate(expected):
             self._places.setdefault(token, []).append(position)
-        self._tail: deque[int] = deque(maxlen=_COMPARED)  # the answer's newest tokens
-        self._next: int | None = 0  # position that is expected next; None: the answer has left the text
-        self._certain = 0  # where it surely was last
-        self._run = _TRUSTED  # tokens that speak for the place; an answer is expected to begin with the text
-        self._unclaimed = 0  # tokens since it was left
-        self._doubtful = 0  # tokens that were found, but nothing else speaks for it
+        self._tail: deque[int] = deque(maxlen=_COMPARED)  # newest tokens of the answer
+        self._next: int | None = 0  # expected next position; None: the answer has left the text
+        self._certain = 0  # last certain position
+        # tokens supporting the position; initially the answer is assumed to start with the text
+        self._run = _TRUSTED
+        self._unclaimed = 0  # tokens since the position was lost
+        self._doubtful = 0  # matched tokens that are not confirmed yet
         self.read_tokens = 0
-        self.followed = 0  # tokens of the answer that were found in the text
+        self.followed = 0  # answer tokens found in the text
 
     def read(self, tokens: Sequence[int]) -> None:
-        """The answer has grown by these."""
+        """Append tokens of the answer."""
         for token in tokens:
             self._tail.append(token)
             self.read_tokens += 1
@@ -59,20 +60,20 @@ class Follower:
                 self._find()
 
     def continuation(self, most: int) -> Sequence[int]:
-        """What the text has next; the less speaks for the place, the less of it."""
+        """Return the expected continuation, shorter if the position is less certain."""
         if self._next is None:
             return ()
         count = most if self._run >= _TRUSTED else min(most, 2 * self._run)
         return self._expected[self._next : self._next + count]
 
     def memory_bytes(self) -> int:
-        """About what it takes."""
+        """Return the approximate size in bytes."""
         return _BYTES_PER_TOKEN * len(self._expected)
 
     def _go_on(self, position: int, run: int, found: int) -> None:
         self._next, self._run, self._unclaimed = position, run, 0
         if run == 1:
-            self._doubtful = found  # one token may be there by chance: the next decides whether it counts
+            self._doubtful = found  # one token may match by chance: the next one decides
         else:
             self.followed += self._doubtful + found
             self._doubtful = 0
@@ -80,13 +81,13 @@ class Follower:
             self._certain = position
 
     def _find(self) -> None:
-        """Find the place with the longest match before it; of equals the nearest, those ahead first.
+        """Find the position with the longest match before it; ties go to the nearest, forward first.
 
-        Backwards only by a match that is certain: an answer rarely repeats what it has passed.
+        Backward matches must be certain, since answers rarely repeat passed text.
         """
         places = self._places.get(self._tail[-1], [])
         here = bisect_left(places, self._certain)
-        best = (0, 0, 0)  # (length of the match, nearness, position)
+        best = (0, 0, 0)  # (match length, nearness, position)
         for place in places[here : here + _LOOKED_AT]:
             length = self._matched(place)
             if length > 1 or place - self._certain < _NEAR:
@@ -100,7 +101,7 @@ class Follower:
             self._go_on(place + 1, length, min(length, self._unclaimed))
 
     def _matched(self, place: int) -> int:
-        """Tokens at the end of the answer that are those up to this place."""
+        """Return how many trailing answer tokens match the text up to this position."""
         length = 0
         for token in reversed(self._tail):
             if place < length or self._expected[place - length] != token:
@@ -110,16 +111,16 @@ class Follower:
 
 
 class PredictionDrafter(LookupDrafter[Follower]):
-    """Drafts chains along the expected answer of each request; nothing for requests without one."""
+    """Drafts chains along each request's expected answer."""
 
     traits = Traits(follows="prediction")
 
     def memory_bytes(self) -> int:
-        """About what the texts of running requests take."""
+        """Return the approximate bytes of all expected texts."""
         return sum(follower.memory_bytes() for follower in self._known.values())
 
     def draft(self, task: DraftTask) -> Draft:
-        """A chain, empty where the answer has left the expected text."""
+        """Return a chain; empty if the answer has left the expected text."""
         request = task.request
         if not request.prediction:
             return Draft()
@@ -132,7 +133,7 @@ class PredictionDrafter(LookupDrafter[Follower]):
 
 
 def count_followed(expected: Sequence[int], answer: Sequence[int]) -> int:
-    """Tokens of the expected text that are in the answer, as `PredictionDrafter` finds them."""
+    """Return how many tokens of the expected text occur in the answer, as the drafter matches them."""
     follower = Follower(expected)
     follower.read(answer)
     return min(follower.followed, len(expected))

@@ -1,4 +1,4 @@
-"""Retrieval (REST, He et al. 2023, arXiv 2311.08252): what followed the same words in a datastore follows again."""
+"""Retrieval (REST, He et al. 2023, arXiv 2311.08252): drafts continuations found in a datastore."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +19,13 @@ _LEFT_OUT = -2
 
 @dataclass(frozen=True)
 class RestConfig:
-    """Where to look, and what counts as a match."""
+    """Location of the datastore, and matching limits."""
 
-    datastore: str  # a file that `foreword datastore build` has made
-    min_match: int = 2  # fewest tokens at the text's end that are looked up
-    max_match: int = DEPTH  # most
-    max_matches: int = 1000  # places whose continuations are counted; of more, as many at even distances
-    min_probability: float = 0.05  # share of the matches below which a node is left out
+    datastore: str  # a file written by `foreword datastore build`
+    min_match: int = 2  # minimum match length
+    max_match: int = DEPTH  # maximum match length
+    max_matches: int = 1000  # maximum continuations counted, evenly spaced
+    min_probability: float = 0.05  # minimum fraction of the matches for a node
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_match <= self.max_match <= DEPTH:
@@ -40,7 +40,7 @@ class RestConfig:
 
 
 def build_rest(config: RestConfig, resources: DrafterResources) -> "RestDrafter":
-    """Open the datastore; its ids must be this model's."""
+    """Open the datastore and check that its tokenizer is the model's."""
     store = Datastore(Path(config.datastore))
     if store.header.tokenizer != fingerprint(resources.checkpoint.tokenizer()):
         raise DatastoreError(
@@ -51,7 +51,7 @@ def build_rest(config: RestConfig, resources: DrafterResources) -> "RestDrafter"
 
 
 class RestDrafter(LookupDrafter[None]):
-    """Drafts trees of the most frequent continuations. It keeps nothing of a request."""
+    """Drafts trees of the most frequent continuations; keeps no state per request."""
 
     def __init__(self, config: RestConfig, store: Datastore) -> None:
         super().__init__()
@@ -62,11 +62,11 @@ class RestDrafter(LookupDrafter[None]):
         self._store.close()
 
     def memory_bytes(self) -> int:
-        """None of its own: the datastore is mapped, and the system keeps of it what it has room for."""
+        """Return 0: the datastore is memory-mapped."""
         return 0
 
     def draft(self, task: DraftTask) -> Draft:
-        """A tree, empty where the text's end is not in the datastore."""
+        """Return a tree; empty without a match."""
         request, config = task.request, self._config
         end = np.array(request.tokens[-config.max_match :], np.int64)
         matches = self._store.longest_matches(end, config.min_match, config.max_matches)
@@ -81,13 +81,13 @@ class RestDrafter(LookupDrafter[None]):
 def most_frequent(
     followed: Ints, max_nodes: int, min_share: float
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Tokens and parents of the beginnings that most of the continuations [matches, depth] have; -1 ends one.
+    """Return tokens and parents of the most frequent prefixes of the continuations [matches, depth]; -1 ends one.
 
-    A beginning is at least as frequent as what it goes on to, so the most frequent ones are a tree.
+    A prefix is at least as frequent as its extensions, so that the most frequent ones form a tree.
     """
     fewest = max(1.0, min_share * len(followed))
-    found: list[tuple[int, int, int, int]] = []  # (-count, number, token, number of the parent)
-    groups = np.full(len(followed), ROOT)  # of every continuation, the number of its beginning so far
+    found: list[tuple[int, int, int, int]] = []  # (-count, number, token, parent's number)
+    groups = np.full(len(followed), ROOT)  # number of each continuation's prefix so far
     for level in range(followed.shape[1]):
         going_on = followed[:, level] >= 0
         followed, groups = followed[going_on], groups[going_on]

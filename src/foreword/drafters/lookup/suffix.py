@@ -1,4 +1,4 @@
-"""Drafts from suffixes seen before: in this request's text and in past answers of the same tenant."""
+"""Suffix drafter: continues suffixes seen in the request's text and in past answers of its tenant."""
 
 import heapq
 from collections.abc import Sequence
@@ -14,25 +14,25 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask, Traits
 
 _REMATCHED = 64
-"""Tokens that are read again to find a request's place in a store that has changed."""
+"""Tokens read again to find a request's position in a changed store."""
 
 _WIDEST = 8
-"""Followers of one node that are looked at."""
+"""Maximum continuations per node that are considered."""
 
 
 MOST_TENANTS = 256
-"""Tenants whose past answers are kept; those who were away longest are forgotten."""
+"""Maximum number of tenants with stored answers; the least recently active are dropped."""
 
 
 @dataclass(frozen=True)
 class SuffixConfig:
-    """When a suffix is trusted, and how much is remembered."""
+    """Matching and storage limits."""
 
-    min_match: int = 2  # shortest suffix that is trusted
-    depth_per_match: float = 2.0  # drafts go this many times as deep as the match is long
-    min_probability: float = 0.2  # estimated probability below which a node is left out
-    max_stored_tokens: int = 65_536  # past answers kept for each tenant; the older half goes first
-    warm_file: str = ""  # a text file that every tenant's store begins with; empty: none
+    min_match: int = 2  # shortest usable suffix
+    depth_per_match: float = 2.0  # draft depth per token of match length
+    min_probability: float = 0.2  # minimum estimated probability of a node
+    max_stored_tokens: int = 65_536  # stored answer tokens per tenant; the older half is dropped first
+    warm_file: str = ""  # a text file that initialises every tenant's store; empty: none
 
     def __post_init__(self) -> None:
         if self.min_match < 1:
@@ -46,22 +46,22 @@ class SuffixConfig:
 
 
 class SuffixStore:
-    """Past answers of one tenant in two generations; when the younger one is full, the older one is dropped.
+    """Past answers of one tenant in two generations; when the newer one is full, the older one is dropped.
 
-    Nothing is ever built anew: that would take longer than many steps, while the engine waits.
+    Nothing is rebuilt, which would block the engine for many steps.
     """
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
-        self.automata = [SuffixAutomaton()]  # the youngest last, at most two
-        self.version = 0  # advances whenever states may have changed
+        self.automata = [SuffixAutomaton()]  # newest last, at most two
+        self.version = 0  # incremented when states may have changed
 
     @property
     def num_tokens(self) -> int:
         return sum(automaton.num_tokens for automaton in self.automata)
 
     def add(self, text: Sequence[int]) -> None:
-        """Remember a text, at most as much of its end as one generation holds."""
+        """Add a text, cut to the end that fits into one generation."""
         most = self._max_tokens // 2
         kept = text[max(0, len(text) - most) :]
         if not kept:
@@ -74,31 +74,31 @@ class SuffixStore:
         self.version += 1
 
     def memory_bytes(self) -> int:
-        """About what the automata take."""
+        """Return the approximate size in bytes."""
         return sum(automaton.memory_bytes() for automaton in self.automata)
 
 
 @dataclass(frozen=True)
 class SuffixMatch:
-    """A place in an automaton that the end of a text leads to."""
+    """A state of an automaton that matches the end of a text."""
 
     automaton: SuffixAutomaton
     state: int
-    length: int  # tokens at the end of the text that led there
+    length: int  # match length
 
 
-class _Reader:
-    """One request's text: its own automaton and its place in the tenant's store."""
+class _RequestText:
+    """One request's text: its own automaton and its matches in the tenant's store."""
 
     def __init__(self, epoch: int, store: SuffixStore) -> None:
         self.epoch = epoch
         self.own = SuffixAutomaton()
         self._store = store
         self._version = store.version
-        self._places = [(ROOT, 0) for _ in store.automata]  # (state, length of the match) in each
+        self._places = [(ROOT, 0) for _ in store.automata]  # (state, match length) per automaton of the store
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Catch up with the request's text."""
+        """Append the request's new tokens."""
         fresh = tokens[self.own.num_tokens :]
         self.own.extend(fresh)
         if self._version != self._store.version:
@@ -112,7 +112,7 @@ class _Reader:
             self._places[index] = state, length
 
     def matches(self) -> list[SuffixMatch]:
-        """The places that the text's end leads to, in its own past and in the store."""
+        """Return the matches of the text's end, in its own past and in the store."""
         own = self.own.earlier_suffix()
         return [
             SuffixMatch(self.own, own, self.own.lengths[own]),
@@ -124,7 +124,7 @@ class _Reader:
 
 
 def build_suffix_drafter(config: SuffixConfig, resources: DrafterResources) -> "SuffixDrafter":
-    """A suffix drafter, warmed from a text file if the config names one."""
+    """Create a suffix drafter, with the warm-up text if the settings name one."""
     if not config.warm_file:
         return SuffixDrafter(config)
     try:
@@ -134,8 +134,8 @@ def build_suffix_drafter(config: SuffixConfig, resources: DrafterResources) -> "
     return SuffixDrafter(config, resources.encode(text))
 
 
-class SuffixDrafter(LookupDrafter[_Reader]):
-    """Drafts trees of likely continuations, as deep as the match is long and as wide as it is undecided."""
+class SuffixDrafter(LookupDrafter[_RequestText]):
+    """Drafts trees of likely continuations: depth by match length, width by ambiguity."""
 
     traits = Traits(learns_answers=True, is_free=True)
 
@@ -146,28 +146,28 @@ class SuffixDrafter(LookupDrafter[_Reader]):
         self._stores: dict[str, SuffixStore] = {}
 
     def forget(self, request: DraftRequest) -> None:
-        """A request has ended: remember its answer for its tenant, drop the rest."""
+        """Add the ended request's answer to its tenant's store, and drop its state."""
         if self._known.pop(request.request_id, None) is not None:
             self.store(request.tenant).add(request.tokens[request.prompt_len :])
 
     def memory_bytes(self) -> int:
-        """About what the texts of running requests and the past answers of all tenants take."""
+        """Return the approximate bytes of all running texts and stored answers."""
         own = sum(reader.own.memory_bytes() for reader in self._known.values())
         return own + sum(store.memory_bytes() for store in self._stores.values())
 
     def store(self, tenant: str) -> SuffixStore:
-        """Return the past answers of one tenant; drafts for other tenants never use them."""
+        """Return the past answers of one tenant, never used for other tenants."""
         store = self._stores.pop(tenant, None)
         if store is None:
             store = SuffixStore(self._config.max_stored_tokens)
             store.add(self._warm_text)
-        self._stores[tenant] = store  # the newest last
+        self._stores[tenant] = store  # most recently used last
         while len(self._stores) > MOST_TENANTS:
             del self._stores[next(iter(self._stores))]
         return store
 
     def draft(self, task: DraftTask) -> Draft:
-        """A tree from the place that promises most accepted tokens."""
+        """Return the tree of the match with the most expected accepted tokens."""
         request = task.request
         reader = self._reader(request)
         reader.read(request.tokens)
@@ -179,15 +179,15 @@ class SuffixDrafter(LookupDrafter[_Reader]):
         best = max(trees, key=lambda tree: tree.expected, default=LikelyTree())
         return Draft(tuple(best.tokens), tuple(best.parents), len(request.tokens), request.epoch)
 
-    def _reader(self, request: DraftRequest) -> _Reader:
+    def _reader(self, request: DraftRequest) -> _RequestText:
         reader = self._known.get(request.request_id)
         if reader is None or reader.epoch != request.epoch or reader.own.num_tokens > len(request.tokens):
-            reader = self._known[request.request_id] = _Reader(request.epoch, self.store(request.tenant))
+            reader = self._known[request.request_id] = _RequestText(request.epoch, self.store(request.tenant))
         return reader
 
 
 class LikelyTree:
-    """Nodes while they are being chosen, and how many of them are expected to be accepted."""
+    """A tree under construction, with its expected number of accepted tokens."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -195,7 +195,7 @@ class LikelyTree:
         self.expected = 0.0
 
     def add(self, token: int, parent: int, probability: float) -> int:
-        """Append a node; return its number."""
+        """Append a node; return its index."""
         self.tokens.append(token)
         self.parents.append(parent)
         self.expected += probability
@@ -203,10 +203,10 @@ class LikelyTree:
 
 
 def expand(match: SuffixMatch, config: SuffixConfig, task: DraftTask) -> LikelyTree:
-    """The likeliest nodes after a match, most likely first, by how often each followed."""
+    """Return the most likely nodes after a match, by frequency."""
     max_depth = min(task.max_depth, max(1, int(match.length * config.depth_per_match)))
     tree = LikelyTree()
-    order = 0  # of equally likely nodes the first found wins
+    order = 0  # tie-breaker: first found wins
     frontier: list[tuple[float, int, int, int, int, int]] = []  # (-p, order, token, state, parent, depth)
 
     def push_followers(state: int, parent: int, probability: float, depth: int) -> None:
@@ -227,10 +227,9 @@ def expand(match: SuffixMatch, config: SuffixConfig, task: DraftTask) -> LikelyT
 
 
 def _followers(automaton: SuffixAutomaton, state: int) -> list[tuple[int, int, float]]:
-    """Tokens that followed, the state after each, and its share of all of them.
+    """Return the continuations of a state: token, next state, fraction of all continuations.
 
-    At the end of a text nothing has followed yet; its longest suffix that occurred before tells how a
-    repeating text goes on.
+    The end of a text has no continuation yet; its longest suffix that occurred earlier is used instead.
     """
     while not automaton.edges[state] and state != ROOT:
         state = automaton.links[state]

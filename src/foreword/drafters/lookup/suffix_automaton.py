@@ -4,17 +4,17 @@ from collections.abc import Sequence
 
 ROOT = 0
 _COUNTED_SUFFIXES = 32
-"""Longest suffixes whose occurrence is counted at each token: bounds the work on repetitive text."""
+"""Longest suffixes whose counts are updated per token: limits the work on repetitive text."""
 
 _BYTES_PER_STATE = 330
-"""Memory of one state with its edges, as tracemalloc has it on CPython 3.11."""
+"""Approximate bytes per state with its edges, by tracemalloc on CPython 3.11."""
 
 
 class SuffixAutomaton:
-    """All substrings of the texts that it was given, in at most two states a token.
+    """All substrings of the added texts, in at most two states per token.
 
-    A state is a set of substrings that occur at the same places. `lengths` is its longest one,
-    `links` the state of the longest suffix that occurs elsewhere too, `counts` how often it occurred.
+    A state is a set of substrings with the same end positions: `lengths` is its longest, `links` the state of the
+    longest suffix that also occurs elsewhere, `counts` its number of occurrences.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,11 @@ class SuffixAutomaton:
         self._last = ROOT
 
     def memory_bytes(self) -> int:
-        """About what it takes, by the number of its states; the root alone counts as nothing."""
+        """Return the approximate size in bytes."""
         return (len(self.edges) - 1) * _BYTES_PER_STATE
 
     def start_text(self) -> None:
-        """What comes next does not continue what came before."""
+        """Start a new text that does not continue the previous one."""
         self._last = ROOT
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -41,11 +41,11 @@ class SuffixAutomaton:
         self.num_tokens += len(tokens)
 
     def earlier_suffix(self) -> int:
-        """The state of the longest suffix of the current text that occurred before its end."""
+        """Return the state of the longest suffix of the current text that occurred before."""
         return max(self.links[self._last], ROOT)
 
     def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """Longest known suffix after one more token, from a match of `length` in `state`."""
+        """Return (state, match length) after one more token, from a match of `length` in `state`."""
         while token not in self.edges[state]:
             if state == ROOT:
                 return ROOT, 0
@@ -55,7 +55,7 @@ class SuffixAutomaton:
 
     def _append(self, token: int) -> None:
         known = self.edges[self._last].get(token)
-        if known is not None:  # only when a new text repeats an old one from its start
+        if known is not None:  # a new text repeats an old one from its start
             self._last = self._split(self._last, token, known)
             return
         new = self._state({}, self.lengths[self._last] + 1, ROOT)
@@ -68,7 +68,7 @@ class SuffixAutomaton:
         self._last = new
 
     def _split(self, state: int, token: int, known: int) -> int:
-        """The state of exactly the substring that `token` makes of `state`, split off `known` if need be."""
+        """Return the state of the substring `state` + `token`, split from `known` if necessary."""
         length = self.lengths[state] + 1
         if self.lengths[known] == length:
             return known

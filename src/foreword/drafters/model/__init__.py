@@ -1,1 +1,1 @@
-"""Drafters that run a decoder."""
+"""Drafters that run a decoder: draft models and reduced versions of the target."""

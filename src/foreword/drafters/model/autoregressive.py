@@ -1,4 +1,4 @@
-"""Drafts with a decoder that has a KV cache of its own: all model-based drafters, and `draft_model` itself."""
+"""Base of model-based drafters, which have a decoder with its own KV cache; and the `draft_model` method."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,11 +28,11 @@ from foreword.speculation.proposing import fair_shares
 
 @dataclass(frozen=True)
 class DraftingSize:
-    """How much a decoder drafts and remembers."""
+    """Draft width and KV cache size of a drafting decoder."""
 
-    tree_width: int = 1  # nodes on every level; 1 is a chain
-    kv_tokens: int = 32_768  # tokens of all requests that its own KV cache holds
-    rows_per_pass: int = 256  # tokens that it reads in one call to catch up; longer texts take several
+    tree_width: int = 1  # nodes per level; 1 is a chain
+    kv_tokens: int = 32_768  # capacity of its KV cache, over all requests
+    rows_per_pass: int = 256  # tokens per catch-up pass; longer texts take several passes
 
     def __post_init__(self) -> None:
         if not 1 <= self.tree_width <= MAX_DRAFT_NODES:
@@ -40,33 +40,32 @@ class DraftingSize:
 
 
 class AutoregressiveDrafter(Drafter):
-    """Drafts with a decoder in a KV cache of its own, which may lag the requests.
+    """Drafts with a decoder whose own KV cache may lag the requests.
 
-    `propose` first feeds it what was committed since it was last asked, so that it can be left out for a
-    while, or see a request late, and still be right. It never reads more in one call than one pass takes, so
-    that a long prompt delays no other request: until it has caught up, it returns no draft for that one.
-    Equal beginnings of a tenant's texts are read once.
+    `propose` first processes the tokens committed since the last call, at most one pass per call. A long prompt thus
+    delays no other request; until the drafter has caught up, it returns no draft for that request. Common prefixes of
+    a tenant are processed once.
     """
 
     traits = Traits(DraftSource.MODEL, drafts_by_level=True)
 
     def __init__(self, decoder: Decoder, vocab_size: int, size: DraftingSize, weight_bytes: int = 0) -> None:
-        """`vocab_size` is the target's: no other id is drawn, and q is over exactly these.
+        """`vocab_size` is the target's: only these ids are sampled, and q covers exactly these.
 
-        A draft token that is dropped because of what was drawn would bias *token* and *block*.
-        `weight_bytes` is the memory of weights that the decoder does not share with the target.
+        Dropping sampled tokens afterwards would bias *token* and *block*. `weight_bytes` counts weights that the
+        decoder does not share with the target.
         """
         self._weight_bytes = weight_bytes
         self._size = size
         self._cache = PagedCache(-(-size.kv_tokens // PAGE_SIZE), prefix_caching=True)
         self._buffers = BatchBuffers()
-        self._known: dict[int, tuple[int, KvSequence]] = {}  # request -> (epoch, its KV here)
+        self._known: dict[int, tuple[int, KvSequence]] = {}  # request id -> (epoch, its KV sequence)
         self._runner = ModelRunner.allocate(
             decoder, self._cache.pool.num_pages, PAGE_SIZE, vocab_size=vocab_size
         )
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """A chain, or a tree of `tree_width`, for every ask; none where its own KV cache is full."""
+        """Return a chain, or a tree of `tree_width`, per task; empty if its KV cache is full."""
         width = self._size.tree_width
         growing = {index: GrowingTree(task, width) for index, task in enumerate(tasks) if self._reserve(task)}
         trees = list(growing.values())
@@ -79,22 +78,22 @@ class AutoregressiveDrafter(Drafter):
         return [growing[index].draft() if index in growing else Draft() for index in range(len(tasks))]
 
     def forget(self, request: DraftRequest) -> None:
-        """Give back the KV of a request that has ended."""
+        """Release the KV of an ended request."""
         known = self._known.pop(request.request_id, None)
         if known is not None:
             self._cache.close(known[1])
 
     def memory_bytes(self) -> int:
-        """What drafting adds: weights of its own, and the KV cache when it is full."""
+        """Return the bytes of its own weights and of the full KV cache."""
         kv = self._cache.pool.num_pages * PAGE_SIZE * self._runner.store.bytes_per_row
         return self._weight_bytes + kv
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` if its KV bookkeeping contradicts itself."""
+        """Raise `AssertionError` if its KV bookkeeping is inconsistent."""
         self._cache.check_integrity()
 
     def _reserve(self, task: DraftTask) -> bool:
-        """Reserve rows for the text and the draft; what no longer belongs to it is dropped."""
+        """Reserve rows for the text and the draft, after dropping rows that are no longer valid."""
         request = task.request
         epoch, kv = self._known.get(request.request_id, (request.epoch, None))
         if kv is not None and epoch != request.epoch:
@@ -103,7 +102,8 @@ class AutoregressiveDrafter(Drafter):
         if kv is None:
             kv = self._cache.open(request.tenant, request.tokens)
             self._known[request.request_id] = (request.epoch, kv)
-        self._cache.rewind(kv, len(request.tokens) - 1)  # the newest token's logits are always needed
+        # the newest token is always run: its logits are needed
+        self._cache.rewind(kv, len(request.tokens) - 1)
         if task.max_nodes < 1 or task.max_depth < 1:
             return False
         try:
@@ -135,12 +135,12 @@ class AutoregressiveDrafter(Drafter):
     def _write_unread(
         self, trees: Sequence[GrowingTree], logits: Tensor, began: "torch.cuda.Event | None"
     ) -> None:
-        """Draw chains whose tokens are read when all are drawn: between levels the host does not wait."""
+        """Draft chains on the device; the host reads the tokens only after the last level."""
         chains, levels = trees, []
         while trees:
             levels.append(draw_unread(trees, logits))
             for row, tree in enumerate(trees):
-                # The id stands for what the row draws.
+                # A negative id stands for the token that the row draws.
                 tree.grow([(0.0, tree.frontier[0], -1 - row, None)])
             going_on = [tree for tree in trees if not tree.is_done]
             if going_on:
@@ -159,9 +159,10 @@ class AutoregressiveDrafter(Drafter):
             tree.stand_for(source, its)
 
     def _catch_up(self, trees: Sequence[GrowingTree]) -> tuple[list[GrowingTree], Tensor]:
-        """Read committed tokens of many requests in one pass; returns who has read all, with what may follow."""
+        """Process committed tokens of many requests in one pass; return the trees that are up to date and
+        their logits."""
         missing_rows = [len(tree.request.tokens) - 1 - self._kv(tree.request).computed for tree in trees]
-        # Those with little first: a long text must not delay the drafts of others.
+        # Short backlogs first: a long text must not delay other drafts.
         shares = fair_shares(missing_rows, self._size.rows_per_pass)
         rows, ready = [], []
         for tree, missing, share in zip(trees, missing_rows, shares, strict=True):
@@ -180,7 +181,7 @@ class AutoregressiveDrafter(Drafter):
         return ready, logits
 
     def _publish(self, kv: KvSequence, tokens: Sequence[int]) -> None:
-        """Let other requests start with the full pages; the newest token's row is computed again and stays out."""
+        """Publish full pages for other requests, without the newest token's row, which is computed again."""
         if kv.computed // PAGE_SIZE > kv.published:
             self._cache.publish(kv, tokens[:-1])
 
@@ -190,7 +191,7 @@ class AutoregressiveDrafter(Drafter):
     def _run(
         self, trees: Sequence[GrowingTree], rows: Sequence[SequenceRows], drawn_before: Tensor | None = None
     ) -> Tensor:
-        """Return the logits of a pass over `rows`, which the trees wait for."""
+        """Return the logits of a pass over `rows`."""
         batch = self._buffers.lay_out(self._cache, rows, ())
         output = self._runner.forward(replace(batch, drawn_before=drawn_before))
         for tree in trees:
@@ -200,14 +201,14 @@ class AutoregressiveDrafter(Drafter):
 
 @dataclass(frozen=True)
 class DraftModelConfig:
-    """Which model drafts."""
+    """Settings of a draft model."""
 
     model: str  # a built-in name, a local path or a hub id
-    tree_width: int = 1  # nodes on every level of the draft; 1 is a chain
+    tree_width: int = 1  # nodes per draft level; 1 is a chain
 
 
 def build_draft_model(config: DraftModelConfig, resources: DrafterResources) -> AutoregressiveDrafter:
-    """Load the draft model beside the target; its tokens must mean the same."""
+    """Load the draft model for the target; its vocabulary must be the same."""
     checkpoint = open_checkpoint(Path(resolve_model(config.model)))
     check_same_vocabulary(resources.checkpoint, checkpoint)
     decoder = resources.load_decoder(checkpoint)
@@ -218,13 +219,13 @@ def build_draft_model(config: DraftModelConfig, resources: DrafterResources) -> 
 def build_on_node(
     config: DraftModelConfig, resources: DrafterResources, kv_tokens: int
 ) -> AutoregressiveDrafter:
-    """Draft with the loaded model itself, in a KV cache of this many tokens."""
+    """Draft with a node's own model, in a KV cache of `kv_tokens` tokens."""
     size, decoder = DraftingSize(config.tree_width, kv_tokens), resources.target
     return AutoregressiveDrafter(decoder, resources.vocab_size, size, decoder.weight_bytes)
 
 
 def check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
-    """Refuse a draft model whose token ids are not the target's. One of them may have some more at the end."""
+    """Refuse a draft model with different token ids; either may have extra ids at the end."""
     ours, theirs = target.tokenizer(), draft.tokenizer()
     for token in range(min(ours.vocab_size, theirs.vocab_size)):
         if ours.token_bytes(token, skip_special_tokens=False) != theirs.token_bytes(

@@ -1,4 +1,4 @@
-"""The target without some of its layers drafts; with a trained exit, on the target's own KV rows."""
+"""Drafts with a subset of the target's layers; with a trained exit, on the target's own KV rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES, Tap
 from foreword.backends.interface import HeadInput, head_output
-from foreword.drafters.heads.growing import Begun, grow_by_passes
+from foreword.drafters.heads.growing import GrowthStart, grow_by_passes
 from foreword.drafters.heads.in_pages import HeadInPages
 from foreword.drafters.heads.loading import HEAD_BY_LEVEL, DraftVocabulary, LoadedRows, drafts_where
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
@@ -32,11 +32,11 @@ _ENDS = frozenset({"model.embed_tokens.weight", "lm_head.weight"})
 
 @dataclass(frozen=True)
 class AdapterCheckpoint:
-    """The files of an exit; embedding and output matrix are the target's."""
+    """The files of an exit adapter; embedding and output matrix are the target's."""
 
     own: HfCheckpoint
     target: Checkpoint
-    exit_layer: int  # layers of the target that run before it
+    exit_layer: int  # number of target layers before it
 
     @property
     def path(self) -> Path:
@@ -72,7 +72,7 @@ class AdapterCheckpoint:
 
 
 def open_adapter(model: str, target: Checkpoint) -> AdapterCheckpoint:
-    """The exit in a directory; one that was trained for a target of another shape is refused."""
+    """Open the exit in a directory; refuse one trained for a target of another shape."""
     path = resolve_model(model)
     described = read_json_object(path / "config.json", "an exit adapter (`foreword train exit`)")
     fields = ConfigFields(described, str(path / "config.json"))
@@ -85,28 +85,29 @@ def open_adapter(model: str, target: Checkpoint) -> AdapterCheckpoint:
     return AdapterCheckpoint(own, target, layer)
 
 
-LAG = 0
-"""The row of a token is made from its own state. The newest token has none yet: it is read first."""
+STATE_OFFSET = 0
+"""A token's row is computed from its own state. The newest token has none yet: it is run first."""
 
 
 class ExitHead(HeadInPages):
-    """Its own rows are those of one layer. In the layers before it, what is committed is there already: the target's.
+    """An exit layer with its own rows; the layers before it use the target's committed rows.
 
-    Rows of draft tokens in these layers stand where the target's own pass will write the same ones.
+    Rows of draft tokens in those layers are where the target's pass will write identical rows.
     """
 
     traits = HEAD_BY_LEVEL
 
     def __init__(self, loaded: LoadedRows, width: int) -> None:
-        super().__init__(loaded, LAG, scratch=MAX_DRAFT_NODES if width > 1 else 0)
+        super().__init__(loaded, STATE_OFFSET, scratch=MAX_DRAFT_NODES if width > 1 else 0)
         self._width = width
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """A chain, or a tree of `tree_width`; none where the target has not read the text up to the newest token."""
+        """Return a chain, or a tree of `tree_width`; empty unless the target has computed the text up to the
+        newest token."""
         return drafts_where(tasks, list(map(self._ready, tasks)), self._draft)
 
     def _ready(self, task: DraftTask) -> RequestRows | None:
-        """Return the pages of a request for which a draft is possible."""
+        """Return the request's pages if a draft is possible."""
         pages, end = self._known_pages(task), len(task.request.tokens) - 1
         return (
             pages if pages is not None and pages.kv.computed >= end > 0 and pages.kv.reserved > end else None
@@ -123,24 +124,25 @@ class ExitHead(HeadInPages):
         ]
         arrays = self._buffers.lay_out(pages[0].cache, newest, ()).arrays
         read = HeadInput(arrays, starts, torch.empty(len(newest), 0), are_own=True)
-        begun = Begun(head_output(self._filler, read, store), arrays.block_tables, read.starts)
+        start = GrowthStart(head_output(self._filler, read, store), arrays.block_tables, read.starts)
         trees = [
             HeadTree(task, self._width, found.kv.reserved - len(task.request.tokens))
             for task, found in zip(tasks, pages, strict=True)
         ]
-        grow_by_passes(trees, begun, self._filler, store, self._vocabulary)
+        grow_by_passes(trees, start, self._filler, store, self._vocabulary)
         return [tree.draft() for tree in trees]
 
 
 @dataclass(frozen=True)
 class LayerSkipConfig:
-    """Which layers the draft keeps. The target's own pass rewrites every row, so any choice is exact."""
+    """The layers that draft. Any choice is exact, because the target's pass rewrites every row."""
 
-    layers: tuple[int, ...] | None = None  # the layers that run, ascending; None: see exit_layer
-    exit_layer: int = 0  # keep the first layers up to this many; 0: half of them
-    adapter: str | None = None  # what `foreword train exit` wrote; it says itself after which layer it comes
-    tree_width: int = 1  # nodes on every level of the draft; 1 is a chain
-    own_kv: bool = False  # an adapter's layers keep KV rows of their own, also where the target's would do
+    layers: tuple[int, ...] | None = None  # layers to run, ascending; None: see exit_layer
+    exit_layer: int = 0  # run the first layers up to this many; 0: half of them
+    adapter: str | None = None  # directory written by `foreword train exit`; it defines its own layer
+    tree_width: int = 1  # nodes per draft level; 1 is a chain
+    # an adapter keeps its own KV rows for all layers, even if the target's could be used
+    own_kv: bool = False
 
     def __post_init__(self) -> None:
         if self.layers is not None and not _are_numbers(self.layers):
@@ -162,20 +164,20 @@ class LayerSkipConfig:
             raise RequestError("speculation: an adapter knows its layer; leave out layers and exit_layer")
 
     def kept(self, num_layers: int) -> tuple[int, ...]:
-        """The layers that run, checked against the model."""
+        """Return the layers to run, checked against the model."""
         if self.layers is None:
             return tuple(range(self.exit_layer or max(1, num_layers // 2)))
         return tuple(self.layers)
 
 
 def _are_numbers(value: object) -> bool:
-    """Whether it is a list of whole numbers, as JSON has one."""
+    """Return whether the value is a list of integers."""
     listed = value if isinstance(value, list | tuple) else ()
     return bool(listed) and all(isinstance(one, int) and not isinstance(one, bool) for one in listed)
 
 
 def build_layer_skip(config: LayerSkipConfig, resources: DrafterResources) -> Drafter:
-    """A drafter that shares the target's weights; with an adapter, where the backend can, its KV rows too."""
+    """Create a drafter that shares the target's weights and, with an adapter on a supporting backend, its KV rows."""
     num_layers = resources.target.config.num_layers
     adapter = None if config.adapter is None else open_adapter(config.adapter, resources.checkpoint)
     if adapter is not None and (exit_head := _exit_head(config, adapter, resources)) is not None:
@@ -198,7 +200,7 @@ def build_layer_skip(config: LayerSkipConfig, resources: DrafterResources) -> Dr
 def _exit_head(
     config: LayerSkipConfig, adapter: AdapterCheckpoint, resources: DrafterResources
 ) -> ExitHead | None:
-    """None: it needs KV rows of its own for all layers."""
+    """Return the exit drafter; None if it needs its own KV rows for all layers."""
     size = DraftingSize(config.tree_width)
     attention, layer = adapter.config.layer.attention, adapter.exit_layer
     if adapter.config.num_layers != 1 or config.own_kv:

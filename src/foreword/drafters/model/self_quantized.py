@@ -1,4 +1,4 @@
-"""The target's own weights in fewer bits draft."""
+"""Drafts with the target's own weights, quantized to fewer bits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,15 +17,14 @@ from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
 from foreword.models.tokenization.tokenizer import Tokenizer
 
 GROUP = 32
-"""Weights that share one scale and one minimum, as in GGUF's Q4_1."""
+"""Weights per scale and minimum, as in GGUF's Q4_1."""
 
 
 @dataclass(frozen=True)
 class LowBitCheckpoint:
-    """Another checkpoint whose projections are rounded to `bits`; everything else is as it was.
+    """A checkpoint whose projections are quantized to `bits`; other tensors are unchanged.
 
-    The rounded weights are kept as Q4_1 blocks with 2**bits levels, which backends with 4-bit kernels
-    run as they are.
+    Quantized weights are Q4_1 blocks with 2**bits levels, which 4-bit kernels run directly.
     """
 
     original: Checkpoint
@@ -52,7 +51,7 @@ class LowBitCheckpoint:
         return self.original.tokenizer()
 
     def quantized(self, name: str) -> QuantizedTensor | None:
-        """The rounded blocks of a projection; other tensors as they are stored."""
+        """Return the quantized blocks of a projection; other tensors as stored."""
         if not is_projection(name):
             return self.original.quantized(name)
         weights = self.original.load(name, torch.float32).numpy()
@@ -61,11 +60,11 @@ class LowBitCheckpoint:
         return QuantizedTensor("Q4_1", pack_q4_1(*round_groups(weights, self.bits)), weights.shape)
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
-        """A tensor as its rounded blocks stand for it."""
+        """Return a tensor, dequantized from its blocks."""
         return self._restored(name, self.original.load(name, torch.float32), dtype)
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
-        """The same in stretches; groups lie within rows."""
+        """Yield the tensor in pieces of rows; groups lie within rows."""
         for piece in self.original.pieces(name, torch.float32, rows):
             yield self._restored(name, piece, dtype)
 
@@ -78,14 +77,14 @@ class LowBitCheckpoint:
 
 
 def is_projection(name: str) -> bool:
-    """Whether a tensor is one of the matrices inside a layer."""
+    """Whether a tensor is a matrix inside a layer."""
     return name.endswith("_proj.weight")
 
 
 def round_groups(
     weights: NDArray[np.float32], bits: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float16], NDArray[np.float16]]:
-    """Levels [rows, groups, GROUP] with scale and minimum [rows, groups, 1], evenly spaced from min to max."""
+    """Quantize to levels [rows, groups, GROUP] with scale and minimum [rows, groups, 1], evenly spaced."""
     grouped = weights.reshape(weights.shape[0], -1, GROUP)
     minimum = grouped.min(-1, keepdims=True).astype(np.float16)
     top = 2**bits - 1
@@ -98,7 +97,7 @@ def round_groups(
 def pack_q4_1(
     levels: NDArray[np.uint8], scale: NDArray[np.float16], minimum: NDArray[np.float16]
 ) -> NDArray[np.uint8]:
-    """GGUF's blocks: scale, minimum, then 16 bytes with the group's first half in the low nibbles."""
+    """Return GGUF blocks: scale, minimum, then 16 bytes with the group's first half in the low nibbles."""
     nibbles = levels[..., : GROUP // 2] | levels[..., GROUP // 2 :] << 4
     blocks = np.concatenate([scale.view(np.uint8), minimum.view(np.uint8), nibbles], axis=-1)
     return np.ascontiguousarray(blocks.reshape(levels.shape[0], -1))
@@ -106,10 +105,10 @@ def pack_q4_1(
 
 @dataclass(frozen=True)
 class SelfQuantizedConfig:
-    """How coarse the draft is."""
+    """Settings of the quantization."""
 
-    bits: int = 4  # levels of a weight are 2**bits: 4, 3 or 2
-    tree_width: int = 1  # nodes on every level of the draft; 1 is a chain
+    bits: int = 4  # 2**bits levels per weight: 4, 3 or 2
+    tree_width: int = 1  # nodes per draft level; 1 is a chain
 
     def __post_init__(self) -> None:
         if self.bits not in (2, 3, 4):
@@ -117,7 +116,7 @@ class SelfQuantizedConfig:
 
 
 def build_self_quantized(config: SelfQuantizedConfig, resources: DrafterResources) -> AutoregressiveDrafter:
-    """A coarse copy of the target's layers; embedding, head and last norm are the target's own."""
+    """Create a drafter with a quantized copy of the target's layers; embedding, head and last norm are shared."""
     coarse = LowBitCheckpoint(resources.checkpoint, config.bits)
     decoder = resources.target.beside(coarse)
     size = DraftingSize(config.tree_width)

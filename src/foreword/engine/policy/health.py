@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from foreword.control.options import Option
 from foreword.control.policy import MeasuredPolicy
-from foreword.control.reporting.books import SpeculationBooks
 from foreword.control.reporting.describe import gain_error, measured_gain
+from foreword.control.reporting.totals import SpeculationTotals
 from foreword.control.rollout.guards import DrafterHealth
 from foreword.control.rollout.pair import Forecast, PairRollout
 from foreword.speculation.drafting import Drafter, added_memory, all_faults
@@ -57,12 +57,12 @@ class Baselines:
         pair: PairRollout,
         parts: Sequence[Drafter],
         policy: MeasuredPolicy,
-        books: SpeculationBooks,
+        totals: SpeculationTotals,
     ) -> DrafterHealth:
         """Return the health of the pair's drafter since its stage began; `parts` are its instances."""
         drafter, cohort = pair.rule.drafter, pair.rule.cohort
         options = options_of(drafter, cohort, policy)
-        asks = sum(one.asks for (name, _), one in books.pairs.items() if name == drafter)
+        asks = sum(one.asks for (name, _), one in totals.pairs.items() if name == drafter)
         faults = all_faults(parts).total()
         trips = sum(option.guard.trips for option in options)
         before = self._before.get((drafter, cohort))

@@ -8,9 +8,9 @@ from time import monotonic
 from foreword.acceptance.rules.rule import Rule
 from foreword.control.policy import MeasuredPolicy
 from foreword.control.policy_file.document import Prices
-from foreword.control.reporting.books import SpeculationBooks
 from foreword.control.reporting.describe import describe_pairs
 from foreword.control.reporting.figures import ControlReport, DecisionReport, PairReport, Usage
+from foreword.control.reporting.totals import SpeculationTotals
 from foreword.control.rollout.evidence import Outcome
 from foreword.control.rollout.pair import PairRollout
 from foreword.engine.drafting.drafter_pool import DrafterPool
@@ -45,19 +45,19 @@ class EngineLoad:
 def control_report(
     policy: MeasuredPolicy | None,
     situation: Situation,
-    books: SpeculationBooks,
+    totals: SpeculationTotals,
     steering: Steering | None,
     load: EngineLoad,
 ) -> ControlReport:
     """Return the state of speculation."""
     here = None if policy is None else policy.here
-    plain, guessing = books.preemption_rates()
+    plain, guessing = totals.preemption_rates()
     seconds = load.seconds
     host = seconds.total - seconds.draft - seconds.verify
     return ControlReport(
         enabled=situation.speculating,
         policy_file=None if steering is None else str(steering.path),
-        pairs=_pairs(policy, situation, books, steering, load),
+        pairs=_pairs(policy, situation, totals, steering, load),
         batch=0.0 if here is None else here.drawn,
         step_ms=0.0 if here is None else 1e3 * here.plain,
         row_ms=0.0 if here is None else 1e3 * (here.after(1) - here.plain),
@@ -65,24 +65,24 @@ def control_report(
         probe_seconds=0.0 if policy is None else policy.explorer.spent,
         reference_passes=0 if policy is None else policy.reference.passes,
         host_share=host / seconds.total if seconds.total else 0.0,
-        provisional_pages=books.provisional_pages,
-        provisional_peak=books.provisional_peak,
+        provisional_pages=totals.provisional_pages,
+        provisional_peak=totals.provisional_peak,
         kv_pages=load.kv_pages,
         kv_usage=load.kv_pages_used / load.kv_pages if load.kv_pages else 0.0,
         preemptions_plain=plain,
         preemptions_guessing=guessing,
         mismatches=0 if steering is None else sum(p.mismatches for p in steering.rollouts.pairs.values()),
-        usage=_usage(books, steering, load),
+        usage=_usage(totals, steering, load),
     )
 
 
-def _usage(books: SpeculationBooks, steering: Steering | None, load: EngineLoad) -> Usage:
+def _usage(totals: SpeculationTotals, steering: Steering | None, load: EngineLoad) -> Usage:
     prices = None if steering is None else steering.document.prices
     return Usage(
         wall_seconds=load.wall_seconds,
         draft_seconds=load.seconds.draft,
         target_seconds=load.seconds.verify + load.seconds.accept,
-        tokens=books.tokens,
+        tokens=totals.tokens,
         draft_price=None if prices is None else prices.draft,
         target_price=None if prices is None else prices.target,
     )
@@ -91,11 +91,11 @@ def _usage(books: SpeculationBooks, steering: Steering | None, load: EngineLoad)
 def _pairs(
     policy: MeasuredPolicy | None,
     situation: Situation,
-    books: SpeculationBooks,
+    totals: SpeculationTotals,
     steering: Steering | None,
     load: EngineLoad,
 ) -> tuple[PairReport, ...]:
-    found = describe_pairs(policy, books.pairs, situation)
+    found = describe_pairs(policy, totals.pairs, situation)
     if steering is not None:
         found = _with_rollouts(found, steering)
     reported = [_with_faults(pair, steering, load) for pair in found.values()]
@@ -154,7 +154,7 @@ class SpeculationService:
         self._policy: MeasuredPolicy | None = getattr(policy, "measured", None)
         self._steering = steering
         self._drafters = drafters
-        self.books = SpeculationBooks(cache.page_size)
+        self.totals = SpeculationTotals(cache.page_size)
         self._began = monotonic()
         self._steps = 0
         self._report: ControlReport | None = None
@@ -176,14 +176,14 @@ class SpeculationService:
     def between_steps(self, waiting: int) -> None:
         if self._steering is not None:
             used = 1 - self._cache.available_pages / self._cache.pool.num_pages
-            self._steering.between_steps(Pressure(waiting, used), self.books)
+            self._steering.between_steps(Pressure(waiting, used), self.totals)
 
     def observe(self, report: StepReport, preemptions: int) -> None:
         """Add a step to the statistics."""
         self._steps += 1
         self._check_seconds += report.seconds.total
         if not self._is_checking:  # a check runs alone and serves no user
-            self.books.observe(report, preemptions)
+            self.totals.observe(report, preemptions)
 
     def ended(self, request: Request) -> None:
         """Pass an ended request to checks and roll-outs."""
@@ -219,7 +219,7 @@ class SpeculationService:
             pages = self._cache.pool.num_pages
             used = pages - self._cache.available_pages
             load = EngineLoad(now - self._began, seconds, pages, used, self._drafters.fault_counts())
-            self._report = control_report(self._policy, situation, self.books, self._steering, load)
+            self._report = control_report(self._policy, situation, self.totals, self._steering, load)
             self._reported_at, self._reported_steps = now, self._steps
         assert self._report is not None
         return self._report

@@ -11,7 +11,7 @@ from foreword.control.policy import MeasuredPolicy
 from foreword.control.policy_file.document import OTHER, CohortRule, PolicyFile, Stage
 from foreword.control.policy_file.matching import RequestTraits
 from foreword.control.policy_file.parsing import read_policy
-from foreword.control.reporting.books import SpeculationBooks
+from foreword.control.reporting.totals import SpeculationTotals
 from foreword.control.rollout.evidence import Outcome
 from foreword.control.rollout.pair import Gate, Switch
 from foreword.control.rollout.rollouts import Rollouts
@@ -162,21 +162,21 @@ class Steering:
             self._labels.add(label)
         return label
 
-    def between_steps(self, pressure: Pressure, books: SpeculationBooks) -> None:
+    def between_steps(self, pressure: Pressure, totals: SpeculationTotals) -> None:
         """Reload a changed file, update overload gates, and evaluate roll-outs."""
         self._watch()
         self._rest(pressure)
         self._steps += 1
         if self._steps % LOOK_STEPS == 0:
-            self.look(books)
+            self.look(totals)
 
-    def look(self, books: SpeculationBooks) -> None:
+    def look(self, totals: SpeculationTotals) -> None:
         """Evaluate all roll-outs."""
         with self._lock:
             pairs = dict(self.rollouts.pairs)
         has_moved = False
         for (drafter, cohort), pair in pairs.items():
-            health = self._baselines.health(pair, self._made(drafter), self.policy, books)
+            health = self._baselines.health(pair, self._made(drafter), self.policy, totals)
             if pair.look(health, forecast(drafter, cohort, self.policy)):
                 has_moved = True
                 _log.info("%s for %s: %s (%s)", drafter, cohort, pair.stage, pair.reason)

@@ -8,7 +8,7 @@ from random import Random
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
 from foreword.control.policy_file.document import Stage
-from foreword.control.rollout.laws import Figures, figures_of
+from foreword.control.rollout.distributions import Figures, figures_of
 from foreword.control.rollout.pair import PairRollout
 from foreword.engine.messages import NewRequest
 from foreword.engine.policy.health import is_of
@@ -84,15 +84,15 @@ class IdleChecks:
         plan = None if self._is_plain_run else self.steering.candidate(sample.drafter, sample.cohort)
         return request, Assignment(f"{sample.cohort}/check", plan, is_check=True)
 
-    def finished(self, request: Request, books: CheckTotals) -> None:
+    def finished(self, request: Request, totals: CheckTotals) -> None:
         """Compare the second answer with the first."""
         sample = self._current
         if sample is None:
             return
         if not self._compares_text(sample):
-            self._compare_distribution(sample, request, books)
+            self._compare_distribution(sample, request, totals)
             return
-        found = difference(sample, request) or imbalance(request, books)
+        found = difference(sample, request) or imbalance(request, totals)
         if self._is_plain_run:
             self._is_plain_run, self._is_plain_different = False, found is not None
             return
@@ -102,9 +102,9 @@ class IdleChecks:
             pair.compared(found, self._is_plain_different)
             self.steering.rollouts.save(is_due=pair.stage is not Stage.VERIFY)
 
-    def _compare_distribution(self, sample: Sample, request: Request, books: CheckTotals) -> None:
+    def _compare_distribution(self, sample: Sample, request: Request, totals: CheckTotals) -> None:
         """Sample with fresh seeds, first without and then with the drafter, and compare the distributions."""
-        fault = unfinished(request) or imbalance(request, books)
+        fault = unfinished(request) or imbalance(request, totals)
         if self._is_plain_run and fault is None:
             self._is_plain_run, self._plain_figures = False, _figures(request)
             return
@@ -171,14 +171,14 @@ def difference(sample: Sample, request: Request) -> str | None:
     return None
 
 
-def imbalance(request: Request, books: CheckTotals) -> str | None:
+def imbalance(request: Request, totals: CheckTotals) -> str | None:
     """Return what does not balance in the accounting of a request that ran alone."""
     tokens, accepted = len(request.output_ids), request.acceptance.accepted
     if not accepted <= tokens <= accepted + request.accounting.passes:
         return f"accounting: {tokens} tokens of {accepted} accepted draft tokens in {request.accounting.passes} passes"
-    if books.pages_after != books.pages_before:
-        return f"accounting: {books.pages_before} pages were available before and {books.pages_after} after"
+    if totals.pages_after != totals.pages_before:
+        return f"accounting: {totals.pages_before} pages were available before and {totals.pages_after} after"
     billed = request.accounting.seconds.total
-    if abs(billed - books.step_seconds) > SECONDS_TOLERANCE * books.step_seconds:
-        return f"accounting: {billed:.4f} s were billed for steps of {books.step_seconds:.4f} s"
+    if abs(billed - totals.step_seconds) > SECONDS_TOLERANCE * totals.step_seconds:
+        return f"accounting: {billed:.4f} s were billed for steps of {totals.step_seconds:.4f} s"
     return None

@@ -51,6 +51,6 @@ def test_what_the_request_and_the_operator_forbid_wins():
     assert "the cohort is off" in explain(POLICY, quiet, {"method": "suffix"}).drafters["none"]
     told = explain(POLICY, CODE, {"method": ["remote", "suffix"]}).drafters
     assert list(told) == ["suffix"]
-    assert "none of the cohort's drafters asks any" in told["suffix"]
+    assert "none of the cohort's drafters uses nodes" in told["suffix"]
     assert list(explain(POLICY, CODE, {"method": "remote"}).drafters) == ["none"]
     assert list(explain(POLICY, RequestTraits(), {"method": "remote"}).drafters) == ["remote"]

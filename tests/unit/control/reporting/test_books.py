@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from foreword.control.reporting.books import SpeculationBooks
 from foreword.control.reporting.figures import Usage, counts_of, run_percentile
+from foreword.control.reporting.totals import SpeculationTotals
 from foreword.speculation.draft import Draft
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
 from foreword.speculation.requests import DrafterView
@@ -29,27 +29,27 @@ def step(*parts: RequestReport) -> StepReport:
 
 
 def test_guesses_are_counted_by_their_place_in_the_answer():
-    books = SpeculationBooks(page_size=16)
-    books.observe(step(part(4, 2), part(3, 3, place=20), part(0, 0)), 0)
-    pair = books.pairs["ngram", "code"]
+    totals = SpeculationTotals(page_size=16)
+    totals.observe(step(part(4, 2), part(3, 3, place=20), part(0, 0)), 0)
+    pair = totals.pairs["ngram", "code"]
     assert (pair.asks, pair.draft_seconds) == (3, pytest.approx(0.003))
     assert [(band.first, band.reached, band.accepted) for band in pair.bands] == [(0, 3, 2), (16, 3, 3)]
-    assert books.tokens == 3 + 4 + 1
+    assert totals.tokens == 3 + 4 + 1
 
 
 def test_pages_that_only_guesses_need_are_told():
-    books = SpeculationBooks(page_size=16)
-    books.observe(step(part(8, 0)), 0)  # 10 rows, then 18
-    assert books.provisional_pages == 1
-    books.observe(step(part(4, 0)), 0)
-    assert (books.provisional_pages, books.provisional_peak) == (0, 1)
+    totals = SpeculationTotals(page_size=16)
+    totals.observe(step(part(8, 0)), 0)  # 10 rows, then 18
+    assert totals.provisional_pages == 1
+    totals.observe(step(part(4, 0)), 0)
+    assert (totals.provisional_pages, totals.provisional_peak) == (0, 1)
 
 
 def test_preemptions_are_told_apart_by_whether_somebody_guessed():
-    books = SpeculationBooks(page_size=16)
-    books.observe(step(part(4, 0)), 2)
-    books.observe(step(part(0, 0, asked="")), 3)
-    assert books.preemption_rates() == pytest.approx((1 / 0.008, 2 / 0.008))
+    totals = SpeculationTotals(page_size=16)
+    totals.observe(step(part(4, 0)), 2)
+    totals.observe(step(part(0, 0, asked="")), 3)
+    assert totals.preemption_rates() == pytest.approx((1 / 0.008, 2 / 0.008))
 
 
 def test_runs_follow_from_how_many_came_to_each_position():

@@ -108,7 +108,7 @@ def test_one_that_changes_the_law_of_drawn_texts_is_found_out(
     world = drawing_world(tmp_path)
     world.run_until(lambda: world.pair.stage is not Stage.VERIFY)
     assert world.pair.stage is Stage.HELD
-    assert world.pair.reason.startswith("mismatch: law: ")
+    assert world.pair.reason.startswith("mismatch: distribution: ")
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_one_that_goes_bad_when_it_is_in_use_is_rolled_back(tmp_path: Path):
     world.guesser.crashes = True
     world.run_until(lambda: world.pair.stage is Stage.HELD)
     assert world.pair.reason.startswith("faults")
-    asks = world.core.speculation_service.books.pairs["fresh", "code/greedy"].asks
+    asks = world.core.speculation_service.totals.pairs["fresh", "code/greedy"].asks
     world.answer()
-    assert world.core.speculation_service.books.pairs["fresh", "code/greedy"].asks == asks
+    assert world.core.speculation_service.totals.pairs["fresh", "code/greedy"].asks == asks
 
 
 class TwoAlike(RolloutWorld):
@@ -202,7 +202,7 @@ def test_a_new_engine_goes_on_in_every_stage(tmp_path: Path, stage: Stage):
     again.answer()
     if stage in (Stage.OFF, Stage.HELD):
         assert again.pair.stage is stage
-        assert not again.core.speculation_service.books.pairs
+        assert not again.core.speculation_service.totals.pairs
 
 
 def test_the_operator_moves_a_pair_by_hand(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Whether answers that are drawn with a drafter have the distribution of those that are drawn without it."""
+"""Tests whether answers sampled with a drafter have the same distribution as without it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 BUCKETS = 8
-"""Token ids are counted by their remainder: a drafter that changes which tokens come changes some of the counts."""
+"""Token ids are counted by remainder: a changed distribution changes some of the counts."""
 
 NAMES = (
     "length",
@@ -18,18 +18,20 @@ NAMES = (
 )
 
 LEAST_PAIRS = 20
-"""Pairs of answers before anything is concluded."""
+"""Minimum pairs of answers before a conclusion."""
 
 SURE_AT_ONCE, SURE_AT_END = 5.0, 3.5
-"""Standard errors: after every pair, and when all are there. For all figures together and all looks the wrong alarms
-are below 1%; 3.5 once is 5 in 10,000 for each figure."""
+"""Standard errors after every pair, and after the last.
+
+Over all figures and tests, false alarms stay below 1%; 3.5 is 5 in 10,000 for each figure.
+"""
 
 Figures = tuple[float, ...]
-"""Of one answer, in the order of `NAMES`. Whatever is computed from a text has the same mean under the same law."""
+"""Figures of one answer, in the order of `NAMES`. Equal distributions imply equal means of each."""
 
 
 def figures_of(tokens: Sequence[int], logprobs: Sequence[float], ranks: Sequence[int]) -> Figures:
-    """`logprobs` and `ranks` are those of the tokens, by the target alone."""
+    """Return the figures of an answer; `logprobs` and `ranks` are the target's."""
     count = max(len(tokens), 1)
     repeats = sum(one == other for one, other in pairwise(tokens))
     shares = [0] * BUCKETS
@@ -45,11 +47,10 @@ def figures_of(tokens: Sequence[int], logprobs: Sequence[float], ranks: Sequence
 
 
 @dataclass
-class LawComparison:
-    """Figures of answers to the same requests with and without a drafter, drawn with different seeds.
+class DistributionComparison:
+    """Figures of answers to the same requests with and without a drafter, sampled with different seeds.
 
-    Tokens of one answer depend on each other, answers do not: so the differences of whole answers are what is
-    compared with zero.
+    Tokens within an answer are dependent, answers are not. So the differences of whole answers are tested.
     """
 
     pairs: int = 0
@@ -64,22 +65,24 @@ class LawComparison:
             self._squares[place] += off * off
 
     def difference(self, is_last: bool) -> str | None:
-        """In what the laws differ beyond doubt; `is_last`: no further pair will come."""
+        """Return the significant difference of the distributions, if any; `is_last`: no further pair follows."""
         if self.pairs < LEAST_PAIRS:
             return None
         errors = [self._errors(place) for place in range(len(NAMES))]
         place = max(range(len(NAMES)), key=lambda place: abs(errors[place]))
         sure = SURE_AT_END if is_last else SURE_AT_ONCE
-        if abs(errors[place]) <= sure * (1 + (sure * sure + 1) / (4 * self.pairs)):  # as of a t distribution
+        if abs(errors[place]) <= sure * (1 + (sure * sure + 1) / (4 * self.pairs)):  # as for a t distribution
             return None
         mean = self._sums[place] / self.pairs
-        return f"law: {NAMES[place]} differs by {mean:+.3g}, {abs(errors[place]):.1f} standard errors"
+        return (
+            f"distribution: {NAMES[place]} differs by {mean:+.3g}, {abs(errors[place]):.1f} standard errors"
+        )
 
     def _errors(self, place: int) -> float:
-        """By how many standard errors the mean difference is not zero."""
+        """Return the mean difference in standard errors."""
         mean = self._sums[place] / self.pairs
         variance = self._squares[place] / self.pairs - mean * mean
-        if variance <= 1e-12 * max(mean * mean, 1e-12):  # always the same difference
+        if variance <= 1e-12 * max(mean * mean, 1e-12):  # a constant difference
             return 0.0 if abs(mean) < 1e-9 else math.copysign(math.inf, mean)
         return mean / math.sqrt(variance / (self.pairs - 1))
 
@@ -87,12 +90,12 @@ class LawComparison:
         return {"pairs": self.pairs, "sums": self._sums, "squares": self._squares}
 
     @staticmethod
-    def from_json(saved: Mapping[str, Any]) -> "LawComparison":
-        """What `as_json` has written; raises `ValueError` for anything else."""
-        found = LawComparison(
+    def from_json(saved: Mapping[str, Any]) -> "DistributionComparison":
+        """Restore what `as_json` returned; raise `ValueError` for anything else."""
+        found = DistributionComparison(
             int(saved["pairs"]), *([float(number) for number in saved[name]] for name in ("sums", "squares"))
         )
         is_whole = len(found._sums) == len(found._squares) == len(NAMES)
         if found.pairs < 0 or not is_whole or not all(map(math.isfinite, (*found._sums, *found._squares))):
-            raise ValueError("no comparison of laws")
+            raise ValueError("saved comparison cannot be read")
         return found

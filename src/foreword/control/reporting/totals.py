@@ -1,4 +1,4 @@
-"""Statistics of steps for reports: acceptance by place in the answer, and pages held for draft tokens."""
+"""Step statistics for reports: acceptance by position in the answer, and pages held for draft tokens."""
 
 from bisect import bisect
 from dataclasses import dataclass, field
@@ -10,8 +10,8 @@ MOST_PAIRS = 256
 
 
 @dataclass
-class PairBooks:
-    """Of one drafter in one cohort, since the engine began."""
+class PairTotals:
+    """Totals of one drafter in one cohort since the engine started."""
 
     asks: int = 0
     draft_seconds: float = 0.0
@@ -19,7 +19,7 @@ class PairBooks:
     _accepted: list[int] = field(default_factory=lambda: [0] * len(BANDS))
 
     def observe(self, part: RequestReport) -> None:
-        """Every request of every step comes here: the less is done the better."""
+        """Add a request's part of a step; called for every request of every step."""
         self.asks += 1
         self.draft_seconds += part.draft_seconds
         verdict = part.verdict
@@ -33,26 +33,26 @@ class PairBooks:
 
     @property
     def bands(self) -> tuple[Band, ...]:
-        """Those that were ever reached."""
+        """Return the bands reached so far."""
         found = zip(BANDS, self._reached, self._accepted, strict=True)
         return tuple(Band(*one) for one in found if one[1])
 
 
 @dataclass
-class SpeculationBooks:
-    """Of all pairs, and what speculation does to the memory of others."""
+class SpeculationTotals:
+    """Totals of all pairs, and the effect of speculation on memory."""
 
     page_size: int
-    pairs: dict[tuple[str, str], PairBooks] = field(default_factory=dict)  # by drafter and cohort
+    pairs: dict[tuple[str, str], PairTotals] = field(default_factory=dict)  # by drafter and cohort
     provisional_pages: int = 0
     provisional_peak: int = 0
     tokens: int = 0
-    _seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of steps without and with drafts
+    _seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])  # step time without and with drafts
     _preempted: list[int] = field(default_factory=lambda: [0, 0])
     _preemptions: int = 0
 
     def observe(self, report: StepReport, preemptions: int) -> None:
-        """A step, and all preemptions so far."""
+        """Add a step; `preemptions` is the total so far."""
         provisional, has_guesses = 0, False
         for part in report.guessing:
             nodes = len(part.verdict.draft)
@@ -69,17 +69,17 @@ class SpeculationBooks:
         self._preemptions = preemptions
 
     def preemption_rates(self) -> tuple[float, float]:
-        """Per second of steps without drafts, and with them."""
+        """Return preemptions per second of steps without and with drafts."""
         plain, guessing = (
             count / seconds if seconds else 0.0
             for count, seconds in zip(self._preempted, self._seconds, strict=True)
         )
         return plain, guessing
 
-    def _pair(self, drafter: str, cohort: str) -> PairBooks:
+    def _pair(self, drafter: str, cohort: str) -> PairTotals:
         found = self.pairs.get((drafter, cohort))
         if found is None:
             if len(self.pairs) >= MOST_PAIRS:
                 del self.pairs[next(iter(self.pairs))]
-            found = self.pairs[drafter, cohort] = PairBooks()
+            found = self.pairs[drafter, cohort] = PairTotals()
         return found

@@ -6,7 +6,13 @@ from random import Random
 
 import pytest
 
-from foreword.control.rollout.laws import LEAST_PAIRS, NAMES, Figures, LawComparison, figures_of
+from foreword.control.rollout.distributions import (
+    LEAST_PAIRS,
+    NAMES,
+    DistributionComparison,
+    Figures,
+    figures_of,
+)
 
 TOKENS, LENGTH, PAIRS = 12, 40, 200
 
@@ -25,7 +31,7 @@ def answer(rng: Random, heat: float = 1.0, stop: float = 0.01) -> Figures:
 
 
 def verdict(seed: int, pairs: int = PAIRS, **wrong: float) -> str | None:
-    rng, laws = Random(seed), LawComparison()
+    rng, laws = Random(seed), DistributionComparison()
     for number in range(pairs):
         laws.add(answer(rng), answer(rng, **wrong))
         found = laws.difference(is_last=number + 1 == pairs)
@@ -40,13 +46,13 @@ def test_the_same_law_is_hardly_ever_called_another():
 
 @pytest.mark.parametrize("wrong", [{"heat": 1.2}, {"heat": 0.8}, {"stop": 0.03}])
 def test_another_law_is_found(wrong: dict[str, float]):
-    assert all((verdict(seed, **wrong) or "").startswith("law: ") for seed in range(3))
+    assert all((verdict(seed, **wrong) or "").startswith("distribution: ") for seed in range(3))
 
 
 def test_a_change_that_shows_in_no_probability_shows_in_the_tokens():
     """Every token for its neighbour: as likely, as long, and not the same."""
     same = [figures_of([token] * 9, [-1.0] * 9, [1] * 9) for token in (1, 2)]
-    rng, laws = Random(0), LawComparison()
+    rng, laws = Random(0), DistributionComparison()
     for _ in range(LEAST_PAIRS):
         laws.add(same[rng.random() < 0.1], same[rng.random() < 0.9])
     found = laws.difference(is_last=True)
@@ -55,7 +61,7 @@ def test_a_change_that_shows_in_no_probability_shows_in_the_tokens():
 
 
 def test_a_few_answers_say_nothing():
-    laws = LawComparison()
+    laws = DistributionComparison()
     for _ in range(LEAST_PAIRS - 1):
         laws.add((0.0,) * len(NAMES), (1.0,) * len(NAMES))
     assert laws.difference(is_last=True) is None
@@ -64,11 +70,15 @@ def test_a_few_answers_say_nothing():
 
 
 def test_it_is_kept_over_a_restart_and_nonsense_is_refused():
-    rng, laws = Random(3), LawComparison()
+    rng, laws = Random(3), DistributionComparison()
     for _ in range(30):
         laws.add(answer(rng), answer(rng, heat=2.0))
     kept = json.loads(json.dumps(laws.as_json()))
-    assert LawComparison.from_json(kept).difference(is_last=True) == laws.difference(is_last=True) is not None
+    assert (
+        DistributionComparison.from_json(kept).difference(is_last=True)
+        == laws.difference(is_last=True)
+        is not None
+    )
     for nonsense in ({**kept, "sums": [1.0]}, {**kept, "pairs": -1}, {**kept, "squares": [math.inf] * 12}):
-        with pytest.raises(ValueError, match="no comparison"):
-            LawComparison.from_json(nonsense)
+        with pytest.raises(ValueError, match="cannot be read"):
+            DistributionComparison.from_json(nonsense)
