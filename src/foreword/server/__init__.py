@@ -1,1 +1,1 @@
-"""HTTP in front of the engine: OpenAI's API, metrics, limits, and a process of its own for the engine."""
+"""HTTP server: OpenAI-compatible API, metrics, limits, and an engine in its own process."""

@@ -1,4 +1,4 @@
-"""Admits a bounded number of answers at a time; other requests get the time after which to retry."""
+"""Limits concurrent answers; refused requests get a Retry-After."""
 
 import asyncio
 import math
@@ -9,8 +9,8 @@ from time import monotonic
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
 
-_MEMORY = 0.9  # weight of the past in the running mean of service times
-_LONGEST_WAIT = 60  # seconds; the longest Retry-After
+_MEMORY = 0.9  # weight of the past in the mean service time
+_LONGEST_WAIT = 60  # maximum Retry-After in seconds
 
 
 class Admission:
@@ -49,7 +49,7 @@ class Admission:
 
     @contextmanager
     def admit(self, answers: int) -> Iterator[None]:
-        """Hold places for this many answers, if there are."""
+        """Hold places for `answers` answers until the block ends."""
         self.check(answers)
         self._in_flight += answers
         self._idle.clear()

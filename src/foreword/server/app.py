@@ -1,4 +1,4 @@
-"""Assembles the HTTP server and runs it: listen, load, serve, drain, exit."""
+"""Assembles and runs the HTTP server: listen, load, serve, drain, exit."""
 
 import asyncio
 import gc
@@ -30,7 +30,7 @@ from foreword.wire.supervisor import Supervisor, SupervisorSettings
 
 
 def create_context(settings: ServerSettings, engine: Supervisor, tokenizer: Tokenizer) -> ServerContext:
-    """The parts of a server around an engine."""
+    """Create the shared parts of a server for an engine."""
     return ServerContext(
         settings,
         engine,
@@ -41,7 +41,7 @@ def create_context(settings: ServerSettings, engine: Supervisor, tokenizer: Toke
 
 
 def create_app(context: ServerContext) -> FastAPI:
-    """The ASGI application. Its page loads nothing from elsewhere; `/openapi.json` describes the rest."""
+    """Create the ASGI application. Its page loads nothing external; `/openapi.json` describes the rest."""
     app = FastAPI(title="Foreword", version=__version__, docs_url=None, redoc_url=None)
     app.include_router(openai_routes(context))
     app.include_router(anthropic_routes(context))
@@ -51,7 +51,7 @@ def create_app(context: ServerContext) -> FastAPI:
     app.include_router(speculation_routes(context))
     app.include_router(page_routes(context))
     install_error_handlers(app, context.metrics.note_refusal)
-    # The last that is added sees a request first.
+    # The last one added sees a request first.
     app.add_middleware(HeadMiddleware)
     app.add_middleware(AuthMiddleware, settings=context.settings, on_refusal=context.metrics.note_refusal)
     app.add_middleware(OriginMiddleware, settings=context.settings, on_refusal=context.metrics.note_refusal)
@@ -64,7 +64,7 @@ log = logging.getLogger("foreword.server")
 
 @dataclass
 class ServerRun:
-    """Runs until a signal."""
+    """Runs a server until a signal."""
 
     settings: ServerSettings
     supervision: SupervisorSettings
@@ -75,16 +75,16 @@ class ServerRun:
     async def run(
         self, on_ready: Callable[[str, int], None], on_stage: StageProgress = lambda *_: None
     ) -> None:
-        """Serve until a signal comes.
+        """Serve until a signal arrives.
 
-        `on_stage` is called while the engine loads, `on_ready` with URL and `max_model_len` when it is ready.
+        `on_stage` reports loading progress; `on_ready` receives URL and `max_model_len`.
         """
         supervisor = Supervisor(self.supervision, on_stage)
         context = create_context(self.settings, supervisor, self.tokenizer)
         web = WebServer(create_app(context), self.settings.limits)
         quieten()
         gc.collect()
-        gc.freeze()  # what is imported stays; the collector need not walk through all of it between two tokens
+        gc.freeze()  # exclude imported objects from garbage collection between tokens
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(on_loop_error)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -99,7 +99,7 @@ class ServerRun:
         try:
             await asyncio.wait((serving, starting, stopping), return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
-                starting.result()  # an engine that cannot start at all ends the server
+                starting.result()  # an engine that cannot start ends the server
                 await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 serving.result()
@@ -112,7 +112,7 @@ class ServerRun:
             context.prompts.close()
 
     async def _drain(self, context: ServerContext, supervisor: Supervisor) -> None:
-        """Take nothing new; let what was accepted end, or end it when the time is over."""
+        """Refuse new requests; wait for accepted ones until the timeout, then abort them."""
         supervisor.begin_drain()
         context.admission.close()
         log.info("stopping: %d answers to finish", context.admission.in_flight)
@@ -122,7 +122,7 @@ class ServerRun:
             await context.admission.wait_idle(LAST_BYTES_SECONDS)
 
     def _on_signal(self, supervisor: Supervisor) -> None:
-        """The first asks to stop in peace, the second to give up what runs."""
+        """Drain on the first signal; abort running answers on the second."""
         if self._stopping.is_set():
             supervisor.abort_all()
         self._stopping.set()

@@ -1,4 +1,4 @@
-"""Answers a file of requests without a port: OpenAI's batch files, through the server's own routes."""
+"""Processes OpenAI batch files through the server's routes, without a port."""
 
 import asyncio
 import json
@@ -27,16 +27,16 @@ URLS = (
     "/api/generate",
     "/generate",
 )
-"""Routes that a request of a batch may name."""
+"""Routes that a batch request may name."""
 
 _TRIES = 3
-"""Times that a request is sent while the engine is restarting."""
+"""Attempts per request while the engine restarts."""
 
 _FULL_OR_STARTING = (429, 503)
 
 
 class LineError(RequestError):
-    """A line of a batch that is no request."""
+    """A line of a batch is not a valid request."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class BatchRequest:
 
     @staticmethod
     def of(value: object) -> "BatchRequest":
-        """The request of a line's JSON; raises `LineError` with the field that is wrong."""
+        """Parse a line's JSON; raise `LineError` with the invalid field."""
         if not isinstance(value, dict):
             raise LineError("must be a JSON object with custom_id, method, url and body")
         custom_id, body = value.get("custom_id"), value.get("body")
@@ -68,15 +68,15 @@ class BatchRequest:
 
 @dataclass
 class Batch:
-    """The requests of a file that have no answer yet, and the answers that are there."""
+    """Unanswered requests of a file, and existing answers."""
 
     requests: list[BatchRequest] = field(default_factory=list)
-    answered: list[str] = field(default_factory=list)  # lines of the answers' file
-    refused: list[dict[str, Any]] = field(default_factory=list)  # answers to lines that are no requests
+    answered: list[str] = field(default_factory=list)  # lines of the answer file
+    refused: list[dict[str, Any]] = field(default_factory=list)  # answers to invalid lines
 
     @staticmethod
     def read(requests: Path, answers: Path) -> "Batch":
-        """Read both files; answers that another run has written are kept, unless a retry may do better."""
+        """Read both files; keep earlier answers unless a retry may succeed."""
         batch, kept = Batch(), dict(_answered(answers))
         seen: set[str] = set()
         for number, line in enumerate(_lines(requests), start=1):
@@ -114,7 +114,7 @@ def _json(line: str) -> object:
 
 
 def _answered(path: Path) -> Iterator[tuple[str, str]]:
-    """(custom_id, line) of the answers in a file that are final; a line that was cut is none."""
+    """Yield (custom_id, line) of final answers in a file; a truncated line is skipped."""
     for line in _lines(path) if path.exists() else ():
         try:
             value = _json(line)
@@ -140,7 +140,7 @@ def _line(custom_id: str | None, response: object, error: object = None) -> dict
 
 @dataclass
 class BatchCounts:
-    """How the requests of a batch ended."""
+    """Outcomes of a batch."""
 
     kept: int = 0  # answers of an earlier run
     answered: int = 0
@@ -150,7 +150,7 @@ class BatchCounts:
 async def answer_all(
     app: FastAPI, batch: Batch, out: TextIO, at_once: int, on_progress: Progress
 ) -> BatchCounts:
-    """Answer all requests, so many at a time; each answer is written when it is whole."""
+    """Answer all requests, `at_once` at a time; write each answer when it is complete."""
     counts = BatchCounts(len(batch.answered))
     total = len(batch.answered) + len(batch.refused) + len(batch.requests)
     waiting = iter(batch.requests)
@@ -188,7 +188,7 @@ async def _answer(client: httpx2.AsyncClient, asked: BatchRequest) -> dict[str, 
 
 
 def begin_answers(path: Path, lines: Sequence[str]) -> TextIO:
-    """Open the file of answers with those that are kept; a run that is cut here loses none of them."""
+    """Open the answer file with the kept answers, without losing any if interrupted."""
     fresh = path.with_name(path.name + ".part")
     fresh.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     fresh.replace(path)
@@ -204,7 +204,7 @@ async def run_batch(
     on_stage: StageProgress,
     on_ready: Callable[[], Progress],
 ) -> BatchCounts:
-    """Start an engine and answer a batch; `on_ready` returns what shows the progress of the answers."""
+    """Start an engine and answer a batch; `on_ready` returns the progress display."""
     supervisor = Supervisor(supervision, on_stage)
     context = create_context(settings, supervisor, tokenizer)
     try:

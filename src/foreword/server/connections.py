@@ -1,4 +1,4 @@
-"""Uvicorn with bounds: how many connections, how long they are silent, how slow, and how much they log."""
+"""Uvicorn with limits: number of connections, silence, slowness, and log volume."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
 
-_INTERVAL = 60.0  # seconds between two lines that say the same
+_INTERVAL = 60.0  # seconds between equal log lines
 _NOISY = ("uvicorn.error", "foreword.server.connections")
 
 log = logging.getLogger("foreword.server.connections")
@@ -34,7 +34,7 @@ class OncePerMinute(logging.Filter):
         self._held: dict[str, int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written."""
+        """Return whether to write the record."""
         kind, now = str(record.msg), self._clock()
         if now - self._last.get(kind, -_INTERVAL) < _INTERVAL:
             self._held[kind] = self._held.get(kind, 0) + 1
@@ -54,7 +54,7 @@ def quieten() -> None:
 
 
 def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Failures to accept a connection are a line, not a traceback each."""
+    """Log failures to accept a connection as one line."""
     error = context.get("exception")
     if isinstance(error, OSError) and "accept" in str(context.get("message", "")):
         log.warning("a connection could not be accepted: %s", error)
@@ -62,7 +62,7 @@ def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
         loop.default_exception_handler(context)
 
 
-_OWN_FILES = 64  # descriptors that are kept for everything but connections
+_OWN_FILES = 64  # file descriptors reserved for other purposes
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
     b'{"error": {"message": "the server has too many connections; try again", '
@@ -71,19 +71,19 @@ _REFUSAL = (
 
 
 class ConnectionLimiter:
-    """Keeps the number of connections bounded.
+    """Limits the number of connections.
 
-    Who comes when all places are taken displaces the connection that has been waiting for a request the longest: half
-    a header, or none, keeps no place from others. Connections with a request in flight are never displaced.
+    When all places are taken, a new connection displaces the one that has waited longest for a complete request head.
+    Connections with a request in flight are never displaced.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._waiting: dict[BoundedProtocol, None] = {}  # for a whole request head, the longest first
+        self._waiting: dict[BoundedProtocol, None] = {}  # for a request head, longest first
         self._busy: set[BoundedProtocol] = set()
 
     def opened(self, connection: "BoundedProtocol") -> bool:
-        """Take a new connection, which waits; False if there is no place for it."""
+        """Register a new connection; return False if there is no place."""
         if len(self._waiting) + len(self._busy) >= self._most:
             log.warning("all %d connections are taken: those that ask nothing are closed", self._most)
             if not self._waiting:
@@ -100,7 +100,7 @@ class ConnectionLimiter:
             self._busy.add(connection)
 
     def idle(self, connection: "BoundedProtocol") -> None:
-        """The request is answered; the connection waits for another."""
+        """Mark a connection as waiting for another request."""
         if connection in self._busy:
             self._busy.discard(connection)
             self._waiting[connection] = None
@@ -113,19 +113,19 @@ class ConnectionLimiter:
 def capacity(limits: Limits) -> tuple[int, int]:
     """Return how many connections fit this process's file descriptors, and how many are accepted at once.
 
-    The second is the number that is accepted before the event loop can close any.
+    The second is the number accepted before the event loop can close any.
     """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
         files = 1 << 20
     batch = max(1, min(32, files // 32))
-    # A closed connection keeps its descriptor for some turns of the event loop; in each, others are accepted.
+    # A closed connection keeps its descriptor for some iterations of the event loop, in which others are accepted.
     spare = min(_OWN_FILES, files // 2) + 4 * batch
     return max(1, min(limits.connections, files - spare)), batch
 
 
 class _Timer:
-    """One call that is due, unless it is called off."""
+    """A cancellable timer."""
 
     def __init__(self) -> None:
         self._handle: asyncio.TimerHandle | None = None
@@ -145,12 +145,12 @@ class _Timer:
 
 
 class CheckedConnection(h11.Connection):
-    """Refuses a request with both `Content-Length` and `Transfer-Encoding` (RFC 9112, 6.3).
+    """Refuses requests with both `Content-Length` and `Transfer-Encoding` (RFC 9112, 6.3).
 
-    h11 would read the body by the second. A proxy that reads it by the first would see another request begin inside.
+    h11 uses the second. A proxy that uses the first would see another request inside the body (request smuggling).
     """
 
-    refusal = "the request is not valid HTTP/1.1"  # what the client reads
+    refusal = "the request is not valid HTTP/1.1"  # shown to the client
 
     def next_event(self) -> Any:  # noqa: ANN401 - h11's
         event = super().next_event()
@@ -163,7 +163,7 @@ class CheckedConnection(h11.Connection):
 
 
 class BoundedProtocol(H11Protocol):
-    """Uvicorn's HTTP with the limits that it lacks. `bounded_protocol` makes a class of it for one server."""
+    """Uvicorn's HTTP protocol with additional limits; `bounded_protocol` creates a subclass per server."""
 
     conn: CheckedConnection
 
@@ -173,11 +173,11 @@ class BoundedProtocol(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's
         super().__init__(*args, **kwargs)
         self.conn = CheckedConnection(h11.SERVER, 2 * self.limits.header_bytes)
-        self._deadline = _Timer()  # for the head of a request
+        self._deadline = _Timer()  # for a request head
         self._stall = _Timer()  # for a client that does not read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a place, or refuse."""
+        """Register the connection, or refuse it."""
         super().connection_made(transport)
         if self.limiter.opened(self):
             self._deadline.start(self.loop, self.limits.header_seconds, self.abort)
@@ -186,7 +186,7 @@ class BoundedProtocol(H11Protocol):
             transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Read on; a head that does not become whole in time ends the connection."""
+        """Process data; a request head that is not complete in time ends the connection."""
         super().data_received(data)
         if self._is_busy:
             self._deadline.cancel()
@@ -195,7 +195,7 @@ class BoundedProtocol(H11Protocol):
             self._deadline.start(self.loop, self.limits.header_seconds, self.abort)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what cannot be read as HTTP in the shape of all errors, and close: its end is unknown."""
+        """Respond to invalid HTTP in the format of all errors, and close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = msgspec.json.encode(ApiError(400, self.conn.refusal).body())
             headers = [
@@ -214,19 +214,19 @@ class BoundedProtocol(H11Protocol):
             self.limiter.idle(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the place back."""
+        """Unregister the connection."""
         self._deadline.cancel()
         self._stall.cancel()
         self.limiter.closed(self)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The client does not read: its buffers are full."""
+        """Start the stall timer: the client does not read."""
         super().pause_writing()
         self._stall.start(self.loop, self.limits.stall_seconds, self.abort)
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Stop the stall timer."""
         self._stall.cancel()
         super().resume_writing()
 
@@ -240,21 +240,21 @@ class BoundedProtocol(H11Protocol):
 
 
 def bounded_protocol(limits: Limits, most: int) -> type[BoundedProtocol]:
-    """The protocol of one server."""
+    """Return the protocol class of one server."""
     shared: dict[str, Any] = {"limiter": ConnectionLimiter(most), "limits": limits}
     return type("ServerProtocol", (BoundedProtocol,), shared)
 
 
 LAST_BYTES_SECONDS = 5
-"""After the last answer: for clients to take it."""
+"""Seconds for clients to read the last answer."""
 
-_KERNEL_QUEUE = 1024  # connections that wait to be accepted
+_KERNEL_QUEUE = 1024  # connections waiting to be accepted
 
 
 class WebServer(uvicorn.Server):
-    """Uvicorn with bounded connections, and without its signal handling.
+    """Uvicorn with limited connections and without its signal handling.
 
-    That would end the process by the signal, not with exit code 0.
+    Its signal handling would end the process by the signal instead of with exit code 0.
     """
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
@@ -275,7 +275,7 @@ class WebServer(uvicorn.Server):
         super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept few connections at a time, but let many wait: asyncio has one number for both."""
+        """Accept few connections at a time with a large backlog; asyncio uses one number for both."""
         await super().startup(sockets)
         for listening in sockets or ():
             listening.listen(_KERNEL_QUEUE)

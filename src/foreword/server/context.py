@@ -18,7 +18,7 @@ from foreword.wire.supervisor import Supervisor
 
 
 def check_speculation(override: SpeculationSetting, settings: ServerSettings) -> SpeculationSetting:
-    """Return the override as the engine takes it, or raise 400."""
+    """Return the override for the engine, or raise 400."""
     try:
         check_request_setting(override, settings.speculation, settings.methods)
     except RequestError as error:
@@ -35,30 +35,30 @@ class ServerContext:
     prompts: PromptEncoder
     admission: Admission
     metrics: Metrics
-    started: float = field(default_factory=monotonic)  # for how long it has been up
-    started_at: int = field(default_factory=lambda: int(time()))  # in seconds since 1970
+    started: float = field(default_factory=monotonic)  # for the uptime
+    started_at: int = field(default_factory=lambda: int(time()))  # seconds since 1970
     pace: PaceMemory = field(default_factory=PaceMemory)  # of paced streams so far
     ignored_fields: IgnoredFieldLog = field(default_factory=IgnoredFieldLog)
-    adapters: set[str] = field(init=False)  # names of the LoRA adapters that the engine has
+    adapters: set[str] = field(init=False)  # loaded LoRA adapters
 
     def __post_init__(self) -> None:
         self.adapters = set(self.settings.adapters)
 
     def speculation(self, override: bool | Mapping[str, Any] | None) -> SpeculationSetting:
-        """Return a request's speculation setting; a request that starts while speculation is off stays plain."""
+        """Return a request's setting; a request that starts while speculation is off stays without drafts."""
         checked = check_speculation(override, self.settings)
         return checked if self.engine.speculating else False
 
     @property
     def max_model_len(self) -> int | None:
-        """Most tokens of a prompt with its answer; None until the engine has been ready once."""
+        """Maximum prompt and answer tokens; None before the engine was ready."""
         try:
             return self.engine.limits().max_model_len
         except EngineUnavailable:
             return None
 
     def adapter(self, name: str | None) -> str:
-        """Return the adapter that a request names as its model; empty: the model itself."""
+        """Return the adapter that a request names as its model; empty: the base model."""
         return name if name is not None and name in self.adapters else ""
 
     def check_model(self, name: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the controller, of draft nodes, and of classes of service."""
+"""Prometheus metrics of the controller, draft nodes and service classes."""
 
 from collections.abc import Mapping, Sequence
 from math import nan
@@ -20,7 +20,7 @@ Metric = TypeVar("Metric", bound=MetricWrapperBase)
 
 
 class MetricFamily(Generic[Metric]):
-    """The metric of one model, by its other labels."""
+    """A metric of one model, by its other labels."""
 
     def __init__(self, metric: Metric, model_name: str) -> None:
         self._metric = metric
@@ -31,18 +31,18 @@ class MetricFamily(Generic[Metric]):
         return self._metric.labels(self._model, *labels)
 
     def clear(self) -> None:
-        """Remove all labels: those that are not set again are not exported."""
+        """Remove all labels, so that unset ones are not exported."""
         self._metric.clear()
 
 
 class MetricMaker:
-    """Makes the metrics of one model, and raises counters to totals that the engine keeps itself."""
+    """Creates the metrics of one model, and raises counters to the engine's totals."""
 
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
         self._model = model_name
         self._seen: dict[Counter, float] = {}  # totals of the running engine
-        self._restarts = 0  # until the running engine
+        self._restarts = 0  # restarts before the running engine
 
     def counter(self, name: str, text: str, *labels: str) -> MetricFamily[Counter]:
         return MetricFamily(Counter(*_named(name, text, labels), registry=self.registry), self._model)
@@ -57,13 +57,13 @@ class MetricMaker:
         return MetricFamily(made, self._model)
 
     def note_restarts(self, restarts: int) -> None:
-        """Note which engine reports: a new one counts from zero again."""
+        """Record which engine reports: a new one counts from zero."""
         if restarts != self._restarts:
             self._restarts = restarts
             self._seen.clear()
 
     def catch_up(self, counter: Counter, total: float) -> None:
-        """Raise a counter to the engine's own total."""
+        """Raise a counter to the engine's total."""
         before = self._seen.get(counter, 0)
         if total >= before:
             counter.inc(total - before)
@@ -80,7 +80,7 @@ def _named(name: str, text: str, labels: Sequence[str]) -> tuple[str, str, Seque
 
 
 class ControlMetrics:
-    """The controller's report by drafter and cohort, and of the devices. Pairs that it no longer has vanish."""
+    """The controller's report by drafter and cohort. Vanished pairs are not exported."""
 
     def __init__(self, make: MetricMaker) -> None:
         self._make = make
@@ -165,7 +165,7 @@ _NODE_GAUGES = {
 
 
 class NodeMetrics:
-    """The state of draft nodes by address. Totals restart with the engine, so they are gauges."""
+    """State of draft nodes by address. Totals restart with the engine, so they are gauges."""
 
     def __init__(self, make: MetricMaker) -> None:
         self._up = make.gauge("draft_node_up", "1 while its drafts are used and waited for.", "node")
@@ -190,15 +190,15 @@ class NodeMetrics:
 
 
 def _measured(value: float | None) -> float:
-    """NaN is what Prometheus has for unknown values."""
+    """Return NaN, Prometheus's unknown value, for None."""
     return nan if value is None else value
 
 
 class ServiceMetrics:
-    """The answers of each class of service in the policy file."""
+    """Answers by service class of the policy file."""
 
     def __init__(self, make: MetricMaker) -> None:
-        self._known: set[str] = set()  # classes that had requests
+        self._known: set[str] = set()  # classes seen
         self._running = make.gauge("service_requests_running", "Answers in progress.", "service")
         self._waiting = make.gauge("service_requests_waiting", "Answers that wait.", "service")
         self._ended = make.counter(
@@ -222,7 +222,7 @@ class ServiceMetrics:
         )
 
     def note_engine(self, stats: EngineStats) -> None:
-        """Export how many answers of each class run and wait."""
+        """Export running and waiting answers per class."""
         self._known |= set(stats.services)
         for name in self._known:
             running, waiting = stats.services.get(name, (0, 0))
@@ -230,7 +230,7 @@ class ServiceMetrics:
             self._waiting.of(name).set(waiting)
 
     def note_answer(self, stats: RequestStats, finish_reason: str) -> None:
-        """Count a whole answer, in the engine's own times."""
+        """Count a complete answer, with the engine's times."""
         own = stats.service
         self._ended.of(own, finish_reason).inc()
         self._tokens.of(own).inc(stats.output_tokens)

@@ -1,4 +1,4 @@
-"""Errors in the shape that the clients of a route's API expect."""
+"""Errors in the format of the route's API."""
 
 import logging
 import re
@@ -34,11 +34,11 @@ _ANTHROPIC_TYPES = {
 
 ANTHROPIC = "/v1/messages"
 OLLAMA = "/api/"
-"""How the paths of these APIs begin."""
+"""Path prefixes of these APIs."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """What went wrong, in OpenAI's fields."""
+    """An error in OpenAI's fields."""
 
     message: str
     type: str
@@ -47,13 +47,13 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
-    """A whole answer that is an error."""
+    """A response body that is an error."""
 
     error: ErrorBody
 
 
 class ApiError(ForewordError):
-    """An answer that is an error: status, one line, and which parameter is to blame."""
+    """An error response: status, message, and the parameter at fault."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ApiError(ForewordError):
         self.retry_after = retry_after
 
     def body(self, path: str = "") -> ErrorAnswer | dict[str, object]:
-        """Return the error in the shape of the API that has the path; OpenAI's unless it is another's."""
+        """Return the error in the format of the path's API; OpenAI's by default."""
         if path.startswith(OLLAMA):
             return {"error": self._named}
         if path.startswith(ANTHROPIC):
@@ -82,12 +82,12 @@ class ApiError(ForewordError):
 
     @property
     def _named(self) -> str:
-        """The message with the field that it is about, for shapes that have no place of their own for it."""
+        """Return the message with its field, for formats without a separate field."""
         message = str(self)
         return message if self.param is None or self.param in message else f"{self.param}: {message}"
 
     def renamed(self, places: Mapping[str, str]) -> "ApiError":
-        """Return the error with another API's names of fields: by the place of a field or of what it is part of."""
+        """Return the error with another API's field names, matched by path or parent path."""
         param = self.param or ""
         known = max((one for one in places if f"{param}.".startswith(f"{one}.")), key=len, default=None)
         if known is None:
@@ -104,7 +104,7 @@ class ApiError(ForewordError):
 
 
 def as_api_error(error: Exception, request_id: str = "") -> ApiError:
-    """Return the answer to an exception; an unexpected one is logged, and the client gets no details."""
+    """Convert an exception; an unexpected one is logged, and the client gets no details."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineUnavailable):
@@ -116,7 +116,7 @@ def as_api_error(error: Exception, request_id: str = "") -> ApiError:
 
 
 def _routing_error(request: Request, error: HTTPException) -> ApiError:
-    """What the framework refuses: there is no such route, or not for this method."""
+    """Return the error for an unknown route or method."""
     asked, path = request.method, request.url.path[:64]
     if error.status_code == 404:
         return ApiError(404, f"there is no route {asked} {path}; /openapi.json lists those that there are")
@@ -127,7 +127,7 @@ def _routing_error(request: Request, error: HTTPException) -> ApiError:
 
 
 def install_error_handlers(app: FastAPI, on_error: Callable[[int], None]) -> None:
-    """Answer every error in its API's shape; `on_error` is called with each status."""
+    """Format every error for its API; `on_error` receives each status."""
 
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):

@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names after our prefix where it has one, and figures that no other server exports."""
+"""Prometheus metrics: vLLM's names with our prefix where they exist, and our own."""
 
 from prometheus_client import Counter, Histogram, generate_latest
 
@@ -68,12 +68,12 @@ _LATENCIES = {
 
 
 class Metrics:
-    """All figures of one server."""
+    """All metrics of one server."""
 
     def __init__(self, model_name: str) -> None:
         make = self._make = MetricMaker(model_name)
         self.registry = make.registry
-        self.totals: dict[str, RequestStats] = {}  # of all answers that have ended, by cohort
+        self.totals: dict[str, RequestStats] = {}  # of ended answers, by cohort
         self.in_flight = make.gauge("num_requests_in_flight", "Answers accepted and not ended.").of()
         self.ready = make.gauge("engine_ready", "1 if the engine takes requests.").of()
         self.restarts = make.gauge("engine_restarts", "Times that the engine died and was restarted.").of()
@@ -151,7 +151,7 @@ class Metrics:
         self.refused.of(str(status)).inc()
 
     def note_engine(self, stats: EngineStats, restarts: int) -> None:
-        """Export the engine's own figures after this many restarts."""
+        """Export the engine's statistics; `restarts` identifies the engine."""
         make = self._make
         make.note_restarts(restarts)
         for field, gauge in self._engine_gauges.items():
@@ -171,7 +171,7 @@ class Metrics:
         self.success.of(reason).inc()
 
     def note_answer(self, stats: RequestStats, finish_reason: str) -> None:
-        """Count a whole answer, in the engine's own times."""
+        """Count a complete answer, with the engine's times."""
         self._services.note_answer(stats, finish_reason)
         self.request_output.observe(stats.output_tokens)
         for field, histogram in self._latencies.items():
@@ -184,12 +184,12 @@ class Metrics:
             self._passes_per_token.of(*own).observe(stats.passes / stats.output_tokens)
 
     def note_prompt(self, tokens: int) -> None:
-        """Count a prompt that has been processed, however its answers end."""
+        """Count a processed prompt, however its answers end."""
         self.prompt_tokens.inc(tokens)
         self.request_prompt.observe(tokens)
 
     def note_costs(self, index: int, stats: RequestStats) -> None:
-        """Count the costs of an answer, complete or aborted; `index` is its place among the answers to its prompt."""
+        """Count the costs of a complete or aborted answer; `index` is its index among the prompt's answers."""
         before = self.totals.get(stats.cohort, RequestStats())
         self.totals[stats.cohort] = sum_stats(((0, before), (index, stats)))
         own = (stats.method or "none", stats.cohort)
@@ -201,12 +201,12 @@ class Metrics:
         observe_runs(self._run_length.of(*own), stats)
 
     def page(self) -> bytes:
-        """Return the answer of `/metrics`."""
+        """Return the body of `/metrics`."""
         return generate_latest(self.registry)
 
 
 def observe_runs(histogram: Histogram, stats: RequestStats) -> None:
-    """Observe the lengths of accepted runs."""
+    """Observe the accepted lengths of drafts."""
     for length in accepted_runs(stats).elements():
         histogram.observe(length)
 

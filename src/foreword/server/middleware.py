@@ -1,4 +1,4 @@
-"""ASGI middleware: API keys, allowed hosts and origins, request ids and the access log, HEAD requests."""
+"""ASGI middleware: API keys, allowed hosts and origins, request ids, access log, HEAD requests."""
 
 import hmac
 import logging
@@ -20,17 +20,17 @@ from foreword.server.page import PAGE_PATHS
 from foreword.server.settings import ServerSettings, host_name, tenant_of
 
 OPEN_PATHS = frozenset({"/health", "/ready"}) | PAGE_PATHS
-"""Routes that answer without a key."""
+"""Routes that need no key."""
 
 
 class HttpMiddleware:
-    """Base of ASGI middleware: other scopes than HTTP pass through, and what `_refusal` finds is answered here."""
+    """Base class: non-HTTP scopes pass through; errors returned by `_refusal` are sent here."""
 
     def __init__(self, app: ASGIApp, on_refusal: Callable[[int], None] = lambda status: None) -> None:
         self._app, self._on_refusal = app, on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request through, or answer it."""
+        """Pass the request on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif (refusal := self._refusal(scope)) is not None:
@@ -47,10 +47,7 @@ class HttpMiddleware:
 
 
 class AuthMiddleware(HttpMiddleware):
-    """ASGI middleware: refuses long headers and unknown keys, and notes who sent a request.
-
-    Puts the `ApiCaller` into the request's state, for `caller_of`.
-    """
+    """Refuses long headers and unknown keys, and stores the `ApiCaller` in the request's state."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, on_refusal: Callable[[int], None]) -> None:
         super().__init__(app, on_refusal)
@@ -75,7 +72,7 @@ class AuthMiddleware(HttpMiddleware):
         return None
 
     def _caller(self, headers: Headers) -> ApiCaller | None:
-        """The owner of the key; None if it is unknown. Every key is compared with all that are known."""
+        """Return the owner of the key; None if unknown. Every key is compared with all known ones."""
         found = self._anyone
         for key in given_keys(headers):
             given = _digest(key)
@@ -86,14 +83,14 @@ class AuthMiddleware(HttpMiddleware):
 
 
 def given_keys(headers: Headers) -> list[str]:
-    """The keys that a request carries; the last one that is known counts."""
+    """Return the keys in a request; the last known one counts."""
     scheme, _, bearer = _utf8(headers.get("authorization", "")).partition(" ")
     found = (_utf8(headers.get("x-api-key", "")), bearer if scheme.lower() == "bearer" else "")
     return [key.strip() for key in found if key.strip()]
 
 
 def _utf8(header: str) -> str:
-    """Headers are read as latin-1; a key beyond it is sent as UTF-8."""
+    """Decode a header as UTF-8 that was read as latin-1."""
     return header.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
 
 
@@ -102,7 +99,7 @@ def _digest(key: str) -> bytes:
 
 
 class HeadMiddleware(HttpMiddleware):
-    """ASGI middleware: routes see a GET request; the web server, which knows the true method, sends no body."""
+    """Lets routes handle HEAD as GET; the web server omits the body."""
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_head = scope["method"] == "HEAD"
@@ -110,11 +107,11 @@ class HeadMiddleware(HttpMiddleware):
 
 
 ANY = "*"
-_PREFLIGHT_SECONDS = 600  # how long a browser may cache the answer
+_PREFLIGHT_SECONDS = 600  # browser cache time of the preflight
 
 
 class OriginMiddleware(HttpMiddleware):
-    """ASGI middleware: refuses foreign hosts and origins, and answers for the origins that may come (CORS)."""
+    """Refuses unknown hosts and origins, and adds CORS headers for allowed ones."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, on_refusal: Callable[[int], None]) -> None:
         super().__init__(app, on_refusal)
@@ -150,7 +147,7 @@ class OriginMiddleware(HttpMiddleware):
         return None
 
     def _granted(self, origin: str | None) -> str | None:
-        """What Access-Control-Allow-Origin says to this origin; None: nothing."""
+        """Return the Access-Control-Allow-Origin value for this origin; None: not granted."""
         if origin is None:
             return None
         if ANY in self._origins:
@@ -159,7 +156,7 @@ class OriginMiddleware(HttpMiddleware):
 
 
 def _is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
-    """A name that was given, or this machine by its own names, which no page can point elsewhere."""
+    """Whether a host is configured, or is this machine under a name that no web page can redirect."""
     name = host_name(host)
     return ANY in allowed or name in allowed or is_loopback(name)
 
@@ -203,29 +200,26 @@ log = logging.getLogger("foreword.access")
 REQUEST_ID = "X-Request-Id"
 IGNORED_FIELDS = "X-Foreword-Ignored-Fields"
 BROKEN, ABORTED = "broken", "aborted"
-"""Logged and counted in place of a status that was sent before the answer was whole: the source of the answer broke
-off, or the client left."""
+"""Logged and counted instead of a status that was sent before the answer was complete: its source failed, or
+the client disconnected."""
 
-_USABLE = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # nothing that could forge a line of the log
+_USABLE = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # no characters that could forge a log line
 
 
 def mark_broken(scope: Scope) -> None:
-    """Note that the answer to this request broke off after its status was sent."""
+    """Record that the answer failed after its status was sent."""
     scope["state"][BROKEN] = True
 
 
 class RequestLogMiddleware(HttpMiddleware):
-    """ASGI middleware: `X-Request-Id` as given or fresh, in the request's state, the answer and the access log.
-
-    It also adds the header that names the fields of the body that were ignored.
-    """
+    """Handles `X-Request-Id` (given or new), the access log, and the header that names ignored fields."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         super().__init__(app)
         self._logs = settings.access_log
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and note how it ends."""
+        """Pass the request on, and log its outcome."""
         given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if _USABLE.fullmatch(given) else f"req-{secrets.token_hex(16)}"
         scope.setdefault("state", {})["request_id"] = request_id
@@ -250,7 +244,7 @@ class RequestLogMiddleware(HttpMiddleware):
             if self._logs:
                 client = (scope.get("client") or ("-",))[0]
                 ms = 1e3 * (monotonic() - began)
-                # Without the query, which may hold a secret.
+                # Without the query, which may contain a secret.
                 target = f"{scope['method']} {quote(scope['path'])}"
                 sent = str(status) if is_whole else ABORTED
                 code = BROKEN if scope["state"].get(BROKEN) else sent

@@ -30,32 +30,32 @@ _ENGINE_FIGURES = (
     *("running", "waiting", "kv_usage", "kv_pages", "kv_pages_used", "prefix_queries", "prefix_hits"),
     *("preemptions", "steps", "drafter_memory_bytes"),
 )
-"""Fields of `EngineStats` that `/health` shows."""
+"""Fields of `EngineStats` shown by `/health`."""
 
 
 def ops_routes(context: ServerContext) -> APIRouter:
-    """What watches over the server."""
+    """Create the operators' routes."""
     router = APIRouter()
 
     @router.get("/version")
     async def version() -> Response:
-        """As vLLM has it."""
+        """Return the version, as in vLLM."""
         return json_answer({"version": __version__})
 
     @router.get("/health")
     async def health(request: Request) -> Response:
-        """How the server is doing; 200 as long as it answers at all."""
+        """Return the server's state; always 200."""
         return json_answer(await _health(context, caller_of(request).trusted))
 
     @router.get("/ready")
     async def ready() -> Response:
-        """200 if a request would be taken now, else 503."""
+        """Return 200 if requests are accepted now, otherwise 503."""
         state = context.engine.state
         return json_answer({"status": state.value}, 200 if state is EngineState.READY else 503)
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        """For Prometheus."""
+        """Return the metrics for Prometheus."""
         await _refresh(context)
         return Response(context.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -63,7 +63,7 @@ def ops_routes(context: ServerContext) -> APIRouter:
 
 
 async def _health(context: ServerContext, trusted: bool) -> dict[str, Any]:
-    """The state for everybody; figures only for those who may use the server, since they tell of others' texts."""
+    """Return the state; figures only for trusted callers, since they depend on others' texts."""
     state = context.engine.state
     reported: dict[str, Any] = {"status": "ok" if state is EngineState.READY else state.value}
     if not trusted:
@@ -92,9 +92,9 @@ def _usage_figures(report: ControlReport) -> dict[str, Any]:
 
 
 def _speculation_figures(context: ServerContext) -> dict[str, Any]:
-    """Of all answers that have ended, however; the whole is the sum of the cohorts.
+    """Return figures over all ended answers, in total and by cohort.
 
-    Its method is the server's own, from the start; the cohorts tell who drafted for those that asked for another.
+    The method is the server's default; cohorts show which drafter was used.
     """
     cohorts = context.metrics.totals
     total = sum_stats((0, stats) for stats in cohorts.values())
@@ -116,7 +116,7 @@ async def _refresh(context: ServerContext) -> None:
 
 
 class SwitchRequest(StrictBody):
-    """`POST /speculation`: the switch for everybody, or where one drafter stands in one cohort."""
+    """`POST /speculation`: the engine-wide switch, or a drafter's stage in a cohort."""
 
     enabled: bool | None = None
     drafter: str | None = Field(None, max_length=256)
@@ -125,7 +125,7 @@ class SwitchRequest(StrictBody):
 
 
 def speculation_routes(context: ServerContext) -> APIRouter:
-    """The report where it is not hidden, and the switches where they were asked for."""
+    """Create the report and switch routes, if enabled."""
     router = APIRouter()
     if context.settings.show_speculation:
         _add_report(router, context)
@@ -137,12 +137,12 @@ def speculation_routes(context: ServerContext) -> APIRouter:
 def _add_report(router: APIRouter, context: ServerContext) -> None:
     @router.get("/speculation")
     async def speculation() -> Response:
-        """By drafter and cohort: state, gain, depth, acceptance, cost, last decisions."""
+        """Return state, gain, depth, acceptance, cost and last decisions by drafter and cohort."""
         return json_answer(as_json(await _report(context)))
 
     @router.get("/advise")
     async def advice() -> Response:
-        """What is in the way of a gain, and what to change."""
+        """Return what prevents a gain, and what to change."""
         return json_answer({"advice": [asdict(one) for one in advise(await _report(context))]})
 
 
@@ -156,7 +156,7 @@ async def _report(context: ServerContext) -> ControlReport:
 def _add_switch(router: APIRouter, context: ServerContext) -> None:
     @router.post("/speculation", openapi_extra=takes(SwitchRequest))
     async def switch(request: Request) -> Response:
-        """Turn speculation on or off for all requests, or move one drafter in one cohort; no text changes."""
+        """Switch speculation for all requests, or move a drafter in a cohort; texts do not change."""
         _check_admin(context, request)
         body = await body_of(context, request, SwitchRequest, is_strict=True)
         if body.enabled is not None and body.state is None:
@@ -170,7 +170,7 @@ def _add_switch(router: APIRouter, context: ServerContext) -> None:
 
 
 def _check_admin(context: ServerContext, request: Request) -> None:
-    """One tenant must not decide for all of them; without keys there are no tenants."""
+    """Require an admin key, since the switch affects all tenants; without keys there are no tenants."""
     if context.settings.has_keys and not caller_of(request).is_admin:
         raise ApiError(
             403,
@@ -180,7 +180,7 @@ def _check_admin(context: ServerContext, request: Request) -> None:
 
 
 def _check_pair(path: str | None, drafter: str, cohort: str, state: str) -> None:
-    """Names are those of the file as it is now, which the engine has read too."""
+    """Check names against the current policy file."""
     if path is None:
         raise ApiError(400, "this server has no policy file: --speculation-policy", param="cohort")
     try:

@@ -1,4 +1,4 @@
-"""One request's way through the server, as the metrics see it."""
+"""Metrics of one request."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from foreword.server.metrics import Metrics
 
 @dataclass
 class _Seen:
-    """What the deltas of an answer have shown so far."""
+    """Figures from the deltas of an answer."""
 
-    last: float | None = None  # when its last tokens came
+    last: float | None = None  # time of its last tokens
     tokens: int = 0
-    passes: int = 0  # that gave tokens
+    passes: int = 0  # passes with tokens
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0
-    has_ended: bool = False  # its outcome is counted
-    is_counted: bool = False  # its costs are
+    has_ended: bool = False  # outcome counted
+    is_counted: bool = False  # costs counted
 
     def note(self, delta: AnswerDelta) -> None:
         self.tokens += len(delta.token_ids)
@@ -31,7 +31,7 @@ class _Seen:
 
 @dataclass
 class RequestMeter:
-    """Measures one request from acceptance on, and counts what was done for it, however it ends."""
+    """Measures one request from admission, and counts its costs however it ends."""
 
     metrics: Metrics
     request: NewRequest
@@ -68,24 +68,24 @@ class RequestMeter:
         seen.note(delta)
 
     def refused(self) -> None:
-        """The engine does not take the request: nothing was done."""
+        """Record that the engine refused the request."""
         for seen in self._seen:
             seen.has_ended = seen.is_counted = True
 
     def lost(self) -> None:
-        """The engine has died: the answers that had not ended are errors, and what is known of them is all there is."""
+        """Record that the engine died: unfinished answers are errors, with costs as far as known."""
         for index, seen in enumerate(self._seen):
             if not seen.has_ended:
                 self._note_outcome(index, "error")
             self._note_costs(index, None)
 
     def left(self) -> None:
-        """The client has left: unfinished answers count as aborted; their costs arrive later."""
+        """Record that the client disconnected: unfinished answers count as aborted; their costs arrive later."""
         for index in range(len(self._seen)):
             self._note_outcome(index, "abort")
 
     def note_late(self, item: AnswerDelta | Exception) -> None:
-        """Count an answer that ended after its client had left, or that the engine's death ended."""
+        """Count an answer that ended after its client disconnected or its engine died."""
         if isinstance(item, Exception):
             self.lost()
         else:
@@ -97,7 +97,7 @@ class RequestMeter:
             self.metrics.note_outcome(reason)
 
     def _note_costs(self, index: int, stats: RequestStats | None) -> None:
-        """Count an answer's costs once; without statistics, as far as its deltas show them."""
+        """Count an answer's costs once; without statistics, from its deltas."""
         seen = self._seen[index]
         if seen.is_counted:
             return
@@ -122,7 +122,7 @@ class RequestMeter:
 
 
 def _method(request: NewRequest, default: str) -> str:
-    """Return the drafter of a request; empty: none."""
+    """Return a request's drafter; empty: none."""
     setting = request.speculation
     if isinstance(setting, Mapping):
         return str(setting.get("method", default))

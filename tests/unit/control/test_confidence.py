@@ -289,7 +289,7 @@ def test_counts_of_classes_are_saved_and_fade():
     broken = {**again.as_json(), "sure_accepted": [2.0] * CLASSES}
     with pytest.raises(ValueError, match="inconsistent"):
         DraftCounts.from_json(broken)
-    with pytest.raises(ValueError, match="no list of"):
+    with pytest.raises(ValueError, match="must be a list of"):
         DraftCounts.from_json({**again.as_json(), "sure_accepted": [0.0], "sure_reached": [0.0]})
 
 

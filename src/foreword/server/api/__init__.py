@@ -1,1 +1,1 @@
-"""What clients ask for: OpenAI-compatible routes and our own."""
+"""HTTP routes for clients: OpenAI-compatible ones and our own."""

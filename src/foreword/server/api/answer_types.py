@@ -1,4 +1,4 @@
-"""The server's answers: OpenAI's shapes with our additions. Fields that are UNSET are left out."""
+"""Response bodies: OpenAI's formats with our additions. UNSET fields are omitted."""
 
 import json
 import math
@@ -24,20 +24,20 @@ class AnswerUsage(Struct, frozen=True, omit_defaults=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: dict[str, int] | UnsetType = UNSET
-    completion_tokens_details: dict[str, int] | UnsetType = UNSET  # if there was a prediction
+    completion_tokens_details: dict[str, int] | UnsetType = UNSET  # only with a prediction
 
 
 class CompletionLogprobs(Struct):
-    """Of one choice, in the form of the older route."""
+    """Log-probabilities of one choice, in the format of `/v1/completions`."""
 
     tokens: list[str]
-    token_logprobs: list[float | None]  # null: the first token of a prompt, which nothing precedes
+    token_logprobs: list[float | None]  # null for the first token of a prompt
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
 class TopLogprob(Struct, frozen=True):
-    """One of the likely tokens at a position."""
+    """A likely token at a position."""
 
     token: str
     logprob: float
@@ -51,24 +51,24 @@ class ChatTokenLogprob(TopLogprob, frozen=True):
 
 
 class ChatLogprobs(Struct):
-    """Of one choice, in the form of the chat route."""
+    """Log-probabilities of one choice, in the format of `/v1/chat/completions`."""
 
     content: list[ChatTokenLogprob]
     refusal: None = None
 
 
 PromptLogprobs = list[dict[str, dict[str, Any]] | None]
-"""As vLLM has it: per prompt token (None for the first) token id -> logprob, rank and text."""
+"""vLLM's format: per prompt token (None for the first), token id -> logprob, rank and text."""
 
 
 class CalledTool(Struct, omit_defaults=True):
-    """What is called; in a stream, what is new of it."""
+    """A called function; in a stream, its new part."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET  # JSON text
 
     def parsed(self) -> dict[str, Any]:
-        """The arguments as an object; none where the answer was cut before they were whole."""
+        """Return the arguments as an object; empty if the answer was cut within them."""
         try:
             given = json.loads(self.arguments or "{}")
         except ValueError:
@@ -77,16 +77,16 @@ class CalledTool(Struct, omit_defaults=True):
 
 
 class ToolCall(Struct, omit_defaults=True):
-    """A call of a tool, or in a stream what it has gained."""
+    """A tool call; in a stream, its new part."""
 
     function: CalledTool
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
-    index: int | UnsetType = UNSET  # which call it is; only in streams
+    index: int | UnsetType = UNSET  # index of the call; only in streams
 
 
 class ChatMessage(Struct):
-    """What the assistant says."""
+    """The assistant's message."""
 
     content: str | None
     role: str = "assistant"
@@ -96,7 +96,7 @@ class ChatMessage(Struct):
 
 
 class ChatDelta(Struct, omit_defaults=True):
-    """What the assistant's message has gained."""
+    """New part of the assistant's message."""
 
     role: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
@@ -105,23 +105,23 @@ class ChatDelta(Struct, omit_defaults=True):
 
 
 class Choice(Struct):
-    """An answer, or what it has gained."""
+    """An answer; in a stream, its new part."""
 
     index: int
     text: str | UnsetType = UNSET  # of /v1/completions
-    message: ChatMessage | UnsetType = UNSET  # of /v1/chat/completions, whole
-    delta: ChatDelta | UnsetType = UNSET  # the same in a stream
+    message: ChatMessage | UnsetType = UNSET  # of /v1/chat/completions
+    delta: ChatDelta | UnsetType = UNSET  # of /v1/chat/completions, in a stream
     logprobs: CompletionLogprobs | ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    seed: int | UnsetType = UNSET  # the one in use, given or fresh
+    seed: int | UnsetType = UNSET  # the seed in use
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET  # if requested
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Struct):
-    """A whole answer or one chunk of a stream."""
+    """A complete response, or one chunk of a stream."""
 
     id: str
     created: int
@@ -155,20 +155,20 @@ def speculation_of(stats: RequestStats) -> dict[str, Any]:
     by_position = zip(stats.accepted_per_position, stats.drafted_per_position, strict=False)
     return {
         "method": stats.method,  # the drafter; empty: none
-        "passes": stats.passes,  # target passes, those over the prompt included
+        "passes": stats.passes,  # target passes, including prefill
         "drafts": stats.drafts,  # passes that verified draft tokens
-        "drafted": stats.drafted,  # draft tokens that were verified
-        "accepted": stats.accepted,  # draft tokens that were accepted
+        "drafted": stats.drafted,  # verified draft tokens
+        "accepted": stats.accepted,  # accepted draft tokens
         "acceptance_rate": _ratio(stats.accepted, stats.drafted),
         "acceptance_per_position": [_ratio(accepted, drafted) for accepted, drafted in by_position],
         "tau": _ratio(stats.output_tokens, stats.passes),  # tokens per target pass
-        "accepted_run_p50": run_percentile(runs, 0.5),  # draft tokens accepted by a pass that verified some
+        "accepted_run_p50": run_percentile(runs, 0.5),  # accepted draft tokens per pass with a draft
         "accepted_run_p90": run_percentile(runs, 0.9),
     }
 
 
 def extras_of(costs: Costs, show_speculation: bool) -> dict[str, Any]:
-    """Return timings and speculation figures; where these are hidden, the timings lose their draft counts too."""
+    """Return timings and speculation figures; if these are hidden, without the timings' draft counts."""
     timings = asdict(costs.timings())
     if show_speculation:
         return {"timings": timings, "speculation": speculation_of(costs.total())}
@@ -181,11 +181,11 @@ def _ratio(part: float, whole: float) -> float:
 
 
 _NEVER = -9999.0
-"""What OpenAI says instead of minus infinity, which JSON does not have."""
+"""OpenAI's replacement for minus infinity, which JSON does not have."""
 
 
 class LogprobWriter:
-    """Writes log probabilities with the text of each token."""
+    """Formats log-probabilities with token texts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -194,7 +194,10 @@ class LogprobWriter:
         return token_text(self._tokenizer, token)
 
     def completion(self, entries: Sequence[TokenLogprobs], offset: int) -> tuple[CompletionLogprobs, int]:
-        """For the older route; `offset` is where the first token's text starts, the next offset is returned too."""
+        """Format for `/v1/completions`; `offset` is the first token's position in the text.
+
+        Also return the next offset.
+        """
         written = CompletionLogprobs([], [], [], [])
         for entry in entries:
             text = self._text(entry.token)
@@ -208,7 +211,7 @@ class LogprobWriter:
     def echoed(
         self, prompt: Sequence[int], entries: Sequence[TokenLogprobs]
     ) -> tuple[CompletionLogprobs, int]:
-        """Of a prompt that stands before its answer: nothing is known of its first token."""
+        """Format for an echoed prompt, whose first token has no log-probability."""
         first = self._text(prompt[0])
         written, offset = self.completion(entries, len(first))
         for known, value in zip(astuple(written), (first, None, None, 0), strict=True):
@@ -232,7 +235,7 @@ class LogprobWriter:
         return self._text(token), _finite(logprob), shown
 
     def prompt(self, entries: Sequence[TokenLogprobs]) -> PromptLogprobs:
-        """Of a prompt, as vLLM has them: nothing for its first token, which nothing precedes."""
+        """Format for a prompt, as in vLLM; the first token has no entry."""
         return [None, *(self._ranked(entry) for entry in entries)]
 
     def _ranked(self, entry: TokenLogprobs) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""From checked requests to answers, streamed or whole. How they are worded is a dialect's business."""
+"""Generates answers for validated requests, streamed or complete; a dialect formats them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -30,16 +30,16 @@ from foreword.server.request_meter import RequestMeter
 
 
 class AskedTooMuch(RequestError):  # noqa: N818 - reads as what happened
-    """The request's own parameters led to where no token is left."""
+    """The request's own parameters leave no token to generate."""
 
 
 _INLINE_LOGPROBS = 64
-"""Longer lists of log probabilities are worded in a thread, so that no other request waits for them."""
+"""Longer lists of log-probabilities are formatted in a thread, so that other requests do not wait."""
 
 
 @dataclass(frozen=True)
 class AnswerJob:
-    """A request that was checked and encoded."""
+    """A validated and tokenized request."""
 
     requests: Sequence[NewRequest]  # one per prompt
     dialect: Dialect
@@ -47,7 +47,7 @@ class AnswerJob:
 
 
 async def respond(context: ServerContext, request: Request, job: AnswerJob, places: ExitStack) -> Response:
-    """Answer a job; `places` is given back when the last byte is sent."""
+    """Answer a job; `places` is released after the last byte."""
     if not job.stream:
         whole = await unless_client_leaves(request, _gather(context, job))
         return Response(whole, media_type="application/json")
@@ -57,7 +57,7 @@ async def respond(context: ServerContext, request: Request, job: AnswerJob, plac
         events = evenly(_parts(context, job, path, split=True), context.pace, framing.blank)
     else:
         events = at_once(_parts(context, job, path))
-    # Nothing is sent before the engine has accepted the request, so that a refusal has its proper status.
+    # Send nothing before the engine has accepted the request, so that a refusal has its own status.
     first = await unless_client_leaves(request, anext(events))
     return EventStream(first, events, places.pop_all(), framing.media_type)
 
@@ -81,9 +81,9 @@ async def _worded(logprobs: int, word: Callable[[], bytes]) -> bytes:
 async def _parts(
     context: ServerContext, job: AnswerJob, path: str, split: bool = False
 ) -> AsyncGenerator[StreamPart, None]:
-    """The events of a stream for a route; a failure after the first is an event too, since the status is already sent.
+    """Yield the events of a stream; a failure after the first event becomes an event, since the status is sent.
 
-    With `split`, every token has an event of its own.
+    With `split`, every token has its own event.
     """
     n = job.requests[0].params.n
     texts = [TokenTexts(context.prompts.tokenizer) for _ in range(n * len(job.requests))] if split else []
@@ -116,7 +116,7 @@ def _chunk(job: AnswerJob, framing: Framing, first_choice: int, delta: AnswerDel
 async def all_deltas(
     context: ServerContext, requests: Sequence[NewRequest]
 ) -> AsyncGenerator[tuple[int, AnswerDelta], None]:
-    """(number of the prompt, delta) of all requests as they come; one that fails, fails all."""
+    """Yield (prompt index, delta) of all requests as they arrive; if one fails, all fail."""
     if len(requests) == 1:
         async with aclosing(_measured(context, requests[0])) as deltas:
             async for delta in deltas:
@@ -156,7 +156,7 @@ async def _pump(
 
 
 async def _measured(context: ServerContext, request: NewRequest) -> AsyncGenerator[AnswerDelta, None]:
-    """A request's deltas, counted; an answer that ends badly raises."""
+    """Yield a request's deltas and update metrics; raise if an answer ends with an error."""
     settings = context.settings
     meter = RequestMeter(context.metrics, request, settings.default_method or "")
     try:
@@ -171,7 +171,7 @@ async def _measured(context: ServerContext, request: NewRequest) -> AsyncGenerat
                     raise ApiError(503, "the server stopped before the answer was finished", code="aborted")
                 yield delta
     except AskedTooMuch:
-        raise  # it is counted as what it is, an answer that failed
+        raise  # counted as a failed answer
     except RequestError:
         meter.refused()
         raise

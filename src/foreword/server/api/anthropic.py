@@ -27,12 +27,12 @@ def anthropic_routes(context: ServerContext) -> APIRouter:
 
     @router.post("")
     async def messages(request: Request) -> Response:
-        """Answer a conversation in Anthropic's form."""
+        """Answer a conversation in Anthropic's format."""
         return await answer_converted(context, request, _messages)
 
     @router.post("/count_tokens")
     async def count_tokens(request: Request) -> Response:
-        """Count the tokens of a conversation in Anthropic's form."""
+        """Count the tokens of a conversation in Anthropic's format."""
         body = await converted_body(context, request, convert)
         conversation = await chat_conversation(context, body)
         return json_answer({"input_tokens": len(conversation.ids)})
@@ -42,12 +42,12 @@ def anthropic_routes(context: ServerContext) -> APIRouter:
 
 def _messages(value: Json) -> Conversion:
     if value.get("max_tokens") is None:
-        raise ApiError(400, "max_tokens: is missing; give the most tokens of the answer", param="max_tokens")
+        raise ApiError(400, "max_tokens: is missing; give the maximum number of tokens", param="max_tokens")
     return convert(value)
 
 
 def convert(value: Json) -> Conversion:
-    """The request as one of OpenAI's chat route; fields that both have, and unknown ones, stay as they are."""
+    """Convert to a request of OpenAI's chat route; common and unknown fields are unchanged."""
     given = _Given(value)
     own = ("system", "messages", "stop_sequences", "tools", "tool_choice", "thinking", "output_config")
     body = {name: entry for name, entry in value.items() if name not in own}
@@ -55,7 +55,7 @@ def convert(value: Json) -> Conversion:
         body["stream_options"] = {"include_usage": True}
     if "stop_sequences" in value:
         body["stop"] = value["stop_sequences"] or None
-    if isinstance(body.get("metadata"), dict):  # its user_id may be null
+    if isinstance(body.get("metadata"), dict):  # user_id may be null
         body["metadata"] = {name: entry for name, entry in body["metadata"].items() if entry is not None}
     given.add_messages()
     body["messages"] = given.messages
@@ -71,7 +71,7 @@ def convert(value: Json) -> Conversion:
 
 @dataclass
 class _Given:
-    """The messages and tools of a request in OpenAI's form, and where each comes from."""
+    """Messages and tools in OpenAI's format, with the field that each comes from."""
 
     value: Json
     messages: list[Json] = field(default_factory=list)
@@ -99,7 +99,7 @@ class _Given:
         self.messages.append(message)
 
     def _add_blocks(self, place: str, message: Json) -> None:
-        """A tool's result is a message of its own; all else of a message stays together."""
+        """Add a message's blocks: a tool result becomes its own message, the rest stays together."""
         said: Json = {"role": message.get("role"), "content": []}
         for number, block in enumerate(message["content"]):
             where = f"{place}.content.{number}"
@@ -164,7 +164,7 @@ def _text(place: str, block: Json, name: str) -> str:
 
 
 def _texts(place: str, content: object) -> list[Json]:
-    """The text parts of a content: a text, or blocks of it."""
+    """Return the text parts of a content, which is a string or blocks."""
     if content is None or isinstance(content, str):
         return [{"type": "text", "text": content or ""}]
     if not isinstance(content, list):

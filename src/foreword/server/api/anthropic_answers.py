@@ -14,19 +14,19 @@ from foreword.server.api.identity import new_id
 
 Json = dict[str, Any]
 
-_STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use"}  # all others cut the answer
+_STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use"}  # all others: the answer was cut
 
 
 class MessagesDialect:
-    """Rewords the answers of the chat route as one message, or as the events of one."""
+    """Formats chat answers as one Anthropic message, or its stream events."""
 
     def __init__(self, job: AnswerJob) -> None:
         assert isinstance(job.dialect, ChatDialect)
         self._inner = job.dialect
         self._prompt_tokens = len(job.requests[0].prompt_token_ids)
         self._id = new_id("msg")
-        self._index = -1  # of the newest block
-        self._open: tuple[str, int] | None = None  # its type, and which call it is
+        self._index = -1  # index of the newest block
+        self._open: tuple[str, int] | None = None  # type of the open block, and index of its call
         self._has_calls = False
         self._end: Json = {}  # of the answer
 
@@ -94,7 +94,7 @@ class MessagesDialect:
         }
 
     def _ended(self, frame: Completion, reason: str | None, stop: int | str | None) -> Json:
-        """Why the answer ended, and what the chat route reports besides."""
+        """Return why the answer ended, and additional fields of the chat route."""
         sequence = stop if isinstance(stop, str) else None
         name = _STOP_REASONS.get(reason or "", "max_tokens")
         if name == "end_turn":
@@ -109,7 +109,7 @@ class MessagesDialect:
         return self._piece("tool_use", given, call)
 
     def _piece(self, kind: str, delta: Json, call: ToolCall | None = None) -> list[Json]:
-        """The events of more text or arguments; they begin a block where they do not continue one."""
+        """Return the events for more text or arguments, starting a block if necessary."""
         place = (kind, call.index if call is not None and isinstance(call.index, int) else 0)
         events = []
         if self._open != place:
@@ -127,7 +127,7 @@ class MessagesDialect:
 
 
 def _block(kind: str, call: ToolCall | None = None) -> Json:
-    """A block of a message at its beginning."""
+    """Return a block's initial state."""
     if call is not None:
         return {"type": kind, "id": call.id, "name": call.function.name, "input": {}}
     return (

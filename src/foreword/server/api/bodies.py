@@ -1,4 +1,4 @@
-"""Request bodies: read within limits, parsed strictly, unknown fields ignored or refused."""
+"""Request bodies: read within limits and parsed strictly; unknown fields are ignored or refused."""
 
 import asyncio
 import json
@@ -21,24 +21,24 @@ from foreword.server.settings import Limits
 log = logging.getLogger("foreword.server")
 
 SHOWN_FIELDS = 8
-"""Names in one header, and hints that one request may cost: a body can have a thousand unknown fields."""
+"""Maximum names in the header, and suggestions per request."""
 
 LOGGED_FIELDS = 256
-"""Names that are logged by one server: clients can make up any number."""
+"""Maximum names that one server logs."""
 
-_LIKENESS = 0.75  # of a mistyped name to the right one, as difflib measures it
-_UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.$-]")  # a header has neither line breaks nor other separators
+_LIKENESS = 0.75  # minimum difflib similarity of a mistyped name
+_UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.$-]")  # characters that must not appear in a header
 
 
 class UnknownFields:
-    """Checks the fields of one body that its model does not declare."""
+    """Collects the fields of one body that its model does not declare."""
 
     def __init__(self, is_strict: bool) -> None:
         self._is_strict = is_strict
-        self._ignored: dict[str, tuple[str, type[StrictBody]]] = {}  # by place: name and model
+        self._ignored: dict[str, tuple[str, type[StrictBody]]] = {}  # by path: name and model
 
     def without(self, body: dict[str, Any], model: type[StrictBody]) -> dict[str, Any]:
-        """Return the fields that `model` declares; raises `ApiError` if another one must not be ignored."""
+        """Return the fields that `model` declares; raise `ApiError` for a field that must not be ignored."""
         for name, value in body.items():
             if name not in model.model_fields:
                 self._check(name, name, value, model)
@@ -51,13 +51,13 @@ class UnknownFields:
                 self._check(f"{path}{name}", name, value, type(part))
 
     def ignored(self) -> dict[str, str]:
-        """Return the places of ignored fields, without the indices of lists, and what may have been meant."""
+        """Return the paths of ignored fields, without list indices, with suggested names."""
         shown = islice(self._ignored.items(), SHOWN_FIELDS)
         return {place: _meant(name, model) or "" for place, (name, model) in shown}
 
     @property
     def more(self) -> int:
-        """Number of ignored fields beyond those that are shown."""
+        """Number of ignored fields beyond those shown."""
         return max(len(self._ignored) - SHOWN_FIELDS, 0)
 
     def _check(self, path: str, name: str, value: object, model: type[StrictBody]) -> None:
@@ -80,13 +80,13 @@ class UnknownFields:
 
 
 class IgnoredFieldLog:
-    """Logs every ignored field once."""
+    """Logs each ignored field once."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
     def header(self, unknown: UnknownFields) -> str:
-        """Log the fields that are new, and return all of them as the value of a header; empty if there are none."""
+        """Log new fields, and return all of them as a header value; empty if there are none."""
         words = []
         for place, meant in unknown.ignored().items():
             name = _UNPRINTABLE.sub("?", place)
@@ -100,7 +100,7 @@ class IgnoredFieldLog:
 
 
 def _parts(path: str, value: object) -> Iterator[tuple[str, StrictBody]]:
-    """The objects inside a body with the beginnings of their fields' names: `messages.0.`."""
+    """Yield the objects inside a body with their path prefixes: `messages.0.`."""
     entries: Iterator[tuple[object, object]]
     if isinstance(value, BaseModel):
         if path and isinstance(value, StrictBody):
@@ -116,12 +116,12 @@ def _parts(path: str, value: object) -> Iterator[tuple[str, StrictBody]]:
 
 
 def _renamed(name: str, model: type[StrictBody]) -> str | None:
-    """Return this server's name of a field that has another one elsewhere."""
+    """Return this server's name of a field that other servers name differently."""
     return next((known for known in RENAMED.get(name, ()) if known in model.model_fields), None)
 
 
 def _meant(name: str, model: type[StrictBody]) -> str | None:
-    """Return the field that was probably meant: by another server's name of it, or by a similar name."""
+    """Return the field that was probably meant: a renamed or similarly spelled one."""
     similar = get_close_matches(_short(name), model.model_fields, n=1, cutoff=_LIKENESS)
     return _renamed(name, model) or next(iter(similar), None)
 
@@ -135,12 +135,13 @@ Result = TypeVar("Result")
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONG_NUMBER = re.compile(r"[0-9]{19}")
-_INLINE_BYTES = 64 * 1024  # larger bodies are parsed in a thread, so that others get their turns
-_DISCARDED_BODIES = 16  # a refused body is read up to this many limits, so that the client sees the refusal
+_INLINE_BYTES = 64 * 1024  # larger bodies are parsed in a thread
+# a refused body is read up to this multiple of the limit, so that the client sees the refusal
+_DISCARDED_BODIES = 16
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """The whole body, or 413 if it is too long, 408 if it takes too long, 415 if it does not say that it is JSON."""
+    """Read the body; raise 413 if it is too long, 408 if it is too slow, 415 if it is not declared as JSON."""
     kept = bytearray()
     seen = 0
     try:
@@ -163,25 +164,25 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 
 
 def too_long(limits: Limits) -> ApiError:
-    """The refusal of a body over the size limit."""
+    """Return the error for a body over the size limit."""
     return ApiError(413, f"the body is longer than {limits.body_bytes} bytes; send less")
 
 
 def _is_json(content_type: str) -> bool:
-    """Of the types that a page may send anywhere without being asked back, none is JSON."""
+    """Whether a content type is JSON; browsers cannot send those cross-origin without a preflight."""
     kind = content_type.partition(";")[0].strip().lower()
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 async def parse_body(data: bytes, limits: Limits, read: Callable[[dict[str, Any]], Result]) -> Result:
-    """What `read` makes of the body's object; long bodies are parsed and read in a thread."""
+    """Parse the body's object and pass it to `read`; long bodies in a thread."""
     if len(data) <= _INLINE_BYTES:
         return read(load_object(data, limits))
     return await asyncio.to_thread(lambda: read(load_object(data, limits)))
 
 
 def load_object(data: bytes, limits: Limits) -> dict[str, Any]:
-    """The body's JSON object; 400 if it is anything else."""
+    """Return the body's JSON object; raise 400 for anything else."""
     value = load_json(data, limits)
     if not isinstance(value, dict):
         raise ApiError(400, "the body must be a JSON object")
@@ -189,14 +190,14 @@ def load_object(data: bytes, limits: Limits) -> dict[str, Any]:
 
 
 def object_at(place: str, value: object) -> dict[str, Any]:
-    """The value of a field, if it is an object; else 400 with the field's place."""
+    """Return the value if it is an object; raise 400 with its path otherwise."""
     if not isinstance(value, dict):
         raise ApiError(400, f"{place}: must be an object", param=place)
     return value
 
 
 def checked_body(value: dict[str, Any], model: type[Body], unknown: UnknownFields) -> Body:
-    """The object as `model`; 400 with the name of the first field that does not fit."""
+    """Validate the object as `model`; raise 400 for the first invalid field."""
     try:
         body = model.model_validate(unknown.without(value, model))
     except ValidationError as error:
@@ -206,13 +207,13 @@ def checked_body(value: dict[str, Any], model: type[Body], unknown: UnknownField
 
 
 def load_json(data: bytes, limits: Limits) -> object:
-    """Strict JSON: UTF-8, no NaN or Infinity, no huge numbers, no deep nesting."""
+    """Parse strict JSON: UTF-8, no NaN or Infinity, no huge numbers, no deep nesting."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not UTF-8: byte {error.start} is wrong") from None
     try:
-        # A call for every integer would be slow for long lists of tokens, and few bodies have long numbers.
+        # Checking every integer would be slow for long token lists, and few bodies have long numbers.
         check_int = _int64 if _LONG_NUMBER.search(text) else None
         value = json.loads(text, parse_constant=_no_constant, parse_int=check_int, parse_float=_finite)
     except json.JSONDecodeError as error:
@@ -233,7 +234,7 @@ def _refuse_lone_surrogates(value: object) -> None:
 
 
 def _check_shape(value: object, limits: Limits) -> None:
-    """Refuse nesting and objects that no request needs, level by level."""
+    """Refuse excessive nesting and object sizes."""
     level: list[Any] = [value]
     for _ in range(limits.json_depth):
         deeper: list[Any] = []
@@ -272,7 +273,7 @@ def _finite(digits: str) -> float:
 
 
 def _first_complaint(error: ValidationError) -> ApiError:
-    """One line about the first thing that is wrong; the value itself is not repeated, it may be huge."""
+    """Describe the first validation error in one line, without the value, which may be huge."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(_short(str(part)) for part in first["loc"])
     message = in_plain_words(first["msg"])

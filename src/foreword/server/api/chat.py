@@ -28,7 +28,7 @@ from foreword.server.settings import ServerSettings
 
 
 async def chat_conversation(context: ServerContext, body: ChatRequest) -> Conversation:
-    """The request's conversation in the model's template."""
+    """Return the conversation in the model's template."""
     return await Conversation.of(
         context,
         body,
@@ -40,7 +40,7 @@ async def chat_conversation(context: ServerContext, body: ChatRequest) -> Conver
 
 
 async def chat_job(context: ServerContext, body: ChatRequest, caller: ApiCaller) -> AnswerJob:
-    """Put the conversation into the model's template and word the answer."""
+    """Apply the chat template and create the job."""
     answer_id = new_id("chatcmpl")
     speculation = context.speculation(body.speculation)
     conversation = await chat_conversation(context, body)
@@ -61,7 +61,7 @@ async def chat_job(context: ServerContext, body: ChatRequest, caller: ApiCaller)
 
 
 def check_chat(body: ChatRequest, settings: ServerSettings) -> int:
-    """Refuse what the settings forbid; the number of answers that are asked for."""
+    """Check limits; return the number of requested answers."""
     body.check_limits(settings.limits)
     check_logprobs(body.top_logprobs, settings.limits, "top_logprobs")
     return body.n or 1
@@ -71,7 +71,7 @@ CHAT = AnswerRoute(ChatRequest, check_chat, chat_job)
 
 
 class ChatDialect(OpenAIDialect):
-    """The newer of OpenAI's two forms."""
+    """Format of `/v1/chat/completions`."""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
@@ -83,14 +83,14 @@ class ChatDialect(OpenAIDialect):
         self._readers = [conversation.reader() for _ in range(self._n)]
 
     def opening(self) -> Iterable[Completion]:
-        """Whose message it is, for every choice."""
+        """Yield the role of every choice."""
         for choice in range(self._n):
             opened = Choice(choice, delta=ChatDelta(role="assistant", content=""))
             listed = self._prompt_ids(0) if self._lists_tokens and choice == 0 else UNSET
             yield self._frame([opened], self.chunk_kind, usage=self._usage(choice), prompt_token_ids=listed)
 
     def chunk(self, choice: int, delta: AnswerDelta) -> Completion | None:
-        """New text, or an end."""
+        """Return the new text, or the end."""
         is_last = self._costs.note(delta)
         usage = self._usage(choice, len(delta.token_ids))
         gained = self._gained(choice, delta)
@@ -126,7 +126,7 @@ class ChatDialect(OpenAIDialect):
         return self._logprobs.prompt(delta.prompt_logprobs) if delta.prompt_logprobs else UNSET
 
     def _gained(self, choice: int, delta: AnswerDelta) -> ChatDelta:
-        """What is new of a message."""
+        """Return the new part of a message."""
         read = self._readers[choice].feed(delta.text, delta.finish_reason is not None)
         return ChatDelta(
             reasoning_content=read.reasoning or UNSET,

@@ -26,7 +26,10 @@ from foreword.server.settings import ServerSettings
 
 
 class Echo:
-    """The prompts of a request. With `max_tokens` 0 nothing else is wanted: an engine draws a token all the same."""
+    """The prompts to echo.
+
+    With `max_tokens` 0 only the prompt is returned, although the engine generates one token.
+    """
 
     def __init__(self, tokenizer: Tokenizer, body: CompletionRequest) -> None:
         self.is_wanted = bool(body.echo)
@@ -35,14 +38,14 @@ class Echo:
         self._tokenizer = tokenizer
 
     def text(self, prompt: int) -> str:
-        """The prompt as it was given, or as its tokens read; nothing if it is not wanted."""
+        """Return the prompt's text as given or decoded; empty without echo."""
         if not self.is_wanted:
             return ""
         given = self._prompts[prompt]
         return given if isinstance(given, str) else self._tokenizer.decode(given, skip_special_tokens=False)
 
     def without_answer(self, delta: AnswerDelta) -> AnswerDelta:
-        """Return the delta without the token that max_tokens = 0 excludes."""
+        """Return the delta without the generated token if `max_tokens` is 0."""
         return replace(delta, text="", token_ids=(), logprobs=()) if self._is_alone else delta
 
     def usage(self, counted: AnswerUsage) -> AnswerUsage:
@@ -52,7 +55,7 @@ class Echo:
 
 
 COMPLETION_TOKENS = 16
-"""Longest answer of a request without max_tokens: OpenAI's default."""
+"""OpenAI's default of max_tokens."""
 
 
 async def completion_job(
@@ -61,7 +64,7 @@ async def completion_job(
     caller: ApiCaller,
     default: int | None = COMPLETION_TOKENS,
 ) -> AnswerJob:
-    """Encode the prompts and word the answer; one without max_tokens has `default`, None: what the context holds."""
+    """Tokenize the prompts and create the job; `default` replaces missing max_tokens, None: the remaining context."""
     limits, engine = context.settings.limits, context.engine.limits()
     answer_id = new_id("cmpl")
     speculation = context.speculation(body.speculation)
@@ -82,7 +85,7 @@ async def completion_job(
 
 
 def check_completion(body: CompletionRequest, settings: ServerSettings) -> int:
-    """Refuse what the settings forbid; the number of answers that are asked for."""
+    """Check limits; return the number of requested answers."""
     body.check_limits(settings.limits)
     check_logprobs(body.logprobs, settings.limits, "logprobs")
     if body.max_tokens == 0 and not body.echo:
@@ -118,7 +121,7 @@ def _check_best_of(best_of: int | None, n: int) -> None:
 
 
 class CompletionDialect(OpenAIDialect):
-    """The older of OpenAI's two forms."""
+    """Format of `/v1/completions`."""
 
     kind = chunk_kind = "text_completion"
 
@@ -129,16 +132,16 @@ class CompletionDialect(OpenAIDialect):
         self._wants_logprobs = body.logprobs is not None
         self._wants_prompt_logprobs = body.prompt_logprobs is not None
         self._echo = Echo(context.prompts.tokenizer, body)
-        self._offsets: dict[int, int] = {}  # choice -> where its next token's text starts
-        self._known: dict[int, Sequence[TokenLogprobs]] = {}  # of prompts; the first of n answers has them
+        self._offsets: dict[int, int] = {}  # choice -> text offset of its next token
+        self._known: dict[int, Sequence[TokenLogprobs]] = {}  # of prompts, from the first of n answers
 
     def opening(self) -> Iterable[Completion]:
-        """The prompts, if they are wanted."""
+        """Yield the prompts, if echoed."""
         for choice in range(len(self._tokens)) if self._echo.is_wanted else ():
             yield self._frame([Choice(choice, self._echo.text(choice // self._n))], self.chunk_kind)
 
     def chunk(self, choice: int, delta: AnswerDelta) -> Completion | None:
-        """New text, or an end."""
+        """Return the new text, or the end."""
         is_last = self._costs.note(delta)
         delta = self._echo.without_answer(delta)
         usage = self._usage(choice, len(delta.token_ids))
@@ -174,7 +177,7 @@ class CompletionDialect(OpenAIDialect):
         )
 
     def _written(self, choice: int, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
-        """Of what is new; with echo, of the prompt before it."""
+        """Format new log-probabilities, including the prompt's with echo."""
         if not self._wants_logprobs:
             return None
         begin = self._offsets.get(choice)

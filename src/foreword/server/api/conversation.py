@@ -1,4 +1,4 @@
-"""A conversation in the model's template, and what its answers are read as: reasoning, text and calls of tools."""
+"""A conversation in the model's template, and the parser of its answers: reasoning, text and tool calls."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from foreword.structured.params import StructuredOutputs
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation as token ids, the tools that its answers may call, and their reasoning."""
+    """Token ids of a conversation, with its tools and reasoning format."""
 
     ids: list[int]
     use: ToolUse | None = None
@@ -32,7 +32,7 @@ class Conversation:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> "Conversation":
-        """Put messages and tools into the model's template."""
+        """Apply the model's template to messages and tools."""
         tokenizer, settings = context.prompts.tokenizer, context.settings
         form = chosen_format(settings.tool_call_parser, tokenizer)
         use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, form)
@@ -50,7 +50,7 @@ class Conversation:
     def bound(
         self, params: SamplingParams, form: StructuredOutputs | None, budget: int | None
     ) -> SamplingParams:
-        """The parameters with the form that tools and `form` prescribe, and the reasoning before it."""
+        """Return the parameters with the grammar that tools and `form` require, and the reasoning before it."""
         structured = form if self.use is None else self.use.structured(form)
         thinking = None if self.reasoning is None else self.reasoning.limit(budget, structured)
         return replace(params, structured=structured, thinking=thinking)
@@ -61,29 +61,29 @@ class Conversation:
 
 @dataclass(frozen=True)
 class AnswerPart:
-    """What an answer has gained, or all of it."""
+    """New part of an answer, or all of it."""
 
-    text: str | None  # None: nothing but calls
+    text: str | None  # None: only tool calls
     calls: list[ToolCall]
     reasoning: str = ""
 
 
 class AnswerReader:
-    """One answer, as it grows or as a whole."""
+    """Parses one answer, incrementally or as a whole."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._thinks = None if conversation.reasoning is None else ReasoningReader(conversation.reasoning)
         self._calls = None if conversation.use is None else ToolWriter(conversation.use)
 
     def feed(self, text: str, is_end: bool) -> AnswerPart:
-        """What it has gained."""
+        """Return the new part."""
         reasoning, text = self._apart(text, is_end)
         if self._calls is None:
             return AnswerPart(text, [], reasoning)
         return AnswerPart(*self._calls.feed(text, is_end), reasoning)
 
     def whole(self, text: str) -> AnswerPart:
-        """All of it."""
+        """Return the whole answer."""
         reasoning, text = self._apart(text, is_end=True)
         return AnswerPart(*((text, []) if self._calls is None else self._calls.whole(text)), reasoning)
 

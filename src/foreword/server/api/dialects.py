@@ -1,4 +1,4 @@
-"""How routes word their answers: what every dialect offers, and what OpenAI's two older ones share."""
+"""Interface of response formats (dialects), and the common part of OpenAI's two older ones."""
 
 from collections.abc import Iterable, Sequence
 from time import time
@@ -21,14 +21,14 @@ from foreword.server.context import ServerContext
 
 
 class Dialect(Protocol):
-    """How a route words its answers."""
+    """Formats the answers of a route."""
 
     def opening(self) -> Iterable[object]:
         """Events before the first text."""
         ...
 
     def chunk(self, choice: int, delta: AnswerDelta) -> object | None:
-        """The event for a delta, or a list of them; None if there is nothing to tell."""
+        """Return the event, or list of events, for a delta; None: nothing to send."""
         ...
 
     def closing(self) -> Iterable[object]:
@@ -36,15 +36,15 @@ class Dialect(Protocol):
         ...
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> object:
-        """The answer of a request that is not streamed."""
+        """Return the body of a response that is not streamed."""
         ...
 
 
 class OpenAIDialect:
-    """The frame around choices, with token counts and costs."""
+    """Common fields around choices: token counts and costs."""
 
-    kind: str  # `object` of whole answers
-    chunk_kind: str  # and of a stream's chunks
+    kind: str  # `object` of complete responses
+    chunk_kind: str  # `object` of stream chunks
 
     def __init__(
         self, context: ServerContext, body: OpenAIFields, answer_id: str, requests: Sequence[NewRequest]
@@ -58,13 +58,13 @@ class OpenAIDialect:
         self._wants_usage_always = bool(options and options.continuous_usage_stats)
         self._lists_tokens = bool(body.return_token_ids)
         self._requests = requests
-        self._tokens = [0] * (len(requests) * self._n)  # by choice, as its chunks go out
+        self._tokens = [0] * (len(requests) * self._n)  # tokens sent, by choice
         self._costs = Costs(len(self._tokens))
         self._id = answer_id
         self._created = int(time())
 
     def closing(self) -> Iterable[Completion]:
-        """The number of tokens, in a chunk without choices, if that is wanted."""
+        """Yield a chunk without choices that has the token counts, if requested."""
         if self._wants_usage:
             yield self._frame([], self.chunk_kind, usage=self._counted(self._costs))
 
@@ -72,7 +72,7 @@ class OpenAIDialect:
         return usage_of(costs.total())
 
     def _frame(self, choices: list[Choice], kind: str, costs: Costs | None = None, **more: Any) -> Completion:  # noqa: ANN401 - fields of `Completion`
-        """Choices with what stands around them; `costs` with the last of them."""
+        """Return a response around the choices; `costs` with the last of them."""
         extras = {} if costs is None else extras_of(costs, self._settings.show_speculation)
         return Completion(
             self._id, self._created, self._model, choices, kind, self._settings.fingerprint, **extras, **more
@@ -82,7 +82,7 @@ class OpenAIDialect:
         return list(self._requests[choice // self._n].prompt_token_ids)
 
     def _ending(self, delta: AnswerDelta) -> dict[str, Any]:
-        """Fields of a choice that its end has, and its token ids if they are wanted."""
+        """Return the fields of a choice's end, and its token ids if requested."""
         return {
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
@@ -91,9 +91,9 @@ class OpenAIDialect:
         }
 
     def _usage(self, choice: int, tokens: int = 0) -> AnswerUsage | UnsetType | None:
-        """A choice has gained tokens; the `usage` of the chunk that reports them, if there is one.
+        """Count a choice's new tokens, and return the `usage` field of their chunk.
 
-        As in vLLM: of this choice up to here if every chunk is to say it, else null in all chunks but the last.
+        As in vLLM: the choice's counts so far if every chunk is to have them, otherwise null before the last chunk.
         """
         self._tokens[choice] += tokens
         if not self._wants_usage:

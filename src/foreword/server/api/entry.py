@@ -1,4 +1,4 @@
-"""The steps of every request for answers: read, check, admit, encode, answer."""
+"""Common steps of all generating requests: read, check, admit, tokenize, answer."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
@@ -25,9 +25,9 @@ from foreword.wire.supervisor import EngineState
 
 
 def as_asked(request: NewRequest, body: SamplingFields, adapter: str) -> NewRequest:
-    """The request with its body's adapter, priority and deadline.
+    """Return the request with its body's adapter, priority and deadline.
 
-    A priority that is a text is for the policy file alone.
+    A text priority is only for the policy file.
     """
     return replace(
         request,
@@ -40,7 +40,7 @@ def as_asked(request: NewRequest, body: SamplingFields, adapter: str) -> NewRequ
 
 
 def blamed(error: RequestError, body: SamplingFields) -> ApiError:
-    """Return the refusal with the field that it names; of a response format, the one that the client used for it."""
+    """Return the API error with the field at fault; for a response format, the field that the client used."""
     message, field = str(error), error.param
     if field == FORM_PARAM and (given := body.form_field()) is not None:
         return ApiError(400, f"{given}: {message.removeprefix('structured outputs: ')}", param=given)
@@ -53,7 +53,7 @@ Asked = TypeVar("Asked", bound=SamplingFields)
 
 @dataclass(frozen=True)
 class AnswerRoute(Generic[Asked]):
-    """How requests of one form are checked and prepared."""
+    """Validation and preparation of one kind of request."""
 
     model: type[Asked]
     check: Callable[[Asked, ServerSettings], int]  # returns the number of answers
@@ -62,16 +62,16 @@ class AnswerRoute(Generic[Asked]):
 
 @dataclass(frozen=True)
 class Conversion:
-    """A request of another API as one of OpenAI's."""
+    """A request of another API, converted to OpenAI's."""
 
     route: AnswerRoute[Any]
     body: dict[str, Any]
-    places: Mapping[str, str]  # of its fields: the field of the other API that each comes from
-    reword: Callable[[AnswerJob], Dialect]  # the answers, in the other API's words
+    places: Mapping[str, str]  # OpenAI's field -> field of the other API
+    reword: Callable[[AnswerJob], Dialect]  # formats the answers for the other API
 
 
 async def answer_request(context: ServerContext, request: Request, route: AnswerRoute[Asked]) -> Response:
-    """Answer a request of OpenAI's, or of ours."""
+    """Answer a request of OpenAI's API, or of ours."""
     data = await read_body(request, context.settings.limits)
     context.admission.check(1)
     body = await _read(context, request, data, route.model)
@@ -83,7 +83,7 @@ async def answer_converted(
     request: Request,
     convert: Callable[[dict[str, Any]], Conversion | dict[str, Any]],
 ) -> Response:
-    """Answer a request of another API, which may need no engine; its errors name that API's fields."""
+    """Answer a request of another API, which may not need the engine; errors name that API's fields."""
     limits = context.settings.limits
     data = await read_body(request, limits)
     context.admission.check(1)
@@ -103,7 +103,7 @@ async def answer_converted(
 async def converted_body(
     context: ServerContext, request: Request, convert: Callable[[dict[str, Any]], Conversion]
 ) -> Any:  # noqa: ANN401 - of the route that the request is converted to
-    """The body of a request of another API that needs no engine."""
+    """Return the converted body of a request that does not need the engine."""
     limits = context.settings.limits
     asked = await parse_body(await read_body(request, limits), limits, convert)
     try:
@@ -119,7 +119,7 @@ async def _answer(
     body: Asked,
     reword: Callable[[AnswerJob], Dialect],
 ) -> Response:
-    """What is refused is refused at the first step that finds a fault."""
+    """Check, admit and answer a request."""
     answers = route.check(body, context.settings)
     if context.engine.state in (EngineState.STARTING, EngineState.RESTARTING, EngineState.STOPPED):
         raise EngineUnavailable(f"the engine is {context.engine.state}; try again")
@@ -138,7 +138,7 @@ async def _answer(
 async def body_of(
     context: ServerContext, request: Request, model: type[Body], *, is_strict: bool = False
 ) -> Body:
-    """The body of a request that needs no engine. Unknown fields of `is_strict` ones are always refused."""
+    """Read the body of a request that does not need the engine; with `is_strict`, unknown fields are refused."""
     data = await read_body(request, context.settings.limits)
     return await _read(context, request, data, model, is_strict)
 
@@ -158,7 +158,7 @@ def _checked(
     model: type[Body],
     is_strict: bool = False,
 ) -> Body:
-    """Check a body; fields that are ignored are named in the answer's headers, also if it is an error."""
+    """Validate a body; ignored fields are named in the response headers, also of an error."""
     unknown = UnknownFields(is_strict or context.settings.strict_fields)
     try:
         body = checked_body(value, model, unknown)
@@ -169,7 +169,7 @@ def _checked(
 
 
 def refuser(path: str, instead: str) -> Callable[[], Awaitable[Response]]:
-    """A route that is not implemented, with what to do instead."""
+    """Return a handler that responds 501 with an alternative."""
 
     async def refuse() -> Response:
         raise ApiError(501, f"{path} is not implemented: {instead}", code="not_implemented")
@@ -182,13 +182,13 @@ def json_answer(value: object, status: int = 200) -> Response:
 
 
 def takes(model: type[BaseModel]) -> dict[str, Any]:
-    """The body's schema for the OpenAPI page; the body itself is read and checked by us, not by FastAPI."""
+    """Return the OpenAPI schema of a body, which is parsed here and not by FastAPI."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(schema)}}}}
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with its definitions in the places that refer to them."""
+    """Return the schema with its definitions inlined."""
     definitions = schema.pop("$defs", {})
 
     def resolve(value: Any) -> Any:  # noqa: ANN401 - any JSON

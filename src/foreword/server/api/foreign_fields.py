@@ -1,7 +1,7 @@
 """Fields of other servers that this one does not implement: which are refused, and which are ignored.
 
-A field is refused where an answer without it would mean something else: another distribution, another prompt, another
-form of the answer. All others, and unknown fields, are ignored unless the server runs with `--strict-fields`.
+A field is refused if ignoring it would change the meaning of an answer: another distribution, prompt or format. Other
+fields, and unknown ones, are ignored unless the server runs with `--strict-fields`.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ class Foreign:
     """A field that is not implemented."""
 
     reason: str = ""  # why requests with it are refused; empty: it is ignored
-    neutral: tuple[object, ...] = ()  # values that request nothing, besides null
+    neutral: tuple[object, ...] = ()  # values without effect, besides null
 
     def is_neutral(self, value: object) -> bool:
-        """Whether the value requests nothing. True == 1 in Python, but not in JSON."""
+        """Whether the value has no effect. True == 1 in Python, but not in JSON."""
         same_kind = [one for one in self.neutral if isinstance(one, bool) == isinstance(value, bool)]
         return value is None or value in same_kind
 
@@ -90,7 +90,7 @@ GENERATING: Final[Fields] = {
     "service_tier": _ignored("auto", "default"),
     "store": _ignored(False),
 }
-"""Of all routes that generate."""
+"""Fields of all routes that generate."""
 
 _NO_TOOLS: Final[Fields] = {
     "messages": _refused(_CHAT),
@@ -185,4 +185,4 @@ RENAMED: Final[Mapping[str, tuple[str, ...]]] = {
     "ids": ("tokens",),
     "token_ids": ("tokens",),
 }
-"""What vLLM, llama.cpp, Ollama, TGI and others call fields of ours; a body is refused with the first that it knows."""
+"""Names that vLLM, llama.cpp, Ollama, TGI and others have for our fields; the first known alternative is suggested."""

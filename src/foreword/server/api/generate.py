@@ -21,11 +21,11 @@ from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
 
 GENERATE_TOKENS = 256
-"""Longest answer of a request without max_tokens: the library's default."""
+"""Default of max_tokens, as in the library."""
 
 
 class Generated(Struct):
-    """An answer, or what it has gained."""
+    """An answer; in a stream, its new part."""
 
     index: int
     text: str
@@ -35,15 +35,15 @@ class Generated(Struct):
     seed: int | UnsetType = UNSET
     logprobs: PromptLogprobs | UnsetType = UNSET  # per token: token id -> logprob, rank, decoded_token
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    origin: "Origin | UnsetType" = UNSET  # of the tokens; only in streams
+    origin: "Origin | UnsetType" = UNSET  # only in streams
 
 
 class Origin(Struct, frozen=True, omit_defaults=True):
-    """Where a stream's new tokens came from, and the speculation figures so far."""
+    """Origin of a stream's new tokens, and speculation figures so far."""
 
-    pieces: list[str]  # the text of each token; together they are the event's text
-    from_draft: int | UnsetType = UNSET  # how many of them, from the first on, were draft tokens
-    passes: list[dict[str, Any]] | UnsetType = UNSET  # the passes that the tokens are from
+    pieces: list[str]  # text of each token; joined, they are the event's text
+    from_draft: int | UnsetType = UNSET  # number of leading tokens that were draft tokens
+    passes: list[dict[str, Any]] | UnsetType = UNSET  # passes that committed the tokens
     progress: dict[str, Any] | UnsetType = UNSET
 
 
@@ -52,36 +52,36 @@ _COUNTED = (
     "passes",
     "drafted",
     "accepted",
-    "drafted_per_position",  # drafts that reached the position
+    "drafted_per_position",  # drafts that reach the position
     "accepted_per_position",
 )
-_TIMED = ("decode", "draft", "verify", "accept")  # in milliseconds; decoding since the first token
+_TIMED = ("decode", "draft", "verify", "accept")  # milliseconds; decode: since the first token
 
 
 def progress_of(stats: RequestStats) -> dict[str, Any]:
-    """Return what an answer has cost so far."""
+    """Return the statistics so far."""
     counts = {name: getattr(stats, name) for name in _COUNTED}
     return counts | {f"{name}_ms": 1e3 * getattr(stats, f"{name}_seconds") for name in _TIMED}
 
 
 def passes_of(tokenizer: Tokenizer, delta: AnswerDelta) -> list[dict[str, Any]]:
-    """Return one entry per target pass: the draft tokens that it verified, as a tree, and which were accepted.
+    """Return one entry per target pass: the verified draft tree, and its accepted nodes.
 
-    Where a stream is split into single tokens, the first of a pass has it.
+    If the stream is split into tokens, the pass's first token has it.
     """
     return [
         {
-            "gained": draft.gained,  # tokens, from the event's first on: accepted ones, then one of the target
+            "gained": draft.gained,  # committed tokens: accepted ones, then one of the target
             "guesses": [token_text(tokenizer, token) for token in draft.tokens],
-            "parents": draft.parents,  # by node: index of an earlier node, or -1 after the text
-            "accepted": draft.accepted,  # nodes whose tokens are part of the answer, first to last
+            "parents": draft.parents,  # per node: index of an earlier node, or -1
+            "accepted": draft.accepted,  # accepted nodes, in order
         }
         for draft in delta.drafts
     ]
 
 
 async def generate_job(context: ServerContext, body: GenerateRequest, caller: ApiCaller) -> AnswerJob:
-    """Encode the prompt as the library does and word the answer."""
+    """Tokenize the prompt as the library does and create the job."""
     speculation = context.speculation(body.speculation if body.speculative is None else body.speculative)
     if isinstance(body.prompt, str):
         ids = await context.prompts.text(body.prompt, body, raw=body.raw)
@@ -106,7 +106,7 @@ async def generate_job(context: ServerContext, body: GenerateRequest, caller: Ap
 
 
 def check_generate(body: GenerateRequest, settings: ServerSettings) -> int:
-    """Refuse what the settings forbid; the number of answers that are asked for."""
+    """Check limits; return the number of requested answers."""
     body.check_limits(settings.limits)
     check_logprobs(body.logprobs, settings.limits, "logprobs")
     if body.speculative is not None and body.speculation is not None:
@@ -118,7 +118,7 @@ GENERATE = AnswerRoute(GenerateRequest, check_generate, generate_job)
 
 
 class GenerateDialect:
-    """Texts and token ids side by side."""
+    """Format of `/generate`: texts and token ids."""
 
     def __init__(self, context: ServerContext, body: GenerateRequest) -> None:
         self._logprobs = LogprobWriter(context.prompts.tokenizer)
@@ -132,7 +132,7 @@ class GenerateDialect:
         return ()
 
     def chunk(self, choice: int, delta: AnswerDelta) -> Generated:
-        """What an answer has gained."""
+        """Return the new part of an answer."""
         self._costs.note(delta)
         answer = Answer(choice)
         answer.take(delta)
@@ -144,7 +144,7 @@ class GenerateDialect:
         return (self._costs_json(self._costs),)
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> dict[str, Any]:
-        """All answers; the first one's fields are repeated on top, where the library's `--json` has them."""
+        """Return all answers; the first one's fields are repeated at the top level, as in the library's `--json`."""
         outputs = [self._written(answer) for answer in answers]
         on_top = ("text", "token_ids", "finish_reason", "seed")
         first = {name: getattr(outputs[0], name) for name in on_top}

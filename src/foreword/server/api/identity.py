@@ -1,4 +1,4 @@
-"""Names of requests, and who sent them."""
+"""Request ids, and the caller of a request."""
 
 import secrets
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from starlette.requests import Request
 
 @dataclass(frozen=True)
 class ApiCaller:
-    """Who sent a request."""
+    """The sender of a request."""
 
     tenant: str  # hash of the API key; empty if the server has none
-    trusted: bool  # gave a key, or none is needed
+    trusted: bool  # gave a valid key, or none is needed
     is_admin: bool = False  # gave an admin key
 
 

@@ -1,4 +1,4 @@
-"""The messages and tools of a conversation."""
+"""Messages and tools of a conversation."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from foreword.server.api.sampling_types import OpenPart
 
 
 class TextPart(OpenPart):
-    """A piece of a message. Only text: this server fetches no URL and sees no image."""
+    """A text part of a message. Other parts are refused: this server fetches no URLs and processes no images."""
 
     type: Literal["text"]
     text: str
@@ -23,11 +23,11 @@ _INSTEAD = {
     "file": "send the text in it",
     "document": "send the text in it",
 }
-"""What to send in place of parts that are no text, by words in the names of their types."""
+"""What to send instead of non-text parts, by words in their type names."""
 
 
 def no_text(kind: object) -> str:
-    """Say that a part of this type is not taken, and what to send instead."""
+    """Return the end of an error message about a part of this type."""
     if not isinstance(kind, str):
         return "no object with a type; this server takes parts of type text"
     instead = next((words for name, words in _INSTEAD.items() if name in kind), "send text")
@@ -35,7 +35,7 @@ def no_text(kind: object) -> str:
 
 
 def _text_parts(value: object) -> object:
-    """Say what is wrong with a content before pydantic tries it as everything that it could be."""
+    """Check a content before pydantic tries all union members, whose errors would be unclear."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -50,16 +50,16 @@ def _text_parts(value: object) -> object:
 
 
 TextContent = Annotated[str | Annotated[list[TextPart], Field(fail_fast=True)], BeforeValidator(_text_parts)]
-"""As OpenAI has it: a text, or pieces of it."""
+"""A string, or text parts, as in OpenAI's API."""
 
 
 def joined(content: str | list[TextPart]) -> str:
-    """The text of a content, whichever form it has."""
+    """Return the text of a content in either form."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class CalledFunction(OpenPart):
-    """What was called, and with what."""
+    """A called function and its arguments."""
 
     name: str = Field(min_length=1, max_length=256)
     arguments: str  # a JSON object
@@ -77,7 +77,7 @@ class CalledFunction(OpenPart):
 
 
 class MessageToolCall(OpenPart):
-    """A call in an earlier answer."""
+    """A tool call in an earlier answer."""
 
     id: str = Field(max_length=256)
     type: Literal["function"] = "function"
@@ -91,10 +91,10 @@ class Message(OpenPart):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: TextContent | None = None
-    reasoning_content: str | None = None  # of an earlier answer, for templates that show it
-    name: str | None = Field(None, max_length=256)  # of a tool; accepted elsewhere, not shown to the model
-    tool_call_id: str | None = Field(None, max_length=256)  # which call a tool's message answers
-    refusal: None = None  # what OpenAI's client puts into an answer that is sent back
+    reasoning_content: str | None = None  # of an earlier answer, for templates that include it
+    name: str | None = Field(None, max_length=256)  # of a tool; otherwise accepted and ignored
+    tool_call_id: str | None = Field(None, max_length=256)  # the call that a tool's message answers
+    refusal: None = None  # sent back by OpenAI's client
     audio: None = None
     function_call: None = None
     tool_calls: Annotated[list[MessageToolCall], Field(fail_fast=True, max_length=128)] | None = None
@@ -115,12 +115,12 @@ class Message(OpenPart):
 
     @property
     def calls(self) -> list[tuple[str, Any]]:
-        """(name, arguments) of the tools that were called."""
+        """(name, arguments) of the called tools."""
         made = [call.function for call in self.tool_calls or ()]
         return [(call.name, json.loads(call.arguments or "{}")) for call in made]
 
     def as_template_sees_it(self) -> dict[str, Any]:
-        """Role and text. What OpenAI now calls a developer is a system to every chat template."""
+        """Return role and text for the template; `developer` becomes `system`."""
         shown: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
             "content": self.text,
@@ -147,25 +147,25 @@ def _checked_name(value: object) -> object:
 
 
 def _checked_parameters(value: object) -> object:
-    """A JSON schema of an object, which is what arguments are."""
+    """Check that parameters are a JSON schema of an object."""
     if isinstance(value, dict) and value.get("type", "object") != "object":
         raise ValueError('must be a JSON schema of type "object"')
     return value
 
 
 class ToolFunction(OpenPart):
-    """What a model may call."""
+    """A function that the model may call."""
 
     foreign: ClassVar[Fields] = TOOL_FUNCTION
 
     name: Annotated[str, BeforeValidator(_checked_name)]
     description: str | None = None
     parameters: Annotated[dict[str, Any] | None, BeforeValidator(_checked_parameters)] = None
-    strict: bool | None = None  # calls fit the schema even where the model may choose not to call
+    strict: bool | None = None  # calls follow the schema even if calling is optional
 
     @property
     def argument_schema(self) -> dict[str, Any]:
-        """Of its arguments; none where it names none."""
+        """JSON schema of its arguments; an empty object's if it has none."""
         if not self.parameters:
             return {"type": "object", "properties": {}, "additionalProperties": False}
         return {"type": "object", **self.parameters}
@@ -176,21 +176,21 @@ class ToolFunction(OpenPart):
 
 
 class Tool(OpenPart):
-    """One of a request's tools."""
+    """A tool of a request."""
 
     type: Literal["function"]
     function: ToolFunction
 
 
 def written_choice(choice: str | None) -> str | dict[str, str]:
-    """As `/v1/responses` has it."""
+    """Return the choice in the format of `/v1/responses`."""
     if choice is not None and choice.startswith(NAMED):
         return {"type": "function", "name": choice.removeprefix(NAMED)}
     return choice or "auto"
 
 
 def _checked_choice(value: object) -> str | None:
-    """`none`, `auto`, `required`, or the name of a function after a slash, which no other choice has."""
+    """Return `none`, `auto`, `required`, or "function/NAME"."""
     if value is None or value in ("none", "auto", "required"):
         return value
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None

@@ -1,4 +1,4 @@
-"""Reads a request body as the server does, without a server: for `foreword policy explain`."""
+"""Parses a request body like the server, without a server: for `foreword policy explain`."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,15 +28,15 @@ from foreword.server.context import check_speculation
 from foreword.server.settings import Limits, ServerSettings
 
 CHARACTERS_PER_TOKEN = 4
-"""Estimate for prompts that no tokenizer has read."""
+"""Estimated characters per token."""
 
 _LONGEST_ANSWER = 2**31 - 1
-"""Tokens of an answer that only the model's context limits, which is not known here."""
+"""Placeholder for an answer length that only the model's context limits."""
 
 
 @dataclass(frozen=True)
 class OfflineRequest:
-    """What the policy file matches against, and what was assumed because only the server knows it."""
+    """Request traits for the policy file, and assumptions about what only the server knows."""
 
     traits: RequestTraits
     speculation: SpeculationSetting
@@ -60,10 +60,10 @@ def read_offline(
     prompt_tokens: int | None = None,
     adapter: str = "",
 ) -> OfflineRequest:
-    """Return what a policy file matches; raise the server's own error for a body that it refuses.
+    """Return what a policy file matches; raise the server's own error for an invalid body.
 
-    Without a route, the fields of the body select it. Only the server knows which models are adapters: `adapter`
-    names the one that the request's model is.
+    Without a route, the body's fields select it. `adapter` names the adapter that the request's model is, which only
+    the server knows.
     """
     if len(data) > settings.limits.body_bytes:
         raise too_long(settings.limits)
@@ -97,7 +97,7 @@ def read_offline(
 
 
 def _route_of(value: dict[str, Any]) -> str:
-    """The route whose fields the body has."""
+    """Return the route whose fields the body has."""
     keys = set(value)
     if "messages" in keys:
         return "/v1/chat/completions"
@@ -113,7 +113,7 @@ def _speculation(body: SamplingFields) -> SpeculationSetting:
 
 
 def _params(body: SamplingFields) -> SamplingParams:
-    """The engine's parameters, which refuse combinations that the types let pass."""
+    """Return the engine's parameters, which refuse combinations that the types allow."""
     tokens, logprobs = _LONGEST_ANSWER, None
     if isinstance(body, ChatRequest):
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -145,7 +145,7 @@ def _prompt_tokens(body: SamplingFields, limits: Limits, notes: list[str]) -> in
 
 
 def _prompt(body: SamplingFields, limits: Limits, notes: list[str]) -> str | list[int]:
-    """The prompt's text or token ids; the first one where there are several."""
+    """Return the prompt's text or token ids; the first if there are several."""
     if isinstance(body, ChatRequest):
         return _text(body.messages, limits)
     if isinstance(body, ResponsesRequest):

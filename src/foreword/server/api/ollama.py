@@ -24,10 +24,10 @@ from foreword.server.errors import ApiError
 Json = dict[str, Any]
 
 RAW = AnswerRoute(CompletionRequest, check_completion, partial(completion_job, default=None))
-"""`/v1/completions`, where an answer without a limit fills the context."""
+"""`/v1/completions` with the remaining context as default limit."""
 
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
-"""Ollama's names of sampling parameters that have another name here."""
+"""Ollama's names of sampling parameters that differ here."""
 
 _MODELS = "this server has one model, which it was started with"
 _NOT_HERE = {
@@ -46,12 +46,12 @@ def ollama_routes(context: ServerContext) -> APIRouter:
 
     @router.post("/chat")
     async def chat(request: Request) -> Response:
-        """Answer a conversation in Ollama's form."""
+        """Answer a conversation in Ollama's format."""
         return await answer_converted(context, request, convert_chat)
 
     @router.post("/generate")
     async def generate(request: Request) -> Response:
-        """Answer a prompt, or continue a raw one, in Ollama's form."""
+        """Answer a prompt, or continue a raw one, in Ollama's format."""
         return await answer_converted(context, request, convert_generate)
 
     @router.get("/tags")
@@ -62,7 +62,7 @@ def ollama_routes(context: ServerContext) -> APIRouter:
 
     @router.post("/show")
     async def show(request: Request) -> Response:
-        """What is known of a model."""
+        """Describe a model."""
         limits = context.settings.limits
         body = load_object(await read_body(request, limits), limits)
         name = _plain_name(body.get("model") or body.get("name") or "")
@@ -106,14 +106,14 @@ def _shown(context: ServerContext, name: str) -> Json:
 
 
 def _plain_name(name: object) -> str:
-    """A model's name without Ollama's tag for its usual version."""
+    """Return a model's name without Ollama's default tag."""
     if not isinstance(name, str):
         raise ApiError(400, "model: must be a text", param="model")
     return name.removesuffix(":latest")
 
 
 def convert_chat(value: Json) -> Conversion | Json:
-    """The request as one of OpenAI's chat route; without messages, the answer that the model is loaded."""
+    """Convert to a chat request; without messages, return the response that the model is loaded."""
     body, places = _converted(value, ("messages",))
     if value.get("messages") in (None, []):
         return loaded(body.get("model"), is_chat=True)
@@ -122,7 +122,7 @@ def convert_chat(value: Json) -> Conversion | Json:
 
 
 def convert_generate(value: Json) -> Conversion | Json:
-    """The request as one of OpenAI's chat route; raw ones, and gaps to fill, as one of `/v1/completions`."""
+    """Convert to a chat request; raw and fill-in-the-middle requests to `/v1/completions`."""
     body, places = _converted(value, ("prompt", "system", "raw", "suffix"))
     prompt, system, suffix = value.get("prompt") or "", value.get("system"), value.get("suffix")
     if not prompt and not suffix:
@@ -140,7 +140,7 @@ def convert_generate(value: Json) -> Conversion | Json:
 
 
 def _converted(value: Json, own: tuple[str, ...]) -> tuple[Json, dict[str, str]]:
-    """The fields that both of Ollama's routes have, and where each of them comes from."""
+    """Return the common fields of Ollama's routes, and where each comes from."""
     dropped = (*own, "options", "format", "think", "keep_alive", "stream")
     body = {name: entry for name, entry in value.items() if name not in dropped}
     if value.get("model") is not None:
@@ -159,7 +159,7 @@ def _converted(value: Json, own: tuple[str, ...]) -> tuple[Json, dict[str, str]]
 
 
 def _add_options(options: Json, body: Json, places: dict[str, str]) -> None:
-    """Sampling parameters beside the other fields; what is no sampling parameter is ignored by its own name."""
+    """Move sampling parameters to the top level; others are ignored under their own names."""
     for given, entry in options.items():
         name = _OPTIONS.get(given, given)
         is_known = name == "max_tokens" or name in SamplingFields.model_fields or name in GENERATING
@@ -185,7 +185,7 @@ def _thinking(think: object) -> Json:
 
 
 def _messages(value: object) -> object:
-    """Messages in OpenAI's form: Ollama's calls have no ids, so that their results come in the calls' order."""
+    """Return messages in OpenAI's format. Ollama's calls have no ids, so results are matched in order."""
     if not isinstance(value, list):
         raise ApiError(400, "messages: must be a list", param="messages")
     unanswered: list[tuple[str, str]] = []  # (name, id) of calls
@@ -225,7 +225,7 @@ def _name_and_id(call: object) -> tuple[str, str]:
 
 
 def _answered(unanswered: list[tuple[str, str]], name: object) -> str:
-    """The id of the call that a tool's message answers: the first of its name, or else the first."""
+    """Return the id of the call that a tool's message answers: the first of its name, otherwise the first."""
     if not unanswered:
         return "call"
     place = next((n for n, (called, _) in enumerate(unanswered) if called == name), 0)

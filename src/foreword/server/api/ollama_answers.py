@@ -1,4 +1,4 @@
-"""Answers of OpenAI's routes in Ollama's words."""
+"""Formats answers of OpenAI's routes for Ollama's API."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -28,21 +28,21 @@ def _now() -> str:
 
 
 def loaded(model: object, *, is_chat: bool) -> Json:
-    """The answer to a request that only loads a model."""
+    """Return the response to a request that only loads a model."""
     empty = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
     return {"model": model, "created_at": _now(), **empty, "done": True, "done_reason": "load"}
 
 
 class OllamaDialect:
-    """Rewords the answers of the chat route, or of `/v1/completions`."""
+    """Formats answers of the chat route or of `/v1/completions`."""
 
     def __init__(self, job: AnswerJob, *, is_chat: bool) -> None:
-        """`is_chat`: an answer is a message, else it is a text."""
+        """`is_chat`: an answer is a message, otherwise a text."""
         assert isinstance(job.dialect, ChatDialect | CompletionDialect)
         self._inner = job.dialect
         self._is_chat = is_chat
         self._began = monotonic_ns()
-        self._calls: list[CalledTool] = []  # begun, and not reported yet
+        self._calls: list[CalledTool] = []  # started, not reported yet
         self._end: Json = {}  # of the answer
 
     def opening(self) -> Iterable[Json]:
@@ -84,7 +84,7 @@ class OllamaDialect:
         thought = {"thinking": thinking} if thinking else {}
         if not self._is_chat:
             return {**named, "response": text, **thought, "done": False}
-        # A call that was cut has no arguments that could be used.
+        # A call that was cut has no usable arguments.
         whole = [call for call in calls if is_object(call.arguments or "{}")]
         called = [{"function": {"name": call.name, "arguments": call.parsed()}} for call in whole]
         message = {
@@ -96,7 +96,7 @@ class OllamaDialect:
         return {**named, "message": message, "done": False}
 
     def _ended(self, frame: Completion, choice: Choice) -> Json:
-        """Why the answer ended, and the times of its parts in nanoseconds."""
+        """Return why the answer ended, and its times in nanoseconds."""
         timings = frame.timings or {}
         return {
             "done": True,

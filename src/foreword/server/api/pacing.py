@@ -1,6 +1,6 @@
-"""When a stream's tokens are released: at once, or at an even cadence in blocks of equal size.
+"""Release times of a stream's tokens: immediately, or at an even cadence in blocks of equal size.
 
-Only the arithmetic is here; no clock runs and nothing is sent. Times are in seconds of any monotonic clock.
+Pure arithmetic, without clocks or I/O. Times are seconds of any monotonic clock.
 """
 
 from collections import deque
@@ -9,45 +9,45 @@ from math import ceil, log2
 from typing import Final, NamedTuple
 
 BLOCK_BYTES: Final = 1024
-"""A block holds about three events of OpenAI's form. Longer ones make every later block longer too."""
+"""Block size in bytes, about three OpenAI events. A longer block makes all later blocks longer, too."""
 
 LAST_BLOCKS: Final = 4
-"""The last block is this long: it has whatever is left, and the costs, and does not tell how much that is."""
+"""Length of the last block in blocks: it hides how much is left."""
 
 _SHORTEST_PERIOD = 0.001
-_MEMORY = 1 - 1 / 32  # of the mean rate: what lies 32 bursts back counts a third
-_STAY = 0.75  # a rate may leave the cadence by a factor of 2**0.75 before the cadence follows
+_MEMORY = 1 - 1 / 32  # decay of the mean rate: 32 bursts ago weighs a third
+_STAY = 0.75  # the rate may deviate by a factor of 2**0.75 before the cadence follows
 
 
-_MOST_PER_TICK = 2  # units, before the end; they fit a block, and more arrive per tick only for a while
-_REMEMBERED_BURSTS = 8  # how much the streams before weigh at the beginning of another
+_MOST_PER_TICK = 2  # units before the end; they fit a block, and more arrive only briefly
+_REMEMBERED_BURSTS = 8  # weight of earlier streams at the start of a new one
 
 
 class PaceMemory:
-    """What the streams before were like, so that the beginning of another does not tell its own rate.
+    """Mean rate of earlier streams, so that the start of a stream does not reveal its own rate.
 
-    All streams of a server share it: it knows a mean rate and nothing else.
+    Shared by all streams of a server.
     """
 
     def __init__(self) -> None:
-        self.period = 0.0  # 0: there was none yet
+        self.period = 0.0  # 0: unknown
         self.seconds_per_burst = 0.0
         self.units_per_burst = 0.0
 
 
 class EvenCadence:
-    """A tick every period; a tick releases one waiting unit, two if more wait than one burst brings.
+    """Releases one waiting unit per tick, or two if more than one burst waits.
 
-    The period is a power of two (of milliseconds) next to the mean time between tokens, so that it tells little
-    about the rate and seldom changes. Ticks with nothing to release are ticks all the same.
+    The period is a power of two (milliseconds) near the mean time between tokens, so that it reveals little about the
+    rate and rarely changes. Ticks without units are sent, too.
     """
 
     def __init__(self, memory: PaceMemory) -> None:
-        self.due: float | None = None  # the next tick; None: not before more has arrived
+        self.due: float | None = None  # time of the next tick; None: wait for more units
         self._memory = memory
         self._period = memory.period
         self._last_arrival: float | None = None
-        # Fading sums over arrivals after the first.
+        # Decayed sums over arrivals after the first.
         self._bursts = float(_REMEMBERED_BURSTS if memory.period else 0)
         self._seconds = self._bursts * memory.seconds_per_burst
         self._units = self._bursts * memory.units_per_burst
@@ -55,7 +55,7 @@ class EvenCadence:
         self._last_share: int | None = None  # units per tick once the end is known
 
     def arrived(self, now: float, units: int) -> None:
-        """A burst of this many units has come. The first of a stream is not to be held back by anybody."""
+        """Add a burst of units. The first burst of a stream is not delayed."""
         if self._last_arrival is not None:
             self._seconds = _MEMORY * self._seconds + (now - self._last_arrival)
             self._units = _MEMORY * self._units + units
@@ -68,7 +68,7 @@ class EvenCadence:
         self._last_arrival = now
 
     def ended(self, now: float, waiting: int) -> None:
-        """Nothing comes after what is waiting now: it is released within the time of one burst."""
+        """End the stream: waiting units are released within the time of one burst."""
         self._last_share = ceil(waiting / self._ticks_per_burst)
         if self.due is None:
             self.due = now
@@ -79,11 +79,11 @@ class EvenCadence:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing comes after what is waiting."""
+        """Whether no more units will arrive."""
         return self._last_share is not None
 
     def take(self, now: float, waiting: int) -> int:
-        """A tick: how many of the waiting units go with it. What came too late for its tick is not caught up with."""
+        """Return how many waiting units this tick releases. Missed ticks are not made up for."""
         assert self.due is not None
         self.due += self._period
         if self.due <= now:
@@ -93,7 +93,7 @@ class EvenCadence:
         return min(ceil(waiting / self._ticks_per_burst), _MOST_PER_TICK, waiting)
 
     def _follow(self, mean: float) -> None:
-        """Choose the period for a mean time between units."""
+        """Set the period for a mean time between units."""
         mean = max(mean, _SHORTEST_PERIOD)
         if not self._period or abs(log2(mean / self._period)) > _STAY:
             self._period = float(_SHORTEST_PERIOD * 2 ** round(log2(mean / _SHORTEST_PERIOD)))
@@ -101,20 +101,20 @@ class EvenCadence:
 
 
 COMMENT = (b":", b"\n\n")
-"""Around a comment in a stream of events."""
+"""Start and end of a comment in an event stream."""
 
 
 class Padder:
-    """Makes all blocks of a stream equally long, with spaces that readers of the stream ignore."""
+    """Pads the blocks of a stream to equal length with ignored spaces."""
 
     def __init__(self, block_bytes: int = BLOCK_BYTES, around: tuple[bytes, bytes] = COMMENT) -> None:
-        """`around` the spaces of a block is what makes readers ignore them."""
+        """`around` encloses the spaces so that clients ignore them."""
         self._step = block_bytes
         self._size = block_bytes
         self._before, self._after = around
 
     def padded(self, events: bytes, is_last: bool = False) -> bytes:
-        """The events, which may be none, in a block. One that is too small for them is made larger for good."""
+        """Return the events (possibly none) as a block; an oversized one increases the block size permanently."""
         shortest = len(self._before) + len(self._after) + len(events)
         least = LAST_BLOCKS * self._step if is_last else self._size
         self._size = max(least, self._step * ceil(shortest / self._step))
@@ -122,7 +122,7 @@ class Padder:
 
 
 class Block(NamedTuple):
-    """What a watcher of the wire sees, and how many units it holds, which the watcher does not see."""
+    """A block as an observer of the connection sees it; `units` is hidden."""
 
     time: float
     units: int
@@ -130,7 +130,7 @@ class Block(NamedTuple):
 
 
 def replay(bursts: Sequence[tuple[float, Sequence[int]]], memory: PaceMemory) -> list[Block]:
-    """The blocks of a stream whose bursts came at these times, with units of this many bytes, on a perfect clock."""
+    """Return the blocks of a stream with bursts at these times, of units of these sizes, on a perfect clock."""
     cadence, padder = EvenCadence(memory), Padder()
     waiting: deque[int] = deque()
     coming = deque(bursts)

@@ -1,4 +1,4 @@
-"""Prompts to token ids: short ones at once, long ones in threads, so that no other request waits for them."""
+"""Tokenizes prompts: short ones inline, long ones in threads, so that other requests do not wait."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 class PromptEncoder:
-    """The model's tokenizer and chat template, for many requests at a time."""
+    """The model's tokenizer and chat template, for concurrent requests."""
 
     def __init__(self, tokenizer: Tokenizer, settings: ServerSettings) -> None:
         self.tokenizer = tokenizer
@@ -26,10 +26,7 @@ class PromptEncoder:
     async def text(
         self, prompt: str | list[int], how: RawText, *, raw: bool = True, suffix: str | None = None
     ) -> list[int]:
-        """Encode a prompt as the library takes it: as it is, or as a user's message if it is not raw.
-
-        With a `suffix`, it is the text before a gap.
-        """
+        """Tokenize a prompt: raw, or as a user's message. With a `suffix`, it is the text before a gap."""
         return await self._do(
             len(prompt) + len(suffix or ""),
             lambda: encode_prompt(
@@ -51,7 +48,7 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """A conversation through the model's own chat template."""
+        """Apply the model's chat template to a conversation."""
         check_messages(len(messages), self._limits)
         return await self._do(
             sum(len(message["content"]) for message in messages) + len(str(tools or "")),
@@ -65,12 +62,12 @@ class PromptEncoder:
         )
 
     async def prediction(self, expected: Prediction, max_model_len: int) -> tuple[int, ...]:
-        """The answer that a user expects; no answer is longer than the context."""
+        """Tokenize an expected answer, cut to the context length."""
         encoded = await self._do(len(expected or ()), lambda: encode_prediction(self.tokenizer, expected))
         return encoded[:max_model_len]
 
     async def back(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of token ids; 400 for one that there is not."""
+        """Return the text of token ids; raise 400 for an unknown id."""
 
         def decode() -> str:
             unknown = next((token for token in tokens if not self.tokenizer.has_token(token)), None)
@@ -81,7 +78,7 @@ class PromptEncoder:
         return await self._do(len(tokens), decode)
 
     async def _do(self, size: int, work: Callable[[], Result]) -> Result:
-        """Short work at once, long work in a thread."""
+        """Do short work inline, long work in a thread."""
         if size <= self._inline_characters:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -91,13 +88,13 @@ class PromptEncoder:
 
 
 def check_messages(count: int, limits: Limits) -> None:
-    """Refuse a conversation with more messages than the server takes."""
+    """Raise 400 for a conversation with too many messages."""
     if count > limits.messages:
         raise ApiError(400, f"this server takes at most {limits.messages} messages", param="messages")
 
 
 def room_for_answer(prompt: Sequence[int], wanted: int | None, max_model_len: int, limit: int | None) -> int:
-    """How many tokens the answer may have; 400 if prompt and answer do not fit."""
+    """Return the maximum answer length; raise 400 if prompt and answer do not fit."""
     longest = max_model_len - 1 if limit is None else min(limit, max_model_len - 1)
     if not prompt:
         raise ApiError(400, "the prompt has no tokens; give at least one", param="prompt")

@@ -1,4 +1,4 @@
-"""How families of models mark their reasoning, and reads it apart from an answer's text while it grows."""
+"""Reasoning tags of model families, and an incremental parser that separates reasoning from text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from foreword.server.api.tool_reading import AUTO, overlap
 from foreword.structured.params import StructuredOutputs, Thinking
 
 _TAIL = 32
-"""Tokens at the end of a prompt that show whether it has begun the reasoning."""
+"""Trailing prompt tokens that show whether the prompt opened the reasoning."""
 
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """The tags around reasoning, with which an answer begins."""
+    """The tags around reasoning at the start of an answer."""
 
     name: str
     begin: str = "<think>"
     end: str = "</think>"
-    is_open: bool = False  # an answer reasons from its first token on, whether or not the prompt says so
+    is_open: bool = False  # answers always start with reasoning, whatever the prompt contains
 
 
 FORMATS = {
@@ -38,11 +38,11 @@ FORMATS = {
         ReasoningFormat("step3", is_open=True),
     )
 }
-"""By vLLM's names of parsers."""
+"""By vLLM's parser names."""
 
 
 def reasoning_format(parser: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
-    """The format of a parser; of `auto`, the one whose tags the chat template has. None: reasoning is text."""
+    """Return a parser's format; for `auto`, the one whose tags the chat template has. None: no separation."""
     if parser != AUTO:
         return FORMATS.get(parser)
     template = tokenizer.chat_template or ""
@@ -51,14 +51,14 @@ def reasoning_format(parser: str, tokenizer: Tokenizer) -> ReasoningFormat | Non
 
 @dataclass(frozen=True)
 class Reasoning:
-    """The reasoning of one request's answers."""
+    """Reasoning format of one request's answers."""
 
     form: ReasoningFormat
-    is_open: bool  # the answer begins inside of it
+    is_open: bool  # the answer starts inside the reasoning
 
     @staticmethod
     def after(ids: Sequence[int], form: ReasoningFormat | None, tokenizer: Tokenizer) -> "Reasoning | None":
-        """What follows a prompt; None if it has no reasoning: the prompt has ended it, or there is no format."""
+        """Return the reasoning after a prompt; None without a format or if the prompt closed it."""
         if form is None:
             return None
         tail = tokenizer.decode(ids[-_TAIL:], skip_special_tokens=False).rstrip()
@@ -67,14 +67,14 @@ class Reasoning:
         return Reasoning(form, form.is_open or tail.endswith(form.begin))
 
     def limit(self, budget: int | None, form: StructuredOutputs | None) -> Thinking | None:
-        """What the engine has to know of it; None: nothing."""
+        """Return the engine's reasoning parameters; None: not needed."""
         if budget is None and form is None:
             return None
         return Thinking(self.form.end, self.form.begin, budget, self.is_open)
 
 
 def check_budget(budget: int | None, form: ReasoningFormat | None) -> None:
-    """Refuse a budget where nothing marks the reasoning."""
+    """Raise `RequestError` for a budget without a reasoning format."""
     if budget is not None and form is None:
         raise RequestError(
             "thinking_token_budget: this server was started without --reasoning-parser, which names the model's "
@@ -84,7 +84,7 @@ def check_budget(budget: int | None, form: ReasoningFormat | None) -> None:
 
 
 class ReasoningReader:
-    """Takes text as it comes; what may still become a tag, and space before one, is held back."""
+    """Incremental parser; text that may become a tag, and space before one, is held back."""
 
     def __init__(self, reasoning: Reasoning) -> None:
         self._form = reasoning.form
@@ -94,7 +94,7 @@ class ReasoningReader:
         self._read = self._start
 
     def feed(self, text: str, is_end: bool) -> tuple[str, str]:
-        """(reasoning, other text) that the answer has gained."""
+        """Return the new (reasoning, other text)."""
         self._held += text
         return self._read(is_end)
 
@@ -110,7 +110,7 @@ class ReasoningReader:
         return self._read(is_end)
 
     def _thinking(self, is_end: bool) -> tuple[str, str]:
-        """Space at the ends of the reasoning belongs to the tags."""
+        """Return reasoning text; space next to the tags belongs to them."""
         if not self._has_thought:
             self._held = self._held.lstrip()
         inside, found, after = self._held.partition(self._form.end)

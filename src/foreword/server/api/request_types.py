@@ -1,4 +1,4 @@
-"""The request bodies of all routes: OpenAI's fields, with vLLM's additions and ours."""
+"""Request bodies of all routes: OpenAI's fields, with vLLM's additions and ours."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -21,18 +21,18 @@ from foreword.structured.params import StructuredOutputs
 
 
 class RawText(StrictBody):
-    """How a text becomes tokens where it does not go through a chat template; vLLM's and llama.cpp's names."""
+    """Tokenization options of text without a chat template; vLLM's and llama.cpp's names."""
 
-    add_special_tokens: bool = True  # put those around it that the model was trained with
-    parse_special: bool = True  # names of control tokens in it become those tokens
+    add_special_tokens: bool = True  # add the model's special tokens
+    parse_special: bool = True  # names of control tokens become these tokens
 
 
 class StreamOptions(OpenPart):
-    """What a stream tells besides text."""
+    """Additional contents of a stream."""
 
-    include_usage: bool | None = None  # one more chunk at the end, with the number of tokens
-    continuous_usage_stats: bool | None = None  # vLLM's: with include_usage, every chunk says it up to there
-    include_obfuscation: bool | None = None  # accepted for OpenAI's clients; nothing is padded
+    include_usage: bool | None = None  # a final chunk with token counts
+    continuous_usage_stats: bool | None = None  # vLLM: with include_usage, counts so far in every chunk
+    include_obfuscation: bool | None = None  # accepted for OpenAI's clients; no padding
 
 
 class OpenAIFields(FormattedFields, SamplingFields):
@@ -42,11 +42,11 @@ class OpenAIFields(FormattedFields, SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=4096)  # accepted, not used
-    return_token_ids: bool | None = None  # vLLM's: token ids of prompt and answer beside the text
+    return_token_ids: bool | None = None  # vLLM: token ids of prompt and answer
 
 
 def _checked_prompt(value: object) -> object:
-    """Look at the whole list once; pydantic's unions would try every form for every entry."""
+    """Check the whole list once, since pydantic's unions would try every form for every entry."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
@@ -82,11 +82,11 @@ class CompletionRequest(OpenAIFields, RawText):
     foreign: ClassVar[Fields] = COMPLETION
 
     prompt: Annotated[Any, BeforeValidator(_checked_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
-    max_tokens: int | None = Field(None, ge=0)  # 0 with echo: nothing but the prompt and what is known of it
+    max_tokens: int | None = Field(None, ge=0)  # 0 with echo: only the prompt
     logprobs: int | None = Field(None, ge=0)
-    echo: bool | None = None  # the prompt before the answer
-    suffix: str | None = None  # the text after a gap that the answer fills
-    best_of: int | None = Field(None, ge=1)  # as many as n, if it is given
+    echo: bool | None = None  # return the prompt before the answer
+    suffix: str | None = None  # text after a gap that the answer fills
+    best_of: int | None = Field(None, ge=1)  # must equal n
 
     def prompts(self) -> list[str | list[int]]:
         """One entry per prompt: text or token ids."""
@@ -96,7 +96,7 @@ class CompletionRequest(OpenAIFields, RawText):
 
 
 def _text_or_tokens(value: object) -> object:
-    """Looked at as a whole, as prompts are."""
+    """Check the whole value, like a prompt."""
     if not isinstance(value, str) and not (isinstance(value, list) and _are_tokens(value)):
         raise ValueError("must be a text or a list of token ids")
     return value
@@ -109,7 +109,7 @@ def _prompt_or_tokens(value: object) -> object:
 
 
 class PredictedContent(OpenPart):
-    """The answer that the user expects, in OpenAI's form."""
+    """The expected answer, in OpenAI's format."""
 
     type: Literal["content"]
     content: TextContent
@@ -119,12 +119,12 @@ _Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=128)]
 
 
 class ToolFields(StrictBody):
-    """What an answer to a conversation may do before and besides its text."""
+    """Tools and reasoning of a conversation."""
 
     tools: _Tools | None = None
     tool_choice: ToolChoice = None
-    parallel_tool_calls: bool | None = None  # false: at most one call
-    thinking_token_budget: int | None = Field(None, ge=0)  # vLLM's: most tokens of reasoning
+    parallel_tool_calls: bool | None = None  # False: at most one call
+    thinking_token_budget: int | None = Field(None, ge=0)  # vLLM: maximum reasoning tokens
 
 
 class ChatRequest(OpenAIFields, ToolFields):
@@ -139,8 +139,8 @@ class ChatRequest(OpenAIFields, ToolFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
     add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None  # the answer goes on where the last message ends
-    chat_template_kwargs: dict[str, Any] | None = None  # what the model's template may ask for
+    continue_final_message: bool | None = None  # continue the last message
+    chat_template_kwargs: dict[str, Any] | None = None  # variables of the model's template
     safety_identifier: str | None = Field(None, max_length=4096)  # accepted, not used
     prompt_cache_key: str | None = Field(None, max_length=4096)  # accepted; the API key decides
 
@@ -160,7 +160,7 @@ class ChatRequest(OpenAIFields, ToolFields):
 
 
 class GenerateRequest(SamplingFields, RawText):
-    """`POST /generate`: our own route, in the library's words."""
+    """`POST /generate`: our own route, with the library's names."""
 
     foreign: ClassVar[Fields] = GENERATE
 
@@ -176,9 +176,9 @@ class GenerateRequest(SamplingFields, RawText):
         Annotated[str | Annotated[list[TokenId], Field(fail_fast=True)], BeforeValidator(_text_or_tokens)]
         | None
     ) = None
-    raw: bool = False  # continue the text as it is; otherwise it is a user's message
+    raw: bool = False  # continue the text; otherwise it is a user's message
     stream: bool = False
-    speculative: SpeculationOverride = None  # another name for `speculation`
+    speculative: SpeculationOverride = None  # alias of `speculation`
 
 
 class TokenizeRequest(RawText):
@@ -206,7 +206,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 def _messages(value: object) -> list[Message]:
-    """A text, or a list of messages, calls of tools and what they gave."""
+    """Parse a string, or a list of messages, tool calls and tool results."""
     if isinstance(value, str):
         return [_said("user", value)]
     if not isinstance(value, list):
@@ -239,7 +239,7 @@ def _said(role: object, text: str) -> Message:
 
 
 def _read(model: type[Part], value: object) -> Part:
-    """As `model`; what does not fit is one line, to be read after the field's name."""
+    """Validate as `model`; errors are one line, to follow the field's name."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -261,7 +261,7 @@ def _text(place: int, content: object) -> str:
 
 
 def _tools(value: object) -> list[Tool] | None:
-    """Functions, which have their fields on top here."""
+    """Parse functions, whose fields are at the top level here."""
     if value is None:
         return None
     if not isinstance(value, list):

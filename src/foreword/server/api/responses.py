@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: one answer as a list of items, and a stream of events with names."""
+"""`POST /v1/responses`: one answer as a list of items, or a stream of named events."""
 
 from collections.abc import Iterable, Sequence
 from time import time
@@ -29,7 +29,7 @@ REASONING, TEXT = "reasoning_text", "output_text"
 
 
 async def responses_job(context: ServerContext, body: ResponsesRequest, caller: ApiCaller) -> AnswerJob:
-    """Put the items into the model's template and word the answer."""
+    """Apply the chat template to the items and create the job."""
     settings = context.settings
     conversation = await Conversation.of(context, body, body.messages())
     ids = conversation.ids
@@ -49,7 +49,7 @@ async def responses_job(context: ServerContext, body: ResponsesRequest, caller: 
 
 
 def check_responses(body: ResponsesRequest, settings: ServerSettings) -> int:
-    """Refuse what the settings forbid; there is one answer."""
+    """Check limits; a response has one answer."""
     body.check_limits(settings.limits)
     if body.n not in (None, 1):
         raise RequestError("n: a response is one answer", "n")
@@ -67,7 +67,7 @@ def response_form(body: ResponsesRequest, params: SamplingParams) -> StructuredO
 
 
 class ResponsesDialect:
-    """The newest of OpenAI's forms."""
+    """Format of `/v1/responses`."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class ResponsesDialect:
         self._created = int(time())
         self._reader = conversation.reader()
         self._costs = Costs(1)
-        self._count = 0  # events so far
-        self._items: list[Item] = []  # in the order in which they began
-        self._texts: dict[str, Item] = {}  # reasoning and text, once there is some, by the type of their part
+        self._count = 0  # number of events
+        self._items: list[Item] = []  # in order of creation
+        self._texts: dict[str, Item] = {}  # reasoning and text items by part type
         self._calls: dict[int, Item] = {}
         self._reason: str | None = None
 
@@ -92,7 +92,7 @@ class ResponsesDialect:
         yield self._event("response.in_progress", response=self._response("in_progress"))
 
     def chunk(self, choice: int, delta: AnswerDelta) -> list[Item]:
-        """Events for new text, new calls and more of their arguments."""
+        """Return events for new text, new calls and more of their arguments."""
         self._costs.note(delta)
         self._reason = delta.finish_reason
         read = self._reader.feed(delta.text, delta.finish_reason is not None)
@@ -131,7 +131,7 @@ class ResponsesDialect:
         return {"type": kind, "sequence_number": self._count - 1, **fields}
 
     def _text_events(self, kind: str, text: str) -> list[Item]:
-        """Events for more text of a kind of part."""
+        """Return events for more text of one part type."""
         if not text:
             return []
         events: list[Item] = []
@@ -235,7 +235,7 @@ class ResponsesDialect:
 
 
 def _listed(kind: str) -> Item:
-    """Fields of text that reasoning does not have."""
+    """Return fields that text parts have and reasoning parts do not."""
     return {"logprobs": []} if kind == TEXT else {}
 
 

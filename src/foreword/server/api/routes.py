@@ -29,7 +29,7 @@ _NOT_HERE = {
     "/audio/transcriptions": "this server takes text only",
     "/images/generations": "this server generates text only",
 }
-"""OpenAI's routes that clients look for, and what to do instead."""
+"""OpenAI routes that are not implemented, and the alternative."""
 
 
 def openai_routes(context: ServerContext) -> APIRouter:
@@ -48,7 +48,7 @@ def openai_routes(context: ServerContext) -> APIRouter:
 
     @router.post("/responses", openapi_extra=takes(ResponsesRequest))
     async def responses(request: Request) -> Response:
-        """Answer a conversation, in OpenAI's newest form; nothing is kept."""
+        """Answer a conversation through OpenAI's Responses API; nothing is stored."""
         return await answer_request(context, request, RESPONSES)
 
     for path, instead in _NOT_HERE.items():
@@ -62,7 +62,7 @@ def openai_routes(context: ServerContext) -> APIRouter:
 
     @router.get("/models/{name:path}")
     async def model(name: str) -> Response:
-        """One of them by name."""
+        """Return one model by name."""
         if not name:
             raise ApiError(404, "name a model")
         context.check_model(name)
@@ -85,25 +85,25 @@ def _model(context: ServerContext, adapter: str) -> dict[str, object]:
 
 
 class LoadAdapter(StrictBody):
-    """Which adapter, and what requests call it."""
+    """Body of a request to load an adapter."""
 
     lora_name: str = Field(min_length=1, max_length=256)
     lora_path: str = Field(min_length=1, max_length=4096)  # a folder on the server's machine
 
 
 class UnloadAdapter(StrictBody):
-    """Which adapter."""
+    """Body of a request to unload an adapter."""
 
     lora_name: str = Field(min_length=1, max_length=256)
-    lora_int_id: int | None = None  # vLLM's; names are enough here
+    lora_int_id: int | None = None  # vLLM's; ignored
 
 
 def add_adapter_routes(router: APIRouter, context: ServerContext) -> None:
-    """They name folders of this machine, so that they are there only if the operator says so."""
+    """Add the adapter routes; they take local paths, so the operator must enable them."""
 
     @router.post("/load_lora_adapter", openapi_extra=takes(LoadAdapter))
     async def load(request: Request) -> Response:
-        """Load a LoRA adapter; requests ask for it as their model."""
+        """Load a LoRA adapter, which requests select as their model."""
         _check_allowed(context)
         body = await body_of(context, request, LoadAdapter, is_strict=True)
         if body.lora_name in (context.settings.model_name, *context.adapters):
@@ -114,7 +114,7 @@ def add_adapter_routes(router: APIRouter, context: ServerContext) -> None:
 
     @router.post("/unload_lora_adapter", openapi_extra=takes(UnloadAdapter))
     async def unload(request: Request) -> Response:
-        """No new request gets it; those that have it end with it."""
+        """Unload an adapter: new requests are refused, running ones finish."""
         _check_allowed(context)
         body = await body_of(context, request, UnloadAdapter, is_strict=True)
         if body.lora_name not in context.adapters:
@@ -134,12 +134,12 @@ def _told(line: str) -> Response:
 
 
 def foreword_routes(context: ServerContext) -> APIRouter:
-    """In the library's words, and tokens as in vLLM."""
+    """`/generate` in the library's terms, and vLLM's token routes."""
     router = APIRouter()
 
     @router.post("/generate", openapi_extra=takes(GenerateRequest))
     async def generate(request: Request) -> Response:
-        """Answer a prompt, in the library's words."""
+        """Answer a prompt, with the library's names."""
         return await answer_request(context, request, GENERATE)
 
     @router.post("/tokenize", openapi_extra=takes(TokenizeRequest))

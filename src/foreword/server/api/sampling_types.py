@@ -1,4 +1,4 @@
-"""Sampling parameters and response formats as they come over HTTP, and their conversion to the engine's."""
+"""Sampling parameters and response formats of HTTP requests, and their conversion to the engine's."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -39,7 +39,7 @@ def _as_form(make: Callable[[Any], StructuredOutputs | None]) -> BeforeValidator
 
 
 def _response_format(value: object) -> StructuredOutputs | None:
-    """OpenAI's; `{"type": "json_object", "schema": ...}` is llama.cpp's, `structural_tag` is vLLM's."""
+    """Parse OpenAI's format; `{"type": "json_object", "schema": ...}` is llama.cpp's, `structural_tag` vLLM's."""
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(kind, str):
         raise RequestError(f"must be an object whose type is {_FORMATS}")
@@ -82,7 +82,7 @@ _Format = Annotated[Any, _as_form(_response_format), _shown("object")]
 
 
 class StructuredFields(BaseModel):
-    """At most one of them is given. All of them are strict: what an answer's form rules out cannot be generated."""
+    """At most one field is given. All are strict: tokens outside the format cannot be generated."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True, frozen=True)
 
@@ -95,7 +95,7 @@ class StructuredFields(BaseModel):
     json_schema: _Json = None
 
     def structured(self) -> StructuredOutputs | None:
-        """The form that is asked for, in whichever words; 400 if there are two."""
+        """Return the requested format, from any of the fields; raise 400 if two are given."""
         given = {name: value for name in _NAMES if (value := getattr(self, name, None)) is not None}
         if len(given) > 1:
             first, second, *_ = given
@@ -106,12 +106,12 @@ class StructuredFields(BaseModel):
         return form
 
     def form_field(self) -> str | None:
-        """The field that prescribes the form; tools do where no other does."""
+        """Name of the field that sets the format, if any."""
         return next((name for name in (*_NAMES, "text", "tools") if getattr(self, name, None)), None)
 
 
 class FormattedFields(StructuredFields):
-    """With OpenAI's word for it."""
+    """With OpenAI's `response_format`."""
 
     response_format: _Format = None
 
@@ -126,7 +126,7 @@ Texts = Annotated[list[NonEmpty], Field(fail_fast=True)]
 
 
 def _checked_override(value: object) -> object:
-    """A name alone becomes the object that it is short for: the rest of the server knows no other form."""
+    """Normalise a method name to the equivalent object."""
     if isinstance(value, str):
         return named_methods(value)
     if value is None or isinstance(value, bool | dict):
@@ -138,12 +138,11 @@ SpeculationOverride = Annotated[
     bool | dict[str, Any] | None,
     BeforeValidator(_checked_override, json_schema_input_type=bool | str | dict[str, Any] | None),
 ]
-"""`false`: no speculation for this request; a method or an object: the drafter and its depth; `true` or null: the
-server's default."""
+"""False: no speculation for this request; a method or an object: drafter and limits; True or null: the default."""
 
 
 def _checked_priority(value: object) -> object:
-    """Looked at as a whole: a union's complaints name its branches."""
+    """Check the whole value, since a union's errors name its members."""
     is_number = type(value) is int and -(2**31) <= value < 2**31
     if value is None or is_number or (isinstance(value, str) and len(value) <= 64):
         return value
@@ -155,9 +154,9 @@ def _as_list(value: object) -> object:
 
 
 class StrictBody(BaseModel):
-    """No unknown fields, no NaN, no text where a number belongs.
+    """Base of request bodies: no unknown fields, no NaN, no strings for numbers.
 
-    `UnknownFields` takes unknown fields out of a body before it gets here, by what `foreign` says of them.
+    `UnknownFields` removes or refuses unknown fields before, according to `foreign`.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True, frozen=True)
@@ -165,13 +164,13 @@ class StrictBody(BaseModel):
 
 
 class OpenPart(StrictBody):
-    """An object inside a body; `UnknownFields` checks its unknown fields when the whole body is read."""
+    """An object inside a body; `UnknownFields` checks its unknown fields after parsing."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class SamplingFields(StructuredFields, StrictBody):
-    """What both of OpenAI's routes and ours understand; vLLM's additions included."""
+    """Sampling fields of all generating routes, including vLLM's additions."""
 
     foreign: ClassVar[Fields] = GENERATING
 
@@ -197,11 +196,12 @@ class SamplingFields(StructuredFields, StrictBody):
     prompt_logprobs: int | None = Field(None, ge=0)
     include_stop_str_in_output: bool | None = None
     speculation: SpeculationOverride = None
-    metadata: dict[str, str] | None = None  # for the operator's policy file
-    # A number: the lower, the sooner, as in vLLM. A text: for the policy file.
+    metadata: dict[str, str] | None = None  # matched by the policy file
+    # A number: lower is earlier, as in vLLM. A text: for the policy file.
     priority: Annotated[int | str | None, BeforeValidator(_checked_priority)] = None
-    deadline_ms: float | None = Field(None, gt=0)  # after its arrival at the engine
-    on_deadline: Literal["end", "refuse"] | None = None  # then; or as soon as it cannot be whole by then
+    deadline_ms: float | None = Field(None, gt=0)  # after arrival at the engine
+    # "refuse": fail once the answer cannot finish in time
+    on_deadline: Literal["end", "refuse"] | None = None
 
     @model_validator(mode="after")
     def _check_bias(self) -> Self:
@@ -213,14 +213,14 @@ class SamplingFields(StructuredFields, StrictBody):
         return self
 
     def labels(self, model: str, stream: bool) -> RequestLabels:
-        """What the operator's policy file may look at."""
+        """Return the labels that the policy file matches."""
         priority = "" if self.priority is None else str(self.priority)
         form = self.structured()
         has_schema = form is not None and (form.json is not None or form.json_object)
         return RequestLabels(self.metadata or {}, priority, stream, model, json_schema=has_schema)
 
     def check_limits(self, limits: Limits) -> None:
-        """Refuse what the server's settings forbid; what can never be served is refused by the types above."""
+        """Raise 400 for values above the server's limits."""
         _at_most("n", self.n, limits.n)
         _at_most("prompt_logprobs", self.prompt_logprobs, limits.logprobs)
         _at_most("number of stops", len(self.stop or ()), limits.stops, param="stop")
@@ -235,7 +235,7 @@ class SamplingFields(StructuredFields, StrictBody):
     def sampling_params(
         self, max_tokens: int, logprobs: int | None, defaults: SamplingDefaults
     ) -> SamplingParams:
-        """The engine's parameters; what was not given is the model's default, or else the engine's."""
+        """Return the engine's parameters; missing ones are the model's or the engine's defaults."""
         given = {name: getattr(self, name) for name in _PARAMS}
         given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
         given["logit_bias"] = {int(token): value for token, value in (self.logit_bias or {}).items()} or None
@@ -245,7 +245,7 @@ class SamplingFields(StructuredFields, StrictBody):
 
 
 _PARAMS = [one.name for one in fields(SamplingParams) if one.name in SamplingFields.model_fields]
-"""Fields that the engine's parameters have under the same name."""
+"""Fields with the same name in the engine's parameters."""
 
 
 def _at_most(what: str, value: int | None, limit: int, param: str | None = None) -> None:
@@ -254,5 +254,5 @@ def _at_most(what: str, value: int | None, limit: int, param: str | None = None)
 
 
 def check_logprobs(value: int | None, limits: Limits, param: str) -> None:
-    """Refuse more alternatives per token than the server lists."""
+    """Raise 400 for more alternatives per token than allowed."""
     _at_most(param, value, limits.logprobs)

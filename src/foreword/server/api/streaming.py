@@ -1,4 +1,4 @@
-"""Streams of answers, and what happens when the client leaves."""
+"""Streaming responses, and handling of clients that disconnect."""
 
 import asyncio
 import logging
@@ -34,16 +34,16 @@ def _line(value: object) -> bytes:
 
 
 class Framing(NamedTuple):
-    """How the values of a stream are sent."""
+    """Encoding of a stream's values."""
 
     write: Callable[[object], bytes]
     end: bytes = b""  # after the last value
     media_type: str = "text/event-stream"
-    blank: tuple[bytes, bytes] = COMMENT  # around spaces that readers ignore
+    blank: tuple[bytes, bytes] = COMMENT  # encloses spaces that clients ignore
 
 
 def framing_of(path: str) -> Framing:
-    """Return the framing of the API that has the path."""
+    """Return the framing of the path's API."""
     if path.startswith(OLLAMA):
         return Framing(_line, media_type="application/x-ndjson", blank=(b"", b""))
     if path.startswith(ANTHROPIC):
@@ -52,10 +52,10 @@ def framing_of(path: str) -> Framing:
 
 
 class StreamPart(NamedTuple):
-    """What a stream has to send because of one delivery of the engine."""
+    """Events to send for one delivery of the engine."""
 
-    units: list[bytes]  # whole events; where pacing is even, those of one token each
-    is_end: bool = False  # nothing comes after it
+    units: list[bytes]  # complete events; with even pacing, one token each
+    is_end: bool = False  # last part
 
 
 async def at_once(parts: AsyncGenerator[StreamPart, None]) -> AsyncGenerator[bytes, None]:
@@ -67,7 +67,7 @@ async def at_once(parts: AsyncGenerator[StreamPart, None]) -> AsyncGenerator[byt
 async def evenly(
     parts: AsyncGenerator[StreamPart, None], memory: PaceMemory, blank: tuple[bytes, bytes] = COMMENT
 ) -> AsyncGenerator[bytes, None]:
-    """The first part at once, then a block of always the same size with every tick of an even cadence."""
+    """Send the first part immediately, then one block of constant size per tick of an even cadence."""
     clock, cadence, padder = asyncio.get_running_loop().time, EvenCadence(memory), Padder(around=blank)
     async with aclosing(parts):
         first = await anext(parts)
@@ -109,7 +109,7 @@ async def _collect(
 
 
 async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The work's result; the work is cancelled if the client disconnects first."""
+    """Return the result of the work, which is cancelled if the client disconnects first."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnection(request.receive))
     try:
@@ -128,13 +128,13 @@ async def _disconnection(receive: Receive) -> None:
 
 
 async def _end(task: "asyncio.Future[Any]") -> None:
-    """Cancel a task and wait until it has cleaned up; its failure is not of interest any more."""
+    """Cancel a task and wait for its cleanup; ignore its exception."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
 class EventStream(Response):
-    """Sends events as they come; gives up, and closes their source, when the client leaves."""
+    """Sends events as they arrive, and closes their source when the client disconnects."""
 
     def __init__(
         self, first: bytes, rest: AsyncGenerator[bytes, None], places: ExitStack, media_type: str
@@ -144,10 +144,10 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._first = first
         self._rest = rest
-        self._places = places  # given back when the stream has ended
+        self._places = places  # released when the stream has ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send everything, or as much as the client stays for."""
+        """Send all events while the client is connected."""
         sending = asyncio.ensure_future(self._send_all(send))
         leaving = asyncio.ensure_future(_disconnection(receive))
         try:

@@ -1,4 +1,4 @@
-"""Formats of tool calls that are no JSON objects: a block of text between marks is read when it is whole."""
+"""Tool-call formats that are not JSON objects: a block of text between marks, parsed when complete."""
 
 import ast
 import json
@@ -25,25 +25,25 @@ Calls = list[tuple[str, Any]]
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """Calls are blocks of text between marks; without marks, all of an answer that is nothing but calls."""
+    """Calls are blocks of text between marks; without marks, an answer with calls consists only of calls."""
 
     name: str
     begin: str
     end: str
-    parse: Callable[[str, Schemas], Calls]  # the calls (name, arguments) of a block; ValueError if it is none
-    write: Callable[[Sequence[tuple[str, Any]]], str]  # the reverse, without the marks
-    required: ToolFormat  # how calls are written that a grammar prescribes
+    parse: Callable[[str, Schemas], Calls]  # (name, arguments) of a block's calls; ValueError if invalid
+    write: Callable[[Sequence[tuple[str, Any]]], str]  # inverse of `parse`, without the marks
+    required: ToolFormat  # format for calls that a grammar enforces
 
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """Calls (name, arguments) as the model itself would have written them."""
+        """Return calls (name, arguments) as the model would write them."""
         return f"{self.begin}{self.write(calls)}{self.end}"
 
     def forced(self, tools: Sequence[tuple[str, Any]], most: int | None) -> StructuredOutputs:
-        """An answer that is one call of these tools or more, at most so many."""
+        """Return a grammar for at least one call of these tools, and at most `most`."""
         return self.required.forced(tools, most)
 
     def allowed(self, tools: Sequence[tuple[str, Any]]) -> StructuredOutputs | None:
-        """None: the form of these calls is not prescribed where the model may choose not to call."""
+        """Return None: optional calls of this format are not constrained."""
         return None
 
     def reader(self, tools: Schemas, only_calls: bool = False, most: int | None = None) -> ToolReading:
@@ -53,7 +53,7 @@ class BlockFormat:
 
 
 class BlockReader:
-    """Takes text as it comes; a block, and what may still become a mark, is held back."""
+    """Incremental parser; a block, and text that may become a mark, is held back."""
 
     def __init__(self, form: BlockFormat, tools: Schemas, most: int | None = None) -> None:
         self._form = form
@@ -66,7 +66,7 @@ class BlockReader:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the text so far ends inside a call."""
+        """Whether the text ends inside a call."""
         return self._inside
 
     def feed(self, text: str) -> list[Event]:
@@ -77,7 +77,7 @@ class BlockReader:
         return joined(events)
 
     def finish(self) -> list[Event]:
-        """End the answer: a block that has not ended is text, unless nothing marks its end."""
+        """End the answer: an incomplete block is text, unless its end has no mark."""
         events: list[Event] = []
         held, self._held = self._held, ""
         if self._inside and not self._form.end:
@@ -87,7 +87,7 @@ class BlockReader:
         return joined(events)
 
     def _step(self, events: list[Event]) -> bool:
-        """Read on to the next mark; False if what is held has none."""
+        """Advance to the next mark; return False if the held text has none."""
         form, held = self._form, self._held
         if self._inside:
             block, found, after = held.partition(form.end) if form.end else (held, "", "")
@@ -126,7 +126,7 @@ class BlockReader:
         self._has_said = False
 
     def _say(self, text: str, events: list[Event]) -> None:
-        """Space around calls is reported only between texts."""
+        """Report text; space around calls is reported only between texts."""
         if not self._has_said:
             text = text.lstrip() if self.count or self._inside else text
         self._has_said |= bool(text.strip())
@@ -135,7 +135,7 @@ class BlockReader:
 
 
 def _typed(text: str, schema: Mapping[str, Any], name: str) -> object:
-    """A value that was written as text, as the schema of its argument has it."""
+    """Convert a value written as text to the type in the argument's schema."""
     properties = schema.get("properties")
     known = properties.get(name) if isinstance(properties, Mapping) else None
     kind = known.get("type") if isinstance(known, Mapping) else None
@@ -152,7 +152,7 @@ def _shown(value: object) -> str:
 
 
 def _object(text: str) -> object:
-    """The JSON object that arguments are."""
+    """Parse arguments, which must be a JSON object."""
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError("arguments are an object")
@@ -203,7 +203,7 @@ def _write_pairs(calls: Sequence[tuple[str, Any]]) -> str:
 
 
 def _listed(pattern: str, written: Callable[[int, str, str], str]) -> dict[str, Any]:
-    """Formats whose block has one entry per call: a name, and arguments as JSON; `written` gets number, name, JSON."""
+    """Create a format with one entry per call: name and JSON arguments; `written` gets (index, name, JSON)."""
     entry = re.compile(pattern, re.DOTALL)
 
     def parse(block: str, tools: Schemas) -> Calls:
@@ -224,7 +224,7 @@ def _parse_python(block: str, tools: Schemas) -> Calls:
         if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name | ast.Attribute):
             raise ValueError("no call with named arguments")
         given = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
-        json.dumps(given)  # sets, bytes and the like are no JSON
+        json.dumps(given)  # raises for sets, bytes, ...
         found.append((ast.unparse(call.func), given))
     return found
 

@@ -1,4 +1,4 @@
-"""All formats of tool calls, and the one that a chat template teaches."""
+"""All tool-call formats, and detection by chat template."""
 
 from foreword.server.api import tool_blocks, tool_reading
 from foreword.server.api.tool_blocks import BlockFormat
@@ -7,7 +7,7 @@ from foreword.server.api.tool_reading import ToolFormat
 CallFormat = ToolFormat | BlockFormat
 
 FORMATS: dict[str, CallFormat] = {**tool_reading.FORMATS, **tool_blocks.BLOCK_FORMATS}
-"""By vLLM's names of parsers."""
+"""By vLLM's parser names."""
 
 _TAUGHT = (
     ("[TOOL_CALLS]", "mistral"),
@@ -22,11 +22,11 @@ _TAUGHT = (
     ("<|python_tag|>", "llama3_json"),
     ('"parameters": dictionary', "llama3_json"),
 )
-"""(what a template has, the format that it teaches): the first that it has counts."""
+"""(text in a template, its format); the first match counts."""
 
 
 def format_of(template: str | None) -> CallFormat:
-    """The format that a chat template teaches; SmolLM's, which needs no template, for one that teaches none."""
+    """Return the format of a chat template; SmolLM's if it has none."""
     source = template or ""
     if "<｜tool▁calls▁begin｜>" in source:
         return FORMATS["deepseek_v3" if "```json" in source else "deepseek_v31"]

@@ -1,4 +1,4 @@
-"""How families of models write tool calls, and reads text and calls from an answer while it grows."""
+"""JSON tool-call formats of model families, and an incremental parser of text and calls."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,25 +13,25 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """Calls are JSON objects with a name and arguments, between marks or without, each by itself or in a list."""
+    """Calls are JSON objects with name and arguments, with or without marks, single or in a list."""
 
     name: str
-    begin: str = ""  # before the calls; empty: an answer with calls is nothing but calls
+    begin: str = ""  # before the calls; empty: an answer with calls consists only of calls
     end: str = ""  # after the calls
-    inner: str = ""  # between a mark and what stands inside
-    arguments: str = "arguments"  # what the arguments are called
-    is_list: bool = False  # all calls in one list; else each between marks of its own
-    hidden: str = ""  # a control token that may stand before the calls; it is not part of the text
+    inner: str = ""  # between a mark and its contents
+    arguments: str = "arguments"  # key of the arguments
+    is_list: bool = False  # all calls in one list; False: each call between its own marks
+    hidden: str = ""  # control token that may precede the calls; not part of the text
 
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """Calls (name, arguments) as the model itself would have written them."""
+        """Return calls (name, arguments) as the model would write them."""
         entries = [json.dumps({"name": name, self.arguments: given}) for name, given in calls]
         if self.is_list:
             return f"{self.begin}{self.inner}[{', '.join(entries)}]{self.inner}{self.end}"
         return "\n".join(f"{self.begin}{self.inner}{entry}{self.inner}{self.end}" for entry in entries)
 
     def forced(self, tools: Sequence[tuple[str, Any]], most: int | None) -> StructuredOutputs:
-        """An answer that is one call of these tools (name, schema of its arguments) or more, at most so many."""
+        """Return a grammar for at least one call of these tools (name, argument schema), and at most `most`."""
         call = {"anyOf": [self._call_schema(name, schema) for name, schema in tools]}
         if self.is_list or not self.begin:
             listed: dict[str, Any] = {"type": "array", "items": call, "minItems": 1}
@@ -48,7 +48,7 @@ class ToolFormat:
         return StructuredOutputs(grammar=f'start: call ("\\n" call)*\ncall: {marked}')
 
     def allowed(self, tools: Sequence[tuple[str, Any]]) -> StructuredOutputs | None:
-        """Any text in which calls, where there are some, are calls of these tools; None: that cannot be prescribed."""
+        """Return a grammar for text in which calls are valid calls of these tools; None: not possible."""
         if not self.begin:
             return None
         call: dict[str, Any] = {"anyOf": [self._call_schema(name, schema) for name, schema in tools]}
@@ -59,12 +59,12 @@ class ToolFormat:
     def reader(
         self, tools: Mapping[str, Mapping[str, Any]], only_calls: bool = False, most: int | None = None
     ) -> "ToolReading":
-        """What reads an answer with these tools (schemas of arguments by name); see `ToolReader`."""
+        """Return a parser of an answer with these tools (argument schemas by name); see `ToolReader`."""
         return ToolReader(self, tools, only_calls, most)
 
     def _call_schema(self, name: str, schema: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON schema
         return {
-            "title": f"tool {name}",  # named in errors about its schema
+            "title": f"tool {name}",  # shown in errors about its schema
             "type": "object",
             "properties": {"name": {"const": name}, self.arguments: schema},
             "required": ["name", self.arguments],
@@ -77,7 +77,7 @@ def _text(mark: str) -> str:
 
 
 def _laid_out(schema: dict[str, Any]) -> dict[str, Any]:
-    """With the one way to write JSON that the models were taught."""
+    """Add the JSON layout that the models were trained on."""
     options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     return {**schema, "x-guidance": options}
 
@@ -98,21 +98,21 @@ FORMATS = {
         ToolFormat("xlam", is_list=True),
     )
 }
-"""By vLLM's names of parsers; `tool_formats` has those that are no JSON objects, too."""
+"""By vLLM's parser names; `tool_formats` adds those that are not JSON objects."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """Text that is no call."""
+    """Text outside of calls."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Called:
-    """A call begins: its name is known."""
+    """Start of a call: its name is known."""
 
-    index: int  # which of the answer's calls
+    index: int  # index of the call
     name: str
 
 
@@ -142,30 +142,30 @@ def joined(events: list[Event]) -> list[Event]:
 
 
 class ToolReading(Protocol):
-    """Reads text and calls from one answer while it grows."""
+    """Incremental parser of text and calls in one answer."""
 
-    count: int  # calls so far
+    count: int  # number of calls
 
     @property
     def is_cut(self) -> bool:
-        """Whether the text so far ends inside a call."""
+        """Whether the text ends inside a call."""
         ...
 
     def feed(self, text: str) -> list[Event]:
-        """What the answer has gained."""
+        """Return the events for new text."""
         ...
 
     def finish(self) -> list[Event]:
-        """What was held back at its end."""
+        """Return held-back events at the end."""
         ...
 
 
 _BETWEEN = " \n\t\r,;[]"
-"""What may stand between calls that have no marks."""
+"""Characters allowed between calls without marks."""
 
 
 class ToolReader:
-    """Takes text as it comes; what may still become a mark or a call is held back."""
+    """Incremental parser; text that may become a mark or a call is held back."""
 
     def __init__(
         self,
@@ -174,27 +174,27 @@ class ToolReader:
         only_calls: bool = False,
         most: int | None = None,
     ) -> None:
-        """`tools` are the schemas of arguments by name; at most `most` calls are reported, None: all.
+        """`tools` are argument schemas by name; at most `most` calls are reported, None: all.
 
-        `only_calls`: the answer's grammar leaves room for nothing else, so that the rest of a cut call is no text.
+        `only_calls`: the grammar allows nothing else, so that the rest of a cut call is not text.
         """
         self._most = most
         self._form = form
         self._only_calls = only_calls
         self._tools = tools
         self._held = ""  # text that may become a mark, or everything since a mark
-        self._call: CallObject | None = None  # being read
-        self._is_reported = False  # whether that call is
-        self._arguments: list[str] = []  # of that call, not reported yet
+        self._call: CallObject | None = None  # currently parsed
+        self._is_reported = False  # whether that call is reported
+        self._arguments: list[str] = []  # unreported arguments of that call
         self._inside = False  # between marks
-        self._has_said = False  # text with anything but space has come
-        self._is_speaking = False  # the same since the last call
+        self._has_said = False  # non-space text has occurred
+        self._is_speaking = False  # non-space text has occurred since the last call
         self._untagged = UntaggedReader(tools)
-        self.count = 0  # calls so far
+        self.count = 0  # number of calls
 
     @property
     def is_cut(self) -> bool:
-        """Whether the text so far ends inside a call."""
+        """Whether the text ends inside a call."""
         return self._call is not None
 
     def feed(self, text: str) -> list[Event]:
@@ -205,7 +205,7 @@ class ToolReader:
         return self._wanted(events)
 
     def finish(self) -> list[Event]:
-        """End the answer: what is held back is text, unless it is the rest of a call that was reported."""
+        """End the answer: held-back text is text, unless it belongs to a reported call."""
         events: list[Event] = []
         held, self._held = self._held, ""
         is_rest = (self._call is not None and self._is_reported) or self._is_rest(held)
@@ -219,7 +219,7 @@ class ToolReader:
         return joined([event for event in events if isinstance(event, Said) or event.index < most])
 
     def _is_rest(self, held: str) -> bool:
-        """Whether it is no more than what stands between calls, or a mark that was cut."""
+        """Whether it is only separators, or a cut mark."""
         if not self._inside or self._call is not None or not self.count:
             return False
         left = held.strip(_BETWEEN)
@@ -259,7 +259,7 @@ class ToolReader:
             self._held = ""
 
     def _between(self, character: str, events: list[Event]) -> None:
-        """Inside, where no call is being read."""
+        """Handle a character inside marks, between calls."""
         if character == "{":
             self._begin_call()
         elif self._form.end and self._held.endswith(self._form.end):
@@ -300,18 +300,18 @@ class ToolReader:
             self._call = None
 
     def _give_up(self, events: list[Event]) -> None:
-        """An object, but no call of a tool: it is text."""
+        """Treat the object as text, since it is no call of a tool."""
         held, self._held = self._held, ""
         self._call, self._inside = None, False
         self._say(held, events)
 
     def _say(self, text: str, events: list[Event]) -> None:
-        """Report text outside of marks, with the calls in it."""
+        """Report text outside of marks, including calls in it."""
         self._has_said |= bool(text.strip())
         self._report([text] if self._only_calls else self._untagged.feed(text), events)
 
     def _flush(self, events: list[Event]) -> None:
-        """Report what is held back of the text before a call or the answer's end."""
+        """Report held-back text before a call or the end."""
         self._report(self._untagged.finish(), events)
 
     def _report(self, found: list[Found], events: list[Event]) -> None:
@@ -329,7 +329,7 @@ class ToolReader:
 
 
 def overlap(text: str, mark: str) -> int:
-    """How many of the last characters may be the beginning of the mark."""
+    """Return how many trailing characters may start the mark."""
     return next(
         (size for size in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-size:])), 0
     )

@@ -1,4 +1,4 @@
-"""A request's tools: in its prompt, in the format of its answer, and in the answer's JSON."""
+"""A request's tools: in the prompt, as a grammar, and in the answer's JSON."""
 
 import json
 from collections.abc import Sequence
@@ -25,20 +25,20 @@ To call one or more, answer with nothing but this, and do so only if it helps:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The tools that an answer may call, and how."""
+    """The tools that an answer may call, and the constraints."""
 
     form: CallFormat
     functions: Sequence[ToolFunction]
-    choice: str = "auto"  # or "required"; one that is named is required, and the only one
+    choice: str = "auto"  # or "required"; a named tool is required and the only one
     is_named: bool = False
-    most: int | None = None  # calls
+    most: int | None = None  # maximum number of calls
 
     def reader(self) -> ToolReading:
         schemas = {function.name: function.argument_schema for function in self.functions}
         return self.form.reader(schemas, only_calls=self.choice == "required", most=self.most)
 
     def structured(self, other: StructuredOutputs | None) -> StructuredOutputs | None:
-        """The form of the answer; `other` is what is asked for besides."""
+        """Return the grammar of the answer; `other` is the request's own format."""
         schemas = [(function.name, function.argument_schema) for function in self.functions]
         if self.choice == "required":
             if other is not None:
@@ -52,7 +52,7 @@ class ToolUse:
         return other
 
     def shown(self) -> list[dict[str, Any]]:
-        """The tools for a chat template."""
+        """Return the tools for a chat template."""
         return [
             {"type": "function", "function": function.as_template_sees_it()} for function in self.functions
         ]
@@ -61,7 +61,7 @@ class ToolUse:
 def tool_use(
     tools: Sequence[Tool] | None, choice: str | None, parallel: bool | None, form: CallFormat
 ) -> ToolUse | None:
-    """None if no tool may be called."""
+    """Return the tools in use; None if none may be called."""
     functions = [tool.function for tool in tools or ()]
     if choice in ("required",) and not functions:
         raise RequestError("tool_choice: there are no tools; give some", "tool_choice")
@@ -85,7 +85,7 @@ def chosen_format(parser: str, tokenizer: Tokenizer) -> CallFormat:
 def shown_messages(
     messages: Sequence[Message], use: ToolUse | None, form: CallFormat, takes_tools: bool
 ) -> list[dict[str, Any]]:
-    """The conversation for a chat template; for one that knows no tools, with all of them said in its words."""
+    """Return the conversation for a chat template; without tool support, tools are described in text."""
     if takes_tools:
         return [message.as_template_sees_it() for message in messages]
     shown = [_in_words(message, form) for message in messages]
@@ -114,21 +114,21 @@ def _introduction(use: ToolUse) -> str:
 
 
 class ToolWriter:
-    """One answer, as it grows or as a whole."""
+    """Formats the tool calls of one answer, incrementally or as a whole."""
 
     def __init__(self, use: ToolUse) -> None:
         self._use = use
         self._reader = use.reader()
 
     def feed(self, text: str, is_end: bool) -> tuple[str, list[ToolCall]]:
-        """What the answer has gained: text, and parts of calls, one for each call."""
+        """Return the new text, and the new part of each call."""
         events = self._reader.feed(text)
         if is_end:
             events += self._reader.finish()
         return _said(events), _parts(events)
 
     def whole(self, text: str) -> tuple[str | None, list[ToolCall]]:
-        """All of an answer: text, None if it has only calls, and the calls."""
+        """Return the whole answer: text (None if only calls) and calls."""
         events = [*self._reader.feed(text), *self._reader.finish()]
         calls = _parts(events)
         for call in calls:
@@ -137,8 +137,8 @@ class ToolWriter:
         return _said(events).strip() or None if has_calls else _said(events), calls
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """A call that the model chose to make, or had to make some of, is the reason; one that was named is not, and
-        one that a stop text cut is none."""
+        """Return "tool_calls" if the model chose to call or had to; not for a named tool or a call cut by a
+        stop string."""
         reader = self._reader
         ended = reason == "stop" and reader.count > 0 and not reader.is_cut and not self._use.is_named
         return "tool_calls" if ended else reason

@@ -1,4 +1,4 @@
-"""One call as a JSON object with a name and arguments, read character by character."""
+"""Finds calls without marks: JSON objects with a name and arguments, parsed character by character."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from typing import Any
 
 ARGUMENT_KEYS = ("arguments", "parameters")
-"""Keys under which models write a call's arguments, whatever their template says."""
+"""Keys under which models write arguments, whatever their template says."""
 
 
 class CallObject:
-    """Reads an object whose opening brace has been read."""
+    """Parser of an object whose opening brace was read."""
 
     def __init__(self) -> None:
         self.name: str | None = None
         self.has_arguments = False
         self.is_over = False
-        self.is_foreign = False  # a key, or a value in its place, that no call has
+        self.is_foreign = False  # has a key or value that no call has
         self._depth = 1
-        self._key: str | None = None  # whose value comes or is being read
-        self._string: list[str] | None = None  # being read, with its quotes
+        self._key: str | None = None  # key of the current value
+        self._string: list[str] | None = None  # current string, with quotes
         self._escaped = False
         self._reads_value = False
 
     def read(self, character: str) -> str:
-        """Return what the character adds to the arguments, as JSON text."""
+        """Return the character's contribution to the arguments, as JSON text."""
         if self._string is not None:
             return self._read_string(character)
         if character == '"':
@@ -46,13 +46,13 @@ class CallObject:
         return "" if is_space else self._of_arguments(character)
 
     def _check(self, character: str) -> None:
-        """Note what stands in no call: outside strings, only arguments are anything but text."""
+        """Detect content that no call has: outside strings, only arguments are not text."""
         if self._depth == 1 and not character.isspace() and character not in ":,}":
             self.is_foreign |= character != "{" or not (self._reads_value and self._key in ARGUMENT_KEYS)
 
     @property
     def _is_text_argument(self) -> bool:
-        """Whether the string being read is all of the arguments, as some models write them."""
+        """Whether the current string is the whole arguments, as some models write them."""
         return self._depth == 1 and self._reads_value and self._key in ARGUMENT_KEYS
 
     def _of_arguments(self, character: str) -> str:
@@ -73,7 +73,7 @@ class CallObject:
         return more
 
     def _end_string(self, written: str) -> str:
-        """Take in a string; return the arguments that it holds, if it does."""
+        """Handle a complete string; return the arguments that it contains, if any."""
         self._string = None
         if self._depth != 1:
             return ""
@@ -107,14 +107,14 @@ def _decoded(string: str) -> str:
 
 
 _BLOCK_NAMES = ("", "json", "tool_call", "tool_calls")
-"""What stands after the backticks of a code block that may hold calls."""
+"""Info strings of code blocks that may contain calls."""
 _FENCE = 3
-"""The fewest backticks that begin a code block."""
+"""Minimum backticks of a code fence."""
 
 
 @dataclass(frozen=True)
 class UntaggedCall:
-    """A whole call, its arguments as they were written."""
+    """A complete call, with its arguments as written."""
 
     name: str
     arguments: str
@@ -124,18 +124,18 @@ Found = str | UntaggedCall
 
 
 class UntaggedReader:
-    """Takes text as it comes, and returns text and calls in their order."""
+    """Incremental parser that returns text and calls in order."""
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
-        """`schemas`: tools by name, with the schemas of their arguments."""
+        """`schemas`: argument schemas by tool name."""
         self._schemas = schemas
         self._state: Callable[[str], None] = self._line_start
-        self._held: list[str] = []  # what may still become a call
+        self._held: list[str] = []  # may still become a call
         self._found: list[Found] = []
-        self._is_blank = True  # nothing but space so far: here a call may be indented
+        self._is_blank = True  # only space so far: a call may be indented here
         self._indent = 0
-        self._fence = 0  # backticks that opened the code block; 0 outside of one
-        self._line = ""  # of a code block: the line so far
+        self._fence = 0  # backticks of the open code block; 0: none
+        self._line = ""  # current line of a code block
         self._candidate = _Candidate(schemas)
 
     def feed(self, text: str) -> list[Found]:
@@ -145,7 +145,7 @@ class UntaggedReader:
         return self._taken()
 
     def finish(self) -> list[Found]:
-        """End the text: a code block need not be closed, everything else that is held back is text."""
+        """End the text: a code block need not be closed; other held-back text is text."""
         if self._fence and self._state == self._in_json and self._candidate.is_complete:
             self._report()
         self._release()
@@ -157,13 +157,13 @@ class UntaggedReader:
         return found
 
     def _release(self) -> None:
-        """What is held back is text."""
+        """Treat held-back text as text."""
         if self._held:
             self._found.append("".join(self._held))
             self._held = []
 
     def _report(self) -> None:
-        """What is held back is calls."""
+        """Report held-back text as calls."""
         self._found += self._candidate.calls
         self._held = []
 
@@ -199,9 +199,9 @@ class UntaggedReader:
             self._in_block_name(character)
 
     def _in_block_name(self, character: str) -> None:
-        """What stands after the backticks decides whether the block may hold calls."""
+        """Use the info string to decide whether the block may contain calls."""
         name = self._line.strip().lower()
-        if character == "`":  # these backticks quote code within a line
+        if character == "`":  # inline code
             self._state = self._in_line
             self._in_line(character)
         elif character in "\n{[" and name in _BLOCK_NAMES:
@@ -215,7 +215,7 @@ class UntaggedReader:
                 self._release()
 
     def _begin_code(self) -> None:
-        """The block holds no call."""
+        """Start a code block without calls."""
         self._release()
         self._is_blank, self._line, self._state = False, "", self._in_code
 
@@ -244,7 +244,7 @@ class UntaggedReader:
             self._give_up()
 
     def _after_call(self, character: str) -> None:
-        """After bare calls, others may follow in the same line."""
+        """Handle text after bare calls: more calls may follow in the same line."""
         if character in "{[":
             self._begin_json(0)
             self._in_json(character)
@@ -253,7 +253,7 @@ class UntaggedReader:
             self._in_line(character)
 
     def _give_up(self) -> None:
-        """It is JSON of another shape, or none."""
+        """Treat it as text: it is no call."""
         line = "".join(self._held).rpartition("\n")[2]
         if self._fence:
             self._begin_code()
@@ -264,13 +264,13 @@ class UntaggedReader:
 
 
 def _closes(line: str, fence: int) -> bool:
-    """Whether a line of a code block that began with so many backticks ends it."""
+    """Whether a line closes a code block opened with `fence` backticks."""
     line = line.strip()
     return len(line) >= fence and not line.strip("`")
 
 
 class _Candidate:
-    """JSON that may be calls: one object, or a list of them; in a code block, any number of either."""
+    """JSON that may be calls: one object or a list; in a code block, any number of either."""
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]], fence: int = 0) -> None:
         self.calls: list[UntaggedCall] = []
@@ -278,9 +278,9 @@ class _Candidate:
         self.has_failed = False
         self._schemas = schemas
         self._fence = fence
-        self._ticks = 0  # of the closing backticks
+        self._ticks = 0  # closing backticks
         self._in_list = False
-        self._object: CallObject | None = None  # being read
+        self._object: CallObject | None = None  # currently parsed
         self._written: list[str] = []  # its characters
         self._arguments: list[str] = []
 
@@ -316,7 +316,7 @@ class _Candidate:
             self.is_over = not (self._fence or self._in_list or self.has_failed)
 
     def _fits(self, name: str | None, arguments: str) -> bool:
-        """Whether the object is JSON with a name and arguments that an offered tool takes."""
+        """Whether the object is JSON with a tool's name and valid arguments."""
         try:
             written, given = json.loads("".join(self._written)), json.loads(arguments)
         except (ValueError, RecursionError):
@@ -326,7 +326,7 @@ class _Candidate:
 
 
 def takes(schema: Mapping[str, Any], given: object) -> bool:
-    """Whether the schema's object has all names that it requires and none that it does not know."""
+    """Whether the arguments have all required names and no unknown ones."""
     if not isinstance(given, dict):
         return False
     required, known = schema.get("required"), schema.get("properties")

@@ -10,4 +10,4 @@ FILES: Final = {
 }
 
 PAGE_PATHS: Final = frozenset(FILES)
-"""They hold nothing of this server and answer without a key: a browser cannot send one with an address."""
+"""Paths that need no key: static files without server data."""

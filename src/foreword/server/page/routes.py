@@ -1,4 +1,4 @@
-"""The page at `/`: a playground made of static files, and the one answer that it needs beyond the API's."""
+"""The page at `/`: static files, and the settings that it needs."""
 
 from functools import partial
 from pathlib import PurePath
@@ -33,7 +33,7 @@ _HEADERS: Final = {
 
 
 def page_routes(context: ServerContext) -> APIRouter:
-    """The files, read once, and `/page/settings`."""
+    """Create the routes of the static files and of `/page/settings`."""
     router = APIRouter(include_in_schema=False)
     for path, entry in FILES.items():
         send = partial(_send, entry.read_bytes(), _MEDIA_TYPES[PurePath(entry.name).suffix])
@@ -41,7 +41,7 @@ def page_routes(context: ServerContext) -> APIRouter:
 
     @router.get("/page/settings")
     async def settings() -> Response:
-        """What the page may offer."""
+        """Return what the page can offer."""
         return Response(
             msgspec.json.encode(_settings(context)), headers=_HEADERS, media_type="application/json"
         )
@@ -57,7 +57,7 @@ def _settings(context: ServerContext) -> dict[str, object]:
     known = context.settings
     return {
         "model": known.model_name,
-        # The page's requests carry neither a grammar nor a prediction.
+        # The page's requests have neither grammar nor prediction.
         "methods": sorted(name for name in known.methods if not drafter_kinds()[name].traits.follows),
         "default_method": known.default_method,
         "shows_speculation": known.show_speculation,

@@ -1,1 +1,1 @@
-"""One address in front of several targets."""
+"""Router: one address for several targets."""

@@ -1,4 +1,4 @@
-"""The HTTP side of a router, from start to end: listen, watch, pass on, drain, exit."""
+"""HTTP side of the router: listen, watch targets, forward, drain, exit."""
 
 import asyncio
 import logging
@@ -28,19 +28,19 @@ _OPENAI = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
 _OLLAMA = ("/api/chat", "/api/generate", "/api/show")
 ASKED = (*_OPENAI, *_ANTHROPIC, *_OLLAMA, "/generate", "/tokenize", "/detokenize")
-"""Routes with a body that any target may answer."""
+"""Routes with a body that any target can answer."""
 
 _LISTS = ("/v1/models", "/v1/models/{name:path}", "/api/tags", "/api/version")
 READ = (*sorted(PAGE_PATHS), "/page/settings", "/openapi.json", *_LISTS)
 
 OF_ONE_TARGET = ("/speculation", "/advise", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-"""Routes that read or change one target: which one would be chance."""
+"""Routes that concern a single target, which a router would select at random."""
 
 
 def create_router_app(
     settings: ServerSettings, targets: Targets, relay: Relay, metrics: RouterMetrics
 ) -> FastAPI:
-    """Routes that are passed on, and those of the router itself."""
+    """Create the app with forwarded routes and the router's own."""
     app = FastAPI(
         title="Foreword router", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
     )
@@ -52,7 +52,7 @@ def create_router_app(
         return Relayed(relay, request)
 
     async def refuse(request: Request) -> Response:
-        raise ApiError(404, f"{request.url.path} is a matter of each target: ask it there, not at the router")
+        raise ApiError(404, f"{request.url.path} belongs to each target: send it there, not to the router")
 
     async def health(request: Request) -> Response:
         return JSONResponse(_health(targets, caller_of(request).trusted))
@@ -87,7 +87,7 @@ def create_router_app(
 
 
 def _health(targets: Targets, trusted: bool) -> dict[str, object]:
-    """The state for everybody; where targets are and what they do for those who may use them."""
+    """Return the state; targets and load only for trusted callers."""
     reported: dict[str, object] = {"status": "ok" if any(one.is_ready for one in targets) else "no target"}
     if trusted:
         reported["targets"] = [
@@ -111,7 +111,7 @@ def keep_alive_options() -> list[tuple[int, int, int]]:
 
 
 def open_targets_client() -> httpx2.AsyncClient:
-    """No bound on connections or on the time of an answer; no proxies of the environment, no redirects."""
+    """Create a client without limits on connections or answer time, without proxies or redirects."""
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=256)
     return httpx2.AsyncClient(
         timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
@@ -122,7 +122,7 @@ def open_targets_client() -> httpx2.AsyncClient:
 
 @dataclass
 class RouterRun:
-    """Runs until a signal."""
+    """Runs a router until a signal."""
 
     settings: ServerSettings
     targets: Targets
@@ -130,7 +130,7 @@ class RouterRun:
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, on_ready: Callable[[str], None]) -> None:
-        """Pass requests on; `on_ready` is called with the router's URL when all targets were looked at once."""
+        """Forward requests; `on_ready` receives the router's URL when all targets were checked once."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(on_loop_error)
         quieten()

@@ -1,4 +1,4 @@
-"""Passes a request on to a target and its answer back; counts what it passes on."""
+"""Forwards requests to targets and answers back, with metrics."""
 
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -21,7 +21,7 @@ from foreword.wire.openai_http import error_words
 
 
 class RouterMetrics:
-    """By target: as many as the router was given."""
+    """Metrics by target."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -52,7 +52,7 @@ class RouterMetrics:
 
     def page(self, targets: Targets) -> bytes:
         for gauge in (self._ready, self._load, self._in_flight):
-            gauge.clear()  # targets that are gone are not exported
+            gauge.clear()  # do not export removed targets
         for target in targets:
             self._ready.labels(target.url).set(target.is_ready)
             self._load.labels(target.url).set(target.load)
@@ -63,10 +63,10 @@ class RouterMetrics:
 log = logging.getLogger("foreword.router")
 
 _STREAMS = ("text/event-stream", "application/x-ndjson")
-"""Types of answers that may end with an error after their first bytes."""
+"""Content types of answers that may end with an error event."""
 
 _FULL_OR_LEAVING = (429, 503)
-"""What a target says that others may not."""
+"""Statuses after which another target is tried."""
 
 _NOT_PASSED_ON = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade".split()
@@ -76,16 +76,16 @@ _NOT_TO_CLIENTS = _NOT_PASSED_ON | {b"date", b"x-request-id"}
 
 
 class NotTakenError(Exception):
-    """A target did not answer, and nothing of an answer was passed on: another one may be asked."""
+    """A target did not answer, and nothing was forwarded: another one may be tried."""
 
     def __init__(self, reason: str, answer: Response | None = None) -> None:
         super().__init__(reason)
-        self.answer = answer  # what it said, if it said something
+        self.answer = answer  # its answer, if any
 
 
 @dataclass
 class Relay:
-    """Everything that passing on needs."""
+    """Forwards requests to the targets."""
 
     _targets: Targets
     _client: httpx2.AsyncClient
@@ -94,7 +94,7 @@ class Relay:
     _prefixes: PrefixMemory = field(default_factory=PrefixMemory)
 
     async def answer(self, request: Request, body: bytes, send: Send) -> None:
-        """Ask one target after the other until one answers; raises `ApiError` if none does."""
+        """Try targets until one answers; raise `ApiError` if none does."""
         prefixes = self._prefixes.keys(_tenant(request), prompt_of(body))
         preferred = self._prefixes.find(prefixes)
         tried: list[str] = []
@@ -111,11 +111,11 @@ class Relay:
                     self._metrics.retries.labels(str(error)).inc()
                     continue
                 self._metrics.prefix_hits.inc(target.url == preferred)
-                if status < 400:  # who is refused is remembered nowhere
+                if status < 400:  # do not remember refused requests
                     self._prefixes.note(prefixes, target.url)
                 target.answered += 1
                 return
-        if refusal is not None:  # all that could be asked say so
+        if refusal is not None:  # all candidates refused
             self._metrics.note_refusal(refusal.status_code)
             await refusal(request.scope, request.receive, send)
             return
@@ -128,7 +128,7 @@ class Relay:
 
 
 class Relayed(Response):
-    """An answer that a target gives; the target is left when the client leaves."""
+    """A response forwarded from a target; aborted when the client disconnects."""
 
     def __init__(self, relay: Relay, request: Request, body: bytes = b"") -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Relayed(Response):
         self._asked = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass it on."""
+        """Forward the answer."""
         is_begun = False
 
         async def sending(message: object) -> None:
@@ -161,7 +161,7 @@ class _Passage:
     _send: Send
 
     async def through(self, target: RoutedTarget, client: httpx2.AsyncClient, metrics: RouterMetrics) -> int:
-        """The status that was passed on; raises `NotTakenError` if nothing was."""
+        """Return the forwarded status; raise `NotTakenError` if nothing was forwarded."""
         asked = client.build_request(
             self._request.method,
             target.url + self._path(),
@@ -192,7 +192,7 @@ class _Passage:
                 first = await anext(parts, b"")
             except httpx2.TransportError:
                 raise NotTakenError("broke off") from None
-            code = ABORTED  # unless the code below reaches its end
+            code = ABORTED  # replaced at the end of this function
             try:
                 await self._send(
                     {"type": "http.response.start", "status": answer.status_code, "headers": headers}
@@ -210,7 +210,7 @@ class _Passage:
         target: RoutedTarget,
         metrics: RouterMetrics,
     ) -> bool:
-        """Pass on what follows the first bytes; False if the target broke off. No other target can continue it."""
+        """Forward what follows the first bytes; return False if the target failed. No other target can continue."""
         last, is_whole = b"", True
         try:
             async for part in parts:
@@ -221,7 +221,7 @@ class _Passage:
             is_whole = False
             mark_broken(self._request.scope)
             if not answer.headers.get("content-type", "").startswith(_STREAMS):
-                return is_whole  # not ended: the client's connection is closed
+                return is_whole  # unfinished: the client's connection is closed
             broken = ApiError(500, "the target broke off this answer", code="target_lost")
             path = self._request.url.path
             framing = framing_of(path)
@@ -240,7 +240,7 @@ class _Passage:
 
 
 async def _whole(answer: httpx2.Response, headers: Sequence[tuple[bytes, bytes]]) -> Response:
-    """A refusal, to be passed on if no other target does better."""
+    """Return a refusal, to be forwarded if no other target accepts."""
     try:
         body = b"".join([part async for part in answer.aiter_raw()])
     except httpx2.TransportError:
@@ -252,5 +252,5 @@ async def _whole(answer: httpx2.Response, headers: Sequence[tuple[bytes, bytes]]
 
 
 def _tenant(request: Request) -> bytes:
-    """Another key is another tenant, whether or not this router knows the keys."""
+    """Return the tenant: one per key, whether or not the router knows the keys."""
     return "\0".join(given_keys(request.headers)).encode("utf-8", "surrogateescape")

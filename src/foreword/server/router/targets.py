@@ -1,4 +1,4 @@
-"""The targets of a router: their state, the prefixes that they have read, and which gets the next request."""
+"""The targets of a router: state, known prefixes, and selection."""
 
 import asyncio
 import json
@@ -22,19 +22,19 @@ _log = logging.getLogger("foreword.router")
 
 LOAD_BOUND = 1.25
 LOAD_SLACK = 2
-"""A target that knows a prompt's beginning gets it unless it has so many times the usual load, and so many more."""
+"""A target with a known prefix is preferred unless its load exceeds this multiple of the mean, plus this many."""
 
 
 @dataclass
 class RoutedTarget:
-    """One server, as far as this router knows."""
+    """One target as the router knows it."""
 
     url: str
-    state: str = "unknown"  # "ready", or what it says of itself, or "down"
+    state: str = "unknown"  # "ready", the target's own state, or "down"
     reason: str = ""
     in_flight: int = 0  # requests of this router
     answered: int = 0
-    reported_load: int = 0  # requests that it had by its own account, when it was last asked
+    reported_load: int = 0  # load that it reported last
     reported_at: int = 0  # `in_flight` at that time
 
     @property
@@ -43,11 +43,11 @@ class RoutedTarget:
 
     @property
     def load(self) -> int:
-        """Requests that it has: what it said, and what has changed here since; others may send it some, too."""
+        """Its load: as reported, adjusted by this router's changes since."""
         return max(self.reported_load + self.in_flight - self.reported_at, self.in_flight, 0)
 
     def hear(self, load: int | None) -> None:
-        """It takes requests, and has so many; None: it does not say."""
+        """Record that it accepts requests, with its load; None: unknown."""
         self.state, self.reason = "ready", ""
         self.reported_load, self.reported_at = (self.in_flight if load is None else load), self.in_flight
 
@@ -56,7 +56,7 @@ class RoutedTarget:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """While a request is there."""
+        """Count a request for the duration of the block."""
         self.in_flight += 1
         try:
             yield
@@ -65,13 +65,13 @@ class RoutedTarget:
 
 
 class Targets:
-    """All targets; a new one is used once it reports that it is ready."""
+    """All targets; a new one is used once it is ready."""
 
     def __init__(self, given: str) -> None:
-        """Addresses with commas, or @FILE with one in a line, which is read again and again."""
+        """Parse comma-separated addresses, or @FILE with one per line, which is re-read."""
         self._file = Path(given.removeprefix("@")) if given.startswith("@") else None
         self._known: dict[str, RoutedTarget] = {}
-        self._complaint = ""  # of the file, logged once
+        self._complaint = ""  # file error, logged once
         self.set(_lines(self._file) if self._file is not None else given.split(","))
         if not self._known and self._file is None:
             raise RequestError("--targets must name at least one target: host:port,host:port")
@@ -80,12 +80,12 @@ class Targets:
         return iter(list(self._known.values()))
 
     def set(self, addresses: Collection[str]) -> None:
-        """Use these targets and no others; requests in flight on others continue."""
+        """Replace the targets; requests in flight on removed ones continue."""
         urls = [target_url(one.strip()) for one in addresses if one.strip()]
         self._known = {url: self._known.get(url) or RoutedTarget(url) for url in urls}
 
     def read_again(self) -> None:
-        """As the file says now; a file that cannot be read changes nothing."""
+        """Re-read the file; an unreadable file changes nothing."""
         if self._file is not None:
             try:
                 self.set(_lines(self._file))
@@ -96,7 +96,7 @@ class Targets:
                 self._complaint = str(error)
 
     def choose(self, preferred: str | None, tried: Collection[str] = ()) -> RoutedTarget | None:
-        """The one that knows the prompt's beginning, unless it has too much to do; else the one with the least."""
+        """Return the target with the prompt's prefix unless overloaded, otherwise the least loaded."""
         ready = [target for target in self if target.is_ready and target.url not in tried]
         if not ready:
             return None
@@ -107,7 +107,7 @@ class Targets:
 
 
 def target_url(text: str) -> str:
-    """`host:port`, or a URL without a path."""
+    """Return a URL for `host:port`, or a URL without a path."""
     url = text if "://" in text else f"http://{text}"
     try:
         parts = urlsplit(url)
@@ -131,14 +131,14 @@ def _lines(path: Path) -> list[str]:
 
 
 CHECK_SECONDS = 1.0
-"""Between two looks at a target."""
+"""Seconds between two checks of a target."""
 
 PATIENCE = 5.0
-"""Seconds that a target has to say how it is."""
+"""Timeout of a check in seconds."""
 
 
 class TargetWatch:
-    """One look after the other, at all targets at once."""
+    """Checks all targets periodically."""
 
     def __init__(self, targets: Targets, client: httpx2.AsyncClient, api_key: str = "") -> None:
         self._targets = targets
@@ -146,7 +146,7 @@ class TargetWatch:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(CHECK_SECONDS)
@@ -177,26 +177,29 @@ def _load(health: dict[str, Any]) -> int | None:
 
 
 BLOCK = 512
-"""Characters of a prompt that are one key: a beginning is known in whole blocks, as targets keep it in whole pages."""
+"""Characters per key: prefixes are known in whole blocks, as targets cache whole pages."""
 
 MOST_BLOCKS = 64
-"""Blocks of one prompt; later ones are on the same target anyway."""
+"""Maximum blocks per prompt."""
 
 MOST_TENANTS = 256
 MOST_PREFIXES = 2048
-"""Prefixes per tenant: a busy tenant evicts its own, not those of others."""
+"""Maximum prefixes per tenant: a busy tenant evicts only its own."""
 
 
 class PrefixMemory:
-    """Keys are hashes with the tenant, and with a secret of this process: equal beginnings of two tenants have nothing
-    in common, so that neither where a request goes nor how soon it is answered tells one of the other's texts."""
+    """Which target has read which prefix.
+
+    Keys are hashes with the tenant and a process secret. So equal prefixes of two tenants are unrelated, and neither
+    routing nor latency reveals another tenant's texts.
+    """
 
     def __init__(self) -> None:
         self._secret = token_bytes(32)
         self._tenants: OrderedDict[bytes, OrderedDict[bytes, str]] = OrderedDict()
 
     def keys(self, tenant: bytes, prompt: str) -> "PrefixKeys":
-        """Of every beginning in whole blocks, the longest last."""
+        """Return the keys of all prefixes in whole blocks, longest last."""
         owner = key = blake2b(tenant, key=self._secret, digest_size=16).digest()
         found = []
         for begin in range(0, min(len(prompt), MOST_BLOCKS * BLOCK) - BLOCK + 1, BLOCK):
@@ -206,12 +209,12 @@ class PrefixMemory:
         return PrefixKeys(owner, found)
 
     def find(self, prefixes: "PrefixKeys") -> str | None:
-        """The target that has seen the longest beginning."""
+        """Return the target that has seen the longest prefix."""
         known = self._tenants.get(prefixes.owner, OrderedDict())
         return next((known[key] for key in reversed(prefixes.keys) if key in known), None)
 
     def note(self, prefixes: "PrefixKeys", target: str) -> None:
-        """A target has read this prompt."""
+        """Record that a target has read this prompt."""
         if not prefixes.keys:
             return
         known = self._tenants.setdefault(prefixes.owner, OrderedDict())
@@ -226,18 +229,18 @@ class PrefixMemory:
 
 
 class PrefixKeys(NamedTuple):
-    """The beginnings of one prompt of one tenant."""
+    """Prefix keys of one tenant's prompt."""
 
     owner: bytes
     keys: Sequence[bytes]
 
 
 def prompt_of(body: bytes) -> str:
-    """What a target would read, in its order; empty for what is no request for an answer."""
+    """Return the prompt's text in reading order; empty if the body is no generating request."""
     try:
         given = json.loads(body)
     except (ValueError, RecursionError):
-        return ""  # the target says what is wrong with it
+        return ""  # the target reports the error
     if not isinstance(given, Mapping):
         return ""
     asked = next((given[key] for key in ("messages", "prompt", "input") if key in given), None)
