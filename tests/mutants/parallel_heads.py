@@ -99,8 +99,8 @@ PARALLEL_HEAD_MUTANTS = (
         "DFlash's context is one position late",
         "drafters/heads/in_pages.py",
         "HeadInPages._true_rows",
-        "run.rows.states(run.first - self._lag, run.end - self._lag)",
-        "(lambda s: stacked([s[-1:], s[:-1]]))(run.rows.states(run.first - self._lag, run.end - self._lag))",
+        "run.rows.states(run.first - self._state_offset, run.end - self._state_offset)",
+        "(lambda s: stacked([s[-1:], s[:-1]]))(run.rows.states(run.first - self._state_offset, run.end - self._state_offset))",
         (f"{LOGITS}[DFlash-torch]",),
     ),
     Mutant(

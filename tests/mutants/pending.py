@@ -95,7 +95,7 @@ PENDING_MUTANTS = (
         "rows that were made ahead are not counted",
         "drafters/heads/eagle.py",
         "StepwiseHead._draft",
-        "fill([run for run, draft in zip(runs, begun, strict=True) if draft is not None])",
+        "fill([run for run, draft in zip(runs, early, strict=True) if draft is not None])",
         "",
         (f"{AHEAD}::test_rows_in_the_pages_are_those_of_the_text",),
     ),

@@ -124,11 +124,11 @@ class StepwiseHead(HeadInPages):
             alone = [is_drawn_alone(task.request.sampling) for task in tasks]
             if any(alone) and not all(alone):
                 return self._draft_apart(tasks, runs, alone)
-        start = [self._early.take(run, task) for run, task in zip(runs, tasks, strict=True)]
-        fill([run for run, draft in zip(runs, start, strict=True) if draft is not None])
-        others = [run if draft is None else None for run, draft in zip(runs, start, strict=True)]
+        early = [self._early.take(run, task) for run, task in zip(runs, tasks, strict=True)]
+        fill([run for run, draft in zip(runs, early, strict=True) if draft is not None])
+        others = [run if draft is None else None for run, draft in zip(runs, early, strict=True)]
         made = drafts_where(tasks, others, self._draft_now)
-        return joined([new if old is None else old for old, new in zip(start, made, strict=True)])
+        return joined([new if old is None else old for old, new in zip(early, made, strict=True)])
 
     def _draft_apart(self, tasks: list[DraftTask], runs: list[Run], alone: list[bool]) -> list[Draft]:
         """Draft separately for requests that need more than logits (grammar, bias), so that the others use chains."""
