@@ -1,4 +1,4 @@
-"""Cancellation of long work in another thread: the work checks between its parts whether it is still wanted."""
+"""Cooperative cancellation of long work in another thread."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ _cancelled: ContextVar[Event] = ContextVar("cancelled", default=_NEVER)
 
 @contextmanager
 def cancelled_by(event: Event) -> Iterator[None]:
-    """Have `check_cancelled` raise in this thread, within the block, once `event` is set."""
+    """Let `check_cancelled` raise in this thread, within the block, once `event` is set."""
     token = _cancelled.set(event)
     try:
         yield
@@ -22,6 +22,6 @@ def cancelled_by(event: Event) -> Iterator[None]:
 
 
 def check_cancelled() -> None:
-    """Raise `EngineStopped` if the engine that this thread works for was closed."""
+    """Raise `EngineStopped` if the engine of this thread was closed."""
     if _cancelled.get().is_set():
         raise EngineStopped("the engine is closed")

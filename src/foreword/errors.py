@@ -1,4 +1,4 @@
-"""The errors that a user can do something about."""
+"""Errors for users."""
 
 import re
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class ForewordError(Exception):
-    """One line that says what is wrong and what to do; the CLI prints it and exits with this code."""
+    """A one-line message about what is wrong and what to do; the CLI prints it and exits with `exit_code`."""
 
     exit_code = 2
 
@@ -16,25 +16,25 @@ class ModelSourceError(ForewordError):
 
 
 class CheckpointError(ForewordError):
-    """Model files are damaged, incomplete or of a kind that is not supported."""
+    """Model files are damaged, incomplete or unsupported."""
 
 
 class TokenizerError(ForewordError):
-    """Text, token ids or a chat template that the tokenizer cannot take."""
+    """Text, token ids or a chat template are invalid for the tokenizer."""
 
 
 class RequestError(ForewordError):
-    """A request that cannot be served as asked: its parameters or its length are out of bounds."""
+    """A request cannot be served: its parameters or its length are out of bounds."""
 
     def __init__(self, message: str = "", param: str | None = None) -> None:
-        """`param` is the field of the request that is wrong, where one field alone is."""
+        """`param` is the request field at fault, if it is a single one."""
         super().__init__(message)
         self.param = param
 
 
 @contextmanager
 def refusing(param: str) -> Iterator[None]:
-    """Name `param` in the errors of requests that are raised inside and name no field."""
+    """Add `param` to request errors raised within the block that name no field."""
     try:
         yield
     except RequestError as error:
@@ -43,7 +43,7 @@ def refusing(param: str) -> Iterator[None]:
 
 
 class AddressTaken(RequestError):  # noqa: N818 - reads as what is the case
-    """Somebody else listens there, who may be gone later: to try again is no use only for what is wrong by itself."""
+    """The address is in use, possibly only temporarily; a retry may succeed."""
 
     exit_code = 1
 
@@ -53,10 +53,10 @@ class EngineStopped(ForewordError):  # noqa: N818 - reads as what happened
 
 
 class EngineUnavailable(ForewordError):  # noqa: N818 - reads as what is the case
-    """There is no engine that could answer now; the same request may succeed later."""
+    """No engine can answer now; the same request may succeed later."""
 
 
-# What pydantic says, of JSON fields and (through typer) of options, and what a user should read after the name.
+# Messages of pydantic (JSON fields and, through typer, options), and their replacements after the field's name.
 _PLAIN = [
     (re.compile(pattern), words)
     for pattern, words in (
@@ -80,7 +80,7 @@ _PLAIN = [
 
 
 def in_plain_words(complaint: str) -> str:
-    """What the validation library says, to be read after the name of the field or option."""
+    """Rephrase a validation message, to follow the name of the field or option."""
     for pattern, words in _PLAIN:
         if found := pattern.fullmatch(complaint):
             return found.expand(words)

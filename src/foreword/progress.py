@@ -1,9 +1,9 @@
-"""How long work tells how far it is."""
+"""Progress callbacks of long operations."""
 
 from collections.abc import Callable
 
 Progress = Callable[[int, int], None]
-"""Called with (done, in all)."""
+"""Called with (done, total)."""
 
 StageProgress = Callable[[str, int, int], None]
-"""Called with (what is being done, done, in all)."""
+"""Called with (stage, done, total)."""

@@ -100,7 +100,8 @@ PARALLEL_HEAD_MUTANTS = (
         "drafters/heads/in_pages.py",
         "HeadInPages._true_rows",
         "run.rows.states(run.first - self._state_offset, run.end - self._state_offset)",
-        "(lambda s: stacked([s[-1:], s[:-1]]))(run.rows.states(run.first - self._state_offset, run.end - self._state_offset))",
+        "(lambda s: stacked([s[-1:], s[:-1]]))("
+        "run.rows.states(run.first - self._state_offset, run.end - self._state_offset))",
         (f"{LOGITS}[DFlash-torch]",),
     ),
     Mutant(

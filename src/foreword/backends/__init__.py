@@ -1,4 +1,4 @@
-"""Code that runs a model: one package per backend, all with one interface."""
+"""Backends that run a model, with one common interface."""
 
 from foreword.backends.placements import offer_gpus
 

@@ -1,8 +1,8 @@
-"""The one explicit value that a target pass gets, and the one that it returns.
+"""Input and output of a forward pass.
 
-An array of the batch is declared here, once: `ForwardBatch` says what it means, `BATCH_ARRAYS` how large it is and
-what padding holds. Batch memory, staging and the checks of the CPU kernels' bindings follow from that. A new array is
-declared here and in native/batch.h, and filled in speculation/rows/layout.py.
+Every array of a batch is declared here once: `ForwardBatch` documents it, `BATCH_ARRAYS` defines its size and
+padding. Batch memory, staging and the checks of the CPU kernels' bindings follow from that. A new array is declared
+here and in native/batch.h, and filled in speculation/layout.py.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from torch import Tensor
 from foreword.kv.states import States
 
 MAX_DRAFT_NODES = 64
-"""Draft nodes per request and step: one bit each in one int64 word of the ancestor mask."""
+"""Maximum draft nodes per request and step: one bit each in an int64 ancestor mask."""
 
 MASK_WORDS = (MAX_DRAFT_NODES + 63) // 64
 
@@ -29,51 +29,52 @@ Ints = NDArray[np.int32]
 
 
 class Tap(NamedTuple):
-    """A place in the decoder whose hidden states can be asked for."""
+    """A position in the decoder whose hidden states can be requested."""
 
-    layer: int  # the residual stream after this many layers; 0 is the embedding
-    normed: bool = False  # after the final norm; only with the last layer
+    layer: int  # residual stream after this many layers; 0 is the embedding
+    normed: bool = False  # after the final norm; only for the last layer
 
 
 class BatchSizes(NamedTuple):
-    """How large a batch is."""
+    """Sizes of a batch."""
 
     rows: int
     requests: int
-    pages: int  # of the longest block table
+    pages: int  # in the longest block table
     logit_rows: int
     kv_copies: int
     hidden_rows: int = 0
 
     @property
     def entries(self) -> int:
-        """32-bit numbers in all arrays together."""
+        """Number of 32-bit words in all arrays."""
         return sum(array.entries(self) for array in BATCH_ARRAYS)
 
 
 class Padding(Enum):
-    """What entries hold that a backend adds to reach a round size."""
+    """Value of entries that a backend adds to reach a round size."""
 
     ZERO = auto()
-    SPARE_SLOT = auto()  # a KV row that is not read
-    NUM_ROWS = auto()  # the end of the real rows
+    SPARE_SLOT = auto()  # a KV row that is never read
+    NUM_ROWS = auto()  # one past the last real row
 
 
 class BatchArray(NamedTuple):
-    """How one array of a batch is laid out."""
+    """Layout of one array of a batch."""
 
-    name: str  # in `ForwardBatch` and `BatchArrays`
+    name: str  # name in `ForwardBatch` and `BatchArrays`
     shape: Callable[[BatchSizes], tuple[int, ...]]
     padding: Padding = Padding.ZERO
-    words: int = 1  # 32-bit words of one number: 2 for int64
+    words: int = 1  # 32-bit words per number: 2 for int64
 
     def entries(self, sizes: BatchSizes) -> int:
-        """32-bit words in the whole array."""
+        """Return the number of 32-bit words in the array."""
         return prod(self.shape(sizes)) * self.words
 
 
 BATCH_ARRAYS = (
-    BatchArray("ancestor_masks", lambda n: (n.rows, MASK_WORDS), words=2),  # first, where 64 bits are aligned
+    # first, so that 64-bit words are aligned
+    BatchArray("ancestor_masks", lambda n: (n.rows, MASK_WORDS), words=2),
     BatchArray("token_ids", lambda n: (n.rows,)),
     BatchArray("positions", lambda n: (n.rows,)),
     BatchArray("slots", lambda n: (n.rows,), Padding.SPARE_SLOT),
@@ -89,7 +90,7 @@ BATCH_ARRAYS = (
 
 
 class BatchArrays(NamedTuple):
-    """The arrays of a batch in numpy, which takes less time to look at; shapes as in `ForwardBatch`."""
+    """The arrays of a batch in NumPy, which is faster to access; shapes as in `ForwardBatch`."""
 
     ancestor_masks: NDArray[np.int64]
     token_ids: Ints
@@ -116,7 +117,7 @@ class BatchArrays(NamedTuple):
 
     @staticmethod
     def carved(memory: Ints, sizes: BatchSizes) -> "BatchArrays":
-        """Views of one stretch of memory, one array after the other."""
+        """Return consecutive views of one block of memory."""
         views: list[Any] = []
         start = 0
         for array in BATCH_ARRAYS:
@@ -131,51 +132,50 @@ class BatchArrays(NamedTuple):
 class ForwardBatch:
     """Rows of one target pass: prompt chunks, plain tokens, chains and trees of many requests, ragged.
 
-    The rows of a request stand together, in the order in which they attend. A row sees the first
-    `prefix_lens` KV rows of its request in full, and of the rows after those the ones whose bit is
-    set in its ancestor mask (bit i is KV row `prefix_lens + i`, itself included). A committed token
-    has itself inside its prefix and an empty mask.
+    The rows of a request are consecutive, in attention order. A row attends to the first `prefix_lens` KV rows of its
+    request, and to later rows whose bit is set in its ancestor mask (bit i is KV row `prefix_lens + i`, itself
+    included). A committed token is inside its own prefix and has an empty mask.
     """
 
     token_ids: Tensor  # int32 [rows]
-    positions: Tensor  # int32 [rows], rotary position: the one the token has once it is committed
-    slots: Tensor  # int32 [rows], physical KV row that the token writes (page * page size + offset)
+    positions: Tensor  # int32 [rows], rotary position of the token once committed
+    slots: Tensor  # int32 [rows], physical KV row to write (page * page size + offset)
     prefix_lens: Tensor  # int32 [rows]
     ancestor_masks: Tensor  # int64 [rows, MASK_WORDS]
     row_starts: Tensor  # int32 [requests + 1], rows of request r are row_starts[r] : row_starts[r + 1]
-    block_tables: Tensor  # int32 [requests, pages of the longest or more], in logical order; unused entries 0
-    kv_lens: Tensor  # int32 [requests], logical KV rows that any row of the request can see
+    block_tables: Tensor  # int32 [requests, pages], in logical order; unused entries 0
+    kv_lens: Tensor  # int32 [requests], number of logical KV rows visible to any row of the request
     logit_rows: Tensor  # int32 [wanted], rows whose logits are returned, in this order
-    kv_copies: Tensor  # int32 [copies, 2], (from, to) physical KV rows; done before anything else
+    kv_copies: Tensor  # int32 [copies, 2], (from, to) physical KV rows; executed first
     hidden_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))  # int32 [wanted]
     taps: tuple[Tap, ...] = ()  # where the hidden states of `hidden_rows` are taken
-    # int64 [drawn], on the decoder's device: what the pass before has drawn. The id -1 - i stands for its entry i.
+    # int64 [drawn], on the decoder's device: tokens drawn by the previous pass. The id -1 - i refers to entry i.
     drawn_before: Tensor | None = None
-    # [requests], slot of each one's adapter, on the host; 0, or no entries at all: the model itself
+    # [requests], adapter slots, on the host; 0 or empty: the base model
     adapters: tuple[int, ...] = ()
 
     @staticmethod
     def of(arrays: BatchArrays, taps: tuple[Tap, ...] = ()) -> "ForwardBatch":
-        """A batch that looks at the same memory."""
+        """Return a batch that shares the arrays' memory."""
         tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays._asdict().items()}
         batch = ForwardBatch(**tensors, taps=taps)
-        batch.__dict__["arrays"] = arrays  # known: it need not be made of the tensors again
+        batch.__dict__["arrays"] = arrays  # cached: no conversion back from tensors
         return batch
 
     def after(self, drawn: Tensor) -> "ForwardBatch":
-        """The same arrays, of a pass that depends on the one that draws this."""
+        """Return the batch for a pass that reads `drawn` from the previous pass."""
         batch = object.__new__(ForwardBatch)
         batch.__dict__.update(self.__dict__, drawn_before=drawn)
         return batch
 
     @cached_property
     def arrays(self) -> BatchArrays:
-        """The same memory as numpy arrays; for a batch on the CPU."""
+        """The same memory as NumPy arrays; only for a batch on the CPU."""
         return BatchArrays(*(getattr(self, name).numpy() for name in BatchArrays._fields))
 
 
 class SideBySide(Mapping[Tap, Tensor]):
-    """Hidden states that lie beside each other row by row, so that those of all taps together are no copy."""
+    """Hidden states of all taps in one row-major array, so that joining them needs no copy."""
 
     __slots__ = ("states", "taps")
 
@@ -197,19 +197,19 @@ class SideBySide(Mapping[Tap, Tensor]):
 
 
 def joined_states(hidden: Mapping[Tap, Tensor], taps: tuple[Tap, ...]) -> States:
-    """[rows, taps * size], the states of a pass at several taps beside each other."""
+    """[rows, taps * size], the states at several taps, concatenated per row."""
     if isinstance(hidden, SideBySide) and hidden.taps == taps:
         return hidden.states
     return torch.cat([hidden[tap] for tap in taps], dim=-1)
 
 
 def num_states(hidden: Mapping[Tap, Tensor]) -> int:
-    """Rows of a pass whose states were kept."""
+    """Return the number of rows with kept states."""
     return len(hidden.states if isinstance(hidden, SideBySide) else next(iter(hidden.values()), ()))
 
 
 def check_taps(taps: Iterable[Tap], num_layers: int) -> None:
-    """Refuse taps that a decoder of this many layers does not have."""
+    """Raise `ValueError` for taps that a decoder of this depth does not have."""
     for tap in taps:
         if not 0 <= tap.layer <= num_layers:
             raise ValueError(f"there are no hidden states after layer {tap.layer} of {num_layers}")
@@ -218,15 +218,15 @@ def check_taps(taps: Iterable[Tap], num_layers: int) -> None:
 
 
 def known_ids(token_ids: Tensor, drawn: Tensor) -> Tensor:
-    """Token ids with those in their place that the pass before has drawn; where it could draw none, any."""
+    """Replace negative ids by the tokens of the previous pass; by any token if it drew none."""
     picked = drawn[(-1 - token_ids).clamp(min=0).long()].clamp(min=0)
     return torch.where(token_ids < 0, picked.to(token_ids.dtype), token_ids)
 
 
 @dataclass(frozen=True)
 class ForwardOutput:
-    """What a target pass returns."""
+    """Output of a target pass."""
 
     logits: Tensor  # float32 [len(logit_rows), vocab]
-    hidden: Mapping[Tap, Tensor]  # [len(hidden_rows), hidden size] for every tap of the batch
-    is_cold: bool = False  # the pass compiled or captured something: its time says nothing of later passes
+    hidden: Mapping[Tap, Tensor]  # [len(hidden_rows), hidden size] per tap of the batch
+    is_cold: bool = False  # compiled or captured a graph, so that its time is not typical

@@ -1,4 +1,4 @@
-"""Which code runs a model, and in which numbers."""
+"""Selects the backend and the number format of a model."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -13,32 +13,32 @@ from foreword.kernels.native import native_status
 from foreword.models.config import ModelConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""What the torch backend computes in."""
+"""Number formats of the torch backend."""
 
 CPU_DTYPES = ("int8", "stored", "q4", "q8_0", "float32")
-"""What the CPU kernels compute in; the first is the default."""
+"""Number formats of the CPU kernels; the first is the default."""
 
 BACKENDS = ("auto", "cpu", "cuda", "torch")
 
 QUANTIZATIONS = ("auto", "none", "fp8", "int4")
-"""Weights of the CUDA kernels: as the checkpoint has them, unpacked, or rounded to 8-bit floats or to 4 bits."""
+"""Weight formats of the CUDA kernels: as stored, unpacked, or rounded to FP8 or to 4 bits."""
 
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """A decoder to load."""
+    """The backend and number format to load a decoder with."""
 
-    name: str  # of the backend, as `--backend` has it
-    form: WeightForm | None  # weights of the CPU kernels; None on other backends
+    name: str  # as in `--backend`
+    form: WeightForm | None  # weight format of the CPU kernels; None on other backends
     torch_dtype: torch.dtype  # of the torch and CUDA decoders
-    reason: str  # why this backend, in a few words
+    reason: str  # short explanation
     quantization: str = "auto"  # see QUANTIZATIONS
 
 
 def choose_backend(
     backend: str, dtype: str, device: torch.device, quantization: str = "auto"
 ) -> BackendChoice:
-    """Return the backend and the numbers of a model; what a backend does not have is refused."""
+    """Select backend and number format; raise `RequestError` for unsupported combinations."""
     if quantization not in QUANTIZATIONS:
         raise RequestError(f"unknown quantization {quantization!r}; use {', '.join(QUANTIZATIONS)}")
     choice = replace(_chosen(backend, dtype, device), quantization=quantization)
@@ -50,9 +50,9 @@ def choose_backend(
 
 
 def _chosen(backend: str, dtype: str, device: torch.device) -> BackendChoice:
-    """`auto` is the CPU kernels on a CPU that has them, in 8 bits, and Triton's kernels on a GPU; torch for the rest.
+    """Select CPU kernels in 8 bits on a CPU and Triton kernels on a GPU if available, otherwise torch.
 
-    `float32` on the CPU stays with torch unless the kernels are asked for by name: it is the reference.
+    `float32` on a CPU uses torch, the reference, unless the CPU kernels are requested.
     """
     if backend == "native":
         raise RequestError("the backend on the compiled CPU kernels is named cpu; use --backend cpu")
@@ -84,9 +84,9 @@ def _chosen(backend: str, dtype: str, device: torch.device) -> BackendChoice:
 def fitted(
     choice: BackendChoice, config: ModelConfig, *, backend: str, dtype: str, device: torch.device
 ) -> BackendChoice:
-    """The choice for this model: `auto` falls to torch where the faster backend cannot run it.
+    """Adapt the choice to this model: `auto` falls back to torch if the faster backend cannot run it.
 
-    A backend that was asked for by name, or by numbers that it alone has, stays; loading says what it cannot run.
+    A backend requested by name, or by a format that only it has, stays; loading reports what it cannot run.
     """
     missing = missing_parts(config, choice.name)
     is_named = (
@@ -102,7 +102,7 @@ def fitted(
 
 
 def parallel_backend(backend: str, ranks: int) -> str:
-    """The backend of a model on several ranks, which torch alone can run; of one, the backend that was asked for."""
+    """Return the backend for this many ranks: several need torch."""
     if ranks == 1 or backend == "torch":
         return backend
     if backend != "auto":
@@ -113,7 +113,7 @@ def parallel_backend(backend: str, ranks: int) -> str:
 
 
 def _refusal(dtype: str, device: torch.device) -> str:
-    """Why the CPU kernels cannot run this; empty if they can."""
+    """Return why the CPU kernels cannot be used; empty if they can."""
     if device.type != "cpu":
         return f"the model is on {device.type}"
     if dtype in ("bfloat16", "float16"):
@@ -122,7 +122,7 @@ def _refusal(dtype: str, device: torch.device) -> str:
 
 
 def _on_gpu(backend: str, dtype: str, device: torch.device) -> BackendChoice:
-    """Triton's kernels where they can run; torch where they were not asked for by name."""
+    """Select Triton kernels if they can run; otherwise torch, unless they were requested by name."""
     if dtype != "auto" and dtype not in DTYPES:
         raise RequestError(
             f"dtype {dtype} needs the CPU kernels; use --device cpu, or one of {', '.join(DTYPES)}"
@@ -141,7 +141,7 @@ def _on_gpu(backend: str, dtype: str, device: torch.device) -> BackendChoice:
 
 
 def _missing_triton() -> str:
-    """Why the kernels cannot be compiled; empty: they can be."""
+    """Return why Triton kernels cannot be compiled; empty if they can."""
     if find_spec("triton") is None:
         return "Triton is not installed"
     return "" if find_spec("triton.tools.tensor_descriptor") is not None else "Triton is older than 3.4"
@@ -159,7 +159,7 @@ def _torch(dtype: str, device: torch.device, reason: str) -> BackendChoice:
 
 
 def pick_device(device: str) -> torch.device:
-    """`auto` is the first CUDA device if there is one, else the CPU."""
+    """Return the device; `auto` is the first CUDA device, otherwise the CPU."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

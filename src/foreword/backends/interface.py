@@ -1,4 +1,4 @@
-"""What every backend offers: a decoder, and stores for the KV of its passes."""
+"""Interface of a backend: a decoder, its KV stores, and runners of draft heads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from foreword.models.heads.spec import HeadSpec
 
 
 class KvStore(Protocol):
-    """The bytes of all kinds of KV rows, in pages; `kv/` decides who uses which page."""
+    """Memory of all kinds of KV rows, in pages; `kv/` assigns the pages."""
 
     @property
     def spec(self) -> PageSpec:
@@ -31,104 +31,103 @@ class KvStore(Protocol):
 
     @property
     def num_pages(self) -> int:
-        """Pages that there is room for."""
+        """Number of pages."""
         ...
 
     @property
     def page_size(self) -> int:
-        """Rows in a page."""
+        """Rows per page."""
         ...
 
     @property
     def bytes_per_row(self) -> int:
-        """Memory of one token's rows of all kinds."""
+        """Bytes of one token's rows of all kinds."""
         ...
 
     def arrays(self, name: str) -> tuple[Tensor, Tensor]:
-        """Keys and values of one kind, layer by layer, in the backend's own layout; writing changes the store."""
+        """Return keys and values of one kind by layer, in the backend's layout, without a copy."""
         ...
 
     def move(self, copies: Tensor) -> None:
-        """Copy rows (from, to) of all kinds together, int32 [copies, 2]; all are read before any is written."""
+        """Copy rows (from, to) of all kinds, int32 [copies, 2]; all are read before any is written."""
         ...
 
 
 @dataclass(frozen=True)
 class HeadInput:
-    """What one pass of a draft head gets.
+    """Input of a draft head's pass.
 
-    Its rows are laid out as those of a target pass: the row of token t writes the KV slot of t. Beside the token it
-    reads the features of position t - 1. A head that only attends to features (DFlash) has two kinds of passes: over
-    committed tokens, where the row of t keeps the features of t, and over a block of draft tokens, which read their
-    token alone (`are_own`, features of no numbers).
+    Rows are laid out like a target pass: the row of token t writes the KV slot of t, and reads the token and the
+    features of position t - 1. A head that attends to features only (DFlash) has two kinds of passes: over committed
+    tokens, whose rows store the features of t, and over a block of draft tokens, which read only their tokens
+    (`are_own`, empty features).
     """
 
-    arrays: BatchArrays  # of a forward batch; `logit_rows` are the wanted rows, and no row is moved
-    starts: Ints  # int32 [requests], KV rows before this one are seen by none of the request's rows
-    features: States  # [rows, feature width]; where they are its own, [rows, hidden size]
-    are_own: bool  # what it returned itself for the position before, instead of the target's hidden states
+    arrays: BatchArrays  # of a forward batch; `logit_rows` are the wanted rows; no row is moved
+    starts: Ints  # int32 [requests], first KV row visible to the request's rows
+    features: States  # [rows, feature width]; if own, [rows, hidden size]
+    are_own: bool  # features are the head's own states, not the target's
 
 
 @dataclass(frozen=True)
 class HeadOutput:
-    """What a pass of a draft head returns."""
+    """Output of a draft head's pass."""
 
     logits: Tensor  # float32 [wanted, draft vocabulary]
-    states: Tensor  # [wanted, hidden size], features for the row that comes next
-    is_cold: bool = False  # the pass compiled or captured something: its time says nothing of later passes
+    states: Tensor  # [wanted, hidden size], features for the next row
+    is_cold: bool = False  # compiled or captured a graph, so that its time is not typical
 
 
 @dataclass(frozen=True)
 class Unsettled:
-    """Texts whose last tokens a pass in flight decides: chains of draft tokens, and what it draws after each of them.
+    """Texts whose last tokens a pass in flight decides: their draft chains, and the pass's draws.
 
-    A draft token that is what the pass draws itself becomes part of the text, if all before it do; then comes one more
-    token that it draws.
+    A draft token that equals the pass's draw is committed if all before it are; one more drawn token follows.
     """
 
-    drawn: Tensor  # int64, on the device: what the pass draws after every row that it judges
-    first: Ints  # int32 [requests], the row of each one's newest token among these; its draft's follow
+    drawn: Tensor  # int64, on the device: the draw after every judged row
+    first: Ints  # int32 [requests], row of each newest token among these; its draft's rows follow
     drafted: Tensor  # int64, on the device
-    places: Ints  # int32 [requests, longest draft], of each one's draft tokens among them; -1: it has no more
-    ends: Ints  # int32 [requests], KV rows from these on are not reserved
+    places: Ints  # int32 [requests, longest draft], indices into `drafted`; -1: padding
+    ends: Ints  # int32 [requests], one past the last reserved KV row
 
 
 @dataclass(frozen=True)
 class ChainStop:
-    """Where chains end, by the confidence of a head in its draft tokens."""
+    """When chains end, by the head's confidence."""
 
-    edges: NDArray[np.float32]  # [classes - 1], of the confidence
-    rates: NDArray[np.float32]  # [requests, classes], acceptance of draft tokens of a class
-    # [requests, most steps], a chain ends where the probability that all its tokens are accepted is below this
+    edges: NDArray[np.float32]  # [classes - 1], bounds of the confidence classes
+    rates: NDArray[np.float32]  # [requests, classes], acceptance rate by class
+    # [requests, steps], a chain ends if the probability that all its tokens are accepted falls below this
     least: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """Chains that a head drafts after the newest tokens of some texts, each token from the head's own states."""
+    """Chains to draft after the newest tokens of some texts, each token from the head's own states."""
 
-    lengths: Ints  # int32 [requests], tokens of each text
-    steps: Ints  # int32 [requests], draft tokens of each
-    records: Records  # [requests], how each is drawn, with the noise of *coupled*
-    token_ids: Ints | None  # int32 [draft vocabulary], the target's ids of the head's tokens; None: the same
-    vocab_size: int  # ids below this can be drawn
-    unsettled: Unsettled | None = None  # where each text ends: so many tokens after its length; None: there
-    stop: ChainStop | None = None  # for a runner that `stops`, which then returns its confidence
+    lengths: Ints  # int32 [requests], text lengths
+    steps: Ints  # int32 [requests], draft tokens
+    records: Records  # [requests], sampling parameters, with the noise of *coupled*
+    token_ids: Ints | None  # int32 [draft vocabulary], the target's ids of the head's tokens; None: identical
+    vocab_size: int  # ids below this can be sampled
+    unsettled: Unsettled | None = None  # texts that a pass in flight extends; None: the lengths are final
+    stop: ChainStop | None = None  # for runners that support it; they then return their confidence
 
 
 @dataclass(frozen=True)
 class PendingChains:
-    """The chains of some requests while a device drafts them."""
+    """Chains being drafted on a device."""
 
-    tokens: HostCopy  # int64, the target's ids; -1 where there is no number
-    places: Sequence[Sequence[int]]  # of each request's tokens among them
+    tokens: HostCopy  # int64, the target's ids; -1 if not finite
+    places: Sequence[Sequence[int]]  # indices of each request's tokens
 
 
 class KnownChains(NamedTuple):
-    """The chains of some requests."""
+    """Chains of some requests."""
 
     tokens: Sequence[Sequence[int]]  # the target's ids
-    confidence: Sequence[Sequence[float]] | None = None  # in each token; None: the plan has no stop
+    confidence: Sequence[Sequence[float]] | None = None  # of each token; None: the plan has no stop
 
 
 Chains = KnownChains | PendingChains
@@ -137,51 +136,51 @@ Chains = KnownChains | PendingChains
 
 @dataclass(frozen=True)
 class HeadCall:
-    """Rows that a head runs, and the chains that it draws from them if there is a plan.
+    """Rows that a head runs, and the chains to draw from them if there is a plan.
 
-    A head that drafts token by token (EAGLE, MTP) gets the rows up to each newest token, whose states are the target's,
-    and wants the outcome of the last one. Where the plan's texts are `Unsettled`, there is a row for every token that
-    each may gain, the id -1 - i standing for entry i of what is drawn, and the first one is wanted. A head that drafts
-    all places at once (DFlash, P-EAGLE) has a wanted row for each place, in order.
+    - A head that drafts token by token (EAGLE, MTP) gets the rows up to each newest token, with the target's states,
+     and returns the last row's output. For `Unsettled` texts there is a row for every token that each may gain,
+     the id -1 - i refers to entry i of the draws, and the first row's output is wanted.
+    - A head that drafts all positions at once (DFlash, P-EAGLE) has one wanted row per position, in order.
     """
 
     rows: HeadInput
     store: KvStore
     plan: ChainPlan | None = None
-    context: HeadInput | None = None  # rows of committed tokens that are kept first (DFlash)
+    context: HeadInput | None = None  # rows of committed tokens to store first (DFlash)
 
 
 class RowsRunner(Protocol):
-    """What has KV rows of its own in the pages of a decoder's store."""
+    """A runner with its own KV rows in the pages of a decoder's store."""
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of its own weights."""
+        """Bytes of its own weights."""
         ...
 
     def draft(self, call: HeadCall) -> "HeadOutput | Chains":
-        """Run the rows and return the planned chains, or logits without a plan, or where the runner draws no chains.
+        """Run the rows; return the planned chains, or logits without a plan or if the runner draws no chains.
 
-        A chain ends where there is no number; on a device the host waits for none. An exit (`HeadFactory.exit`) keeps
-        what features say of committed tokens, as DFlash does. Its other rows read their token alone, go through the
-        decoder's layers, on the decoder's KV rows, and return no states.
+        A chain ends at a non-finite row. The host does not wait for a device. An exit (`HeadFactory.exit`) stores the
+        features of committed tokens, as DFlash does; its other rows read only their tokens, pass through the
+        decoder's layers on the decoder's KV rows, and return no states.
         """
         ...
 
 
 class HeadRunner(RowsRunner, Protocol):
-    """A draft head that was loaded beside a decoder."""
+    """A draft head loaded for a decoder."""
 
     spec: HeadSpec
-    drafts_early: bool  # whether its chains may follow texts that are `Unsettled`; others get no such plan
-    stops: bool  # whether its chains end where a plan's `stop` says so; others get no such plan
+    drafts_early: bool  # whether plans may have `unsettled` texts
+    stops: bool  # whether plans may have a `stop`
 
     def markov_before(self, tokens: Sequence[int]) -> Tensor:
-        """The numbers that a Markov head (DSpark) has for these tokens: float32 [tokens, rank]."""
+        """Return a Markov head's (DSpark) embedding of these tokens: float32 [tokens, rank]."""
         ...
 
     def markov_after(self, before: Tensor) -> Tensor:
-        """What it adds to the logits of the places after them: float32 [tokens, draft vocabulary]."""
+        """Return its addition to the logits of the next positions: float32 [tokens, draft vocabulary]."""
         ...
 
 
@@ -194,35 +193,35 @@ def head_output(runner: RowsRunner, rows: HeadInput, store: KvStore) -> HeadOutp
 
 @dataclass(frozen=True)
 class MedusaCall:
-    """States that Medusa's heads read, and the chains that they draw if there is a plan."""
+    """Input of Medusa heads, and the chains to draw if there is a plan."""
 
-    states: Tensor  # [rows, hidden], the last hidden states after the final norm
+    states: Tensor  # [rows, hidden], last hidden states after the final norm
     plan: ChainPlan | None = None
 
 
 class MedusaRunner(Protocol):
-    """Heads that read hidden states alone and draft a token each. They keep no KV."""
+    """Heads that read only hidden states and draft one token each, without KV."""
 
     spec: HeadSpec
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of their own weights."""
+        """Bytes of their own weights."""
         ...
 
     def draft(self, call: MedusaCall) -> HeadOutput | Chains:
-        """Return the planned chains, a token of each of the first heads for every row.
+        """Return the planned chains: per row, one token of each of the first heads.
 
-        Without a plan, or where the runner draws no chains, return logits [rows, heads, draft vocabulary].
+        Without a plan, or if the runner draws no chains, return logits [rows, heads, draft vocabulary].
         """
         ...
 
 
 class HeadFactory(Protocol):
-    """Loads heads beside a decoder, in its numbers; it lends them the embedding and output matrix that they lack."""
+    """Loads heads for a decoder, in its number format, with its embedding and output matrix if they have none."""
 
     def head(self, head: Head, rows: str) -> HeadRunner:
-        """Load a head that was fitted to the decoder's config; `rows` names its KV rows in the store."""
+        """Load a head that fits the decoder; `rows` names its KV rows in the store."""
         ...
 
     def medusa(self, head: Head) -> MedusaRunner:
@@ -230,10 +229,10 @@ class HeadFactory(Protocol):
         ...
 
     def exit(self, more: Checkpoint, layer: int, rows: str) -> RowsRunner | None:
-        """Load an exit: the decoder's first `layer` layers, then the one of another checkpoint and its final norm.
+        """Load an exit: the decoder's first `layer` layers, then another checkpoint's layer and final norm.
 
-        The KV rows of the first are the decoder's own in the store, `rows` names those of the other. None: the backend
-        runs such a decoder on KV rows of its own alone.
+        The first layers use the decoder's KV rows; `rows` names the exit's own. None: the backend cannot share KV
+        rows.
         """
         ...
 
@@ -243,17 +242,17 @@ class DecodeSize:
     """Requests that decode in one pass, with texts of one length."""
 
     requests: int
-    length: int  # tokens of each that are computed already
+    length: int  # computed tokens of each
 
 
 class Decoder(Protocol):
-    """A loaded model. It holds weights only: every pass names the KV store that it uses."""
+    """A loaded model. It holds weights only; every pass names its KV store."""
 
     config: ModelConfig
 
     @property
     def is_shape_invariant(self) -> bool:
-        """Whether a row's numbers are the same whatever else is in the pass: then no draft can change a text."""
+        """Whether a row's result is independent of the rest of the pass, so that drafts cannot change a text."""
         ...
 
     @property
@@ -268,55 +267,55 @@ class Decoder(Protocol):
 
     @property
     def layer_bytes(self) -> int:
-        """Memory of the layers' weights, without the embedding, the output head and the last norm."""
+        """Bytes of the layers' weights, without embedding, output head and last norm."""
         ...
 
     def with_layers(self, layers: Sequence[int]) -> "Decoder":
-        """A decoder that runs only these layers of this one, with the same weights."""
+        """Return a decoder that runs only these layers, with shared weights."""
         ...
 
     def beside(self, checkpoint: Checkpoint) -> "Decoder":
-        """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm.
+        """Return a decoder with another checkpoint's layers, and this one's embedding, head and final norm.
 
-        4-bit blocks stay as they are where the backend has kernels for them.
+        4-bit blocks are kept if the backend has kernels for them.
         """
         ...
 
     def followed_by(self, more: Checkpoint) -> "Decoder":
-        """A decoder that runs this one's layers, then those of another checkpoint and that one's final norm."""
+        """Return a decoder with this one's layers, then another checkpoint's layers and final norm."""
         ...
 
     @property
     def heads(self) -> HeadFactory:
-        """Loads draft heads beside this decoder."""
+        """Factory of draft heads for this decoder."""
         ...
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
-        """What is added for the requests whose slot in a batch is this one, 1 or more; None takes it away.
+        """Set or (None) remove the adapter of a slot (1 or more).
 
-        Raises `RequestError` where the backend runs no adapters.
+        Raise `RequestError` if the backend does not support adapters.
         """
         ...
 
     def kv_rows(self) -> RowSpec:
-        """What a token of this decoder keeps."""
+        """Return the KV rows of a token."""
         ...
 
     def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> KvStore:
-        """Memory for this decoder's rows and the `extra` ones, on its device."""
+        """Allocate memory for this decoder's rows and the `extra` ones, on its device."""
         ...
 
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
-        """Passes to run at the start, because the first of their kind take longer; likely ones first.
+        """Return the passes to prepare at the start, because their first run is slow; likely ones first.
 
-        Of up to so many requests with texts of up to this length and `rows` new rows each. Empty: a pass takes as long
-        the first time as ever.
+        They have up to `requests` requests, texts of up to `length` tokens, and `rows` new rows each. Empty: no
+        preparation is needed.
         """
         ...
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
-        """One pass over all rows of `batch` (on the CPU); KV rows are moved and written as it says.
+        """Run one pass over a batch on the CPU; move and write KV rows as it says.
 
-        The store is one that this decoder made, or one with the same rows.
+        The store must be made by this decoder, or have the same rows.
         """
         ...

@@ -1,4 +1,4 @@
-"""From a checkpoint to a decoder on the chosen backend."""
+"""Loads a checkpoint into a decoder on the chosen backend."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,31 +20,31 @@ from foreword.progress import Progress
 
 
 def is_shape_invariant(choice: BackendChoice) -> bool:
-    """Whether the decoder that would be loaded is; see `Decoder.is_shape_invariant`."""
+    """Whether the chosen decoder is shape-invariant; see `Decoder.is_shape_invariant`."""
     return choice.name != "torch"
 
 
 def decoder_of(
     choice: BackendChoice, config: ModelConfig, weights: DecoderWeights[Any], *, enforce_eager: bool = False
 ) -> Decoder:
-    """A decoder on torch or CUDA from weights that are there already; torch captures nothing anyway."""
+    """Create a torch or CUDA decoder from loaded weights."""
     if choice.name == "torch":
         return TorchDecoder(config, weights)
-    from foreword.backends.cuda.decoder import CudaDecoder  # Triton is there only where it is used
+    from foreword.backends.cuda.decoder import CudaDecoder  # imports Triton
 
     return CudaDecoder(config, weights, enforce_eager=enforce_eager)
 
 
 @dataclass(frozen=True)
 class DecoderLoader:
-    """Loads decoders on one backend; a target and its drafters share it."""
+    """Loads decoders on one backend, for a target and its drafters."""
 
     choice: BackendChoice
     device: torch.device
-    enforce_eager: bool = False  # whether nothing is captured
+    enforce_eager: bool = False  # no CUDA graphs
 
     def load(self, checkpoint: Checkpoint, progress: Progress | None = None) -> Decoder:
-        """A decoder with the checkpoint's weights, in the target's numbers; what it cannot run is not read."""
+        """Load a checkpoint in the target's number format; unsupported models are refused before reading weights."""
         require_supported(checkpoint.config, self.choice.name)
         if self.choice.form is not None:
             return load_cpu_decoder(checkpoint, self.choice.form, progress=progress)
@@ -52,7 +52,7 @@ class DecoderLoader:
         if self.choice.name == "torch":
             weights = load_weights(checkpoint, self.choice.torch_dtype, self.device, progress)
         else:
-            from foreword.backends.cuda.packing import load_packed  # Triton is there only where it is used
+            from foreword.backends.cuda.packing import load_packed  # imports Triton
 
             weights = load_packed(checkpoint, self.choice, self.device, progress)
         return decoder_of(self.choice, checkpoint.config, weights, enforce_eager=self.enforce_eager)
@@ -61,7 +61,7 @@ class DecoderLoader:
 def load_on_ranks(
     loader: DecoderLoader, checkpoint: ModelFile, ranks: int, progress: Progress | None = None
 ) -> TensorParallelDecoder:
-    """The same on several ranks, of which this process is the first; what cannot be cut is refused at once."""
+    """Load a decoder on several ranks, of which this process is the first."""
     require_supported(checkpoint.config, loader.choice.name)
     check_size(checkpoint.config, ranks)
     workers = Workers(ranks, loader.device)

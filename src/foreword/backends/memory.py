@@ -1,4 +1,4 @@
-"""Memory of the device that a model runs on, and how many passes it takes at once."""
+"""Device memory, and the number of passes in flight."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import torch
 
 
 def device_memory(device: torch.device) -> tuple[int, int] | None:
-    """Return the free and all bytes of a GPU; None on a CPU, whose memory nothing reserves."""
+    """Return free and total bytes of a GPU; None on a CPU."""
     if device.type != "cuda":
         return None
     torch.cuda.empty_cache()
@@ -15,18 +15,18 @@ def device_memory(device: torch.device) -> tuple[int, int] | None:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free bytes of a GPU; 0 for a CPU, whose memory no captured pass fills."""
+    """Return the free bytes of a GPU; 0 on a CPU."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 def release_cached_memory() -> None:
-    """Return the memory that is cached for other shapes to the devices, after a pass has run out of it."""
+    """Release memory cached by torch, after a pass ran out of memory."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
-    """Run `work` on a GPU and return the most bytes that it held beside what was there before."""
+    """Run `work` on a GPU and return its peak additional memory."""
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     work()
@@ -35,5 +35,5 @@ def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
 
 
 def passes_in_flight(device: torch.device) -> int:
-    """Return how many passes to launch at once so that the device need not wait for the host."""
+    """Return how many passes to keep in flight so that the device does not wait for the host."""
     return 1 if device.type == "cpu" else 2

@@ -1,4 +1,4 @@
-"""Devices that backends compute on besides the host."""
+"""Registers GPUs as devices for sampling."""
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 def _draw_rows(*arguments: Any, **options: Any) -> "Tensor":  # noqa: ANN401 - those of the kernel
-    from foreword.kernels.triton_draw import draw_rows  # Triton is there only where it is used
+    from foreword.kernels.triton_draw import draw_rows  # imports Triton
 
     return draw_rows(*arguments, **options)
 
 
 def offer_gpus() -> None:
-    """Let acceptance and drafters work on rows of a GPU."""
+    """Let acceptance and drafters sample on a GPU."""
     offer_placement("cuda", Placement(draw_rows=None if find_spec("triton") is None else _draw_rows))

@@ -1,4 +1,4 @@
-"""A decoder together with the memory that its passes read and write."""
+"""A decoder with the KV memory of its passes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +13,11 @@ from foreword.kv.spec import RowSpec
 
 @dataclass(frozen=True)
 class ModelRunner:
-    """What a caller of passes holds: the engine, a drafter with a model of its own, a benchmark."""
+    """A decoder and a KV store, for the engine, a drafter or a benchmark."""
 
     decoder: Decoder
     store: KvStore
-    vocab_size: int  # ids that can be drawn: as many columns as logits have
+    vocab_size: int  # ids that can be sampled: columns of the logits
 
     @staticmethod
     def allocate(
@@ -27,15 +27,15 @@ class ModelRunner:
         extra: Sequence[RowSpec] = (),
         vocab_size: int | None = None,
     ) -> "ModelRunner":
-        """A decoder with fresh memory. Without `vocab_size` every row of its embedding counts as a token."""
+        """Create a decoder's KV store. Without `vocab_size` every row of its embedding counts as a token."""
         store = decoder.new_kv_store(num_pages, page_size, extra)
         return ModelRunner(decoder, store, decoder.config.vocab_size if vocab_size is None else vocab_size)
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        """One pass, with logits for exactly the ids that can be drawn.
+        """Run one pass; return logits for exactly the ids that can be sampled.
 
-        Embeddings are often filled up to a round number; what is after the vocabulary is cut. A draft model may
-        have fewer tokens than the target: it never drafts the others, and reads one of its own in their place.
+        Padding of the embedding is cut. A draft model may have fewer tokens than the target: it never drafts the
+        missing ones, and reads another token in their place.
         """
         batch = _as_known(batch)
         own, wanted = self.decoder.config.vocab_size, self.vocab_size
@@ -50,7 +50,7 @@ class ModelRunner:
 
 
 def _as_known(batch: ForwardBatch) -> ForwardBatch:
-    """What the pass before has drawn is on the host already where passes run there; a device looks it up by itself."""
+    """Replace ids of the previous pass on the host; a device does so itself."""
     if batch.drawn_before is None or batch.drawn_before.device.type != "cpu":
         return batch
     return replace(batch, token_ids=known_ids(batch.token_ids, batch.drawn_before), drawn_before=None)

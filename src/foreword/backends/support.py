@@ -1,4 +1,4 @@
-"""What the decoders here can run; anything else is refused by name before its weights are read."""
+"""Model features that each backend supports; others are refused before weights are read."""
 
 from collections.abc import Iterator
 from enum import Enum
@@ -8,7 +8,7 @@ from foreword.models.config import AttentionSpec, LayerSpec, ModelConfig, Norms
 
 
 class Part(Enum):
-    """What a model may have beside layers of the llama kind, in words."""
+    """A feature beyond plain llama layers, with its name for users."""
 
     WINDOW = "a sliding window"
     EXPERTS = "a mixture of experts"
@@ -32,14 +32,14 @@ SUPPORTED: dict[str, frozenset[Part]] = {
     "cuda": frozenset(),
     "training": frozenset(),
 }
-"""By backend; the trainer's own passes are like one."""
+"""By backend; `training` are the trainer's own passes."""
 
 ACTIVATIONS = {"silu": None, "gelu_pytorch_tanh": Part.GELU}
-"""Those that some backend has."""
+"""Activations that some backend supports."""
 
 
 def parts_of(config: ModelConfig) -> set[Part]:
-    """What a model has of these."""
+    """Return the features of a model."""
     found = {part for layer in dict.fromkeys(config.layers) for part in _layer_parts(layer, config)}
     if config.embedding_scale != 1 or config.logit_scale != 1:
         found.add(Part.SCALES)
@@ -51,18 +51,18 @@ def parts_of(config: ModelConfig) -> set[Part]:
 
 
 def missing_parts(config: ModelConfig, backend: str) -> list[str]:
-    """What a backend cannot run of a model, in words; empty: it can run it."""
+    """Return the features of a model that a backend does not support."""
     unknown = [f"{config.norm.kind} norms"] if config.norm.kind != "rms" else []
     activations = {layer.mlp.activation for layer in config.layers} - set(ACTIVATIONS)
     unknown += [f"activation {name!r}" for name in sorted(activations)]
     missing = parts_of(config) - SUPPORTED[backend]
     if len(missing) > 1:
-        missing.discard(Part.MIXED)  # what differs is named
+        missing.discard(Part.MIXED)  # the differing feature is named
     return [*unknown, *(part.value for part in Part if part in missing)]
 
 
 def require_supported(config: ModelConfig, backend: str) -> LayerSpec:
-    """The model's first layer, or a refusal that says what the backend cannot run."""
+    """Return the model's first layer; raise `CheckpointError` for unsupported features."""
     if not config.layers:
         raise CheckpointError(f"the {config.architecture} model has no layers; use another")
     if found := missing_parts(config, backend):

@@ -1,4 +1,4 @@
-"""What can be run on what, as a table: made from the families' declarations and from what backends say they have."""
+"""Table of supported model families by backend, from declarations."""
 
 from dataclasses import dataclass
 
@@ -12,16 +12,16 @@ BACKENDS = ("cpu", "cuda", "torch")
 
 @dataclass(frozen=True)
 class SupportedFamily:
-    """One row."""
+    """One row of the table."""
 
     models: str
     hf_class: str
     formats: str
-    backends: dict[str, str]  # "yes", "no: why", or "yes, without" what some of its models have
+    backends: dict[str, str]  # "yes", "no: REASON", or "yes, without" optional features
 
 
 def supported_families() -> list[SupportedFamily]:
-    """All of them, as `foreword models --supported` lists them."""
+    """Return all rows, as in `foreword models --supported`."""
     return [
         SupportedFamily(
             family.models,
@@ -34,7 +34,7 @@ def supported_families() -> list[SupportedFamily]:
 
 
 def supported_markdown() -> str:
-    """The same for docs/models.md."""
+    """Return the table for docs/models.md."""
     headings = ("models", "class in config.json", "files", *BACKENDS)
     lines = [headings, ("---",) * len(headings)]
     for row in supported_families():
@@ -58,7 +58,7 @@ def _verdict(family: Architecture, backend: str) -> str:
 
 
 def _always(family: Architecture) -> set[Part]:
-    """What all models of a family have."""
+    """Return the features that all models of a family have."""
     scales, rope, experts, window = family.scales, family.rope, family.experts, family.window
     has = {
         Part.EXPERTS: experts is not None,

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors, checked one by one while they are loaded; all backends read them through this."""
+"""Loads and checks a checkpoint's tensors, for all backends."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,18 +14,18 @@ from foreword.models.layer_shapes import expected_shapes
 from foreword.progress import Progress
 
 _PIECE_ELEMENTS = 2**22
-"""Numbers of a matrix that are held in float32 while it is packed: 16 MB."""
+"""Numbers held in float32 at once while packing: 16 MB."""
 PANEL_ROWS = 8
-"""Rows that the CPU kernels interleave; a stretch of rows begins with a multiple of them."""
+"""Rows that the CPU kernels interleave; pieces begin at a multiple of this."""
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Matrices with the same input as one."""
+    """Concatenate matrices with the same input."""
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
 
 def check_names(checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint that leaves a weight unfilled or brings one that the decoder would ignore."""
+    """Raise `CheckpointError` if weights are missing or unexpected."""
     present = checkpoint.tensor_names()
     expected = expected_shapes(checkpoint.config)
     ignorable = {"lm_head.weight"} if checkpoint.config.tied_embeddings else set()
@@ -42,7 +42,7 @@ def check_names(checkpoint: Checkpoint) -> None:
 
 
 class WeightLoader:
-    """Loads tensors by name in one dtype onto one device, checking shapes and counting progress."""
+    """Loads tensors by name in one dtype to one device; checks shapes and reports progress."""
 
     def __init__(
         self,
@@ -64,22 +64,22 @@ class WeightLoader:
         return self._checkpoint.config.hidden_size
 
     def nothing(self, *shape: int) -> Tensor:
-        """A tensor without numbers, for what a layer does not have."""
+        """Return an empty tensor for a missing weight."""
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def tensor(self, name: str) -> Tensor:
         return self._load(name, self._dtype)
 
     def matrix(self, names: Sequence[str]) -> Tensor:
-        """Several projections as one matrix."""
+        """Return several projections as one matrix."""
         return stacked([self.tensor(name) for name in names])
 
     def floats(self, name: str) -> Tensor:
-        """A tensor in float32, whatever the others are in."""
+        """Return a tensor in float32."""
         return self._load(name, torch.float32)
 
     def kept(self, name: str) -> Kept | QuantizedTensor | None:
-        """A packed matrix as it is stored, on the CPU; None: it is to be unpacked. It does not count yet."""
+        """Return a packed matrix as stored, on the CPU; None if it must be unpacked. Not counted as loaded yet."""
         kept: Kept | QuantizedTensor | None = self._checkpoint.quantized(name)
         if isinstance(self._checkpoint, HfCheckpoint):
             kept = self._checkpoint.kept(name)
@@ -91,7 +91,7 @@ class WeightLoader:
         return kept
 
     def pieces(self, name: str) -> Iterator[Tensor]:
-        """A matrix in float32, in stretches of whole panels of rows that take little memory."""
+        """Yield a matrix in float32, in pieces of whole panels of rows."""
         expected = self._shapes[name]
         step = max(1, _PIECE_ELEMENTS // expected[-1] // PANEL_ROWS) * PANEL_ROWS
         pieces, done = self._checkpoint.pieces(name, torch.float32, step), 0
@@ -106,7 +106,7 @@ class WeightLoader:
         self.count()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape that the config gives a tensor."""
+        """Return the shape that the config prescribes."""
         return self._shapes[name]
 
     def _load(self, name: str, dtype: torch.dtype) -> Tensor:
@@ -117,7 +117,7 @@ class WeightLoader:
         return loaded.to(self._device)
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        """Refuse a tensor that the config does not describe."""
+        """Raise `CheckpointError` for a shape that differs from the config."""
         if shape != self._shapes[name]:
             raise CheckpointError(
                 f"{self._checkpoint.path}: tensor {name} has shape {shape}, "
@@ -125,14 +125,14 @@ class WeightLoader:
             )
 
     def check_finite(self, name: str, is_finite: bool) -> None:
-        """Refuse a tensor with NaN or infinity in it: every answer would fail, in any numbers."""
+        """Raise `CheckpointError` for a tensor with NaN or infinity."""
         if not is_finite:
             raise CheckpointError(
                 f"{self._checkpoint.path}: tensor {name} holds NaN or infinity; the file is damaged, get it again"
             )
 
     def count(self) -> None:
-        """Count one more tensor and release the pages of its file; raises if loading was cancelled."""
+        """Count one loaded tensor and release its file pages; raise if loading was cancelled."""
         check_cancelled()
         self._checkpoint.release()
         self._done += 1

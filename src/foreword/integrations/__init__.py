@@ -1,1 +1,1 @@
-"""Our drafters inside other engines: transformers and vLLM."""
+"""Our drafters in other engines: transformers and vLLM."""

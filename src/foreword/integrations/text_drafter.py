@@ -1,4 +1,4 @@
-"""Our drafters for the decoding loop of another engine: texts in, chains of draft tokens out."""
+"""Drafters for another engine's decoding loop: texts in, chains of draft tokens out."""
 
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -20,13 +20,13 @@ from foreword.speculation.drafting import DraftRequest, DraftSource, DraftTask, 
 
 @dataclass
 class _Text:
-    number: int  # the request's, for drafters
+    number: int  # request id for drafters
     tokens: list[int] = field(default_factory=list)
     prompt_len: int = 0
 
 
 class TextDrafter:
-    """Drafts for many texts, each known by a key. A text that does not continue the known one is a new one."""
+    """Drafts for many texts by key. A text that does not continue the known one starts anew."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class TextDrafter:
         model: str | None = None,
         num_speculative_tokens: int | None = None,
     ) -> None:
-        """Make the drafter: `suffix+ngram`, or an object as text or mapping; `model`: folder of the tokenizer.
+        """Create the drafter: `suffix+ngram`, or a configuration as JSON or mapping; `model`: folder of the tokenizer.
 
-        `num_speculative_tokens` is for objects that do not say.
+        `num_speculative_tokens` applies to configurations without their own.
         """
         wanted: Mapping[str, Any]
         if isinstance(speculation, str):
@@ -61,7 +61,7 @@ class TextDrafter:
         self._numbers = count()
 
     def draft(self, key: Hashable, tokens: Sequence[int], most: int | None = None) -> list[int]:
-        """Return the likeliest chain after a text."""
+        """Return the most likely chain after a text."""
         text = self._grown(key, tokens)
         most = (
             self.config.num_speculative_tokens
@@ -75,7 +75,7 @@ class TextDrafter:
         return first_path(draft)[:most]
 
     def forget(self, key: Hashable) -> None:
-        """A text has ended; suffix remembers the answer."""
+        """End a text; suffix drafters store its answer."""
         if (text := self._texts.pop(key, None)) is not None:
             self._drafter.forget(self._request(text))
 
@@ -94,12 +94,12 @@ class TextDrafter:
 
 
 def _needs_text_only(traits: Traits) -> bool:
-    """Return whether a drafter needs nothing but the text, and the target's tokenizer for files of texts."""
+    """Return whether a drafter needs only tokens, and the tokenizer for text files."""
     return traits.kind is DraftSource.LOOKUP and not traits.needs and not traits.follows
 
 
 def first_path(draft: Draft) -> list[int]:
-    """From a tree the chain of first children: trees list the likeliest first."""
+    """Return the chain of first children of a tree, which lists the likeliest first."""
     path: list[int] = []
     node = ROOT
     for child, parent in enumerate(draft.parents):
@@ -118,7 +118,7 @@ def _resources(vocab_size: int, model: str | None) -> DrafterResources:
         return open_checkpoint(Path(model))
 
     class Lazily:
-        """Opened by those who ask."""
+        """Opens the checkpoint on first access."""
 
         def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a checkpoint has
             return getattr(checkpoint(), name)

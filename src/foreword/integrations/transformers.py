@@ -1,10 +1,10 @@
-"""Our drafters inside transformers: assisted generation with a candidate generator of ours.
+"""Our drafters in transformers: assisted generation with a candidate generator.
 
-    with foreword_candidates(model, "suffix+ngram"):
-        model.generate(**inputs, prompt_lookup_num_tokens=8)
+   with foreword_candidates(model, "suffix+ngram"):
+       model.generate(**inputs, prompt_lookup_num_tokens=8)
 
-`generate` has no argument for a candidate generator. Whatever kind of assisted generation is requested, the
-drafts are ours; transformers verifies them, so that the distribution of the text is its own.
+`generate` has no argument for a candidate generator, so any kind of assisted generation uses our drafts within the
+block. transformers verifies them, so that the distribution of the text is its own.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,15 +18,15 @@ from foreword.integrations.text_drafter import TextDrafter
 
 
 class ForewordCandidateGenerator(CandidateGenerator):
-    """Drafts chains; keeps what `suffix` has learned from one `generate` to the next."""
+    """Drafts chains; `suffix` keeps what it learned between calls of `generate`."""
 
     def __init__(self, drafter: TextDrafter) -> None:
         self._drafter = drafter
-        self.guessed = 0  # tokens so far
-        self.accepted = 0  # of them
+        self.guessed = 0  # draft tokens so far
+        self.accepted = 0  # accepted draft tokens
 
     def get_candidates(self, input_ids: torch.Tensor, **_: object) -> tuple[Any, Any]:
-        """Return [1, text + draft], and no logits: the tokens were chosen, not drawn."""
+        """Return [1, text + draft] without logits, since the tokens were chosen, not sampled."""
         draft = self._drafter.draft("text", input_ids[0].tolist())
         self.guessed += len(draft)
         if not draft:
@@ -39,7 +39,7 @@ class ForewordCandidateGenerator(CandidateGenerator):
         self.accepted += int(num_matches)
 
     def finish(self) -> None:
-        """An answer has ended."""
+        """End an answer."""
         self._drafter.forget("text")
 
 

@@ -20,7 +20,7 @@ VARIABLE = "FOREWORD_SPECULATION"
 
 
 class ForewordProposer:
-    """Suffixes, n-grams, a datastore, or several of them; a subclass may set `speculation`."""
+    """A proposer with any of the text-based drafters; a subclass may set `speculation`."""
 
     speculation: ClassVar[Mapping[str, Any] | str | None] = None
 
@@ -40,7 +40,7 @@ class ForewordProposer:
         token_ids_cpu: Any,  # noqa: ANN401 - array [rows, context], prompt and answer
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """Return drafts for every row of the batch that just got tokens; a row may be another request than before."""
+        """Return drafts for every batch row with new tokens; a row may have changed its request."""
         rows = range(len(sampled_token_ids))
         for gone in self._rows - set(rows):
             self._drafter.forget(gone)
@@ -49,9 +49,9 @@ class ForewordProposer:
 
     def _draft(self, row: int, sampled: Sequence[int], lengths: Any, tokens: Any) -> list[int]:  # noqa: ANN401
         length = int(lengths[row])
-        if not len(sampled) or length >= self._context:  # a prompt that is not over, or a text that is
+        if not len(sampled) or length >= self._context:  # prefill is incomplete, or the context is full
             return []
         return self._drafter.draft(row, tokens[row, :length].tolist(), self._context - length - 1)
 
     def load_model(self, *args: object, **kwargs: object) -> None:
-        """There is none."""
+        """Do nothing: there is no model."""

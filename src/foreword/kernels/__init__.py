@@ -1,1 +1,1 @@
-"""Kernels, each beside a slow reference that it must equal."""
+"""Kernels with slow references."""

@@ -1,4 +1,4 @@
-"""The compiled CPU kernels: are they here, which instruction set and how many threads do they use."""
+"""Availability of the compiled CPU kernels, their instruction set and threads."""
 
 import os
 from dataclasses import dataclass
@@ -7,28 +7,28 @@ from importlib.util import find_spec
 from foreword.errors import RequestError
 
 ISA_VARIABLE = "FOREWORD_ISA"
-"""Names the instruction set to use instead of the fastest one."""
+"""Environment variable that selects an instruction set."""
 
 THREADS_VARIABLE = "FOREWORD_THREADS"
-"""Number of threads of the CPU kernels."""
+"""Environment variable with the number of threads."""
 
 THREADS_PER_CORE = 4
-"""More only wait for one another: a pass meets at some hundred barriers."""
+"""Maximum threads per core; a pass has hundreds of barriers."""
 
 ALWAYS_ALLOWED_THREADS = 16
 
 
 @dataclass(frozen=True)
 class NativeStatus:
-    """Whether the compiled kernels can be used here."""
+    """Whether the compiled kernels can be used."""
 
     available: bool
     reason: str  # why not; empty if they can
-    instruction_sets: tuple[str, ...]  # that build and CPU have, the fastest first
+    instruction_sets: tuple[str, ...]  # available in build and CPU, fastest first
 
 
 def native_status() -> NativeStatus:
-    """Look for the compiled kernels without using them."""
+    """Check for the compiled kernels."""
     if find_spec("foreword.kernels._native") is None:
         return NativeStatus(False, "the package was installed without them (no C++ compiler)", ())
     try:
@@ -39,7 +39,7 @@ def native_status() -> NativeStatus:
 
 
 def choose_isa(names: tuple[str, ...]) -> str:
-    """The fastest of the instruction sets, or the one that the environment names."""
+    """Return the fastest instruction set, or the one in the environment."""
     wanted = os.environ.get(ISA_VARIABLE, "")
     if not wanted:
         return names[0]
@@ -49,7 +49,7 @@ def choose_isa(names: tuple[str, ...]) -> str:
 
 
 def choose_threads(threads: int | None = None) -> int:
-    """The number asked for, else the environment's, else one per core that this process may use."""
+    """Return the given number of threads, the environment's, or one per available core."""
     if threads is None:
         text = os.environ.get(THREADS_VARIABLE, "")
         if not text:

@@ -1,4 +1,4 @@
-"""What the CPU kernels compute, in plain torch: slow, obvious, and with the same rounding."""
+"""Reference of the CPU kernels in plain torch, with the same rounding."""
 
 import torch
 from torch import Tensor
@@ -8,14 +8,14 @@ ROTATION = 64
 
 
 def turn(x: Tensor) -> Tensor:
-    """Turn blocks of 64 columns by a Hadamard matrix, orthonormal and its own inverse: [..., 64 k]."""
+    """Rotate blocks of 64 columns by an orthonormal Hadamard matrix, its own inverse: [..., 64 k]."""
     blocks = x.reshape(*x.shape[:-1], -1, PANEL_ROWS, PANEL_ROWS)
     mixed = _mix_eight(_mix_eight(blocks).transpose(-1, -2)) * 0.125
     return mixed.reshape(x.shape)
 
 
 def _mix_eight(blocks: Tensor) -> Tensor:
-    """Sums and differences along the second last dimension of eight, in butterfly order."""
+    """Return butterfly sums and differences along the second last dimension of eight."""
     rows = list(blocks.unbind(-2))
     for span in (1, 2, 4):
         for low in range(8):
@@ -26,7 +26,7 @@ def _mix_eight(blocks: Tensor) -> Tensor:
 
 
 def grouped(x: Tensor, group: int, rotated: bool) -> Tensor:
-    """Columns in groups, filled up with zeros, turned if wanted: [rows, groups, group]."""
+    """Return columns in zero-padded groups, rotated if wanted: [rows, groups, group]."""
     padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % group))
     if rotated:
         padded = turn(padded)
@@ -34,7 +34,7 @@ def grouped(x: Tensor, group: int, rotated: bool) -> Tensor:
 
 
 def quantize(x: Tensor, group: int, rotated: bool) -> tuple[Tensor, Tensor]:
-    """Eight-bit levels [rows, groups, group] and scales [rows, groups] of float32 rows."""
+    """Return 8-bit levels [rows, groups, group] and scales [rows, groups] of float32 rows."""
     values = grouped(x, group, rotated)
     largest = values.abs().amax(-1)
     inverse = torch.where(largest > 0, 127.0 / largest, 0.0)
@@ -42,21 +42,21 @@ def quantize(x: Tensor, group: int, rotated: bool) -> tuple[Tensor, Tensor]:
 
 
 def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """a * b + c of float32 numbers, rounded once."""
+    """Return a * b + c of float32 numbers, rounded once."""
     return (a.double() * b.double() + c.double()).float()
 
 
 def multiply(
     levels: Tensor, scales: Tensor, x: tuple[Tensor, Tensor], minima: Tensor | None = None
 ) -> Tensor:
-    """x W^T for quantised weights [out, groups, group] and inputs as `quantize` gives them: [rows, out].
+    """Return x W^T for quantised weights [out, groups, group] and inputs from `quantize`: [rows, out].
 
-    One output is a sum over groups in column order; inside a group the sum is one of integers.
+    An output is a sum over groups in column order; within a group the sum is exact in integers.
     """
     tokens, token_scales = x
     total = torch.zeros(len(tokens), len(levels))
     for g in range(levels.shape[1]):
-        dots = (tokens[:, g].double() @ levels[:, g].double().T).float()  # whole numbers below 2^22
+        dots = (tokens[:, g].double() @ levels[:, g].double().T).float()  # integers below 2^22
         token_scale = token_scales[:, g : g + 1]
         total = fused_multiply_add(dots, scales[:, g] * token_scale, total)
         if minima is not None:
@@ -66,10 +66,10 @@ def multiply(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Rows scaled to unit root-mean-square, then by `weight`."""
+    """Scale rows to unit root-mean-square, then by `weight`."""
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """The gated activation of the MLP."""
+    """Return the gated activation of the MLP."""
     return torch.nn.functional.silu(gate) * up

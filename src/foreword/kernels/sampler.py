@@ -1,4 +1,4 @@
-"""The native sampler: floors of rows, and draws. The torch code in `acceptance` is what it must equal."""
+"""The native sampler: floors of rows, and draws. Its reference is the torch code in `acceptance`."""
 
 import os
 from functools import cache
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 NativeSampler: TypeAlias = "Sampler | None"
-"""The compiled one; None: torch does its work."""
+"""The compiled sampler; None: torch is used."""
 
 
 DraftedRows: TypeAlias = tuple[list[int], list[int]]
-"""Per row the row before it, -1 at the ends of texts, and its draft token, below 0 if it is not known yet."""
+"""Per row its parent row (-1 at text ends) and its draft token (negative if unknown)."""
 
 
 @cache
 def native_sampler() -> NativeSampler:
-    """The compiled sampler with a thread per core, or None where the extension was not built."""
+    """Return the compiled sampler with one thread per core; None if it was not built."""
     if not native_status().available:
         return None
     from foreword.kernels._native import Sampler
@@ -35,11 +35,11 @@ def native_sampler() -> NativeSampler:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=native_sampler.cache_clear)  # its threads stay with the parent
+    os.register_at_fork(after_in_child=native_sampler.cache_clear)  # threads do not survive a fork
 
 
 def sampler_for(logits: Tensor) -> NativeSampler:
-    """The native sampler if it can take these rows: float32 on the CPU, each row in one piece."""
+    """Return the native sampler if it supports these rows: float32 on the CPU, contiguous rows."""
     fits = placement_of(logits.device).is_host and logits.dtype == torch.float32 and logits.stride(-1) == 1
     return native_sampler() if fits else None
 
@@ -47,7 +47,7 @@ def sampler_for(logits: Tensor) -> NativeSampler:
 def floors(
     sampler: "Sampler", logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Per row the largest logit (NaN if any is), the smallest kept one, and a greedy row's first largest id."""
+    """Return per row the largest logit (NaN if any is), the smallest kept one, and a greedy row's argmax."""
     rows = len(logits)
     peak, floor, first = torch.empty(rows), torch.empty(rows), torch.empty(rows, dtype=torch.int64)
     columns = (logits, temperature, top_k, top_p, min_p, peak, floor, first)
@@ -64,7 +64,7 @@ def draw(
     only: Tensor,
     keys: Tensor,
 ) -> Tensor:
-    """int64 [rows], the token that each row draws with its key; -1 where it keeps none."""
+    """int64 [rows], each row's sampled token; -1 if none is kept."""
     tokens = torch.empty(len(logits), dtype=torch.int64)
     columns = (logits, peak, floor, temperature, only, keys, tokens)
     sampler.draw(*(column.numpy() for column in columns))
@@ -78,10 +78,10 @@ def sample(
     positions: npt.NDArray[np.int64],
     drafted: DraftedRows | None = None,
 ) -> npt.NDArray[np.int64]:
-    """int64 [2, rows], keys, `floors` and `draw` in one call: each row's token (-1: it has none) and RowStatus.
+    """int64 [2, rows], keys, `floors` and `draw` in one call: each row's token (-1: none) and RowStatus.
 
-    Records are per row, with the fields named here; positions are those of the tokens that the rows are about. With
-    `drafted` only those rows are drawn from whose draft tokens were all drawn; the others have no token.
+    Records are per row; positions are those of the predicted tokens. With `drafted`, rows after a rejected draft
+    token are skipped and have no token.
     """
     rows = logits.numpy()
     found = np.empty((2, len(rows)), np.int64)

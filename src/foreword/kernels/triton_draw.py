@@ -1,7 +1,6 @@
-"""Drawing on a GPU: a row's largest logit, noise, score and choice in two readings of the logits.
+"""Sampling on a GPU: peak, noise, score and choice of a row in two reads of the logits.
 
-`acceptance.draw.best_of_all` is what it must equal. The integers of the noise are the same; the logarithms round as
-this device's do.
+The reference is `acceptance.draw.best_of_all`. The noise integers are equal; logarithms round as on this device.
 """
 
 import torch
@@ -10,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 _CHUNK = 4096
-"""Tokens of one program: a row of a large vocabulary is read by many."""
+"""Tokens per program: several programs read one row of a large vocabulary."""
 
 _OK: tl.constexpr = tl.constexpr(0)
 _NOT_FINITE: tl.constexpr = tl.constexpr(1)
@@ -20,14 +19,14 @@ _ALL_MASKED: tl.constexpr = tl.constexpr(2)
 
 @triton.jit
 def _log1p(x):
-    """log(1 + x) for doubles with -1/2 <= x <= 0: the rounding of 1 + x is undone."""
+    """Return log(1 + x) for doubles with -1/2 <= x <= 0, correcting the rounding of 1 + x."""
     whole = 1.0 + x
     return tl.where(whole == 1.0, x, tl.log(whole) * (x / (whole - 1.0)))
 
 
 @triton.jit
 def _gumbel(keys, tokens):
-    """The noise of `acceptance.noise.gumbel`."""
+    """Return the noise of `acceptance.noise.gumbel`."""
     z = keys.to(tl.uint64, bitcast=True) + (tokens + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
@@ -42,7 +41,7 @@ def _gumbel(keys, tokens):
 
 @triton.jit
 def _peak_of_chunk(logits, peaks, firsts, vocab, stride, chunks, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest logit of a chunk and the first token that has it; infinity where one is no number."""
+    """Find the largest logit of a chunk and its first token; infinity if any logit is not finite."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     best = tl.full((BLOCK,), -float("inf"), dtype=tl.float32)
     winner = tl.full((BLOCK,), vocab, dtype=tl.int32)
@@ -50,7 +49,7 @@ def _peak_of_chunk(logits, peaks, firsts, vocab, stride, chunks, CHUNK: tl.const
         token = start + tl.arange(0, BLOCK)
         logit = tl.load(logits + row * stride + token, mask=token < vocab, other=-float("inf")).to(tl.float32)
         logit = tl.where(logit <= float("inf"), logit, float("inf"))
-        winner = tl.where(logit > best, token, winner)  # the first of equals stays
+        winner = tl.where(logit > best, token, winner)  # ties keep the first
         best = tl.maximum(best, logit)
     highest = tl.max(best, axis=0)
     tl.store(peaks + row * chunks + chunk, highest)
@@ -63,7 +62,7 @@ def _best_of_chunk(
     CHUNK: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
     HAS_FLOORS: tl.constexpr, HAS_NAMES: tl.constexpr,
 ):  # fmt: skip
-    """The kept token of a chunk with the largest score; rows without temperature have none."""
+    """Find a chunk's kept token with the largest score; greedy rows have none."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = tl.arange(0, CHUNKS)
     peak = tl.max(tl.load(peaks + row * chunks + place, mask=place < chunks, other=-float("inf")), axis=0)
@@ -81,7 +80,7 @@ def _best_of_chunk(
             name = tl.load(names + token, mask=token < vocab, other=0) if HAS_NAMES else token
             score = distance / temperature + _gumbel(key + tl.zeros_like(token), name)
             score = tl.where(logit >= floor, score, -float("inf"))
-            winner = tl.where(score > best, token, winner)  # the first of equals stays
+            winner = tl.where(score > best, token, winner)  # ties keep the first
             best = tl.maximum(best, score)
     highest = tl.max(best, axis=0)
     tl.store(scores + row * chunks + chunk, highest)
@@ -93,7 +92,7 @@ def _choose(
     peaks, firsts, temperatures, scores, ids, names, drawn, rows, chunks, vocab,
     CHUNKS: tl.constexpr, SAMPLES: tl.constexpr, HAS_NAMES: tl.constexpr,
 ):  # fmt: skip
-    """A row's token and its status, from its chunks."""
+    """Combine a row's chunks into its token and status."""
     row = tl.program_id(0).to(tl.int64)
     place = row * chunks + tl.arange(0, CHUNKS)
     there = tl.arange(0, CHUNKS) < chunks
@@ -123,12 +122,12 @@ def draw_rows(
     samples: bool = True,
     names: Tensor | None = None,
 ) -> Tensor:
-    """int64 [2, rows]: the token that every row draws, -1 where it has none, and its `RowStatus`.
+    """int64 [2, rows]: each row's sampled token (-1: none) and its `RowStatus`.
 
-    That is the kept token of largest (logit - peak) / temperature + noise, or at temperature 0 the first of the
-    largest logits. logits [rows, vocab]; floor float32, temperature float64 and keys int64 [rows]. Without a floor all
-    are kept; without `samples` every temperature is 0. `names` int64 [vocab] are ids that the tokens have elsewhere: of
-    their noise, and of what is returned.
+    That is the kept token with the largest (logit - peak) / temperature + noise, or at temperature 0 the first
+    argmax. logits [rows, vocab]; floor float32, temperature float64 and keys int64 [rows]. Without a floor all are
+    kept; without `samples` every temperature is 0. `names` int64 [vocab] maps tokens to the ids used for noise and
+    results.
     """
     rows, vocab = logits.shape
     chunks = triton.cdiv(vocab, _CHUNK)

@@ -1,1 +1,1 @@
-"""Frames and processes: an engine in a process of its own."""
+"""Processes and their messages: the engine and draft nodes."""

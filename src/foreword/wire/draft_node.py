@@ -1,4 +1,4 @@
-"""Builds a draft node from a model and a drafter's configuration."""
+"""Creates a draft node from a model and a drafter's configuration."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,13 +24,13 @@ class NodeSettings:
     address: NodeAddress
     security: Security = field(default_factory=Security)
     capacity: int = 256  # requests of all targets
-    kv_tokens: int = 32_768  # of a draft model: tokens of all requests that its KV cache holds
+    kv_tokens: int = 32_768  # KV cache size of a draft model, over all requests
     runs_ahead: bool = True
     labels: dict[str, str] = field(default_factory=dict)
 
 
 def make_node(loaded: LoadedModel, config: SpeculationConfig, settings: NodeSettings) -> DraftNode:
-    """Return a node that listens; `start` accepts targets. The loaded model is the draft model."""
+    """Create a listening node; `start` accepts targets. The loaded model is the draft model."""
     check_methods(config.method)
     drafter = _drafter(loaded, config, settings.kv_tokens)
     if drafter.traits.needs:
@@ -51,7 +51,7 @@ def make_node(loaded: LoadedModel, config: SpeculationConfig, settings: NodeSett
 
 
 def check_methods(names: Sequence[str]) -> None:
-    """Refuse drafters that need more than the text."""
+    """Raise `RequestError` for drafters that need more than the text."""
     for name in names:
         kind = drafter_kinds().get(name)
         if kind is not None and kind.traits.needs_target:

@@ -1,4 +1,4 @@
-"""Makes the real engine in its process."""
+"""Creates the engine in its process."""
 
 from foreword.engine.config import EngineConfig
 from foreword.engine.engine import Engine
@@ -7,7 +7,7 @@ from foreword.wire.frames import Start
 
 
 def load_engine(start: Start, on_stage: StageProgress) -> Engine:
-    """Load the model and start the engine's thread; `on_stage` is called with the progress."""
+    """Load the model and start the engine's thread; `on_stage` reports progress."""
     engine = Engine.load(
         start.model,
         dtype=start.dtype,
@@ -15,7 +15,7 @@ def load_engine(start: Start, on_stage: StageProgress) -> Engine:
         backend=start.backend,
         quantization=start.quantization,
         tensor_parallel_size=start.tensor_parallel_size,
-        speculation=start.speculation,  # None: off; what "auto" means was decided before
+        speculation=start.speculation,  # None: off; "auto" was resolved before
         config=EngineConfig(**start.config),
         progress=lambda done, total: on_stage("loading", done, total),
         preparing=lambda done, total: on_stage("preparing passes", done, total),

@@ -1,6 +1,6 @@
-"""What the API process and the engine process say to each other: typed messages in length-prefixed frames.
+"""Messages between the API process and the engine process, in length-prefixed frames.
 
-Nothing on the wire is code: frames hold msgpack that decodes into the types below or not at all.
+Frames contain msgpack that decodes into the types below; nothing is code.
 """
 
 import asyncio
@@ -18,31 +18,31 @@ _READ_BYTES = 1 << 18
 
 
 class _Message(msgspec.Struct, tag=True, frozen=True):
-    """Base of all messages: on the wire they carry their class's name."""
+    """Base of all messages, tagged with their class name."""
 
 
 class Start(_Message, frozen=True):
-    """To the engine process, first of all: what to load. Keywords of `Engine.load`."""
+    """To the engine process, first: what to load. Keywords of `Engine.load`."""
 
     model: str  # path, built-in name or hub id
     dtype: str = "auto"
     device: str = "auto"
     backend: str = "auto"
-    speculation: dict[str, Any] | None = None  # the drafter, unless a request names another
+    speculation: dict[str, Any] | None = None  # default drafter
     config: dict[str, Any] = {}  # fields of EngineConfig that differ from the defaults
-    adapters: dict[str, str] = {}  # LoRA adapters to begin with: name -> folder
+    adapters: dict[str, str] = {}  # LoRA adapters to load at the start: name -> folder
     tensor_parallel_size: int = 1
     quantization: str = "auto"
 
 
 class Submit(_Message, frozen=True):
-    """To the engine process: answer this."""
+    """To the engine process: answer this request."""
 
     request: NewRequest
 
 
 class Abort(_Message, frozen=True):
-    """To the engine process: end this answer; its reader has left."""
+    """To the engine process: abort this request."""
 
     request_id: str
 
@@ -54,7 +54,7 @@ class Speculate(_Message, frozen=True):
 
 
 class MovePair(_Message, frozen=True):
-    """To the engine process: the operator moves a drafter of the policy file in a cohort."""
+    """To the engine process: move a drafter of the policy file in a cohort."""
 
     drafter: str
     cohort: str
@@ -62,7 +62,7 @@ class MovePair(_Message, frozen=True):
 
 
 class SetAdapter(_Message, frozen=True):
-    """To the engine process: load a LoRA adapter, or unload it; answered with `AdapterSet` of the same number."""
+    """To the engine process: load or unload a LoRA adapter; answered by `AdapterSet` with the same number."""
 
     number: int
     name: str
@@ -70,19 +70,19 @@ class SetAdapter(_Message, frozen=True):
 
 
 class StatsWanted(_Message, frozen=True):
-    """To the engine process: answer with `Stats` of the same number."""
+    """To the engine process: reply with `Stats` of the same number."""
 
     number: int
 
 
 class Drain(_Message, frozen=True):
-    """To the engine process: take nothing new, end within this many seconds, then exit."""
+    """To the engine process: refuse new requests, finish within this many seconds, then exit."""
 
     deadline: float
 
 
 class Starting(_Message, frozen=True):
-    """From the engine process, before it is ready: what it does, and how far it is."""
+    """From the engine process before it is ready: loading stage and progress."""
 
     stage: str
     done: int
@@ -90,41 +90,41 @@ class Starting(_Message, frozen=True):
 
 
 class Ready(_Message, frozen=True):
-    """From the engine process: requests can come."""
+    """From the engine process: it accepts requests."""
 
-    max_model_len: int  # most tokens of prompt and answer together
+    max_model_len: int  # maximum prompt and answer tokens
 
 
 class Deltas(_Message, frozen=True):
-    """From the engine process: answers have grown; what one pass gave all of them comes together."""
+    """From the engine process: new tokens of answers, one message per pass."""
 
     deltas: list[AnswerDelta]
 
 
 class Refused(_Message, frozen=True):
-    """From the engine process: the request cannot be answered as it is."""
+    """From the engine process: a request was refused."""
 
     request_id: str
     error: str
-    param: str | None = None  # the field that is wrong, where one is
+    param: str | None = None  # the invalid field, if any
 
 
 class Stats(_Message, frozen=True):
-    """From the engine process: how it is doing."""
+    """From the engine process: its statistics."""
 
     number: int
     engine: EngineStats
 
 
 class AdapterSet(_Message, frozen=True):
-    """From the engine process: it was done, or why not."""
+    """From the engine process: result of `SetAdapter`."""
 
     number: int
     error: str | None = None
 
 
 class Fatal(_Message, frozen=True):
-    """From the engine process: it cannot go on, and why."""
+    """From the engine process: it cannot continue."""
 
     error: str
 
@@ -162,13 +162,13 @@ def encode(message: ToEngine | FromEngine) -> bytes:
 
 
 def decode_to_engine(payload: bytes) -> ToEngine:
-    """A frame's content as a message to the engine process."""
+    """Decode a frame sent to the engine process."""
     message: ToEngine = _decoded(_to_engine, payload)
     return message
 
 
 def decode_from_engine(payload: bytes) -> FromEngine:
-    """A frame's content as a message from the engine process."""
+    """Decode a frame sent by the engine process."""
     message: FromEngine = _decoded(_from_engine, payload)
     return message
 
@@ -181,22 +181,22 @@ def _decoded(decoder: "msgspec.msgpack.Decoder[_Kind]", payload: bytes) -> _Kind
 
 
 class Channel:
-    """Sends whole frames and receives them, over a stream socket."""
+    """Sends and receives frames over a stream socket."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     def send(self, message: ToEngine | FromEngine) -> None:
-        """Hand a message over; it is written as soon as the other side reads."""
+        """Queue a message for sending."""
         self._writer.write(encode(message))
 
     async def flush(self) -> None:
-        """Wait while more is buffered than is good."""
+        """Wait while the send buffer is full."""
         await self._writer.drain()
 
     async def frames(self) -> AsyncIterator[bytes]:
-        """Contents of frames until the other side closes; damage raises `ChannelError`."""
+        """Yield frames until the other side closes; raise `ChannelError` for damaged ones."""
         splitter = FrameSplitter()
         while True:
             try:

@@ -1,4 +1,4 @@
-"""One connection to one engine process: requests out, deltas in, and an error for all readers when it breaks."""
+"""Connection to an engine process: sends requests, delivers deltas, and fails all readers when it breaks."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -12,16 +12,16 @@ from foreword.progress import StageProgress
 from foreword.wire import frames as wire
 
 LONGEST_INTERVAL = 5.0
-"""Most seconds between two checks."""
+"""Maximum seconds between two checks."""
 
 LOOKS = 4
-"""Checks within the time limit: this many in a row must find nothing before the engine counts as hung."""
+"""Consecutive checks without a sign of life before the engine counts as hung."""
 
 
 async def wait_until_hung(link: "EngineLink", patience: float) -> None:
-    """Return when the engine has given no sign of life for this many seconds.
+    """Return when the engine has shown no sign of life for `patience` seconds.
 
-    A sign of life is an answer that reports steps since the last one, or any answer while nothing is to be done.
+    A sign of life is a reply with new steps, or any reply while it is idle.
     """
     interval = min(patience / LOOKS, LONGEST_INTERVAL)
     clock = asyncio.get_running_loop().time
@@ -36,53 +36,54 @@ async def wait_until_hung(link: "EngineLink", patience: float) -> None:
 _Item = AnswerDelta | Exception
 
 OnLate = Callable[[_Item], None]
-"""Receives the ends of answers whose reader has left, or why there will be none."""
+"""Receives the final deltas of answers whose reader has left, or the exception that ended them."""
 
 
 @dataclass
 class _Inbox:
-    """What has come for a request, and which of its answers are still to end."""
+    """Deltas for a request, and its unfinished answers."""
 
     open: OpenAnswers
     items: "asyncio.Queue[_Item]" = field(default_factory=asyncio.Queue)
 
 
 class EngineLink:
-    """Lives as long as the engine process does."""
+    """Exists as long as the engine process."""
 
     def __init__(self, channel: wire.Channel, on_stage: StageProgress = lambda *_: None) -> None:
-        """`on_stage` is called with the progress of an engine that starts."""
+        """`on_stage` receives the loading progress."""
         self._channel = channel
         self._on_stage = on_stage
         self._inboxes: dict[str, _Inbox] = {}
-        self._left: dict[str, tuple[OpenAnswers, OnLate]] = {}  # readers that have gone, until the end comes
+        # readers that have left, until the answers end
+        self._left: dict[str, tuple[OpenAnswers, OnLate]] = {}
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count()
         self._broken: str | None = None
         self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
-        self.fatal: str | None = None  # what the engine process said before it left
+        self.fatal: str | None = None  # the engine process's last error
 
     @property
     def in_flight(self) -> int:
-        """Requests whose deltas somebody takes."""
+        """Number of requests with a reader."""
         return len(self._inboxes)
 
     @property
     def awaited(self) -> int:
-        """Requests whose end has not come; one whose deltas are taken slowly may have ended."""
+        """Number of requests whose end has not arrived."""
         return sum(inbox.open.left > 0 for inbox in self._inboxes.values())
 
     def send(self, message: wire.ToEngine) -> None:
-        """Hand a message over; nothing happens if the link is broken."""
+        """Send a message; no effect if the link is broken."""
         if self._broken is None:
             self._channel.send(message)
 
     async def answer(
         self, request: NewRequest, on_late: OnLate | None = None
     ) -> AsyncGenerator[AnswerDelta, None]:
-        """Deltas until every one of the request's answers has ended; leaving early aborts it.
+        """Yield deltas until all answers of the request have ended; leaving early aborts it.
 
-        After that, `on_late` hears how the answers that had not ended did end.
+        `on_late` then receives how the unfinished answers ended.
         """
         if self._broken is not None:
             raise EngineUnavailable(self._broken)
@@ -94,7 +95,7 @@ class EngineLink:
                 if isinstance(item, Exception):
                     raise item
                 yield item
-                if not inbox.items.empty():  # a stream with much to tell gives the others their turn
+                if not inbox.items.empty():  # yield to other streams
                     await asyncio.sleep(0)
         finally:
             del self._inboxes[request.request_id]
@@ -104,7 +105,7 @@ class EngineLink:
                     self._left[request.request_id] = (inbox.open, on_late)
 
     async def stats(self, timeout: float) -> EngineStats | None:
-        """Ask how the engine is doing; None if it does not say in time."""
+        """Return the engine's statistics; None on timeout."""
         try:
             stats: EngineStats = await asyncio.wait_for(self._ask(wire.StatsWanted), timeout)
         except (TimeoutError, EngineUnavailable):
@@ -112,13 +113,13 @@ class EngineLink:
         return stats
 
     async def set_adapter(self, name: str, path: str | None) -> None:
-        """Have an adapter loaded, or unloaded if there is no path; `RequestError` says why it cannot be."""
+        """Load an adapter, or unload it without a path; raise `RequestError` on failure."""
         error = await self._ask(lambda number: wire.SetAdapter(number, name, path))
         if error is not None:
             raise RequestError(error)
 
     async def _ask(self, message: Callable[[int], wire.ToEngine]) -> Any:  # noqa: ANN401 - as the message says
-        """Send a message with a number of its own, and return what is answered under it."""
+        """Send a numbered message and return its reply."""
         number = next(self._numbers)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
         self.send(message(number))
@@ -128,12 +129,12 @@ class EngineLink:
             del self._replies[number]
 
     async def listen(self) -> None:
-        """Pass on what comes in until the channel ends; raises `ChannelError` for damaged frames."""
+        """Dispatch messages until the channel ends; raise `ChannelError` for damaged frames."""
         async for frame in self._channel.frames():
             self._pass_on(wire.decode_from_engine(frame))
 
     def abort_all(self) -> None:
-        """Ask the engine to end everything that runs."""
+        """Abort all requests."""
         for request_id in self._inboxes:
             self.send(wire.Abort(request_id))
 
@@ -156,7 +157,7 @@ class EngineLink:
                 self.fatal = error
 
     def _put(self, request_id: str, item: _Item) -> None:
-        """Deliver to the reader; of a request whose reader has left, only the end to its `on_late`."""
+        """Deliver to the reader; if it has left, pass the end to `on_late`."""
         if (inbox := self._inboxes.get(request_id)) is not None:
             inbox.open.note(item)
             inbox.items.put_nowait(item)
@@ -168,7 +169,7 @@ class EngineLink:
                 on_late(item)
 
     def break_off(self, reason: str) -> None:
-        """Raise an error in all readers, because the engine is gone, and refuse new requests."""
+        """Raise an error in all readers and refuse new requests."""
         if self._broken is not None:
             return
         self._broken = reason

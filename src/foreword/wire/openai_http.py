@@ -1,4 +1,4 @@
-"""Client side of OpenAI's HTTP: addresses, connections, models, refusals and server-sent events."""
+"""Client side of OpenAI's HTTP API: addresses, connections, models, errors and server-sent events."""
 
 import json
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ import httpx2
 
 from foreword.errors import RequestError
 
-MODELS_TIMEOUT = 30.0  # seconds for the list of models
-MOST_OF_A_REFUSAL = 65_536  # bytes of an error's body that are read
-CONNECT_TIMEOUT = 30.0  # seconds; how long an answer may take is the caller's own timeout
+MODELS_TIMEOUT = 30.0  # seconds
+MOST_OF_A_REFUSAL = 65_536  # maximum bytes of an error body
+CONNECT_TIMEOUT = 30.0  # seconds; answers have the caller's own timeout
 
 
 def base_address(url: str) -> str:
-    """The server's address without a trailing /v1."""
+    """Return the server's address without a trailing /v1."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
@@ -31,8 +31,8 @@ def base_address(url: str) -> str:
 def open_client(
     address: str, api_key: str | None, transport: httpx2.AsyncBaseTransport | None = None
 ) -> httpx2.AsyncClient:
-    """A client without a bound on connections, and without the proxies and passwords of the environment."""
-    headers = {"Accept-Encoding": "identity"}  # compression would hold chunks back
+    """Create a client without a connection limit, and without proxies and credentials from the environment."""
+    headers = {"Accept-Encoding": "identity"}  # compression would delay chunks
     if api_key:
         if not (api_key.isascii() and api_key.isprintable()):
             raise RequestError("--api-key must be printable ASCII")
@@ -49,19 +49,19 @@ def open_client(
 
 @dataclass(frozen=True)
 class ListedModel:
-    """A model of the server's list."""
+    """A model in the server's list."""
 
     name: str
     owner: str | None = None
 
     @property
     def has_continuous_usage(self) -> bool:
-        """Whether the server is known to tell the number of tokens with every chunk."""
+        """Whether the server reports token counts with every chunk."""
         return self.owner in ("foreword", "vllm")
 
 
 async def listed_model(client: httpx2.AsyncClient, name: str = "") -> ListedModel:
-    """The server's model of this name, or its first; with a name, a server that does not tell is no failure."""
+    """Return the server's model of this name, or its first; with a name, a server without a list is accepted."""
     try:
         models = await _models(client)
     except RequestError:
@@ -73,7 +73,7 @@ async def listed_model(client: httpx2.AsyncClient, name: str = "") -> ListedMode
 
 
 def _advice(status: int) -> str:
-    """Return what to do where the list of models is refused."""
+    """Return what to do if the list of models is refused."""
     return "give a key with --api-key" if status in (401, 403) else "name the model with --model"
 
 
@@ -95,7 +95,7 @@ async def _models(client: httpx2.AsyncClient) -> list[ListedModel]:
 
 
 async def refusal_of(response: httpx2.Response) -> str:
-    """The server's message; reading it to its end lets the next request use the connection."""
+    """Return the server's error message, reading the body to its end so that the connection can be reused."""
     body = b""
     async for received in response.aiter_bytes():
         body += received
@@ -110,22 +110,22 @@ async def refusal_of(response: httpx2.Response) -> str:
 
 
 def error_words(error: Exception) -> str:
-    """What went wrong on the way, in one line."""
+    """Describe a connection error in one line."""
     return f"{type(error).__name__} {error}".strip()
 
 
 class EventParser:
-    """Cuts a stream of bytes into the data of its events, wherever the network has cut it."""
+    """Splits a byte stream into the data of server-sent events."""
 
-    MOST_BYTES = 16 * 2**20  # of one event: a server that never ends a line must not fill the memory
+    MOST_BYTES = 16 * 2**20  # per event, so that an endless line does not fill the memory
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
-        self._held = 0  # bytes of the event that is not over yet
+        self._held = 0  # bytes of the incomplete event
 
     def feed(self, received: bytes) -> Iterator[bytes]:
-        """The data of every event that these bytes complete; fields other than data are passed over."""
+        """Yield the data of every completed event; other fields are skipped."""
         if self._held + len(self._rest) + len(received) > self.MOST_BYTES:
             raise ValueError(f"an event of more than {self.MOST_BYTES} bytes")
         *lines, self._rest = (self._rest + received).split(b"\n")

@@ -1,4 +1,4 @@
-"""The engine's process: loads the model, then answers what comes over the channel until it closes.
+"""The engine process: loads the model, then serves the channel until it closes.
 
 Run as `python -m foreword.wire.process FD MODULE:FUNCTION`, with a connected socket as FD.
 """
@@ -23,39 +23,39 @@ from foreword.wire import frames as wire
 from foreword.wire.frames import Channel
 
 if TYPE_CHECKING:
-    from foreword.engine.engine import Engine  # a process with another factory does not import it
+    from foreword.engine.engine import Engine  # other factories do not need it
 
 log = logging.getLogger("foreword.wire.process")
 
 EngineFactory = Callable[[wire.Start, StageProgress], "Engine"]
-"""Makes the engine that a `Start` message describes, and tells how far it is."""
+"""Creates the engine described by a `Start` message, and reports progress."""
 
 
 def find_factory(name: str) -> EngineFactory:
-    """The function that `module:function` names."""
+    """Return the function named by `module:function`."""
     module, _, function = name.partition(":")
     factory: EngineFactory = getattr(importlib.import_module(module), function)
     return factory
 
 
 class EngineHost:
-    """Carries messages between a channel and an engine."""
+    """Connects a channel and an engine."""
 
     def __init__(self, channel: Channel, engine: "Engine") -> None:
         self._channel = channel
         self._engine = engine
         self._draining: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()  # adapters that are being loaded
-        self._fresh: list[AnswerDelta] = []  # that will be sent together
+        self._tasks: set[asyncio.Task[None]] = set()  # adapters being loaded
+        self._fresh: list[AnswerDelta] = []  # to be sent together
         self._over = asyncio.Event()
         self.exit_code = 0
 
     async def serve(self, incoming: AsyncIterator[bytes]) -> None:
-        """Do what the messages say until the channel closes, a drain is over, or the engine dies."""
+        """Process messages until the channel closes, a drain ends, or the engine dies."""
         loop = asyncio.get_running_loop()
 
         def tell(error: Exception) -> None:
-            with suppress(RuntimeError):  # the loop is closed: the process ends anyway
+            with suppress(RuntimeError):  # the loop is closed: the process is ending
                 loop.call_soon_threadsafe(self._die, error)
 
         self._engine.when_dead(tell)
@@ -64,7 +64,7 @@ class EngineHost:
         over = asyncio.ensure_future(self._over.wait())
         await asyncio.wait((listening, over), return_when=asyncio.FIRST_COMPLETED)
         over.cancel()
-        self._over.set()  # what the engine says of its own end from now on is no news
+        self._over.set()  # later reports about the engine's end are expected
         if listening.done():
             listening.result()
         listening.cancel()
@@ -94,7 +94,7 @@ class EngineHost:
                 raise ChannelError("a second Start came over the channel")
 
     async def _set_adapter(self, number: int, name: str, path: str | None) -> None:
-        """Files are read in a thread: others get their tokens meanwhile."""
+        """Load or unload an adapter in a thread, so that answers continue."""
         adapters = self._engine.adapters
         try:
             if path is None:
@@ -115,14 +115,14 @@ class EngineHost:
             self._channel.send(wire.Refused(request.request_id, str(error), error.param))
         except EngineStopped as error:
             self._die(error)
-        except Exception as error:  # nothing was queued: it costs this request alone
+        except Exception as error:  # nothing was queued: only this request fails
             log.exception("a request could not be taken")
             self._channel.send(wire.Refused(request.request_id, f"{type(error).__name__}: {error}"))
         else:
             stream.forward_to(partial(self._take, request.request_id))
 
     def _take(self, request_id: str, item: AnswerDelta | Exception) -> None:
-        """Keep a delta until all that came with it are here: one message, and one wakeup of the API process, a pass."""
+        """Collect deltas of one pass into one message, to wake the API process once."""
         if isinstance(item, RequestError):
             self._channel.send(wire.Refused(request_id, str(item), item.param))
         elif isinstance(item, Exception):
@@ -132,7 +132,7 @@ class EngineHost:
                 asyncio.get_running_loop().call_soon(self._send_fresh)
             self._fresh.append(item)
             if item.prompt_logprobs:
-                self._send_fresh()  # they are long; several of them might be too much for a frame
+                self._send_fresh()  # long deltas: several may exceed a frame
 
     def _send_fresh(self) -> None:
         fresh, self._fresh = self._fresh, []
@@ -146,7 +146,7 @@ class EngineHost:
         self._over.set()
 
     def _die(self, error: Exception) -> None:
-        """An engine that has failed is not mended from inside: say so and leave; a fresh one is started."""
+        """Report an engine failure and end the process; a new one is started."""
         if self._over.is_set():
             return
         log.error("the engine has died: %s", error, exc_info=not isinstance(error, ForewordError))
@@ -156,7 +156,7 @@ class EngineHost:
 
 
 async def run(connection: socket.socket, factory: str) -> int:
-    """Wait for `Start`, load, serve; the exit code."""
+    """Wait for `Start`, load, serve; return the exit code."""
     channel = Channel(*await asyncio.open_connection(sock=connection))
     incoming = channel.frames()
     try:
@@ -183,13 +183,13 @@ async def _load_and_serve(
     try:
         engine = find_factory(factory)(start, on_stage)
     except Exception as error:
-        if not isinstance(error, ForewordError):  # the reader of the channel reports those
+        if not isinstance(error, ForewordError):  # the other side reports ForewordErrors
             log.exception("the engine cannot start")
         channel.send(wire.Fatal(str(error) or type(error).__name__))
         await channel.flush()
         return 1
     gc.collect()
-    gc.freeze()  # what is loaded stays; the collector need not walk through all of it between two tokens
+    gc.freeze()  # exclude loaded objects from garbage collection between tokens
     host = EngineHost(channel, engine)
     try:
         await host.serve(incoming)
@@ -198,12 +198,12 @@ async def _load_and_serve(
         log.warning("the API process is gone")
     finally:
         engine.close()
-        gc.unfreeze()  # or the native objects would outlive their module
+        gc.unfreeze()  # otherwise native objects would outlive their module
     return host.exit_code
 
 
 def main() -> None:
-    """Entry of the process. Signals to the whole group are the API process's to handle: it closes the channel."""
+    """Entry point. Signals to the process group are left to the API process, which closes the channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")

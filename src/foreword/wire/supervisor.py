@@ -22,28 +22,28 @@ from foreword.wire.link import EngineLink, OnLate, wait_until_hung
 log = logging.getLogger("foreword.server")
 
 DEFAULT_FACTORY = "foreword.wire.factory:load_engine"
-"""Makes the real engine."""
+"""Creates the real engine."""
 
 
 class EngineState(StrEnum):
-    """The stages of an engine's life."""
+    """States of an engine."""
 
-    STARTING = "starting"  # the model is being loaded for the first time
+    STARTING = "starting"  # loading the model for the first time
     READY = "ready"
-    RESTARTING = "restarting"  # it has died and a fresh one is being started
-    DRAINING = "draining"  # nothing new is accepted; running answers may end
+    RESTARTING = "restarting"  # it died and a new one is starting
+    DRAINING = "draining"  # no new requests; running answers may finish
     STOPPED = "stopped"
 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """What the loaded engine accepts."""
+    """Limits of the loaded engine."""
 
-    max_model_len: int  # most tokens of a prompt and its answer together
+    max_model_len: int  # maximum prompt and answer tokens
 
 
 class EngineStartError(ForewordError):
-    """The engine could not be started even once; the message says why."""
+    """The engine could not be started."""
 
 
 @dataclass(frozen=True)
@@ -51,47 +51,46 @@ class SupervisorSettings:
     """How an engine process is started and watched."""
 
     start: wire.Start  # what it loads
-    factory: str = DEFAULT_FACTORY  # "module:function" that makes the engine in its process
-    first_pause: float = 0.2  # seconds before the first restart; doubled with every further one
-    longest_pause: float = 30.0  # most seconds between restarts
-    calm_after: float = 60.0  # an engine that ran this many seconds starts the pauses anew
-    hang_seconds: float = 60.0  # an engine that gives no sign of life for so long is killed
-    stats_timeout: float = 2.0  # seconds to wait for the engine's figures
-    close_timeout: float = 10.0  # seconds that the process has to exit before it is killed
+    factory: str = DEFAULT_FACTORY  # "module:function" that creates the engine in its process
+    first_pause: float = 0.2  # seconds before the first restart; doubles each time
+    longest_pause: float = 30.0  # maximum seconds between restarts
+    calm_after: float = 60.0  # an engine that ran this long resets the pauses
+    hang_seconds: float = 60.0  # an engine without a sign of life for this long is killed
+    stats_timeout: float = 2.0  # seconds to wait for statistics
+    close_timeout: float = 10.0  # seconds to exit before it is killed
 
 
 class Supervisor:
-    """Takes requests to an engine in a child process, and its answers back."""
+    """Forwards requests to an engine in a child process, and returns its answers."""
 
     def __init__(self, settings: SupervisorSettings, on_stage: StageProgress = lambda *_: None) -> None:
-        """`on_stage` is called with the progress of an engine that starts."""
+        """`on_stage` receives the loading progress."""
         self._settings = settings
         self._on_stage = on_stage
         self.state = EngineState.STARTING
         self._link: EngineLink | None = None
         self._process: Process | None = None
         self._limits: EngineLimits | None = None
-        self.restarts = 0  # times that the engine died and was started again
+        self.restarts = 0  # number of restarts
         self.speculating = True  # for all requests
         self._adapters = dict(settings.start.adapters)
         self._watching: asyncio.Task[None] | None = None
 
     @property
     def process_id(self) -> int | None:
-        """The engine process, if there is one."""
+        """Id of the engine process, if there is one."""
         return None if self._process is None else self._process.pid
 
     def limits(self) -> EngineLimits:
-        """Return what the engine accepts; raises `EngineUnavailable` until it has been ready once."""
+        """Return the engine's limits; raise `EngineUnavailable` before it was ready."""
         if self._limits is None:
             raise EngineUnavailable("the engine is still starting; try again")
         return self._limits
 
     def submit(self, request: NewRequest, on_late: OnLate | None = None) -> AsyncGenerator[AnswerDelta, None]:
-        """Return the deltas of all n answers; they raise `RequestError` or, if the engine dies, `EngineUnavailable`.
-
-        Closing the iterator before its end aborts the request; `on_late` then receives the ends of its answers.
-        """
+        """Return the deltas of all n answers; the iterator raises `RequestError` or, if the engine dies,
+        `EngineUnavailable`. Closing the iterator early aborts the request; `on_late` then receives the
+        ends of its answers."""
         if self._link is None or self.state not in (EngineState.READY, EngineState.DRAINING):
             raise EngineUnavailable(f"the engine is {self.state}; try again")
         return self._link.answer(request, on_late)
@@ -103,14 +102,14 @@ class Supervisor:
             self._link.send(wire.Speculate(on))
 
     def move_pair(self, drafter: str, cohort: str, state: str) -> None:
-        """Move a drafter of the policy file in a cohort; the engine keeps that in its own file."""
+        """Move a drafter of the policy file in a cohort; the engine saves that itself."""
         if self._link is not None:
             self._link.send(wire.MovePair(drafter, cohort, state))
 
     async def set_adapter(self, name: str, path: str | None) -> None:
-        """Load a LoRA adapter, or unload it if there is no path, also after a restart.
+        """Load a LoRA adapter, or unload it without a path, also after restarts.
 
-        Raises `RequestError` for what cannot be loaded, `EngineUnavailable` if there is no engine now.
+        Raise `RequestError` if it cannot be loaded, `EngineUnavailable` without a running engine.
         """
         if self._link is None or self.state is not EngineState.READY:
             raise EngineUnavailable(f"the engine is {self.state}; try again")
@@ -121,15 +120,15 @@ class Supervisor:
             self._adapters[name] = path
 
     async def stats(self) -> EngineStats | None:
-        """Return the engine's figures; None if they do not arrive in time."""
+        """Return the engine's statistics; None on timeout."""
         if self._link is None or not self._link.ready.done():
             return None
         return await self._link.stats(self._settings.stats_timeout)
 
     async def start(self, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Start the engine and keep it running; returns when it is ready for the first time.
+        """Start the engine and keep it running; return when it is first ready.
 
-        An engine that cannot be started at all raises `EngineStartError`.
+        Raise `EngineStartError` if it cannot be started.
         """
         first_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watching = asyncio.create_task(self._keep_running(first_ready))
@@ -177,7 +176,8 @@ class Supervisor:
             watching.cancel()
             self._link = None
             if self.state is EngineState.READY:
-                self.state = EngineState.RESTARTING  # before readers are notified: none finds it ready
+                # before readers are notified, so that none finds it ready
+                self.state = EngineState.RESTARTING
             link.break_off("the engine has died; try again")
             code = await self._reap(
                 self._settings.close_timeout if self.state is EngineState.STOPPED else 1.0
@@ -186,7 +186,7 @@ class Supervisor:
 
     async def _kill_if_hung(self, link: EngineLink) -> None:
         """Kill a process that stopped responding; its requests then fail as after a crash."""
-        await asyncio.wait((link.ready,))  # no time limit on loading a model
+        await asyncio.wait((link.ready,))  # loading has no time limit
         await wait_until_hung(link, self._settings.hang_seconds)
         link.fatal = f"the engine gave no sign of life for {self._settings.hang_seconds:g} s and was killed"
         if self._process is not None:
@@ -223,7 +223,7 @@ class Supervisor:
             self.state = EngineState.READY
         if not self.speculating:
             self.speculate(False)
-        # What was loaded since; if its files are gone, its requests are refused, and nothing else.
+        # Reload adapters that were loaded later; if files are missing, only their requests are refused.
         for name, path in self._adapters.items() - self._settings.start.adapters.items():
             if self._link is not None:
                 self._link.send(wire.SetAdapter(-1, name, path))
@@ -232,7 +232,7 @@ class Supervisor:
         log.info("the engine is ready")
 
     async def _reap(self, patience: float) -> int | None:
-        """Wait for the process, whose channel is closed, and kill it if it stays."""
+        """Wait for the process, whose channel is closed, and kill it on timeout."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -244,24 +244,24 @@ class Supervisor:
             return await process.wait()
 
     def begin_drain(self) -> None:
-        """From now on nothing new is to come; what was accepted may still be submitted and ends as usual."""
+        """Start draining: accepted requests may still be submitted and finish."""
         if self.state is not EngineState.STOPPED:
             self.state = EngineState.DRAINING
 
     def abort_all(self) -> None:
-        """End everything that runs, with `finish_reason="abort"`."""
+        """Abort all running requests with `finish_reason="abort"`."""
         if self._link is not None:
             self._link.abort_all()
 
     async def stop(self) -> None:
-        """End the engine process; call it when nothing runs any more."""
+        """End the engine process, when nothing is running."""
         self.state = EngineState.STOPPED
         if self._link is not None and self._link.ready.done():
             self._link.send(wire.Drain(self._settings.close_timeout / 2))
         elif self._process is not None:
-            self._process.kill()  # it is loading a model, and would not listen before it has
+            self._process.kill()  # it is loading a model and does not listen
         elif self._watching is not None:
-            self._watching.cancel()  # it waits to start another
+            self._watching.cancel()  # waiting to start another
         if self._watching is not None:
             done, _ = await asyncio.wait((self._watching,), timeout=2 * self._settings.close_timeout)
             if not done:

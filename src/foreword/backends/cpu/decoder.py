@@ -34,7 +34,7 @@ class CpuDecoder:
         self._native = native_decoder(config, weights, threads)
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
-        """What is added for the requests whose slot in a batch is this one; None takes it away."""
+        """Set or (None) remove the adapter of a slot."""
         packed = None
         if adapter is not None:
             packer = AdapterPacker(self.isa, self.threads, self.form.floats)
@@ -47,22 +47,22 @@ class CpuDecoder:
         return self._weights.layer_bytes
 
     def with_layers(self, layers: Sequence[int]) -> "CpuDecoder":
-        """A decoder that runs only these layers of this one: the same weights."""
+        """Return a decoder that runs only these layers, with shared weights."""
         weights = self._weights.with_layers(layers)
         return CpuDecoder(self.config.with_layers(layers), weights, self.form, self.threads)
 
     def beside(self, checkpoint: Checkpoint) -> "CpuDecoder":
-        """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm."""
+        """Return a decoder with another checkpoint's layers, and this one's embedding, head and final norm."""
         return load_cpu_decoder(checkpoint, FORMS["stored"], threads=self.threads, ends=self._weights)
 
     def followed_by(self, more: Checkpoint) -> "CpuDecoder":
-        """A decoder that runs this one's layers, then those of another checkpoint and that one's final norm."""
+        """Return a decoder with this one's layers, then another checkpoint's layers and final norm."""
         weights = self._weights.followed_by(more, self.form, self.isa, self.threads)
         return CpuDecoder(self.config.followed_by(more.config), weights, self.form, self.threads)
 
     @property
     def heads(self) -> CpuHeads:
-        """Runners of heads in this decoder's numbers, on its threads."""
+        """Factory of heads in this decoder's number format, on its threads."""
         return CpuHeads(self.config, self._weights, self.form, self._native)
 
     @property
@@ -79,15 +79,15 @@ class CpuDecoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the packed matrices."""
+        """Bytes of the packed matrices."""
         return self._native.weight_bytes
 
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
-        """Nothing is compiled or captured."""
+        """Return nothing: CPU passes need no preparation."""
         return ()
 
     def kv_rows(self) -> RowSpec:
-        """Keys and values of all layers."""
+        """Return the KV rows of a token in all layers."""
         return RowSpec(
             DECODER_ROWS,
             self.config.num_layers,
@@ -99,14 +99,14 @@ class CpuDecoder:
         )
 
     def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> CpuKvStore:
-        """Memory for this decoder's rows and the `extra` ones; it is touched only when it is used."""
+        """Allocate memory for this decoder's rows and the `extra` ones, touched on first use."""
         return CpuKvStore(PageSpec.of(self.kv_rows(), extra), num_pages, page_size)
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
-        """One pass over all rows of `batch`; KV rows are moved and written as it says."""
+        """Run one pass; move and write KV rows as the batch says."""
         if not isinstance(store, CpuKvStore):
             raise ValueError("the KV store was made for another decoder")
-        arrays = batch.arrays  # handing over torch tensors takes longer than a small pass
+        arrays = batch.arrays  # passing torch tensors takes longer than a small pass
         taps = list(dict.fromkeys(batch.taps))
         logits = np.empty((len(arrays.logit_rows), self.config.vocab_size), dtype=np.float32)
         hidden = np.empty((len(arrays.hidden_rows), len(taps) * self.config.hidden_size), dtype=np.float32)
@@ -122,7 +122,7 @@ def load_cpu_decoder(
     ends: CpuWeights | None = None,
     progress: Progress | None = None,
 ) -> CpuDecoder:
-    """Pack a checkpoint's weights and build its decoder; `ends` lends its embedding, head and last norm."""
+    """Pack a checkpoint's weights and build its decoder; `ends` provides embedding, head and last norm."""
     config = checkpoint.config
     isa, workers = choose_isa(native_status().instruction_sets), choose_threads(threads)
     packer = MatrixPacker(checkpoint, form, isa, workers, progress)

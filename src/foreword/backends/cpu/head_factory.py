@@ -1,4 +1,4 @@
-"""All kinds of draft heads beside a CPU decoder, and the factory that loads them."""
+"""Draft heads of a CPU decoder, and the factory that loads them."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class CpuMedusa:
-    """Heads that read nothing but hidden states; every matrix is packed as the decoder's are."""
+    """Medusa heads, which read only hidden states; packed like the decoder's matrices."""
 
     def __init__(self, head: Head, packer: HeadPacker, output: "_native.PackedMatrix") -> None:
-        """`output` is the decoder's output matrix, for heads that have none of their own."""
+        """`output` is the decoder's output matrix, for heads without their own."""
         self.spec = spec = head.spec
         self._isa = packer.isa
         self._heads = [
@@ -39,7 +39,7 @@ class CpuMedusa:
         self.weight_bytes = packer.nbytes
 
     def draft(self, call: MedusaCall) -> HeadOutput:
-        """Return logits: chains are drawn from them."""
+        """Return logits, from which the caller draws chains."""
         read = call.states.contiguous().numpy()
         logits = np.empty((len(self._heads), len(read), self.spec.draft_vocab_size), np.float32)
         for number, (blocks, output) in enumerate(self._heads):
@@ -54,15 +54,15 @@ class CpuMedusa:
 
 @dataclass
 class CpuExit:
-    """One exit; its threads are the decoder's."""
+    """An early exit; it uses the decoder's threads."""
 
     decoder: "_native.Decoder"  # the target's first layers and the exit's own
     vocab_size: int
-    rows: str  # name of its own KV rows
+    rows: str  # name of its KV rows
     weight_bytes: int  # of its own layer
 
     def draft(self, call: HeadCall) -> HeadOutput:
-        """Keep rows, or run rows that read their tokens, in one native call."""
+        """Store rows, or run rows from their tokens, in one native call."""
         wanted, store = call.rows, call.store
         if not isinstance(store, CpuKvStore):
             raise ValueError("the KV store was made for another backend")
@@ -74,7 +74,7 @@ class CpuExit:
 
 
 class CpuHeads:
-    """Loads heads beside a decoder, in its numbers and on its threads."""
+    """Loads heads for a decoder, in its number format and on its threads."""
 
     def __init__(
         self, config: ModelConfig, weights: CpuWeights, form: WeightForm, native: "_native.Decoder"

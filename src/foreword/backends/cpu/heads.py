@@ -1,4 +1,4 @@
-"""Draft heads on the compiled CPU kernels: one native call per pass, in 8 bits where the decoder is."""
+"""Draft heads on the CPU kernels: one native call per pass, in the decoder's number format."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,13 +26,13 @@ _INPUT_NORMS = {
     Join.FUSED: ("enorm", "hnorm"),
     Join.CONTEXT: ("", "hidden_norm"),
 }
-"""Norms of a token's embedding and of the features, where a head has them."""
+"""Norms of the token embedding and of the features, by kind of head."""
 
 _QKV, _OUTPUT, _MLP = ("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj", "down_proj")
 
 
 class HeadPacker:
-    """Packs the matrices of one head as the decoder's are packed."""
+    """Packs the matrices of one head like the decoder's."""
 
     def __init__(self, head: Head, form: WeightForm, isa: str, threads: int) -> None:
         from foreword.kernels import _native
@@ -42,10 +42,10 @@ class HeadPacker:
         self.isa = isa
         self._threads = threads
         self._arena = _native.Arena()
-        self.nbytes = 0  # of all that was packed
+        self.nbytes = 0  # total bytes packed
 
     def matrix(self, name: str) -> "_native.PackedMatrix":
-        """A matrix with its bias, if the head has one."""
+        """Pack a matrix with its bias, if any."""
         from foreword.kernels._native import PackedMatrix
 
         values = self._head.load(name + ".weight")
@@ -60,11 +60,11 @@ class HeadPacker:
         return packed
 
     def matrices(self, names: list[str], biased: bool) -> "list[_native.PackedMatrix]":
-        """Several of them, by their tensors' names; biases that there are, are found."""
+        """Pack several matrices by tensor name, with their biases."""
         return [self.matrix(name.removesuffix(".weight")) for name in names]
 
     def floats(self, name: str) -> "_native.PackedMatrix":
-        """A matrix that stays in float32."""
+        """Pack a matrix in float32."""
         from foreword.kernels._native import PackedMatrix
 
         packed = PackedMatrix.keep_floats(self._arena, self._head.load(name))
@@ -75,12 +75,12 @@ class HeadPacker:
         return self.matrix(name) if self._head.spec.has(name + ".weight") else None
 
     def vector(self, name: str) -> Tensor | None:
-        """A norm or a bias: float32 [n]; None if the head has none."""
+        """Return a norm or bias, float32 [n]; None if the head has none."""
         return self._head.load(name) if self._head.spec.has(name) else None
 
 
 class CpuHead:
-    """One head; its threads are the decoder's."""
+    """A draft head; it uses the decoder's threads."""
 
     drafts_early = False
     stops = True
@@ -93,7 +93,7 @@ class CpuHead:
         decoder: "_native.Decoder",
         ends: "tuple[_native.PackedMatrix, _native.PackedMatrix]",
     ) -> None:
-        """`ends` are the decoder's embedding and output matrix, for a head that has none of its own."""
+        """`ends` are the decoder's embedding and output matrix, for a head without its own."""
         from foreword.kernels import _native
 
         spec = self.spec = head.spec
@@ -149,7 +149,7 @@ class CpuHead:
             mlp = [packer.matrix(f"{prefix}mlp.{name}") for name in _MLP]
         else:
             experts, mlp = load_experts(packer, layer.mlp, prefix)
-        is_joined = index == 0 and self.spec.join is Join.CONCAT  # its input has norms of its own
+        is_joined = index == 0 and self.spec.join is Join.CONCAT  # its input has its own norms
         mlp_norm = packer.vector(prefix + "post_attention_layernorm.weight")
         assert mlp_norm is not None
         self._native.add_layer(
@@ -163,7 +163,7 @@ class CpuHead:
         )
 
     def draft(self, call: HeadCall) -> HeadOutput | KnownChains:
-        """Run one native call, draws included; P-EAGLE's places are drawn from the logits of their one pass."""
+        """Run one native call including draws; P-EAGLE's positions are drawn from its logits."""
         drafts_at_once = self.spec.mask_token_id is not None
         if call.plan is not None and (call.rows.are_own or not drafts_at_once):
             return self._chains(call, call.plan)
@@ -212,22 +212,22 @@ class CpuHead:
         return torch.from_numpy(said)
 
     def _place(self, store: KvStore) -> "tuple[_native.KvStore, int]":
-        """Where its KV rows are."""
+        """Return the store and index of its KV rows."""
         if not isinstance(store, CpuKvStore):
             raise ValueError("the KV store was made for another backend")
         return store.native, store.spec.index(self._rows)
 
 
 def _as_drawn(plan: ChainPlan) -> tuple[Any, ...]:
-    """How tokens are drawn, in the order of the bindings."""
+    """Return the sampling parameters in the order of the bindings."""
     fields = [plan.records[name] for name in ("temperature", "top_k", "top_p", "min_p", "stem")]
     return plan.lengths, plan.steps, plan.token_ids, plan.vocab_size, *fields
 
 
 class _Room(NamedTuple):
-    """Where draft tokens go."""
+    """Output buffers for draft tokens."""
 
-    tokens: Ints  # [requests, longest chain], -1 where there are no more
+    tokens: Ints  # [requests, longest chain], padded with -1
     confidence: NDArray[np.float32] | None
 
     @staticmethod
@@ -236,7 +236,7 @@ class _Room(NamedTuple):
         return _Room(np.empty(shape, np.int32), None if plan.stop is None else np.empty(shape, np.float32))
 
     def outputs(self, plan: ChainPlan) -> tuple[Any, ...]:
-        """In the order of the bindings."""
+        """Return the output arguments in the order of the bindings."""
         stop = plan.stop
         return self.tokens, None if stop is None else (stop.edges, stop.rates, stop.least, self.confidence)
 

@@ -7,14 +7,14 @@ from foreword.errors import RequestError
 from foreword.kv.spec import PageSpec, RowSpec
 
 HEAD_ALIGNMENT = 8
-"""Numbers that the kernels read at once: a head is filled up to a multiple."""
+"""Head sizes are padded to a multiple of this many numbers, which the kernels read at once."""
 
 
 class CpuKvStore:
-    """Keys and values of every kind in float32, as the attention kernel reads them.
+    """Keys and values in float32, in the layout of the attention kernel.
 
-    Keys are [layers, pages, kv heads, numbers, rows of a page], values the same with the last two exchanged.
-    Half precision would save memory, but turning it into floats costs more than reading twice the bytes.
+    Keys are [layers, pages, kv heads, numbers, rows of a page], values have the last two exchanged. Half precision
+    would save memory, but converting it costs more than reading twice the bytes.
     """
 
     def __init__(self, spec: PageSpec, num_pages: int, page_size: int) -> None:
@@ -36,7 +36,7 @@ class CpuKvStore:
         return self.native.bytes_per_row
 
     def arrays(self, name: str) -> tuple[Tensor, Tensor]:
-        """Keys and values of one kind; heads are filled up to a multiple of eight numbers."""
+        """Return keys and values of one kind; heads are padded to a multiple of eight numbers."""
         keys, values = self.native.arrays(self.spec.index(name))
         return torch.from_numpy(keys), torch.from_numpy(values)
 

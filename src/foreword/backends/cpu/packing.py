@@ -1,4 +1,4 @@
-"""Weights as the CPU kernels read them: packed once, in one of a few number forms."""
+"""Packs weights for the CPU kernels in one of several number formats."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,21 +25,21 @@ BLOCK_KINDS = {
     "Q5_K": (0, 2),
     "Q6_K": (208,),
 }
-"""GGUF blocks that the kernels read as they are, with the places of their half-precision numbers in a block."""
+"""GGUF blocks that the kernels read directly, with the offsets of their half-precision numbers."""
 
 BLOCK_COLUMNS = 32
 ROTATED_GROUPS = (192, 128, 64)
-"""Columns per scale that are tried for a rotated matrix, the cheapest first."""
+"""Candidate group sizes (columns per scale) of a rotated matrix, cheapest first."""
 
 
 @dataclass(frozen=True)
 class WeightForm:
-    """How the numbers of a model's matrices are kept."""
+    """Number format of a model's matrices."""
 
-    name: str  # as `--dtype` has it
+    name: str  # as in `--dtype`
     floats: bool = False  # matrices stay float32
-    keeps_blocks: bool = False  # GGUF blocks are used as they are
-    rotated: bool = False  # columns are turned in blocks of 64 before they are rounded to 8 bits
+    keeps_blocks: bool = False  # use GGUF blocks unchanged
+    rotated: bool = False  # apply a Hadamard rotation to blocks of 64 columns before rounding to 8 bits
 
 
 FORMS = {
@@ -49,16 +49,16 @@ FORMS = {
     "q8_0": WeightForm("q8_0", keeps_blocks=False),
 }
 FORMS["q4"] = FORMS["stored"]  # its earlier name
-"""`int8` is the default; `q8_0` rounds like GGUF's format of that name and serves as a yardstick."""
+"""`int8` is the default; `q8_0` rounds like GGUF's format of that name and serves as a reference."""
 
 
 def rotated_group(columns: int) -> int:
-    """The most columns per scale that leave the fewest zeros after the end of a row."""
+    """Return the largest group size with the least padding at the end of a row."""
     return min(ROTATED_GROUPS, key=lambda group: (-(-columns // group) * group, -group))
 
 
 def has_finite_scales(stored: QuantizedTensor) -> bool:
-    """Whether no block's scale or minimum is NaN or infinite; the levels between them are whole numbers."""
+    """Whether all block scales and minima are finite; the levels are integers."""
     size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[stored.kind]][1]
     blocks = stored.data.reshape(len(stored.data), -1, size)
     halves = (
@@ -68,7 +68,7 @@ def has_finite_scales(stored: QuantizedTensor) -> bool:
 
 
 class MatrixPacker:
-    """Packs matrices of one checkpoint into one form."""
+    """Packs matrices of one checkpoint into one format."""
 
     def __init__(
         self, checkpoint: Checkpoint, form: WeightForm, isa: str, threads: int, progress: Progress | None
@@ -92,17 +92,17 @@ class MatrixPacker:
         return any(blocks is not None and blocks.kind in BLOCK_KINDS for blocks in stored)
 
     def vector(self, name: str) -> torch.Tensor:
-        """A norm's weights: float32 [n]."""
+        """Return a norm's weights, float32 [n]."""
         return self._loader.tensor(name)
 
     def floats(self, name: str) -> "PackedMatrix":
-        """A matrix that stays in float32 whatever the form is."""
+        """Pack a matrix in float32, whatever the format."""
         from foreword.kernels._native import PackedMatrix
 
         return PackedMatrix.keep_floats(self._arena, self._loader.tensor(name))
 
     def matrices(self, names: list[str], biased: bool) -> list["PackedMatrix"]:
-        """Projections of one input. They are grouped alike, so that the input is quantised once."""
+        """Pack projections of one input with equal grouping, so that the input is quantised once."""
         stored = {name: self._blocks(name) for name in names}
         keep = self._form.keeps_blocks and any(blocks is not None for blocks in stored.values())
         packed = [self._matrix(name, stored[name], keep) for name in names]

@@ -1,4 +1,4 @@
-"""A decoder's layers and adapters as the CPU kernels read them."""
+"""Packed layers and adapters of a decoder on the CPU kernels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CpuLayer:
-    """What one layer is made of, packed."""
+    """Packed weights of one layer."""
 
-    attention_norm: Tensor | None  # None: the stream is read as it is
+    attention_norm: Tensor | None  # None: no norm
     mlp_norm: Tensor | None
-    matrices: "list[_native.PackedMatrix]"  # q, k, v, output, and gate, up, down, perhaps of shared experts
+    # q, k, v, output, and gate, up, down (of the shared experts in a mixture)
+    matrices: "list[_native.PackedMatrix]"
     query_norm: Tensor | None
     key_norm: Tensor | None
     experts: "_native.Experts | None" = None
-    after_attention: Tensor | None = None  # norms of what is added
+    after_attention: Tensor | None = None  # norms of the sublayers' outputs
     after_mlp: Tensor | None = None
 
     @property
@@ -41,7 +42,7 @@ class CpuLayer:
 
 @dataclass(frozen=True)
 class CpuWeights:
-    """A whole decoder, packed; several decoders may be built from the same."""
+    """Packed weights of a decoder; several decoders may share them."""
 
     layers: tuple[CpuLayer, ...]
     embedding: "_native.PackedMatrix"
@@ -54,11 +55,11 @@ class CpuWeights:
         return sum(layer.nbytes for layer in self.layers)
 
     def with_layers(self, layers: Sequence[int]) -> "CpuWeights":
-        """Return these layers alone, with the same ends."""
+        """Return these layers with the same embedding, head and final norm."""
         return replace(self, layers=tuple(self.layers[layer] for layer in layers))
 
     def followed_by(self, more: Checkpoint, form: WeightForm, isa: str, threads: int) -> "CpuWeights":
-        """Return these layers, then those of another checkpoint and that one's final norm."""
+        """Return these layers, then another checkpoint's layers and final norm."""
         packer = MatrixPacker(more, form if form.floats else FORMS["int8"], isa, threads, None)
         layers = (*self.layers, *load_layers(packer, more.config))
         return replace(self, layers=layers, final_norm=packer.vector(FINAL_NORM))
@@ -109,14 +110,14 @@ def _load_layer(packer: MatrixPacker, layer: LayerSpec, prefix: str) -> CpuLayer
 
 
 class ExpertPacker(Protocol):
-    """Packs the tensors of a decoder or of a draft head."""
+    """Packs tensors of a decoder or a draft head."""
 
     def matrices(self, names: list[str], biased: bool) -> "list[_native.PackedMatrix]":
-        """Projections of one input."""
+        """Pack projections of one input."""
         ...
 
     def floats(self, name: str) -> "_native.PackedMatrix":
-        """A matrix that stays in float32."""
+        """Pack a matrix in float32."""
         ...
 
     def vector(self, name: str) -> Tensor | None:
@@ -127,9 +128,9 @@ class ExpertPacker(Protocol):
 def load_experts(
     packer: ExpertPacker, mlp: MlpSpec, prefix: str
 ) -> "tuple[_native.Experts, list[_native.PackedMatrix]]":
-    """The experts of one layer, and gate, up and down of those that all tokens share, if there are any.
+    """Return the experts of one layer, and gate, up and down of the shared experts, if any.
 
-    All that read the same input are packed together, so that they are grouped alike.
+    Matrices with the same input are packed together, with equal grouping.
     """
     from foreword.kernels import _native
 
@@ -167,10 +168,10 @@ Pair: TypeAlias = "tuple[_native.PackedMatrix, _native.PackedMatrix] | None"
 
 
 class AdapterPacker:
-    """Packs the factors of one adapter beside the matrices that they are added to.
+    """Packs the factors of a LoRA adapter to match the matrices they are added to.
 
-    The inner factor is rounded as its matrix is, since both read the same rounded input; the outer one has a scale
-    for every row. Where the matrices are floats, both stay floats.
+    The inner factor is rounded like its matrix, since both read the same rounded input; the outer one has a scale per
+    row. With float matrices, both stay float.
     """
 
     def __init__(self, isa: str, threads: int, floats: bool) -> None:
@@ -182,7 +183,7 @@ class AdapterPacker:
         self._floats = floats
 
     def layers(self, adapter: Lora, layers: tuple[CpuLayer, ...]) -> list[list[Pair]]:
-        """[layers][modules]."""
+        """[layers][modules], packed factors."""
         return [
             [
                 self._pair(adapter.factors.get((index, module)), matrix)
@@ -207,7 +208,7 @@ class AdapterPacker:
 
 
 def native_decoder(config: ModelConfig, weights: CpuWeights, threads: int) -> "_native.Decoder":
-    """Return the compiled decoder of packed weights."""
+    """Create the compiled decoder of packed weights."""
     from foreword.kernels import _native
 
     layer = require_supported(config, "cpu")
@@ -251,7 +252,7 @@ def native_decoder(config: ModelConfig, weights: CpuWeights, threads: int) -> "_
 
 
 def _add_ropes(decoder: "_native.Decoder", config: ModelConfig) -> dict[RopeSpec | None, int]:
-    """Return the numbers of the ways in which layers rotate; None is the model's own."""
+    """Return the index of each rotary embedding; None is the model's default."""
     others = dict.fromkeys(layer.attention.rope for layer in config.layers if layer.attention.rope)
     dim = config.layers[0].attention.head_dim
     return {None: 0} | {

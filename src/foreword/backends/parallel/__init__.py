@@ -1,1 +1,1 @@
-"""One decoder on several ranks: every rank has a share of each layer, and the first one draws."""
+"""Tensor parallelism: every rank has a share of each layer, and the first one samples."""

@@ -1,4 +1,4 @@
-"""A decoder on several ranks, as the engine sees it: the first rank is in this process, and it alone draws."""
+"""A decoder on several ranks. The first rank is in this process and samples."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -37,11 +37,11 @@ from foreword.progress import Progress
 
 
 class ParallelKvStore(TorchKvStore):
-    """The first rank's KV memory, with rows of drafters in it, and the same pages at all other ranks."""
+    """The first rank's KV memory, with drafter rows, and the same pages on all other ranks."""
 
     def __init__(self, own: TorchKvStore, number: int, workers: Workers) -> None:
         vars(self).update(vars(own))
-        self.own = own  # the same memory; moving its rows moves those of the first rank alone
+        self.own = own  # same memory; moving its rows moves only the first rank's
         self.number = number
         self._workers = workers
         weakref.finalize(self, workers.forget, number)
@@ -53,14 +53,14 @@ class ParallelKvStore(TorchKvStore):
 
 
 class TensorParallelDecoder:
-    """A `Decoder`: every pass is sent to all ranks, which run it together."""
+    """A `Decoder` that sends every pass to all ranks."""
 
-    is_shape_invariant = False  # as the torch decoder
+    is_shape_invariant = False  # as in the torch decoder
 
     def __init__(
         self, whole: ModelFile, config: ModelConfig, own: RankDecoder, number: int, workers: Workers
     ) -> None:
-        """`own` is the first rank's share of the decoder that all ranks know by `number`; `config` is all of it."""
+        """`own` is the first rank's share of decoder `number`; `config` describes the whole."""
         self.config = config
         self.workers = workers
         self._whole = whole
@@ -74,12 +74,12 @@ class TensorParallelDecoder:
 
     @property
     def weight_bytes(self) -> int:
-        """At all ranks together."""
+        """Total over all ranks."""
         return self._own.weight_bytes * self.workers.size
 
     @property
     def layer_bytes(self) -> int:
-        """At all ranks together."""
+        """Total over all ranks."""
         return self._own.layer_bytes * self.workers.size
 
     def with_layers(self, layers: Sequence[int]) -> "TensorParallelDecoder":
@@ -98,7 +98,7 @@ class TensorParallelDecoder:
 
     @cached_property
     def heads(self) -> "ParallelHeads":
-        """Runners of heads at the first rank, which reads the whole embedding and output matrix for them."""
+        """Factory of heads on the first rank, which has the whole embedding and output matrix for them."""
         loader = WeightLoader(self._whole, self._own.weights.dtype, self.device)
         ends = load_ends(loader, self._whole.config)
         return ParallelHeads(self.config, ends, bucketed=self.device.type == "cuda")
@@ -117,11 +117,11 @@ class TensorParallelDecoder:
         return ()
 
     def kv_rows(self) -> RowSpec:
-        """What a token keeps at each rank."""
+        """Return the KV rows of a token on each rank."""
         return self._own.kv_rows()
 
     def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> ParallelKvStore:
-        """Memory at every rank; the `extra` rows are at the first one alone."""
+        """Allocate memory on every rank; `extra` rows only on the first."""
         number = self.workers.new_number()
         own = self.workers.run(
             MakeStore(number, self._number, num_pages, page_size),
@@ -130,7 +130,7 @@ class TensorParallelDecoder:
         return ParallelKvStore(own, number, self.workers)
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
-        """One pass of all ranks."""
+        """Run one pass on all ranks."""
         if not isinstance(store, ParallelKvStore) or store.spec.decoder != self._own.kv_rows():
             raise ValueError("the KV store was made for another decoder")
         check_taps(batch.taps, self.config.num_layers)
@@ -146,7 +146,7 @@ class TensorParallelDecoder:
         return self.workers.run(order, own, packed_batch(batch))
 
     def when_lost(self, tell: Callable[[str], None]) -> None:
-        """Call `tell`, in any thread, when a rank has died by itself."""
+        """Call `tell`, in any thread, when a rank dies."""
         self.workers.when_lost(tell)
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class TensorParallelDecoder:
 
 
 class ParallelHeads(TorchHeads):
-    """Loads heads beside a decoder on several ranks."""
+    """Loads heads for a decoder on several ranks."""
 
     def exit(self, more: Checkpoint, layer: int, rows: str) -> None:
         raise _refusal("a drafter with layers of its own after the target's")
@@ -170,7 +170,7 @@ def _refusal(what: str) -> RequestError:
 def load_parallel(
     checkpoint: ModelFile, workers: Workers, dtype: torch.dtype, progress: Progress | None = None
 ) -> TensorParallelDecoder:
-    """Have every rank read its share of a checkpoint, all at the same time."""
+    """Load each rank's share of a checkpoint concurrently."""
     require_supported(checkpoint.config, "torch")
     check_size(checkpoint.config, workers.size)
     number = workers.new_number()

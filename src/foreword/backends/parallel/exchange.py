@@ -1,7 +1,7 @@
-"""How ranks bring their numbers together: gathered, and added in the order of the ranks.
+"""Communication between ranks: gather, then add in rank order.
 
-A reduce would choose its order of addition by the size of the message, so that a row's bits would depend on what runs
-beside it; here every rank adds the same numbers in the same order.
+A reduce would choose its summation order by message size, so that a row's bits would depend on the rest of the batch.
+Here every rank adds the same numbers in the same order.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import FileStore
 from foreword.errors import EngineStopped
 
 PASS_TIMEOUT = timedelta(minutes=5)
-"""A rank that lets the others wait so long in the middle of a pass counts as dead."""
+"""A rank that keeps the others waiting this long within a pass counts as dead."""
 
 
 class Planned(NamedTuple):
@@ -24,11 +24,11 @@ class Planned(NamedTuple):
 
     shape: tuple[int, int]
     dtype: torch.dtype
-    is_joined: bool = False  # at the first rank; else gathered everywhere
+    is_joined: bool = False  # concatenated on the first rank; False: gathered everywhere
 
 
 def in_rank_order(parts: Sequence[Tensor]) -> Tensor:
-    """Their sum, from the first to the last, in float32."""
+    """Return their sum in rank order, in float32."""
     total = parts[0].float()
     for part in parts[1:]:
         total = total + part.float()
@@ -36,7 +36,7 @@ def in_rank_order(parts: Sequence[Tensor]) -> Tensor:
 
 
 class RankExchange:
-    """What one rank has of the group of all ranks."""
+    """One rank's side of the process group."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:  # noqa: ANN401 - torch's process groups
         self.rank = rank
@@ -45,19 +45,19 @@ class RankExchange:
         self._done = 0
 
     def begin(self) -> None:
-        """A pass begins."""
+        """Start a pass."""
         self._done = 0
 
     def total(self, part: Tensor) -> Tensor:
-        """The sum of all parts, the same bits at every rank."""
+        """Return the sum of all parts, bit-identical on every rank."""
         return in_rank_order(self._gathered(part))
 
     def mean(self, part: Tensor) -> Tensor:
-        """Over the columns of all ranks."""
+        """Return the mean over the columns of all ranks."""
         return self.total(part.sum(-1, keepdim=True)) / (part.shape[-1] * self.size)
 
     def joined(self, part: Tensor) -> Tensor:
-        """The columns of all ranks side by side, at the first rank; the others get their own back."""
+        """Return the columns of all ranks on the first rank; the others get their own back."""
         if not len(part):
             return part.new_empty((0, self.size * part.shape[1]))
         part = part.contiguous()
@@ -68,15 +68,15 @@ class RankExchange:
         return torch.cat(wanted[0], dim=1) if wanted else part
 
     def spread(self, numbers: Tensor) -> None:
-        """Fill the tensors of all ranks with the first one's, before a pass begins."""
+        """Broadcast the first rank's tensor, before a pass."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         self._wait(lambda: self._group.broadcast([numbers], options))
 
     def finish(self, planned: Sequence[Planned], device: torch.device) -> None:
-        """Take part in what is left of a pass that has failed here, so that the other ranks come to its end.
+        """Complete the exchanges of a pass that failed here, so that the other ranks can finish it.
 
-        They get NaN; the driver of the pass gets its failure. `planned` are all of a pass, in order.
+        They receive NaN; the driver receives the failure. `planned` are all exchanges of a pass, in order.
         """
         try:
             for one in planned[self._done :]:
@@ -100,7 +100,7 @@ class RankExchange:
 
 
 def join_group(device: torch.device, rank: int, size: int, meeting: str) -> RankExchange:
-    """Meet the other ranks by way of a file that all of them can write: NCCL on GPUs, gloo on loopback else."""
+    """Join the other ranks through a shared file: NCCL on GPUs, otherwise gloo on loopback."""
     store = FileStore(meeting, size)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -108,8 +108,6 @@ def join_group(device: torch.device, rank: int, size: int, meeting: str) -> Rank
         nccl._timeout = PASS_TIMEOUT
         return RankExchange(dist.ProcessGroupNCCL(store, rank, size, nccl), rank, size)
     gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    gloo._devices = [
-        dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
-    ]  # not reachable from elsewhere
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]  # loopback only
     gloo._timeout = PASS_TIMEOUT
     return RankExchange(dist.ProcessGroupGloo(store, rank, size, gloo), rank, size)

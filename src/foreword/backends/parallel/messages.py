@@ -1,7 +1,6 @@
-"""Orders of the driver to its worker processes, and their answers: JSON, then bytes where there are arrays.
+"""Orders from the driver to worker processes, and replies: JSON, followed by bytes for arrays.
 
-Nothing in it is code, and nothing is needed for it that only servers install. A message has a number, which its
-answer repeats.
+Messages contain no code and need no optional dependencies. A reply repeats its order's number.
 """
 
 import json
@@ -20,7 +19,7 @@ from foreword.models.adapters import Factors, Lora
 
 @dataclass(frozen=True)
 class JoinRanks:
-    """Meet the other ranks."""
+    """Join the process group."""
 
     rank: int
     size: int
@@ -31,7 +30,7 @@ class JoinRanks:
 
 @dataclass(frozen=True)
 class LoadShard:
-    """Read a model's share; it is decoder `made` from now on."""
+    """Load a share of a model as decoder `made`."""
 
     made: int
     path: str
@@ -40,7 +39,7 @@ class LoadShard:
 
 @dataclass(frozen=True)
 class TakeLayers:
-    """Decoder `made` is another one with these of its layers."""
+    """Create decoder `made` from some layers of another."""
 
     made: int
     decoder: int
@@ -49,7 +48,7 @@ class TakeLayers:
 
 @dataclass(frozen=True)
 class MakeStore:
-    """KV memory for a decoder's own rows."""
+    """Allocate KV memory for a decoder's rows."""
 
     made: int
     decoder: int
@@ -59,14 +58,14 @@ class MakeStore:
 
 @dataclass(frozen=True)
 class MoveRows:
-    """Copy KV rows; the pairs are its payload."""
+    """Copy KV rows; the payload has the pairs."""
 
     store: int
 
 
 @dataclass(frozen=True)
 class SetRankAdapter:
-    """Put an adapter into a slot, its factors are the payload; an empty payload takes the adapter away."""
+    """Set a slot's adapter to the payload's factors; an empty payload removes it."""
 
     decoder: int
     slot: int
@@ -74,13 +73,13 @@ class SetRankAdapter:
 
 @dataclass(frozen=True)
 class Forward:
-    """Run a pass over the batch that is its payload."""
+    """Run a pass over the payload's batch."""
 
     decoder: int
     store: int
     sizes: list[int]
     adapters: list[int]
-    drawn: int  # ids that the pass before has drawn and that come over the group; 0: none
+    drawn: int  # number of tokens from the previous pass, received through the group; 0: none
 
 
 Order = JoinRanks | LoadShard | TakeLayers | MakeStore | MoveRows | SetRankAdapter | Forward
@@ -93,11 +92,11 @@ _ORDERS: dict[str, type[Order]] = {
 
 @dataclass(frozen=True)
 class SentOrder:
-    """An order as it is sent."""
+    """An order with its number and payload."""
 
     number: int
     order: Order
-    gone: list[int] = field(default_factory=list)  # decoders and stores that are no longer needed
+    gone: list[int] = field(default_factory=list)  # decoders and stores to release
     payload: bytes = b""
 
     def send(self, connection: Connection) -> None:
@@ -119,7 +118,7 @@ class SentOrder:
 
 @dataclass(frozen=True)
 class RankReply:
-    """That an order was carried out, or why not."""
+    """Confirmation of an order, or its error."""
 
     number: int
     error: str = ""
@@ -133,7 +132,7 @@ class RankReply:
 
 
 def packed_batch(batch: ForwardBatch) -> bytes:
-    """All arrays of a batch (on the CPU) one after the other."""
+    """Return all arrays of a batch on the CPU, concatenated."""
     arrays = batch.arrays
     return b"".join(np.ascontiguousarray(getattr(arrays, spec.name)).tobytes() for spec in BATCH_ARRAYS)
 

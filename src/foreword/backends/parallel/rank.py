@@ -1,4 +1,4 @@
-"""One rank's decoder: its share of every layer, and what it says to the other ranks in a pass."""
+"""One rank's decoder: its share of every layer, and its exchanges."""
 
 from typing import Self
 
@@ -19,7 +19,7 @@ from foreword.progress import Progress
 
 
 class RankStack(TorchStack):
-    """A rank's share of the layers, and its words of the vocabulary."""
+    """A rank's share of the layers and of the vocabulary."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class RankStack(TorchStack):
         self._first_word = exchange.rank * config.vocab_size
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
-        """Every rank knows its own words; of the others it says zero."""
+        """Embed the rank's own tokens; others are zero, to be summed over ranks."""
         own = token_ids - self._first_word
         is_own = (own >= 0) & (own < self.config.vocab_size)
         known = embedding(own.clamp(0, self.config.vocab_size - 1), self.weights.embedding)
@@ -47,9 +47,9 @@ class RankStack(TorchStack):
 
 
 class RankDecoder(TorchDecoder):
-    """A torch decoder of a narrower model that adds up with those of the other ranks to the whole one.
+    """A torch decoder of a narrower model, whose sums over ranks give the whole model.
 
-    All ranks run the same passes in the same order. The first one gets the logits; hidden states are the same at all.
+    All ranks run the same passes in the same order. The first one gets the logits; hidden states are equal on all.
     """
 
     def __init__(self, stack: RankStack) -> None:
@@ -62,7 +62,7 @@ class RankDecoder(TorchDecoder):
         return type(self)(RankStack(config, weights, share.exchange, share.vocab_size, share.bucketed))
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
-        """This rank's part of a pass. If it fails here, the other ranks still come to its end."""
+        """Run this rank's part of a pass. If it fails, the other ranks can still finish."""
         self._exchange.begin()
         try:
             return super().forward(batch, store)
@@ -71,12 +71,12 @@ class RankDecoder(TorchDecoder):
             raise
 
     def miss(self, sizes: BatchSizes) -> None:
-        """A pass that cannot even begin here: the other ranks still come to its end."""
+        """Skip a pass that cannot start here, so that the other ranks can finish it."""
         self._exchange.begin()
         self._exchange.finish(self._planned(sizes), self.device)
 
     def _planned(self, sizes: BatchSizes) -> list[Planned]:
-        """What ranks exchange in a pass, in order."""
+        """Return the exchanges of a pass, in order."""
         rounded = self._stack.staging.rounded
         rows = rounded(sizes.rows)
         stream = Planned((rows, self.config.hidden_size), self.weights.dtype)
@@ -97,7 +97,7 @@ def load_rank(
     device: torch.device,
     progress: Progress | None = None,
 ) -> RankDecoder:
-    """Read a rank's share."""
+    """Load a rank's share."""
     share = ShardCheckpoint(checkpoint, Shard(exchange.rank, exchange.size))
     weights = load_weights(share, dtype, device, progress)
     bucketed = device.type == "cuda"

@@ -1,4 +1,4 @@
-"""Which share of a model each rank has: heads, the insides of MLPs and experts, and the vocabulary."""
+"""Division of a model between ranks: heads, MLP widths, experts, and the vocabulary."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,21 +18,21 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 MOST_RANKS = 64
 
 _BY_WORD = ("model.embed_tokens.weight", "lm_head.weight")
-"""Matrices that are cut by words; the shares of the last ranks are filled up to the size of the others."""
+"""Matrices divided by vocabulary; the last shares are padded to equal size."""
 
 _ADDED_ONCE = (".o_proj.bias", ".down_proj.bias")
-"""What is added to sums over all ranks: the first rank adds it."""
+"""Biases of sums over ranks, added only by the first rank."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank of several, and the share that it has of a model."""
+    """One rank and its share of a model."""
 
     rank: int
     size: int
 
     def config(self, whole: ModelConfig) -> ModelConfig:
-        """The model as this rank sees it: as deep, and narrower."""
+        """Return the configuration of this rank's narrower model."""
         known = {layer: self._layer(layer) for layer in dict.fromkeys(whole.layers)}
         return replace(
             whole,
@@ -54,17 +54,17 @@ class Shard:
         )
 
     def stretch(self, whole: int, own: int) -> tuple[int, int]:
-        """Of so many rows or columns, those of this rank; where several ranks share a KV head, all of them have it."""
+        """Return this rank's range of rows or columns; ranks may share a KV head."""
         begin = self.rank * whole // self.size // own * own
         return begin, begin + own
 
     def words(self, whole: int) -> tuple[int, int]:
-        """Of so many words, those of this rank; the last ranks may have fewer."""
+        """Return this rank's range of the vocabulary; the last ranks may have fewer."""
         each = -(-whole // self.size)
         return min(self.rank * each, whole), min((self.rank + 1) * each, whole)
 
     def part(self, whole: tuple[int, ...], own: tuple[int, ...]) -> TensorPart:
-        """The share of a tensor of which the whole and the share have these shapes."""
+        """Return this rank's part of a tensor, given the shapes of whole and share."""
         if whole[0] != own[0]:
             return TensorPart(rows=self.stretch(whole[0], own[0]))
         if whole[-1] != own[-1]:
@@ -73,7 +73,7 @@ class Shard:
 
 
 def check_size(config: ModelConfig, size: int) -> None:
-    """Refuse a number of ranks that the model cannot be cut for, in one line."""
+    """Raise `RequestError` if the model cannot be divided between this many ranks."""
     if not 1 <= size <= MOST_RANKS:
         raise RequestError(f"tensor_parallel_size must be in 1 .. {MOST_RANKS}, not {size}")
     if odd := next(_what_does_not_fit(config, size), None):
@@ -98,9 +98,9 @@ def _what_does_not_fit(config: ModelConfig, size: int) -> Iterator[str]:
 
 
 class ShardCheckpoint:
-    """A rank's share of a checkpoint, which looks like a checkpoint of a narrower model.
+    """A rank's share of a checkpoint, as a checkpoint of a narrower model.
 
-    Only that share is read. Norms, routers and what latent attention compresses with are at all ranks.
+    Only the share is read. Norms, routers and latent compression are on all ranks.
     """
 
     def __init__(self, whole: ModelFile, shard: Shard) -> None:
@@ -118,7 +118,7 @@ class ShardCheckpoint:
         return self._whole.tensor_names()
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
-        """This rank's share of a tensor."""
+        """Load this rank's share of a tensor."""
         whole, own = self._shapes[name], self._own_shapes[name]
         if name.endswith(_ADDED_ONCE) and self._shard.rank:
             return torch.zeros(own, dtype=dtype)
@@ -130,11 +130,11 @@ class ShardCheckpoint:
         return self._whole.load(name, dtype) if part == WHOLE else self._whole.load_part(name, dtype, part)
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
-        """This rank's share in stretches of rows; it is read as a whole."""
+        """Yield this rank's share in pieces of rows; it is read at once."""
         yield from stretches(self.load(name, dtype), rows)
 
     def quantized(self, name: str) -> QuantizedTensor | None:
-        """None: shares are computed with as floats."""
+        """Return None: shares are loaded as floats."""
         return None
 
     def release(self) -> None:
@@ -148,7 +148,7 @@ class ShardCheckpoint:
 
 
 def adapter_share(adapter: Lora, config: ModelConfig, shard: Shard) -> Lora:
-    """What a rank adds for an adapter of the whole model."""
+    """Return a rank's share of an adapter."""
     shapes, own_shapes = expected_shapes(config), expected_shapes(shard.config(config))
     factors = {}
     for (layer, module), factor in adapter.factors.items():

@@ -1,7 +1,7 @@
-"""A worker process: one rank that reads its share of a model and runs the passes that the driver tells it to run.
+"""Worker process: one rank that loads its share of a model and executes the driver's orders.
 
-Run as `python -m foreword.backends.parallel.worker FD`, with a connected socket as FD and the driver's end of a pipe as
-standard input: when that ends, so does this process, whatever it is doing.
+Run as `python -m foreword.backends.parallel.worker FD`, with a connected socket as FD and a pipe from the driver as
+standard input: the process ends when the pipe closes.
 """
 
 import os
@@ -43,7 +43,7 @@ _LOOK_SECONDS = 5.0
 
 
 class Worker:
-    """What one rank has: decoders and KV stores by the driver's numbers."""
+    """State of one rank: decoders and KV stores by number."""
 
     def __init__(self) -> None:
         self._device = torch.device("cpu")
@@ -52,7 +52,7 @@ class Worker:
         self._stores: dict[int, TorchKvStore] = {}
 
     def obey(self, sent: SentOrder) -> None:
-        """Do what is asked for; nothing is said but by the answer."""
+        """Execute an order and reply."""
         for number in sent.gone:
             self._decoders.pop(number, None)
             self._stores.pop(number, None)
@@ -102,9 +102,9 @@ class Worker:
 
 
 def serve(connection: Connection) -> None:
-    """Obey until the driver is gone. What fails in an order is the driver's to judge; a lost group ends the process."""
+    """Execute orders until the driver is gone. Failures are reported; a lost group ends the process."""
     worker = Worker()
-    RankReply(0).send(connection)  # everything is imported
+    RankReply(0).send(connection)  # imports are complete
     while True:
         sent = SentOrder.receive(connection)
         try:
@@ -119,7 +119,7 @@ def serve(connection: Connection) -> None:
 
 
 def _end_with_the_driver() -> None:
-    """Ends this process, also in the middle of a pass, when the driver is gone."""
+    """End this process when the driver is gone, also during a pass."""
     driver = os.getppid()
     while os.getppid() == driver:
         readable, _, _ = select.select([sys.stdin], [], [], _LOOK_SECONDS)
@@ -129,7 +129,7 @@ def _end_with_the_driver() -> None:
 
 
 def main() -> None:
-    """Entry of the process. Signals to the whole group are the driver's to handle."""
+    """Entry point. Signals to the process group are left to the driver."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_driver, daemon=True).start()
@@ -137,7 +137,7 @@ def main() -> None:
     connection: Connection = Connection(int(sys.argv[1]))
     with suppress(EOFError, OSError):  # the driver is gone
         serve(connection)
-    os._exit(0)  # a collective that waits for the others would keep the process
+    os._exit(0)  # a waiting collective would keep the process alive
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The driver's side of its worker processes: starts them, tells them what to do, notices their death, ends them."""
+"""Driver side of the worker processes: starts them, sends orders, detects their death, ends them."""
 
 import itertools
 import logging
@@ -27,10 +27,10 @@ from foreword.errors import EngineStopped, RequestError
 T = TypeVar("T")
 
 _END_SECONDS = 5.0
-"""That a worker has to end by itself."""
+"""Seconds for a worker to end by itself."""
 
 _NOTICE_SECONDS = 0.5
-"""Between the end of a connection and that of its process."""
+"""Seconds between the end of a connection and that of its process."""
 
 _Process = subprocess.Popen[bytes]
 
@@ -38,20 +38,20 @@ _WORKER = "foreword.backends.parallel.worker"
 
 
 class RankFault(RuntimeError):  # noqa: N818 - reads as what happened
-    """An order that another rank could not carry out; all ranks are in step, and others can follow."""
+    """Another rank failed to execute an order; all ranks are in step and can continue."""
 
 
 @dataclass
 class _Life:
-    """Whether orders can still be sent to the ranks."""
+    """Whether orders can be sent to the ranks."""
 
-    lost: str = ""  # why not
+    lost: str = ""  # reason, if they cannot
     closing: bool = False
     listeners: list[Callable[[str], None]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def lose(self, reason: str) -> None:
-        """Keep the first reason and notify the listeners."""
+        """Record the first reason and notify the listeners."""
         with self.lock:
             if self.lost or self.closing:
                 return
@@ -61,15 +61,15 @@ class _Life:
 
 
 class Workers:
-    """All ranks but the first, which is the process that made this."""
+    """All ranks but the first, which is this process."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        """Start `size - 1` processes, and meet them. The ranks share this machine's cores, or have a GPU each."""
+        """Start `size - 1` processes. The ranks share this machine's cores, or have one GPU each."""
         _check_devices(size, device)
         self.size = size
         self._device = device
         self._life = _Life()
-        self._lock = threading.RLock()  # an order and its answers
+        self._lock = threading.RLock()  # one order and its replies at a time
         self._numbers = itertools.count(1)
         self._gone: deque[int] = deque()
         self._folder = tempfile.TemporaryDirectory(prefix="foreword-ranks-")
@@ -92,7 +92,7 @@ class Workers:
         process = subprocess.Popen(
             [sys.executable, "-m", _WORKER, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            stdin=subprocess.PIPE,  # its end is the end of the worker
+            stdin=subprocess.PIPE,  # the worker ends when it closes
             stdout=subprocess.DEVNULL,
         )
         theirs.close()
@@ -116,19 +116,19 @@ class Workers:
 
     @property
     def device(self) -> torch.device:
-        """Of the first rank."""
+        """Device of the first rank."""
         return torch.device(_device_of(self._device, 0))
 
     def new_number(self) -> int:
-        """For something that all ranks are about to make."""
+        """Return a number for something that all ranks will create."""
         return next(self._numbers)
 
     def forget(self, number: int) -> None:
-        """All ranks may drop what has this number; they are notified with the next order. Safe in a finalizer."""
+        """Release what has this number on all ranks, with the next order. Safe in a finalizer."""
         self._gone.append(number)
 
     def when_lost(self, tell: Callable[[str], None]) -> None:
-        """Call `tell`, in any thread, when a rank has died by itself; at once if one has."""
+        """Call `tell`, in any thread, when a rank dies; immediately if one has."""
         self._life.listeners.append(tell)
         if self._life.lost:
             tell(self._life.lost)
@@ -136,9 +136,9 @@ class Workers:
     def run(
         self, orders: Order | Sequence[Order], own: Callable[[], T], payloads: bytes | Sequence[bytes] = b""
     ) -> T:
-        """Have all ranks do the same: the others get the order, this one does its `own` part, and all must succeed.
+        """Run an order on all other ranks and `own` here; all must succeed.
 
-        What fails at one rank fails here, with all ranks in step; `EngineStopped` if they cannot be.
+        A failure of one rank is raised here, with all ranks in step; otherwise `EngineStopped`.
         """
         each = [orders] * len(self._connections) if isinstance(orders, Order) else orders
         each_payload = [payloads] * len(self._connections) if isinstance(payloads, bytes) else payloads
@@ -162,11 +162,11 @@ class Workers:
         try:
             for connection, order, payload in zip(self._connections, orders, payloads, strict=True):
                 SentOrder(number, order, gone, payload).send(connection)
-        except BaseException as error:  # some have heard it, and others have not
+        except BaseException as error:  # some ranks may have received it
             raise self._broken(f"an order could not be sent: {error}") from error
 
     def _answers(self, number: int) -> list[str]:
-        """What went wrong at the ranks; answers to orders that were interrupted are passed over."""
+        """Return the errors of the ranks; replies to interrupted orders are skipped."""
         errors = []
         for rank, connection in enumerate(self._connections, start=1):
             try:
@@ -183,14 +183,14 @@ class Workers:
             raise EngineStopped(self._life.lost or "the ranks of this model were ended")
 
     def _broken(self, otherwise: str) -> EngineStopped:
-        """Give the ranks up: they are not in step, or not there."""
+        """Give up on the ranks, which are out of step or gone."""
         self._life.lose(self._life.lost or _whose_end(self._processes) or otherwise)
         for process in self._processes:
             process.kill()
         return EngineStopped(self._life.lost or otherwise)
 
     def close(self) -> None:
-        """End the workers; nothing can be run any more."""
+        """End the workers."""
         self._end()
 
 
@@ -214,16 +214,16 @@ def _watch(life: _Life, process: _Process, all_of_them: Sequence[_Process], devi
         return
     reason = _whose_end(all_of_them)
     if device == "cuda":
-        # A collective on a GPU would wait for ever, and what it leaves must not be read as logits.
+        # A GPU collective would wait forever, and its result must not be read as logits.
         logging.getLogger("foreword").critical("%s", reason)
         os._exit(1)
     life.lose(reason)
 
 
 def _whose_end(processes: Sequence[_Process]) -> str:
-    """Which rank has ended; empty: none.
+    """Return which rank has ended; empty: none.
 
-    Waits a moment, for a connection ends before its process does. A rank that is left alone ends with code 0.
+    Waits briefly, because a connection ends before its process. A rank that is left alone exits with code 0.
     """
     ended: dict[int, _Process] = {}
     for rank, process in enumerate(processes, start=1):

@@ -1,4 +1,4 @@
-"""Adapters on the torch decoder: the rows of each get its low-rank additions."""
+"""LoRA adapters on the torch decoder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +11,12 @@ from foreword.backends.batch import ForwardBatch
 from foreword.models.adapters import Factors, Lora
 
 Rows = tuple[Tensor, Lora]
-"""int64 [rows] of a pass, and the adapter that they are for."""
+"""int64 [rows] of a pass, and their adapter."""
 
 
 @dataclass(frozen=True)
 class Additions:
-    """What adapters add to the matrices of one layer; nothing, mostly."""
+    """Low-rank additions to the matrices of one layer; usually empty."""
 
     groups: Sequence[Rows] = ()
     layer: int = 0
@@ -25,7 +25,7 @@ class Additions:
         return replace(self, layer=layer) if self.groups else self
 
     def add(self, parts: Sequence[tuple[str, int]], inputs: Tensor, outputs: Tensor) -> None:
-        """In place, to the outputs of modules that stand side by side: (module, width) of each."""
+        """Add in place to the outputs of adjacent modules, given as (module, width)."""
         for rows, adapter in self.groups:
             begin = 0
             for module, width in parts:
@@ -37,7 +37,7 @@ class Additions:
 
 
 def additions(batch: ForwardBatch, adapters: Mapping[int, Lora], device: torch.device) -> Additions:
-    """Of a pass; `batch` is on the CPU."""
+    """Return the additions of a pass; `batch` is on the CPU."""
     if not any(batch.adapters):
         return Additions()
     starts = batch.row_starts.tolist()
@@ -49,7 +49,7 @@ def additions(batch: ForwardBatch, adapters: Mapping[int, Lora], device: torch.d
 
 
 def on_device(adapter: Lora, dtype: torch.dtype, device: torch.device) -> Lora:
-    """The adapter in a decoder's numbers."""
+    """Return the adapter in a decoder's number format and device."""
     return Lora(
         {
             place: Factors(factors.down.to(device, dtype), factors.up.to(device, dtype))

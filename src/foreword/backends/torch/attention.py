@@ -1,4 +1,4 @@
-"""Attention over paged KV in plain torch: the reference that every kernel must equal."""
+"""Attention over paged KV in plain torch: the reference of all kernels."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -12,40 +12,40 @@ from foreword.backends.torch.staging import RequestGroup, StagedBatch
 
 
 class LayerRows(Protocol):
-    """Keys or values of one layer by physical row, [rows, kv heads, dim]: a tensor, or what looks like one."""
+    """Keys or values of one layer by physical row, [rows, kv heads, dim]."""
 
     def __getitem__(self, slots: Tensor, /) -> Tensor:
-        """[..., kv heads, dim] for slots [...]."""
+        """Return [..., kv heads, dim] for slots [...]."""
         ...
 
     def __setitem__(self, slots: Tensor, rows: Tensor, /) -> None:
-        """Write them."""
+        """Write rows."""
         ...
 
 
 @dataclass(frozen=True)
 class GroupView:
-    """What the rows of a group of requests look at during a pass; the same for every layer."""
+    """Visible KV rows of a group of requests during a pass, equal for all layers."""
 
-    rows: Tensor  # int64 [requests, places], batch rows; the number of rows where a request has no more
+    rows: Tensor  # int64 [requests, places], batch rows; padded with the number of rows
     slots: Tensor  # int64 [requests, kv rows], physical rows in logical order
     visible: Tensor  # bool [requests, places, kv rows]
 
 
 @dataclass(frozen=True)
 class PagedKv:
-    """The KV of one layer during a pass."""
+    """KV of one layer during a pass."""
 
     keys: LayerRows
     values: LayerRows
-    slots: Tensor  # int64 [rows], where the pass writes
-    views: list[GroupView]  # what it reads
+    slots: Tensor  # int64 [rows], physical rows to write
+    views: list[GroupView]  # physical rows to read
 
 
 def group_views(staged: StagedBatch, page_size: int, empty_slot: int) -> list[GroupView]:
-    """Turn block tables, prefix lengths and ancestor masks into gathers and masks.
+    """Convert block tables, prefix lengths and ancestor masks into gathers and masks.
 
-    `empty_slot` stands for KV rows that a request does not have: it must hold numbers, no matter which.
+    `empty_slot` stands for missing KV rows: its contents must be finite.
     """
     return [_view(staged.batch, group, page_size, empty_slot) for group in staged.groups]
 
@@ -67,8 +67,8 @@ def _view(batch: ForwardBatch, group: RequestGroup, page_size: int, empty_slot: 
 
 
 def _visible(prefix_lens: Tensor, masks: Tensor, logical: Tensor) -> Tensor:
-    """Which logical KV rows each row sees: prefix_lens [...], masks [..., words] -> bool [..., kv rows]."""
-    beyond = logical - prefix_lens.long().unsqueeze(-1)  # [..., kv rows]; < 0 inside the prefix
+    """Return visible logical KV rows: prefix_lens [...], masks [..., words] -> bool [..., kv rows]."""
+    beyond = logical - prefix_lens.long().unsqueeze(-1)  # [..., kv rows]; negative inside the prefix
     word, bit = beyond.clamp(min=0) // 64, beyond.clamp(min=0) % 64
     in_reach = (beyond >= 0) & (word < masks.shape[-1])
     words = masks.gather(-1, word.clamp(max=masks.shape[-1] - 1))
@@ -76,10 +76,10 @@ def _visible(prefix_lens: Tensor, masks: Tensor, logical: Tensor) -> Tensor:
 
 
 def windowed(views: list[GroupView], window: int | None, empty_slot: int) -> list[GroupView]:
-    """The views of layers whose rows see only the newest `window` positions.
+    """Restrict views to the newest `window` positions.
 
-    What a row sees, in order, are the positions from 0 to its own, in a tree as well: so the newest are the last.
-    What no row sees is not read: its page may have been given back.
+    A row sees the positions 0 to its own in order, also in a tree, so the newest are the last. Invisible rows are not
+    read: their page may be freed.
     """
     if window is None:
         return views
@@ -100,13 +100,13 @@ def paged_attention(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Softmax attention of every row over the KV rows that it sees; 0 for rows of no request.
+    """Return softmax attention of every row over its visible KV rows; 0 for padding rows.
 
-    queries [rows, heads, dim]; keys, values [physical rows, kv heads, dim]; returns [rows, heads, dim].
-    Scores are multiplied with `scale` (None: 1 / sqrt(dim)), then squashed between `softcap` and minus it.
+    queries [rows, heads, dim]; keys, values [physical rows, kv heads, dim]; returns [rows, heads, dim]. Scores are
+    multiplied by `scale` (None: 1 / sqrt(dim)), then soft-capped.
     """
     num_rows = len(queries)
-    attended = queries.new_zeros((num_rows + 1, *queries.shape[1:]))  # the last takes what belongs to no row
+    attended = queries.new_zeros((num_rows + 1, *queries.shape[1:]))  # the last row takes padding
     for view in views:
         heads = queries[view.rows.clamp(max=num_rows - 1)].transpose(1, 2)  # [requests, heads, places, dim]
         rows = keys[view.slots].transpose(1, 2), values[view.slots].transpose(1, 2)  # [..., kv rows, dim]
@@ -122,7 +122,7 @@ def paged_attention(
 def _capped(
     queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float | None, softcap: float
 ) -> Tensor:
-    """The same for squashed scores, which torch has no function for."""
+    """Return attention with soft-capped scores, for which torch has no function."""
     group = queries.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
     scores = queries @ keys.transpose(2, 3) * (queries.shape[-1] ** -0.5 if scale is None else scale)

@@ -25,7 +25,7 @@ from foreword.models.config import ModelConfig
 class TorchDecoder(DescribedDecoder):
     """A decoder in plain torch: one pass over a `ForwardBatch`, KV in the paged tensors of a store."""
 
-    is_shape_invariant = False  # its matrix products choose another order of summation for other sizes
+    is_shape_invariant = False  # summation order of matrix products depends on the size
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class TorchDecoder(DescribedDecoder):
         bucketed: bool | None = None,
         stack: TorchStack | None = None,
     ) -> None:
-        """`bucketed` pads every size of a pass to a power of two; by default on a GPU alone.
+        """`bucketed` pads every size of a pass to a power of two; by default only on a GPU.
 
-        A rank's decoder brings its own `stack`.
+        A rank's decoder passes its own `stack`.
         """
         require_supported(config, "torch")
         super().__init__(config, weights)
@@ -46,7 +46,7 @@ class TorchDecoder(DescribedDecoder):
         self._adapters: dict[int, Lora] = {}  # by slot
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
-        """What is added for the requests whose slot in a batch is this one; None takes it away."""
+        """Set or (None) remove the adapter of a slot."""
         if adapter is None:
             self._adapters.pop(slot, None)
         else:
@@ -54,26 +54,23 @@ class TorchDecoder(DescribedDecoder):
 
     @property
     def heads(self) -> TorchHeads:
-        """Runners of heads in the numbers of this decoder."""
+        """Factory of heads in this decoder's number format."""
         return TorchHeads(self.config, self.weights, self._stack.bucketed)
 
     def remade(self, config: ModelConfig, weights: DecoderWeights) -> Self:
         return type(self)(config, weights, bucketed=self._stack.bucketed)
 
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
-        """Nothing is captured."""
+        """Return nothing: torch passes need no preparation."""
         return ()
 
     def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> TorchKvStore:
-        """Memory for this decoder's rows and the `extra` ones, on its device."""
+        """Allocate memory for this decoder's rows and the `extra` ones, on its device."""
         return TorchKvStore(PageSpec.of(self.kv_rows(), extra), num_pages, page_size, self.device)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
-        """One pass over all rows of `batch` (on the CPU); KV rows are written as it says.
-
-        Nothing in it waits for the device: the host goes on while the pass is in flight.
-        """
+        """Run one pass over a batch on the CPU; write KV rows as it says. Never waits for the device."""
         if not isinstance(store, TorchKvStore) or store.spec.decoder != self._kv_rows:
             raise ValueError("the KV store was made for another decoder")
         stack = self._stack

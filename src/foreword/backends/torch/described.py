@@ -1,4 +1,4 @@
-"""What decoders on torch tensors share: their description, and decoders that are made of their weights."""
+"""Common part of decoders on torch tensors: description and derived decoders."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from foreword.models.formats.checkpoint import Checkpoint
 
 
 class DescribedDecoder(ABC, Generic[M_co]):
-    """A decoder's config, weights and KV rows; what a backend adds is how passes are run."""
+    """A decoder's config, weights and KV rows, without its passes."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights[M_co]) -> None:
         self.config = config
-        self.weights = weights  # for a decoder that shares some of them
+        self.weights = weights  # for decoders that share some of them
         self.weight_bytes, self.layer_bytes = weights.nbytes, weights.layer_bytes
         self._kv_rows = _kv_rows(config, weights.dtype)
 
@@ -28,28 +28,28 @@ class DescribedDecoder(ABC, Generic[M_co]):
         return self.weights.device
 
     def with_layers(self, layers: Sequence[int]) -> Self:
-        """A decoder that runs only these layers of this one: the same weights."""
+        """Return a decoder that runs only these layers, with shared weights."""
         return self.remade(self.config.with_layers(layers), self.weights.with_layers(layers))
 
     def beside(self, checkpoint: Checkpoint) -> Self:
-        """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm."""
+        """Return a decoder with another checkpoint's layers, and this one's embedding, head and final norm."""
         return self.remade(checkpoint.config, self.weights.beside(checkpoint))
 
     def followed_by(self, more: Checkpoint) -> Self:
-        """A decoder that runs this one's layers, then those of another checkpoint and that one's final norm."""
+        """Return a decoder with this one's layers, then another checkpoint's layers and final norm."""
         return self.remade(self.config.followed_by(more.config), self.weights.followed_by(more))
 
     @abstractmethod
     def remade(self, config: ModelConfig, weights: DecoderWeights[M_co | Tensor]) -> Self:
-        """A decoder of the same kind with other layers."""
+        """Return a decoder of the same kind with other layers."""
 
     def kv_rows(self) -> RowSpec:
-        """Keys and values of all layers, in the numbers of the weights."""
+        """Return keys and values of all layers, in the weights' dtype."""
         return self._kv_rows
 
 
 def _kv_rows(config: ModelConfig, dtype: torch.dtype) -> RowSpec:
-    """Keys and values of all layers; of latent attention, one row for both."""
+    """Return keys and values of all layers; with latent attention, one row for both."""
     shapes = {layer.attention.kept for layer in config.layers}
     if len(shapes) != 1:
         raise CheckpointError(f"the layers of this {config.architecture} model keep rows of different sizes")

@@ -1,4 +1,4 @@
-"""What a decoder needs of the ranks that compute it together; one that is computed alone needs nothing."""
+"""Sums and means over ranks; trivial for a decoder on one rank."""
 
 from typing import Protocol
 
@@ -6,14 +6,14 @@ from torch import Tensor
 
 
 class Exchange(Protocol):
-    """Brings the numbers of all ranks together; every rank gets the same bits."""
+    """Combines numbers of all ranks; every rank gets the same bits."""
 
     def total(self, part: Tensor) -> Tensor:
-        """The sum of what every rank has, added in the order of the ranks."""
+        """Return the sum over ranks, added in rank order."""
         ...
 
     def mean(self, part: Tensor) -> Tensor:
-        """float32 [rows, 1], the mean over the columns of all ranks, which have equally many."""
+        """float32 [rows, 1], mean over the columns of all ranks, which have equally many."""
         ...
 
 
@@ -26,4 +26,4 @@ class _Alone:
 
 
 ALONE: Exchange = _Alone()
-"""Of a decoder that has no other ranks."""
+"""Exchange of a decoder without other ranks."""

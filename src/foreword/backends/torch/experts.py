@@ -1,4 +1,4 @@
-"""Mixtures of experts in plain torch: only the routed rows meet an expert, and each expert is read once a pass."""
+"""Mixture of experts in plain torch: each expert processes its routed rows, and is read once per pass."""
 
 from collections.abc import Callable
 
@@ -13,10 +13,7 @@ Activation = Callable[[Tensor], Tensor]
 
 
 def route(spec: ExpertsSpec, weights: ExpertWeights, normed: Tensor) -> tuple[Tensor, Tensor]:
-    """The experts of every row, int64 [rows, per token], and how much each counts, float32.
-
-    Of experts with the same score those with the lower numbers are taken.
-    """
+    """Return each row's experts, int64 [rows, per token], and their weights, float32. Ties go to the lower index."""
     logits = linear(normed.float(), weights.router)
     scores = logits.softmax(dim=-1) if spec.scores is Scores.SOFTMAX else logits.sigmoid()
     choice = scores if weights.correction is None else scores + weights.correction
@@ -28,7 +25,7 @@ def route(spec: ExpertsSpec, weights: ExpertWeights, normed: Tensor) -> tuple[Te
 
 
 def mixture(spec: ExpertsSpec, weights: ExpertWeights, normed: Tensor, activation: Activation) -> Tensor:
-    """What the routed experts say about every row, [rows, hidden]."""
+    """Return the routed experts' output, [rows, hidden]."""
     chosen, share = route(spec, weights, normed)
     experts = chosen.flatten()
     order = experts.argsort(stable=True)
@@ -51,7 +48,7 @@ def _best(scores: Tensor, count: int) -> Tensor:
 
 
 def _in_best_groups(spec: ExpertsSpec, choice: Tensor) -> Tensor:
-    """The scores, minus infinity outside a row's best groups."""
+    """Return the scores, with -inf outside a row's best groups."""
     if spec.groups == 1:
         return choice
     grouped = choice.view(len(choice), spec.groups, -1)

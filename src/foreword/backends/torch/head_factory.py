@@ -1,4 +1,4 @@
-"""All kinds of draft heads beside a torch decoder, and the factory that loads them."""
+"""Draft heads of a torch decoder, and the factory that loads them."""
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from foreword.models.heads.opening import Head
 
 
 class MedusaTensors:
-    """The tensors of Medusa's heads, stacked, and the products that all runners share."""
+    """Stacked tensors of Medusa heads, with the products that all runners share."""
 
     def __init__(self, head: Head, ends: LentEnds) -> None:
         self.spec = spec = head.spec
@@ -50,7 +50,7 @@ class MedusaTensors:
         return outputs + sum(weight.nbytes + bias.nbytes for weight, bias in self._blocks)
 
     def logits(self, states: Tensor, heads: int) -> Tensor:
-        """Return logits of the first `heads`: float32 [heads, rows, draft vocabulary]."""
+        """Return logits of the first `heads` heads: float32 [heads, rows, draft vocabulary]."""
         stream = states.to(self._ends.dtype).expand(heads, -1, -1)
         for weight, bias in self._blocks:
             stream = stream + silu(torch.baddbmm(bias[:heads].unsqueeze(1), stream, weight[:heads]))
@@ -59,7 +59,7 @@ class MedusaTensors:
 
 
 class TorchMedusa:
-    """Heads that read nothing but hidden states."""
+    """Medusa heads, which read only hidden states."""
 
     def __init__(self, tensors: MedusaTensors) -> None:
         self.spec, self.weight_bytes = tensors.spec, tensors.nbytes
@@ -67,23 +67,23 @@ class TorchMedusa:
 
     @torch.inference_mode()
     def draft(self, call: MedusaCall) -> HeadOutput | Chains:
-        """Return logits: chains are drawn from them."""
+        """Return logits, from which the caller draws chains."""
         logits = self._tensors.logits(call.states, self.spec.num_heads)
         return HeadOutput(logits.transpose(0, 1), call.states)
 
 
 class TorchExit:
-    """An early exit: the target's first layers on its own KV rows, then one layer with rows of its own."""
+    """An early exit: the target's first layers on its own KV rows, then one layer with its own rows."""
 
     def __init__(self, stack: TorchStack, rows: str, weight_bytes: int) -> None:
-        """`stack` has the target's first layers and the exit's own, whose memory is `weight_bytes`."""
+        """`stack` has the target's first layers and the exit's; `weight_bytes` counts the exit's."""
         self._stack = stack
         self._rows = rows
         self.weight_bytes = weight_bytes
 
     @torch.inference_mode()
     def draft(self, call: HeadCall) -> HeadOutput:
-        """Keep rows, or run rows that read their tokens."""
+        """Store rows, or run rows from their tokens."""
         logits = self._logits(call.rows, call.store)
         return HeadOutput(logits, logits.new_empty(len(logits), 0))
 
@@ -114,7 +114,7 @@ class TorchExit:
 
 
 class TorchHeads:
-    """Loads heads beside a decoder, in its numbers."""
+    """Loads heads for a decoder, in its number format."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, bucketed: bool) -> None:
         self._config = config
@@ -130,7 +130,7 @@ class TorchHeads:
         return TorchMedusa(MedusaTensors(head, LentEnds.of(self._weights)))
 
     def exit(self, more: Checkpoint, layer: int, rows: str) -> TorchExit | None:
-        """Load an early exit; None where the target has latent attention."""
+        """Load an early exit; None for a target with latent attention."""
         if self._config.layers[0].attention.latent is not None:
             return None
         lower = self._weights.with_layers(range(layer))

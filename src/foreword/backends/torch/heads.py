@@ -1,4 +1,4 @@
-"""Draft heads in plain torch: the reference that faster backends must equal."""
+"""Draft heads in plain torch: the reference of faster backends."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ _LAYERS = "layers."
 
 @dataclass(frozen=True)
 class LentEnds:
-    """A target's embedding and output matrix, and the numbers in which its head computes."""
+    """A target's embedding and output matrix, with the head's device and dtype."""
 
     embed: Callable[[Tensor], Tensor]  # ids [rows] -> [rows, hidden]
     project: Callable[[Tensor], Tensor]  # [rows, hidden] -> [rows, vocab]
@@ -38,7 +38,7 @@ class LentEnds:
 
     @staticmethod
     def of(weights: DecoderWeights[object]) -> "LentEnds":
-        """Those of a torch decoder."""
+        """Return those of a torch decoder."""
         table = weights.embedding
         return LentEnds(
             lambda ids: embedding(ids, table), lambda x: linear(x, weights.head), table.device, table.dtype
@@ -47,14 +47,14 @@ class LentEnds:
 
 @dataclass(frozen=True)
 class HeadOps:
-    """How a backend computes a head's norms and products."""
+    """A backend's implementation of norms and products."""
 
     norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm  # (rows, weight, eps)
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear  # (rows, weight, bias)
 
 
 class HeadTensors:
-    """A head's tensors, by speculators' names, and what all its runners compute with them outside its layers."""
+    """A head's tensors by speculators' names, and its computation outside the layers."""
 
     def __init__(self, head: Head, ends: LentEnds, ops: HeadOps | None = None) -> None:
         self.head, self.spec, self.ends = head, head.spec, ends
@@ -68,17 +68,17 @@ class HeadTensors:
         self.frequencies = frequencies(head.spec.rope, head_dim).to(ends.device)
 
     def _is_read(self, name: str) -> bool:
-        """Whether runners read a tensor by its name; layers that are not plain load their own."""
+        """Whether runners read the tensor by name; special layers load their own."""
         is_drafters = name.startswith(CONFIDENCE) or name in (*TABLES, *DRAFTERS_OWN)
         return not is_drafters and (self.spec.is_plain or not name.startswith(_LAYERS))
 
     @property
     def nbytes(self) -> int:
-        """Memory of all of them; several names may stand for one part of memory."""
+        """Bytes of all tensors; several names may share memory."""
         return sum(tensor.nbytes for name, tensor in self.by_name.items() if "joined" not in name)
 
     def norm(self, x: Tensor, name: str) -> Tensor:
-        """Return the rows normed, if the head has such a norm."""
+        """Normalise the rows if the head has such a norm."""
         weight = self.by_name.get(name)
         return x if weight is None else self._ops.norm(x, weight, self.spec.norm.eps)
 
@@ -86,7 +86,7 @@ class HeadTensors:
         return self._ops.linear(x, self.by_name[name + ".weight"], self.by_name.get(name + ".bias"))
 
     def begin(self, token_ids: Tensor, features: Tensor, are_own: bool) -> tuple[Tensor, Tensor]:
-        """Return the residual stream, and what the first layer's attention reads."""
+        """Return the residual stream, and the input of the first layer's attention."""
         own = self.by_name.get("embed_tokens.weight")
         embedded = self.ends.embed(token_ids) if own is None else embedding(token_ids, own)
         if self.spec.join is Join.CONCAT:
@@ -111,11 +111,11 @@ class HeadTensors:
         return self.norm(features, "input_norm.weight")
 
     def context(self, features: Tensor) -> Tensor:
-        """Return what the layers of a DFlash head make keys and values of, from the target's states."""
+        """Return the input of a DFlash head's keys and values, from the target's states."""
         return self.norm(self.linear(features, "fc"), "hidden_norm.weight")
 
     def outcome(self, last: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits, in the numbers that they were computed in, and states of rows after all layers."""
+        """Return logits (in their computed dtype) and states of rows after all layers."""
         normed, own = self.norm(last, "norm.weight"), self.by_name.get("lm_head.weight")
         logits = self.ends.project(normed) if own is None else self._ops.linear(normed, own, None)
         return logits, normed if self.spec.norm_output else last
@@ -133,14 +133,14 @@ class HeadTensors:
 class HeadLayers(Protocol):
     """The layers of a head."""
 
-    nbytes: int  # of weights that are not among the head's tensors
+    nbytes: int  # of weights that are not in the head's tensors
 
     def turns(self, positions: Tensor) -> CosSin:
         """Return cosines and sines of every row."""
         ...
 
     def run(self, stream: Tensor, read: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> Tensor:
-        """Return the stream after all layers; the first one's attention reads `read`."""
+        """Return the stream after all layers; the first attention reads `read`."""
         ...
 
     def keep(self, context: Tensor, cos_sin: CosSin, kv: Sequence[PagedKv]) -> None:
@@ -149,7 +149,7 @@ class HeadLayers(Protocol):
 
 
 class PlainLayers:
-    """Layers of the llama kind."""
+    """Llama-style layers."""
 
     nbytes = 0
 
@@ -183,7 +183,7 @@ class PlainLayers:
         return self._tensors.linear(attended.reshape(len(read), -1), f"layers.{index}.self_attn.o_proj")
 
     def _heads(self, index: int, read: Tensor, name: str) -> Tensor:
-        """Return queries, keys or values, normed where the head has such a norm: [rows, heads, dim]."""
+        """Return queries, keys or values, [rows, heads, dim], normalised if the head has such a norm."""
         prefix, attention = f"layers.{index}.self_attn.{name}", self._tensors.spec.layers[index].attention
         projected = self._tensors.linear(read, f"{prefix}_proj").view(len(read), -1, attention.head_dim)
         return self._tensors.norm(projected, f"{prefix}_norm.weight")
@@ -197,7 +197,7 @@ class PlainLayers:
 
 @dataclass(frozen=True)
 class _ModuleTensors:
-    """The tensors of a module's layers, as a decoder's are loaded."""
+    """The tensors of a module's layers, in a decoder's format."""
 
     head: Head
     ends: LentEnds
@@ -220,7 +220,7 @@ class _ModuleTensors:
 
 
 class ModuleLayers:
-    """Layers of any family, run as a decoder's."""
+    """Layers of any family, run like a decoder's."""
 
     def __init__(self, head: Head, ends: LentEnds) -> None:
         spec, source = head.spec, _ModuleTensors(head, ends)
@@ -245,7 +245,7 @@ class ModuleLayers:
 
 
 class TorchHead:
-    """One head that was loaded beside a decoder."""
+    """A head loaded for a decoder."""
 
     drafts_early = False
     stops = False
@@ -266,13 +266,13 @@ class TorchHead:
 
     @torch.inference_mode()
     def draft(self, call: HeadCall) -> HeadOutput | Chains:
-        """Return logits: chains are grown from them."""
+        """Return logits, from which the caller grows chains."""
         if call.context is not None:
             self.forward(call.context, call.store)
         return self.forward(call.rows, call.store)
 
     def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
-        """Return logits and states of the wanted rows; rows of a context are kept, and nothing else comes of them."""
+        """Return logits and states of the wanted rows; context rows are only stored."""
         if not isinstance(store, TorchKvStore):
             raise ValueError("the KV store was made for another backend")
         staged = self._staging.stage(ForwardBatch.of(wanted.arrays), store.page_size, store.spare_slot)
@@ -295,7 +295,7 @@ class TorchHead:
 def seen_from(
     wanted: HeadInput, staged: StagedBatch, views: list[GroupView], empty_slot: int
 ) -> list[GroupView]:
-    """The views without the KV rows before each request's start, which may hold anything, also NaN."""
+    """Return the views without KV rows before each request's start, which may contain anything, even NaN."""
     device = staged.batch.token_ids.device
     starts = torch.zeros(len(staged.batch.kv_lens), dtype=torch.int64, device=device)
     starts[: len(wanted.starts)] = torch.from_numpy(wanted.starts).to(device)

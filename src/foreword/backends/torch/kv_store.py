@@ -17,8 +17,7 @@ def move_rows(memory: Tensor, copies: Tensor) -> None:
 class TorchKvStore:
     """Keys and values of every kind: [layers, physical rows, kv heads, numbers].
 
-    After the pages there are two more rows: one that padding writes to, and one of zeros that stands for
-    rows which a request does not have.
+    Two extra rows follow the pages: one that padding writes to, and one of zeros for missing rows.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Latent attention (MLA) in plain torch, over compressed rows.
 
-Absorbed, a query is taken to the space of the rows and what was attended to is taken back: little work per KV row,
-for few queries. Naively, keys and values of all heads are computed from the rows first: little work per query.
+Absorbed: queries are projected to the rows' space and the result back, which is less work per KV row, for few
+queries. Naive: keys and values of all heads are expanded first, which is less work per query.
 """
 
 import torch
@@ -18,7 +18,7 @@ from foreword.models.rope import rotate
 def latent_attention(
     spec: AttentionSpec, layer: LayerWeights, qkv: Tensor, cos_sin: tuple[Tensor, Tensor], kv: PagedKv
 ) -> Tensor:
-    """Keep this pass's rows and attend over all that are seen: [rows, heads * value dim]."""
+    """Store this pass's rows and attend over all visible rows: [rows, heads * value dim]."""
     latent, weights = spec.latent, layer.latent
     assert latent is not None
     assert weights is not None
@@ -46,7 +46,7 @@ def latent_attention(
 
 
 def is_absorbed(latent: LatentSpec, places: int) -> bool:
-    """Whether the absorbed form is less work for this many queries of a request."""
+    """Whether the absorbed form is less work for this many queries per request."""
     expanding = latent.kv_rank * (latent.nope_dim + latent.value_dim)  # per KV row and head
     more = 2 * latent.kv_rank - latent.nope_dim - latent.value_dim  # per KV row, head and query
     return places * more <= expanding
@@ -81,7 +81,7 @@ def naive(
     view: GroupView,
     scale: float,
 ) -> Tensor:
-    """The same over keys and values of all heads."""
+    """Attend over expanded keys and values of all heads."""
     compressed, turned = torch.split(rows, [latent.kv_rank, latent.rope_dim], dim=-1)
     keys = torch.einsum("rkc,hdc->rhkd", compressed, weights.keys)
     shared = turned.unsqueeze(1).expand(-1, keys.shape[1], -1, -1)

@@ -1,4 +1,4 @@
-"""One layer in plain torch: the decoder's own, and those of MTP modules."""
+"""One layer in plain torch, of a decoder or an MTP module."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Activation] = {"silu": silu, "gelu_pytorch_tanh": partial
 
 
 class TorchLayers:
-    """Layers by their number."""
+    """Layers by index."""
 
     def __init__(
         self,
@@ -32,14 +32,14 @@ class TorchLayers:
         eps: float,
         exchange: Exchange = ALONE,
     ) -> None:
-        """With an `exchange` these are one rank's shares: what they say is added to what the others say."""
+        """With an `exchange` these are one rank's shares, whose outputs are summed over ranks."""
         self._specs = specs
         self._weights = weights
         self._eps = eps
         self._exchange = exchange
 
     def run(self, index: int, stream: Tensor, turns: CosSin | None, kv: PagedKv, added: Additions) -> Tensor:
-        """The stream after this layer, whose keys and values of the pass are kept."""
+        """Return the stream after this layer, and store the pass's keys and values."""
         layer, spec = self._weights[index], self._specs[index]
         attended = self._attention(layer, spec.attention, stream, turns, kv, added)
         stream = self._added(stream, self._exchange.total(attended), layer.after_attention, spec)
@@ -47,17 +47,17 @@ class TorchLayers:
         return self._added(stream, said, layer.after_mlp, spec)
 
     def keep(self, index: int, stream: Tensor, turns: CosSin | None, kv: PagedKv) -> None:
-        """Keys and values of the rows whose stream before this layer is given; nothing else comes of them."""
+        """Store keys and values of rows, given the stream before this layer."""
         layer = self._weights[index]
         qkv = linear(self.norm(stream, layer.input_norm), layer.qkv, layer.qkv_bias)
         self._placed(layer, self._specs[index].attention, qkv, turns, kv)
 
     def norm(self, rows: Tensor, weight: Tensor, exchange: Exchange = ALONE) -> Tensor:
-        """Normed, if there is such a norm."""
+        """Normalise the rows, if there is such a norm."""
         return rms_norm(rows, weight, self._eps, exchange) if len(weight) else rows
 
     def _added(self, stream: Tensor, said: Tensor, norm: Tensor | None, spec: LayerSpec) -> Tensor:
-        """The stream after one half of a layer."""
+        """Return the stream after one sublayer."""
         said = said if norm is None else self.norm(said, norm)
         return stream + (said if spec.residual_scale == 1 else said * spec.residual_scale)
 
@@ -86,7 +86,7 @@ class TorchLayers:
     def _attended(
         self, layer: LayerWeights, spec: AttentionSpec, qkv: Tensor, turns: CosSin | None, kv: PagedKv
     ) -> Tensor:
-        """Keep this pass's keys and values and attend over all that are seen: [rows, query width]."""
+        """Store this pass's keys and values and attend over all visible rows: [rows, query width]."""
         q, gate = self._placed(layer, spec, qkv, turns, kv)
         seen = paged_attention(q, kv.keys, kv.values, kv.views, spec.scale, spec.softcap).flatten(1)
         return seen if gate is None else seen * gate.sigmoid()
@@ -94,7 +94,7 @@ class TorchLayers:
     def _placed(
         self, layer: LayerWeights, spec: AttentionSpec, qkv: Tensor, turns: CosSin | None, kv: PagedKv
     ) -> tuple[Tensor, Tensor | None]:
-        """Keep this pass's keys and values; returns queries [rows, heads, dim], and gates if there are any."""
+        """Store this pass's keys and values; return queries [rows, heads, dim], and gates if any."""
         q, k, v = torch.split(qkv, [spec.query_rows, spec.kv_width, spec.kv_width], dim=1)
         gate: Tensor | None = None
         if spec.gated:

@@ -9,7 +9,7 @@ from foreword.backends.torch.exchange import ALONE, Exchange
 def rms_norm(x: Tensor, weight: Tensor, eps: float, exchange: Exchange = ALONE) -> Tensor:
     """Scale every row to unit root-mean-square, then by `weight`; the mean is taken in float32.
 
-    With an `exchange` a row's other numbers are at other ranks.
+    With an `exchange`, a row is divided between ranks.
     """
     wide = x.float()
     scaled = wide * torch.rsqrt(exchange.mean(wide.pow(2)) + eps)

@@ -1,8 +1,8 @@
-"""What torch need not say."""
+"""Suppresses a torch warning."""
 
 import warnings
 
 
 def hush_bfloat16() -> None:
-    """Torch tells of a slower path on CPUs without bfloat16 by a page of stack frames."""
+    """Suppress torch's warning about a slower path on CPUs without bfloat16."""
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed")

@@ -1,4 +1,4 @@
-"""Cosines and sines of a pass, for every way in which layers of a decoder turn."""
+"""Cosines and sines of a pass, for every rotary embedding of a decoder."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ CosSin = tuple[Tensor, Tensor]
 
 
 class Rotations:
-    """The frequencies of a decoder's layers."""
+    """Rotary frequencies of a decoder's layers."""
 
     def __init__(self, layers: Sequence[LayerSpec], rope: RopeSpec, device: torch.device) -> None:
         self._kinds = [_kind(layer.attention, rope) for layer in layers]
@@ -21,7 +21,7 @@ class Rotations:
         }
 
     def of(self, positions: Tensor, dtype: torch.dtype) -> list[CosSin | None]:
-        """[rows, rotated numbers / 2] for every layer; None: it does not turn."""
+        """Return [rows, rotated numbers / 2] for every layer; None: no rotary embedding."""
         tables: dict[tuple[RopeSpec, int] | None, CosSin | None] = {None: None}
         for kind, own in self._frequencies.items():
             angles, magnitude = positions.unsqueeze(1).float() * own, kind[0].magnitude
@@ -33,7 +33,7 @@ class Rotations:
 
 
 def _kind(attention: AttentionSpec, rope: RopeSpec) -> tuple[RopeSpec, int] | None:
-    """How a layer turns: by what, and how many numbers."""
+    """Return a layer's rotary embedding and number of rotated dimensions."""
     if not attention.is_rotated:
         return None
     return attention.rope or rope, attention.rotary_dim

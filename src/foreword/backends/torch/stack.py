@@ -1,4 +1,4 @@
-"""Embedding, layers and output matrix of a decoder in plain torch: what it and its exits run on a staged batch."""
+"""Embedding, layers and output matrix of a decoder in plain torch."""
 
 import torch
 from torch import Tensor
@@ -15,12 +15,12 @@ from foreword.models.config import ModelConfig
 
 
 class TorchStack:
-    """The layers of a decoder with its ends."""
+    """A decoder's layers with embedding and output matrix."""
 
     def __init__(
         self, config: ModelConfig, weights: DecoderWeights, bucketed: bool, exchange: Exchange = ALONE
     ) -> None:
-        """With an `exchange` this is one of several ranks, and config and weights are its share."""
+        """With an `exchange` this is one of several ranks, with its share of config and weights."""
         self.config = config
         self.weights = weights
         self.bucketed = bucketed
@@ -35,7 +35,7 @@ class TorchStack:
         return self._rotations.of(positions, self.weights.dtype)
 
     def views(self, staged: StagedBatch, store: TorchKvStore) -> dict[int | None, list[GroupView]]:
-        """Return what the layers of every window see."""
+        """Return the visible rows for each window size."""
         views = group_views(staged, store.page_size, store.empty_slot)
         windows = dict.fromkeys(layer.attention.window for layer in self.config.layers)
         return {window: windowed(views, window, store.empty_slot) for window in windows}

@@ -1,4 +1,4 @@
-"""Takes a batch from the host to a decoder's device: one copy a pass, into memory that stays where it is."""
+"""Uploads a batch to a decoder's device: one copy per pass, into fixed memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,29 +14,29 @@ from foreword.backends.torch.upload import Piece, Upload
 
 @dataclass(frozen=True)
 class RequestGroup:
-    """Requests with about equally many rows: their attention is computed side by side."""
+    """Requests with similar row counts, whose attention is computed together."""
 
-    members: Tensor  # int32 [requests], numbers of requests; padded with that of a request without rows
-    places: int  # rows that each of them has room for
-    kv_rows: int  # logical KV rows that the longest of them can see, or some more
+    members: Tensor  # int32 [requests], padded with a request without rows
+    places: int  # rows per request
+    kv_rows: int  # visible KV rows of the longest request, rounded up
 
 
 @dataclass(frozen=True)
 class StagedBatch:
-    """A batch on the device, padded.
+    """A padded batch on the device.
 
-    Padding rows belong to no request, write to a KV row that is not read, and are not read themselves. Requests
-    after the real ones have neither rows nor KV; there is at least one.
+    Padding rows belong to no request, write to an unused KV row, and are not read. Padding requests have neither rows
+    nor KV; there is at least one.
     """
 
     batch: ForwardBatch  # its arrays are padded
-    groups: tuple[RequestGroup, ...]  # every request with rows is in one of them
-    num_logits: int  # the first entries of `logit_rows` that are real
-    num_hidden: int  # the first entries of `hidden_rows` that are real
+    groups: tuple[RequestGroup, ...]  # each request with rows is in one
+    num_logits: int  # number of real entries of `logit_rows`
+    num_hidden: int  # number of real entries of `hidden_rows`
 
 
 def padded_pieces(batch: ForwardBatch, sizes: BatchSizes, spare_slot: int) -> list[Piece]:
-    """The arrays of `batch` (on the CPU) as 32-bit words, in the room that `sizes` give them."""
+    """Return the arrays of a CPU batch as 32-bit words, with their padded sizes."""
     host = batch.arrays
     fills = {
         Padding.ZERO: 0,
@@ -52,7 +52,7 @@ def padded_pieces(batch: ForwardBatch, sizes: BatchSizes, spare_slot: int) -> li
 
 
 def as_batch(batch: ForwardBatch, arrays: Sequence[Tensor]) -> ForwardBatch:
-    """`batch` with the uploaded arrays of its pieces."""
+    """Return `batch` with its uploaded arrays."""
     padded: dict[str, Any] = {
         spec.name: words.view(torch.int64) if spec.words == 2 else words
         for spec, words in zip(BATCH_ARRAYS, arrays, strict=False)
@@ -61,18 +61,18 @@ def as_batch(batch: ForwardBatch, arrays: Sequence[Tensor]) -> ForwardBatch:
 
 
 class Staging:
-    """Uploads batches to one decoder's device, padded."""
+    """Uploads padded batches to one decoder's device."""
 
     def __init__(self, device: torch.device, bucketed: bool, entries: int = 1 << 14) -> None:
         """`bucketed` rounds all sizes up to powers of two, so that few shapes occur.
 
-        The memory has room for `entries` 32-bit numbers to begin with; larger batches make it grow.
+        The initial memory has room for `entries` 32-bit numbers; it grows on demand.
         """
         self._bucketed = bucketed
         self._upload = Upload(device, entries)
 
     def stage(self, batch: ForwardBatch, page_size: int, spare_slot: int) -> StagedBatch:
-        """Start the copy of `batch` (on the CPU). Padding rows write to `spare_slot`."""
+        """Start the copy of a CPU batch. Padding rows write to `spare_slot`."""
         sizes = BatchSizes(*map(self.rounded, batch.arrays.sizes))
         pieces = padded_pieces(batch, sizes._replace(requests=sizes.requests + 1), spare_slot)
         groups = self._groups(batch, page_size)
@@ -87,7 +87,7 @@ class Staging:
         )
 
     def _groups(self, batch: ForwardBatch, page_size: int) -> list[tuple[list[int], int, int]]:
-        """(members, places, kv rows) of every group."""
+        """Return (members, places, kv rows) of every group."""
         starts, kv_lens = batch.row_starts.tolist(), batch.kv_lens.tolist()
         by_places: dict[int, list[int]] = {}
         for request in range(len(kv_lens)):
@@ -104,5 +104,5 @@ class Staging:
         return groups
 
     def rounded(self, count: int) -> int:
-        """The size that so many entries get."""
+        """Return the padded size."""
         return 1 << (count - 1).bit_length() if self._bucketed and count else count

@@ -1,4 +1,4 @@
-"""Uploads arrays from the host to a device: one copy a pass, into memory that stays where it is."""
+"""Uploads arrays to a device: one copy per pass, into fixed memory."""
 
 from collections.abc import Sequence
 from math import prod
@@ -12,39 +12,39 @@ from foreword.backends.batch import Ints
 Shapes = tuple[tuple[int, ...], ...]
 
 _KEPT_VIEWS = 1024
-"""Shapes whose views of the memory are kept: making them takes longer than filling them."""
+"""Number of shapes whose views are cached: creating views takes longer than filling them."""
 
 
 class Piece(NamedTuple):
-    """One array and the room that it gets."""
+    """An array and its padded size."""
 
     source: Ints
     shape: tuple[int, ...]
-    fill: int  # what padding holds
+    fill: int  # padding value
 
 
 class Upload:
-    """Page-locked memory on the host, and its copy on the device.
+    """Page-locked host memory, and its copy on the device.
 
-    The device memory is written in stream order, after the kernels of the pass before have read it. On the
-    host two blocks are used in turn; writing one waits only if its copy of two passes ago is still to come.
+    Device memory is written in stream order, after the previous pass has read it. Two host blocks alternate; writing
+    one waits only if its copy of two passes ago is pending.
     """
 
     def __init__(self, device: torch.device, entries: int) -> None:
-        """The memory has room for `entries` 32-bit numbers to begin with; more than that make it grow, and move."""
+        """The initial memory has room for `entries` 32-bit numbers; it grows, and moves, on demand."""
         self._on_device = torch.empty(entries, dtype=torch.int32, device=device)
         self._host, self._other_host = _HostBlock(device, entries), _HostBlock(device, entries)
         self._views: dict[
             Shapes, tuple[Tensor, list[Tensor]]
-        ] = {}  # of the device's memory: all, and in parts
+        ] = {}  # views of the device memory: whole, and parts
 
     @property
     def entries(self) -> int:
-        """32-bit numbers that there is room for."""
+        """Capacity in 32-bit numbers."""
         return len(self._on_device)
 
     def copy(self, pieces: Sequence[Piece]) -> list[Tensor]:
-        """The padded arrays on the device, one after the other."""
+        """Return the padded arrays on the device."""
         shapes = tuple([piece.shape for piece in pieces])
         self._host, self._other_host = self._other_host, self._host
         staged = self._host.filled(pieces, shapes)
@@ -69,16 +69,16 @@ class Upload:
 
 
 class _HostBlock:
-    """Memory that the device can copy from while the host goes on; page-locked where that is a GPU."""
+    """Host memory for asynchronous copies; page-locked for a GPU."""
 
     def __init__(self, device: torch.device, entries: int) -> None:
         self._pinned = device.type == "cuda"
         self._copied = torch.cuda.Event() if self._pinned else None  # type: ignore[no-untyped-call]
         self._memory = self._allocate(entries)
-        self._views: dict[Shapes, tuple[Tensor, list[Ints]]] = {}  # all of a pass, and its parts
+        self._views: dict[Shapes, tuple[Tensor, list[Ints]]] = {}  # whole block, and parts
 
     def filled(self, pieces: Sequence[Piece], shapes: Shapes) -> Tensor:
-        """The pieces one after the other, padded to their shapes: int32, flat."""
+        """Return the padded pieces, concatenated: int32."""
         if self._copied is not None:
             self._copied.synchronize()
         staged, rooms = self._views.get(shapes) or self._new_views(shapes)
@@ -111,7 +111,7 @@ class _HostBlock:
         return views
 
     def mark_copied(self) -> None:
-        """The copy of what was filled in has been started."""
+        """Record that the copy was started."""
         if self._copied is not None:
             self._copied.record()
 

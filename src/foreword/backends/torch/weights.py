@@ -16,23 +16,23 @@ from foreword.models.layer_shapes import FINAL_NORM, norm_names
 from foreword.progress import Progress
 
 M_co = TypeVar("M_co", covariant=True, default=Tensor)
-"""A matrix: a tensor, or what a backend keeps instead."""
+"""A matrix: a tensor, or a backend's own format."""
 
 
 class LayerSource(Protocol[M_co]):
-    """Where the tensors of layers come from."""
+    """Source of the tensors of layers."""
 
     @property
     def hidden_size(self) -> int:
-        """Width of the stream."""
+        """Width of the residual stream."""
         ...
 
     def tensor(self, name: str) -> Tensor:
-        """One of them, in the numbers that the decoder computes in."""
+        """Return a tensor in the decoder's dtype."""
         ...
 
     def matrix(self, names: Sequence[str]) -> M_co:
-        """Projections that read the same input, as one."""
+        """Return projections of the same input as one matrix."""
         ...
 
     def floats(self, name: str) -> Tensor:
@@ -40,25 +40,25 @@ class LayerSource(Protocol[M_co]):
         ...
 
     def nothing(self, *shape: int) -> Tensor:
-        """A tensor without numbers, for what a layer does not have."""
+        """Return an empty tensor for a missing weight."""
         ...
 
 
 @dataclass(frozen=True)
 class LatentWeights:
-    """What latent attention has more. Its `qkv` are the query (or what it is compressed to) and the kept row."""
+    """Additional weights of latent attention. Its `qkv` are the (compressed) query and the stored row."""
 
     query: Tensor | None  # [query_width, query_rank]
-    keys: Tensor  # [heads, nope_dim, kv_rank], from kept rows to keys
+    keys: Tensor  # [heads, nope_dim, kv_rank], from stored rows to keys
     values: Tensor  # [heads, value_dim, kv_rank]
 
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """What a mixture has beside the MLP that all tokens share."""
+    """Weights of a mixture besides the shared MLP."""
 
     router: Tensor  # float32 [experts, hidden]
-    correction: Tensor | None  # float32 [experts], added to scores for the choice
+    correction: Tensor | None  # float32 [experts], added to scores when selecting
     gate_up: Tensor  # [experts, 2 * size, hidden]
     down: Tensor  # [experts, hidden, size]
     shared_gate: Tensor | None  # [1, hidden]
@@ -66,33 +66,33 @@ class ExpertWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerWeights(Generic[M_co]):
-    """One decoder layer. Projections that read the same input are stored as one matrix."""
+    """Weights of one layer. Projections of the same input are one matrix."""
 
-    input_norm: Tensor  # [hidden]; empty: attention reads the stream as it is
+    input_norm: Tensor  # [hidden]; empty: no norm
     qkv: M_co  # [query_width + 2 * kv_width, hidden]
     qkv_bias: Tensor | None = None
-    query_norm: Tensor | None = None  # [head_dim], or as wide as all heads
+    query_norm: Tensor | None = None  # [head_dim], or the width of all heads
     key_norm: Tensor | None = None
     output: M_co  # [hidden, query_width]
     output_bias: Tensor | None = None
-    mlp_norm: Tensor  # [hidden]; empty: the MLP reads the stream as it is
-    gate_up: M_co | Tensor  # [2 * intermediate, hidden]; of a mixture, the shared experts' (perhaps none)
+    mlp_norm: Tensor  # [hidden]; empty: no norm
+    gate_up: M_co | Tensor  # [2 * intermediate, hidden]; in a mixture, the shared experts' (may be empty)
     gate_up_bias: Tensor | None = None
     down: M_co | Tensor  # [hidden, intermediate]
     down_bias: Tensor | None = None
-    after_attention: Tensor | None = None  # [hidden], norms of what is added
+    after_attention: Tensor | None = None  # [hidden], norms of the sublayers' outputs
     after_mlp: Tensor | None = None
     latent: LatentWeights | None = None
     experts: ExpertWeights | None = None
 
     @property
     def plain(self) -> tuple[Tensor | None, ...]:
-        """The tensors of a layer of the llama kind."""
+        """The tensors of a llama-style layer."""
         return tuple(vars(self).values())[:12]
 
     @property
     def nbytes(self) -> int:
-        """Memory of all of them."""
+        """Bytes of all tensors."""
         parts = [self, *(part for part in (self.latent, self.experts) if part is not None)]
         return sum(getattr(tensor, "nbytes", 0) for part in parts for tensor in vars(part).values())
 
@@ -104,7 +104,7 @@ class DecoderWeights(Generic[M_co]):
     embedding: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights[M_co], ...]
     final_norm: Tensor  # [hidden]
-    head: Tensor  # [vocab, hidden]; the embedding itself when tied
+    head: Tensor  # [vocab, hidden]; the embedding if tied
 
     @property
     def device(self) -> torch.device:
@@ -126,15 +126,15 @@ class DecoderWeights(Generic[M_co]):
         return self.layer_bytes + self.embedding.nbytes + head + self.final_norm.nbytes
 
     def with_layers(self, layers: Sequence[int]) -> "DecoderWeights[M_co]":
-        """Return these layers alone, with the same ends."""
+        """Return these layers with the same embedding, head and final norm."""
         return replace(self, layers=tuple(self.layers[layer] for layer in layers))
 
     def beside(self, checkpoint: Checkpoint) -> "DecoderWeights[M_co | Tensor]":
-        """Return the layers of another checkpoint with this one's ends."""
+        """Return another checkpoint's layers with this one's embedding, head and final norm."""
         return load_weights(checkpoint, self.dtype, self.device, ends=self)
 
     def followed_by(self, more: Checkpoint) -> "DecoderWeights[M_co | Tensor]":
-        """Return these layers, then those of another checkpoint and that one's final norm."""
+        """Return these layers, then another checkpoint's layers and final norm."""
         final_norm = more.load(FINAL_NORM, self.dtype).to(self.device)
         layers = (*self.layers, *self.beside(more).layers)
         return DecoderWeights(self.embedding, layers, final_norm, self.head)
@@ -147,7 +147,7 @@ def load_weights(
     progress: Progress | None = None,
     ends: DecoderWeights[object] | None = None,
 ) -> DecoderWeights:
-    """Read a whole decoder; `ends` lends its embedding, head and last norm."""
+    """Load a decoder's weights; `ends` provides embedding, head and last norm."""
     config = checkpoint.config
     require_supported(config, "torch")
     loader = WeightLoader(checkpoint, dtype, device, progress)
@@ -157,21 +157,21 @@ def load_weights(
 def weights_from(
     loader: LayerSource[M_co], config: ModelConfig, ends: DecoderWeights[object] | None = None
 ) -> DecoderWeights[M_co]:
-    """A decoder's weights from any source of tensors."""
+    """Return a decoder's weights from any source of tensors."""
     weights = load_ends(loader, config) if ends is None else ends
     layers = tuple(load_layer(loader, layer, f"model.layers.{i}.") for i, layer in enumerate(config.layers))
     return DecoderWeights(weights.embedding, layers, weights.final_norm, weights.head)
 
 
 def load_ends(loader: LayerSource[object], config: ModelConfig) -> DecoderWeights:
-    """Embedding, head and last norm, without layers."""
+    """Load embedding, head and last norm, without layers."""
     embedding = loader.tensor("model.embed_tokens.weight")
     head = embedding if config.tied_embeddings else loader.tensor("lm_head.weight")
     return DecoderWeights(embedding, (), loader.tensor(FINAL_NORM), head)
 
 
 def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> LayerWeights[M_co]:
-    """One layer, whose tensors' names begin with `prefix`."""
+    """Load one layer whose tensor names begin with `prefix`."""
     attention, norms = layer.attention, norm_names(layer)
     output, qkv = ("self_attn.o_proj",), _qkv_names(attention)
     shared = "mlp." if layer.mlp.experts is None else "mlp.shared_experts."
@@ -215,7 +215,7 @@ def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> Laye
 
 
 def _stacked(loader: LayerSource[object], prefix: str, names: tuple[str, ...], kind: str) -> Tensor:
-    """Several projections as one matrix."""
+    """Return several projections as one matrix."""
     return stacked([loader.tensor(f"{prefix}{name}.{kind}") for name in names])
 
 
@@ -232,12 +232,12 @@ def _qkv_bias(loader: LayerSource[object], attention: AttentionSpec, prefix: str
     latent, names = attention.latent, _qkv_names(attention)
     if latent is None or latent.query_rank is not None:
         return _stacked(loader, prefix, names, "bias")
-    own = loader.tensor(f"{prefix}{names[1]}.bias")  # a query that is not compressed has none
+    own = loader.tensor(f"{prefix}{names[1]}.bias")  # an uncompressed query has none
     return torch.cat((own.new_zeros(attention.query_width), own))
 
 
 def _head_norms(attention: AttentionSpec) -> tuple[str | None, str | None]:
-    """On queries and on keys, or on what they are compressed to."""
+    """Return the names of query and key norms, or of the norms of their compressed forms."""
     if attention.latent is None:
         return ("self_attn.q_norm", "self_attn.k_norm") if attention.qk_norm else (None, None)
     query = None if attention.latent.query_rank is None else "self_attn.q_a_layernorm"
@@ -261,7 +261,7 @@ def _load_experts(
         whole: Tensor | None = None
         for index in range(spec.count):
             part = _stacked(loader, f"{prefix}mlp.experts.{index}.", names, "weight")
-            if whole is None:  # not before: the first one's shape is checked by now
+            if whole is None:  # allocated here, after the first shape was checked
                 whole = part.new_empty((spec.count, *part.shape))
             whole[index] = part
         assert whole is not None
