@@ -1,1 +1,1 @@
-"""Use it from the command line."""
+"""The command line."""

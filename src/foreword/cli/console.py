@@ -1,4 +1,4 @@
-"""What the commands share: consoles, progress bars, loading, JSON output."""
+"""Common parts of the commands: consoles, progress bars, loading, JSON output."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -32,15 +32,15 @@ stderr = Console(stderr=True, highlight=False)
 
 
 def nothing() -> None:
-    """Is done."""
+    """Do nothing."""
 
 
 after_loading: Callable[[], object] = nothing
-"""Called when a model is there; a command that has its process to itself has the collector leave it alone then."""
+"""Called after a model was loaded; a command that owns its process freezes garbage collection then."""
 
 
 def leave_stdout_to_json(wanted: bool) -> bool:
-    """With --json, standard output carries the object alone: what people read goes to standard error."""
+    """With --json, reserve standard output for the object: tables go to standard error."""
     stdout.stderr = wanted
     return wanted
 
@@ -80,7 +80,7 @@ JsonOption = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceOptions:
-    """Where and in which data type a model runs."""
+    """Device, data type and backend of a model."""
 
     dtype: DtypeOption = late("auto", 2)
     device: DeviceOption = late("auto", 2)
@@ -89,13 +89,13 @@ class PlaceOptions:
 
     @property
     def place(self) -> dict[str, Any]:
-        """The options as parameters of what loads a model."""
+        """Return the options as parameters of model loading."""
         return {field.name: getattr(self, field.name) for field in fields(PlaceOptions)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeOptions(PlaceOptions):
-    """The same of a model that may be split."""
+    """Place options of a model that may be divided between processes."""
 
     tensor_parallel_size: int = option(
         1, "Number of processes that split the model: one per GPU, or all on the CPU.", min=1, last=2
@@ -110,20 +110,20 @@ def plot_option(text: str = "Draw the curves into this PNG file.") -> Any:  # no
 DEFAULT_MODEL = "smollm2-135m"
 
 LINE_SECONDS = 2.0
-"""Between two lines of progress in a log: a start that takes a moment has one line."""
+"""Minimum seconds between two progress lines in a log."""
 
 
 @contextmanager
 def stage_bar(*, is_long: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """A transient bar on standard error; yields the function to call with (stage, done, total).
+    """Show a transient bar on standard error; yield a function that takes (stage, done, total).
 
-    What takes minutes (`is_long`) has a line for each stage where standard error is a file or a pipe.
+    With `is_long`, print a line per stage if standard error is a file or a pipe.
     """
     if is_long and not stderr.is_terminal:
         yield _stage_lines()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    # Into a file or a pipe a bar that takes itself away would leave empty lines.
+    # A transient bar would leave empty lines in a file or a pipe.
     with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
         task = bar.add_task("", total=None, visible=False)
 
@@ -147,7 +147,7 @@ def _stage_lines() -> Callable[[str, int, int], None]:
 
 @contextmanager
 def loading_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Show how far a server's start is: a bar on a terminal, lines with percentages in a log."""
+    """Show the progress of a server's start: a bar on a terminal, percentages in a log."""
     if not stderr.is_terminal:
         yield percent_lines(lambda line: stderr.print(line, markup=False, soft_wrap=True))
         return
@@ -160,7 +160,7 @@ def percent_lines(
 ) -> Callable[[str, int, int], None]:
     """Return a progress function that writes lines such as "loading: 40%".
 
-    A stage has a line for its end, and before it one for every tenth, at most one in `LINE_SECONDS`.
+    A stage gets a line at its end, and one per tenth before, at most one in `LINE_SECONDS`.
     """
     stage, tenths, written_at = "", 0, clock()
 
@@ -179,7 +179,7 @@ def percent_lines(
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A transient bar for one thing; yields the function to call with (done, total)."""
+    """Show a transient bar for one task; yield a function that takes (done, total)."""
     with stage_bar() as show:
         yield lambda done, total: show(title, done, total)
 
@@ -196,15 +196,16 @@ def load_llm(
     config: "EngineConfig | None" = None,
     answers: int | None = None,
 ) -> "LLM":
-    """Fetch the model if needed and load it, with progress bars. Speculation and model defaults are off unless given.
+    """Fetch the model if needed and load it, with progress bars.
 
-    `answers` is how many will be worked on at once, where that is known: a GPU is prepared for no more.
+    Speculation and model defaults are off unless given. `answers` is the number of concurrent answers, if known: a
+    GPU is prepared for no more.
     """
     from foreword.models.sources.resolve import resolve_model
 
     with stage_bar() as on_stage:
         path = resolve_model(model, on_progress=on_stage)
-    from foreword.engine.config import EngineConfig  # after the model is there: these bring torch along
+    from foreword.engine.config import EngineConfig  # imports torch
     from foreword.engine.llm import LLM
 
     config = config or EngineConfig()
@@ -235,7 +236,7 @@ class JsonCommand(Command):
     as_json: JsonOption = late(False, 3)
 
     def tell(self, value: dict[str, Any]) -> None:
-        """Print the object if it is wanted."""
+        """Print the object if --json is given."""
         if self.as_json:
             print_json(value)
 
@@ -247,17 +248,17 @@ class ModelCommand(PlaceOptions, JsonCommand):
     model: ModelOption = late(DEFAULT_MODEL, -1)
 
     def load(self, speculation: str | None = None, config: "EngineConfig | None" = None) -> "LLM":
-        """Return the model, see `load_llm`."""
+        """Return the loaded model; see `load_llm`."""
         return load_llm(self.model, **self.place, speculation=speculation, config=config)
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One object on one line, for machines."""
+    """Print one object on one line."""
     print(json.dumps(value))
 
 
 def parse_sizes(option: str, text: str, least: int | None = None) -> list[int]:
-    """The numbers of an option that takes several, separated by commas."""
+    """Parse comma-separated numbers of an option."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError as error:

@@ -35,7 +35,7 @@ def demo(max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.
     began = perf_counter()
     llm = load_llm(
         DEFAULT_MODEL, "auto", "cpu", speculation="auto"
-    )  # kernels on which speculation cannot change a text
+    )  # only with kernels on which speculation cannot change a text
     resident = peak_resident_bytes() / 1e6
     stdout.print(
         f"[dim]{DEFAULT_MODEL} ready in {perf_counter() - began:.1f} s, {resident:.0f} MB resident[/dim]"

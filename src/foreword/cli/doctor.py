@@ -64,7 +64,7 @@ def _findings(model: str) -> dict[str, object]:
 
 
 def _local(model: str) -> "Checkpoint | None":
-    """The model, if it is on this machine: nothing is fetched to find out."""
+    """Return the model if it is on this machine; nothing is fetched."""
     from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.sources.resolve import local_model
 

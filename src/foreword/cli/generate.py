@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """What is answered."""
+    """The prompt."""
 
     prompt: str | None = argument(
         None,
@@ -68,7 +68,7 @@ class PromptOptions:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How the answer is drawn; None: the model's default."""
+    """Sampling parameters; None: the model's default."""
 
     temperature: float | None = option(None, "Sampling temperature; 0 is greedy.")
     top_p: float | None = option(None, "Nucleus sampling: probability mass of the tokens kept, such as 0.9.")
@@ -148,27 +148,27 @@ def _answer(
 
 
 def _show(_: int, text: str) -> None:
-    """Print text as it is into a file or a pipe; a terminal gets nothing that could steer it."""
+    """Print text; control characters are removed on a terminal."""
     from foreword.cli.chat.text import visible
 
     print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
 def effective(defaults: "Mapping[str, float]", temperature: float) -> "dict[str, float]":
-    """Return the parameters that had an effect: greedy decoding reads no truncation of the distribution."""
+    """Return the parameters with an effect: greedy decoding ignores truncation."""
     truncations = ("top_p", "top_k", "min_p") if temperature == 0 else ()
     return {name: value for name, value in defaults.items() if name not in truncations}
 
 
 def footer(output: "RequestOutput", taken: "Mapping[str, float]") -> list[str]:
-    """Return what the answer cost and how it was drawn; `taken` are the model's defaults that had an effect."""
+    """Return lines with costs and sampling parameters; `taken` are the model's defaults that had an effect."""
     from foreword.cli.chat.stats import Tally, summary_line
     from foreword.engine.outputs import sum_stats
 
     spent = sum_stats((answer.index, answer.stats) for answer in output.outputs if answer.stats is not None)
     drawn = [f"{name} {value:g}" for name, value in taken.items()]
     return [
-        # Several answers run at once: their rates are not those of their times added up.
+        # Answers run concurrently, so their rates are not the sum of their times.
         summary_line(Tally.of(spent), output.timings.predicted_per_second or None),
         f"seed {output.outputs[0].seed}" + (f"; {', '.join(drawn)}: the model's defaults" if drawn else ""),
     ]

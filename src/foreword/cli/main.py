@@ -35,14 +35,14 @@ from foreword.cli.suggestions import SuggestingGroup
 from foreword.cli.train import main as train
 from foreword.errors import ForewordError, in_plain_words
 
-# Typer brings a click of its own, whose errors it does not name.
+# Typer vendors click, and does not export its errors.
 _UsageError: Any = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     cls=SuggestingGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # its boxes leave a third of a terminal's width to the text
+    rich_markup_mode=None,  # rich's boxes take a third of the width
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Exact speculative decoding for language models: the same text in fewer passes.",
 )
@@ -90,7 +90,7 @@ def _root(
 
 def main() -> None:
     """Run the command line; an error that the user can fix is one line and exit code 2."""
-    # What is loaded stays. To walk through all of it takes the collector a tenth of a second, between two tokens.
+    # Exclude loaded objects from garbage collection, which would take 0.1 s between tokens.
     console.after_loading = gc.freeze
     try:
         sys.exit(app(standalone_mode=False) or 0)
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def _plainly(message: str) -> str:
-    """Return the message in the form of all other errors: the option's name, then what it must be."""
+    """Return the message in the format of all other errors: the option's name, then what it must be."""
     found = re.fullmatch(r"Invalid value for '?(.*?)'?: (.*)", message, re.DOTALL)
     return (f"{found[1]} {in_plain_words(found[2])}" if found else message).rstrip(".")
 

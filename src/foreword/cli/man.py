@@ -1,4 +1,4 @@
-"""`foreword man`: manual pages, made from the help texts."""
+"""`foreword man`: manual pages generated from the help texts."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ def man(
 
 
 def _pages(command: Any, parent: Any, path: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - typer's own click's
-    """Yield the names and texts of a command's page and of those below it."""
+    """Yield (name, text) of the page of a command and of its subcommands."""
     context = command.make_context(path, [], parent=parent, resilient_parsing=True)
     below = getattr(command, "commands", {})
     yield path.replace(" ", "-"), _page(command, context, path)
@@ -58,7 +58,7 @@ def _page(command: Any, context: Any, path: str) -> str:  # noqa: ANN401
 
 
 def _text(text: str) -> str:
-    """Return text that roff shows as it is: paragraphs stay, no line begins a request."""
+    """Return text escaped for roff."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
     lines = (line.strip() for line in escaped.strip().splitlines())
     return "\n".join(".PP" if not line else f"\\&{line}" if line[0] in ".'" else line for line in lines)

@@ -71,7 +71,7 @@ def _list_supported(as_json: bool) -> None:
 
 
 def _print_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    if not stdout.is_terminal:  # for cut and awk: nothing is wrapped or left out
+    if not stdout.is_terminal:  # for cut and awk: no wrapping
         for line in (headings, *lines):
             print("\t".join(line))
         return

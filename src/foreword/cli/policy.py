@@ -96,7 +96,7 @@ app.command()(command(Explain))
 
 
 def _settings(speculation: str) -> "ServerSettings":
-    """A server that is started with this --speculation."""
+    """Return the settings of a server with this --speculation."""
     from foreword.drafters.config import SpeculationConfig
     from foreword.server.settings import ServerSettings
 
@@ -121,7 +121,7 @@ def tenant() -> None:
 
 
 def _read(path: Path) -> "PolicyFile":
-    """Rules and drafters; that brings torch along only if there are drafters."""
+    """Read rules and drafters; imports torch only if there are drafters."""
     from foreword.control.policy_file.parsing import read_policy
 
     policy = read_policy(path.expanduser())

@@ -43,7 +43,7 @@ log = logging.getLogger("foreword.server")
 
 @dataclass(frozen=True)
 class ParsingOptions:
-    """How requests are read, and what is read from answers."""
+    """Parsing of requests and answers."""
 
     served_model_name: str | None = option(None, "Name of the model in the API.")
     strict_fields: bool = flag("Refuse requests with unknown fields instead of ignoring those.")
@@ -57,7 +57,7 @@ class ParsingOptions:
     )
 
     def settings(self, model: str) -> dict[str, Any]:
-        """Return the fields of `ServerSettings` that these options give."""
+        """Return the fields of `ServerSettings` given by these options."""
         from foreword.server.api import reasoning, tool_formats
 
         calls, thoughts = ("auto", *tool_formats.FORMATS), ("auto", "none", *reasoning.FORMATS)
@@ -71,7 +71,7 @@ class ParsingOptions:
 
 @dataclass(frozen=True)
 class ApiOptions:
-    """What clients may do."""
+    """Permissions of clients."""
 
     admin_key: list[str] | None = option(
         None,
@@ -94,7 +94,7 @@ class ApiOptions:
     def settings(
         self, model: str, listening: ListeningOptions, parsing: ParsingOptions, running: int
     ) -> "ServerSettings":
-        """Return the server's settings; what cannot be right is refused."""
+        """Return the server's settings; raise `RequestError` for invalid ones."""
         from foreword.server.settings import STREAM_PACINGS, Limits, ServerSettings
 
         heard, read = listening.settings(), parsing.settings(model)
@@ -113,7 +113,7 @@ class ApiOptions:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Memory and batches of the engine, and how it is watched."""
+    """Memory, batching and supervision of the engine."""
 
     max_model_len: int | None = option(None, "Most tokens of prompt and answer.", min=2)
     max_num_seqs: int = option(64, "Most concurrent answers.", min=1)
@@ -134,7 +134,7 @@ class EngineOptions:
     engine_factory: str | None = option(None, "", hidden=True)
 
     def config(self) -> dict[str, Any]:
-        """Return the fields of `EngineConfig` that these options give."""
+        """Return the fields of `EngineConfig` given by these options."""
         from foreword.acceptance.rules.rule import Rule
 
         Rule.parse(self.acceptance_rule)
@@ -172,7 +172,7 @@ def serve(
 
     Example: foreword serve --speculation '{"method": "ngram", "num_speculative_tokens": 8}'
     """
-    # What can be refused is refused here, and the port taken, before torch is imported.
+    # Check options and bind the port before importing torch.
     address, choice, remote = listening.address(), drafting.choice(), nodes.settings()
     settings = api.settings(model, listening, parsing, engine.max_num_seqs)
     config = engine.config()
@@ -203,7 +203,7 @@ def _is_shape_invariant(path: Path, compute: ComputeOptions) -> bool:
 def default_drafting(
     path: Path, setting: str, compute: ComputeOptions, acceptance_rule: str
 ) -> "SpeculationConfig | None":
-    """Return the default drafter; requests are checked against it in this process."""
+    """Return the default drafter, against which this process checks requests."""
     from foreword.engine.drafting.default_speculation import choose_speculation
     from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.heads.shipped import find_head
@@ -215,7 +215,7 @@ def default_drafting(
 
 
 def fetched(model: str) -> Path:
-    """Return where a model is; one that is not here yet is fetched."""
+    """Return a model's path; fetch it if necessary."""
     from foreword.models.sources.resolve import resolve_model
 
     with loading_bar() as on_stage:
@@ -224,7 +224,7 @@ def fetched(model: str) -> Path:
 
 @dataclass(frozen=True)
 class PreparedServer:
-    """What is known of a server before its engine starts."""
+    """Settings of a server before its engine starts."""
 
     settings: "ServerSettings"
     supervision: "SupervisorSettings"
@@ -238,7 +238,7 @@ def prepared(
     engine: EngineOptions,
     generation_config: str,
 ) -> PreparedServer:
-    """Return how to start an engine; `start` has the fields of `Start` besides model and drafter."""
+    """Return how to start an engine; `start` has the fields of `Start` except model and drafter."""
     from foreword.engine.loader import sampling_defaults
     from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.wire.frames import Start
@@ -270,7 +270,7 @@ def _run(ready: PreparedServer, listening: "socket.socket", engine: EngineOption
         on_stage = until_ready.enter_context(loading_bar())
 
         def show_ready(url: str, max_model_len: int) -> None:
-            until_ready.close()  # the bar goes before the line comes
+            until_ready.close()  # remove the bar before printing
             context = context_words(max_model_len, checkpoint.config.context_length, engine.max_model_len)
             _show_ready(url, settings, context)
 
@@ -288,7 +288,7 @@ def _show_ready(url: str, settings: "ServerSettings", context: str) -> None:
 
 
 def _short_name(model: str) -> str:
-    """A path's last part; other names as they are."""
+    """Return a path's last part; other names unchanged."""
     path = Path(model).expanduser()
     is_path = model.startswith((".", "/", "~")) or path.suffix == ".gguf"
     return (path.stem if path.suffix == ".gguf" else path.resolve().name) if is_path else model

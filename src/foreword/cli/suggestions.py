@@ -1,4 +1,4 @@
-"""Suggests a command for a name that does not exist here."""
+"""Suggests a command for an unknown name."""
 
 from difflib import get_close_matches
 from typing import Any
@@ -23,10 +23,10 @@ KNOWN_ELSEWHERE = {
     "status": ("top", "doctor"),
     "version": ("--version",),
 }
-"""Commands of vLLM, llama.cpp and ollama, and what does the same here."""
+"""Commands of vLLM, llama.cpp and ollama, and their equivalents here."""
 
 CUTOFF = 0.7
-"""Least similarity of a name that is suggested: one wrong letter in four, or two swapped ones."""
+"""Minimum difflib similarity: one wrong letter in four, or two swapped ones."""
 
 
 def suggested(name: str, commands: list[str]) -> list[str]:
@@ -36,7 +36,7 @@ def suggested(name: str, commands: list[str]) -> list[str]:
 
 
 class SuggestingGroup(TyperGroup):
-    """The root command; names the command that is meant where an unknown one is given."""
+    """The root command, which suggests a command for an unknown name."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - typer's own click types
         """Return the command, or fail with a suggestion."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from foreword.bench.theory import Prediction
 
 MOST_GUESSES = 1000
-"""Far beyond what a pass can hold; the closed form has no bound of its own."""
+"""Upper limit, far beyond any pass; the closed form has none."""
 
 CLOSED_FORM, MEASURED = "closed form", "measured steps"
 
@@ -69,7 +69,7 @@ theory = command(Theory)
 
 
 def parse_depths(text: str) -> list[int]:
-    """`1..15`, `4` or `1,2,4,8`, in rising order."""
+    """Parse `1..15`, `4` or `1,2,4,8`, in rising order."""
     first, dots, last = text.partition("..")
     if not dots:
         depths = sorted(set(parse_sizes("--k", text)))

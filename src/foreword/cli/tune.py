@@ -41,7 +41,7 @@ class Tune(ModelCommand):
         from foreword.bench.tune import recommend
 
         settings, out = BenchSettings(self.max_tokens, self.temperature), self.out
-        settings.sampling()  # refuses bad parameters before anything is loaded
+        settings.sampling()  # refuse invalid parameters before loading
         wanted = None if self.methods is None else parse_methods(self.methods)
         listed = take_per_category(prompts_of(self.prompts), self.limit_per_category)
         if not out.parent.is_dir():
@@ -69,7 +69,7 @@ tune = command(Tune)
 
 
 def _require_own(out: Path) -> None:
-    """What is replaced must have been written by this command."""
+    """Raise `RequestError` unless an existing file was written by this command."""
     from foreword.bench.tune import WRITTEN_BY
 
     if not out.exists():
@@ -86,7 +86,7 @@ def _require_own(out: Path) -> None:
 
 
 def _available(llm: "LLM") -> "list[Method]":
-    """Those that need no settings, and the head that comes with the model."""
+    """Return drafters that need no settings, and the model's shipped head."""
     from foreword.bench.methods import Method, default_methods
 
     methods = default_methods(without="prediction")

@@ -1,4 +1,4 @@
-"""`foreword top` and `foreword advise`: what speculation does on a server."""
+"""`foreword top` and `foreword advise`: speculation on a server."""
 
 import json
 import os
@@ -30,7 +30,7 @@ TIMEOUT_SECONDS = 10.0
 
 
 def fetch_report(url: str, api_key: str | None) -> "ControlReport":
-    """The report of a server; `RequestError` says in one line why there is none."""
+    """Return a server's report; raise `RequestError` on failure."""
     from foreword.control.reporting.reading import from_json
 
     if not url.startswith(("http://", "https://")):
@@ -67,11 +67,11 @@ COLUMNS = {
     "draft ms": "time per draft request",
     "run": "draft tokens accepted per pass, median / 90th percentile",
 }
-"""Columns of figures, and what they mean."""
+"""Columns of figures, and their meaning."""
 
 
 def report_view(report: "ControlReport") -> RenderableType:
-    """Return all tables and lines, the pairs of drafter and cohort first."""
+    """Return all tables and lines, pairs of drafter and cohort first."""
     shown = (
         [_pairs(report), _legend(), _reasons(report)]
         if report.pairs
@@ -143,7 +143,7 @@ def _engine(report: "ControlReport") -> str:
 
 
 def _reasons(report: "ControlReport") -> str:
-    """Why each pair is where it is, and between what its gain lies."""
+    """Return each pair's reason, and the bounds of its gain."""
     return "\n".join(f"{pair.drafter} for {pair.cohort}: {_reason(pair)}" for pair in report.pairs)
 
 

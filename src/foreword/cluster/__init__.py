@@ -1,1 +1,1 @@
-"""Draft nodes: drafters on other machines, and what the target needs to use them."""
+"""Draft nodes: remote drafters, and the target's side of them."""

@@ -1,4 +1,4 @@
-"""Where draft nodes are."""
+"""Addresses of draft nodes."""
 
 import errno
 import ipaddress
@@ -17,11 +17,11 @@ class NodeAddress:
 
     host: str = ""
     port: int = 0
-    path: str = ""  # not empty: a UNIX socket
+    path: str = ""  # if not empty, a UNIX socket
 
     @staticmethod
     def parse(text: str) -> "NodeAddress":
-        """`host:port`, `[::1]:port` or `unix:/path`."""
+        """Parse `host:port`, `[::1]:port` or `unix:/path`."""
         if text.startswith(_UNIX) and len(text) > len(_UNIX):
             return NodeAddress(path=text.removeprefix(_UNIX))
         host, _, port = text.rpartition(":")
@@ -37,11 +37,11 @@ class NodeAddress:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can be meant."""
+        """Whether the address is on this machine."""
         return bool(self.path) or is_loopback(self.host)
 
     def connect(self, patience: float) -> socket.socket:
-        """A connected socket; raises `OSError`."""
+        """Return a connected socket; raise `OSError` on failure."""
         if self.path:
             connected = socket.socket(socket.AF_UNIX)
             try:
@@ -56,7 +56,7 @@ class NodeAddress:
         return connected
 
     def listen(self) -> socket.socket:
-        """A listening socket; raises `RequestError`."""
+        """Return a listening socket; raise `RequestError` on failure."""
         family = socket.AF_UNIX if self.path else socket.AF_INET6 if ":" in self.host else socket.AF_INET
         listening = socket.socket(family)
         try:
@@ -74,12 +74,12 @@ class NodeAddress:
         return listening
 
     def bound(self, listening: socket.socket) -> "NodeAddress":
-        """With the port that was given, where any would do."""
+        """Return the address with the actual port, if any port was requested."""
         return self if self.path else NodeAddress(self.host, listening.getsockname()[1])
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can be meant."""
+    """Whether the host is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -87,20 +87,20 @@ def is_loopback(host: str) -> bool:
 
 
 def cannot_listen(where: str, error: Exception) -> RequestError:
-    """What is to be raised."""
+    """Return the error for a failed listen."""
     is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
     return (AddressTaken if is_taken else RequestError)(f"cannot listen on {where}: {error}")
 
 
 def without_delay(connected: socket.socket) -> None:
-    """Small frames go out at once."""
+    """Disable Nagle's algorithm."""
     if connected.family != socket.AF_UNIX:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def _remove_left_over(path: Path) -> None:
-    """A socket that a node which was killed has left; one that somebody listens on stays."""
+    """Remove the socket of a killed node, unless a process listens on it."""
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX) as trial:

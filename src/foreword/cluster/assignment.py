@@ -1,4 +1,4 @@
-"""Assigns requests to nodes: near, not overloaded, and the same one as long as possible."""
+"""Assigns requests to nodes: near, not overloaded, and stable."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 LOAD_BOUND = 1.25
-"""No node has more than this many times its share of the requests."""
+"""Maximum load of a node as a multiple of its share."""
 
 MOVES_PER_SECOND = 0.05
-"""Part of the requests that may move to another node per second: each has to be prefilled there again."""
+"""Fraction of the requests that may move per second; each must be prefilled again."""
 
 LABELS = ("host", "rack", "zone")
-"""What nodes and targets may have in common, the nearest first."""
+"""Labels that nodes and targets may share, nearest first."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class NodeCandidate:
 
     name: str
     capacity: int  # requests
-    assigned: int  # requests of this target that it has
+    assigned: int  # this target's requests on it
     distance: int = 0  # see `distance`
 
 
 def distance(ours: Mapping[str, str], theirs: Mapping[str, str]) -> int:
-    """0: the same host; then the same rack, the same zone, elsewhere."""
+    """Return 0 for the same host, then rack, zone, or elsewhere."""
     for steps, label in enumerate(LABELS):
         if ours.get(label) and ours.get(label) == theirs.get(label):
             return steps
@@ -34,9 +34,9 @@ def distance(ours: Mapping[str, str], theirs: Mapping[str, str]) -> int:
 
 
 def assign_node(request: int, places: Sequence[NodeCandidate]) -> str | None:
-    """Return a node by rendezvous hash among the nearest that have capacity left; None: none has.
+    """Select a node by rendezvous hashing among the nearest with free capacity; None: none has any.
 
-    When nodes come or go, other requests keep theirs; nodes with more capacity are chosen more often.
+    When nodes join or leave, other requests keep theirs; larger nodes are selected more often.
     """
     for steps in sorted({place.distance for place in places}):
         near = [place for place in places if place.distance == steps and place.capacity > 0]
@@ -65,7 +65,7 @@ class MoveBudget:
         self._at = now
 
     def take(self, now: float, assigned: int) -> bool:
-        """Whether one more may move."""
+        """Return whether one more request may move."""
         rate = max(MOVES_PER_SECOND * assigned, 1.0)
         self._left = min(self._left + (now - self._at) * rate, rate)
         self._at = now

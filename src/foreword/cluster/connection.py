@@ -1,4 +1,4 @@
-"""One connection after its handshake: any thread sends, one thread does the rest."""
+"""A connection after its handshake: any thread sends, one thread receives."""
 
 import selectors
 import socket
@@ -14,22 +14,22 @@ from foreword.cluster.framing import ChannelError, FrameSplitter
 from foreword.cluster.messages import MAX_FRAME_BYTES, FromNode, ToNode, encode
 
 SILENCE = 30.0
-"""Seconds without a byte after which the other side counts as gone: targets ask for a sign of life before."""
+"""Seconds without data after which the peer counts as gone; targets send pings before."""
 
 TICK = 1.0
-"""Seconds between two looks at what has to be done now and then."""
+"""Seconds between periodic tasks."""
 
 MAX_UNSENT = 2 * MAX_FRAME_BYTES
-"""Bytes that may wait for the other side to read."""
+"""Maximum unsent bytes."""
 
 _READ_BYTES = 1 << 18
 _Heard = TypeVar("_Heard")
 
 
 class Connection(Generic[_Heard]):
-    """Sends whole messages without waiting, and passes on those that arrive.
+    """Sends messages without waiting, and delivers received ones.
 
-    It ends if the other side does not read, is silent, or sends what is no message; one line says why.
+    It ends if the peer does not read, is silent, or sends an invalid message; one line says why.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Connection(Generic[_Heard]):
         clock: Callable[[], float] = monotonic,
         max_unsent: int = MAX_UNSENT,
     ) -> None:
-        """Take over a socket that has done its handshake."""
+        """Take over a socket after its handshake."""
         connected.setblocking(False)
         self._socket = connected
         self._decode = decode
@@ -49,13 +49,13 @@ class Connection(Generic[_Heard]):
         self._splitter = FrameSplitter(MAX_FRAME_BYTES)
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
-        self._lock = Lock()  # of what is unsent
-        # TLS can neither be read and written by two threads at once nor be half written.
+        self._lock = Lock()  # guards the unsent bytes
+        # TLS sockets allow neither concurrent reading and writing nor partial writes.
         self._sends_at_once = not isinstance(connected, ssl.SSLSocket)
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
-        self._end: str | None = None  # why it is over
+        self._end: str | None = None  # why it ended
         self._heard_at = clock()
 
     @property
@@ -63,7 +63,7 @@ class Connection(Generic[_Heard]):
         return self._end is None
 
     def send(self, message: ToNode | FromNode) -> bool:
-        """Hand a message over; False if it cannot be sent any more. Never waits."""
+        """Queue a message; return False if the connection has ended. Never waits."""
         data, sent = encode(message), 0
         with self._lock:
             if self._end is not None:
@@ -91,7 +91,7 @@ class Connection(Generic[_Heard]):
         self._wake()
 
     def run(self, on_message: Callable[[_Heard], None], on_tick: Callable[[], None]) -> str:
-        """Pass on messages until the connection ends; return why it did."""
+        """Deliver messages until the connection ends; return why."""
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._socket, selectors.EVENT_READ)
@@ -147,11 +147,11 @@ class Connection(Generic[_Heard]):
                     self._unsent.popleft()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # it is awake, or over
+        with suppress(OSError):  # already awake, or closed
             self._wake_writer.send(b"x")
 
     def _empty_wake(self) -> None:
-        with suppress(OSError):  # something else has woken it
+        with suppress(OSError):  # woken by something else
             self._wake_reader.recv(4096)
 
     def _hang_up(self) -> None:

@@ -1,4 +1,4 @@
-"""Length-prefixed frames: what every socket of ours carries, to the engine's process and to draft nodes."""
+"""Length-prefixed frames, used by all our sockets."""
 
 import struct
 
@@ -7,27 +7,27 @@ from foreword.errors import ForewordError
 HEADER = struct.Struct(">I")
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""Longest frame: log probabilities of a long prompt fit, a length that is garbage does not."""
+"""Maximum frame size: log-probabilities of a long prompt fit, a garbage length does not."""
 
 
 class ChannelError(ForewordError):
-    """The bytes on the channel are no message; the connection ends."""
+    """Invalid bytes on a channel; the connection ends."""
 
 
 def framed(payload: bytes) -> bytes:
-    """A frame with this content."""
+    """Return a frame with this payload."""
     return HEADER.pack(len(payload)) + payload
 
 
 class FrameSplitter:
-    """Cuts a stream of bytes into frames."""
+    """Splits a byte stream into frames."""
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
         self._limit = limit
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take bytes; return the contents of the frames that are now complete."""
+        """Add bytes; return the payloads of completed frames."""
         self._buffer += data
         frames: list[bytes] = []
         start = 0
@@ -45,5 +45,5 @@ class FrameSplitter:
 
     @property
     def inside_frame(self) -> bool:
-        """Whether bytes are left over: the other side was cut off in the middle of a frame."""
+        """Whether a frame is incomplete."""
         return bool(self._buffer)

@@ -1,4 +1,4 @@
-"""The first frames of a connection: both sides prove that they know the token and that their token ids agree."""
+"""Connection handshake: both sides prove that they know the cluster token and that their token ids agree."""
 
 import secrets
 import socket
@@ -28,18 +28,18 @@ from foreword.cluster.security import NODE, TARGET, Security
 
 @dataclass
 class TokenIds:
-    """What the ids of one side mean, in order."""
+    """The vocabulary of one side, as bytes by id."""
 
     size: int
-    bytes_of: Callable[[int], bytes]  # a token's
-    _digests: dict[int, bytes] = field(default_factory=dict)  # of the first so many
+    bytes_of: Callable[[int], bytes]  # bytes of a token
+    _digests: dict[int, bytes] = field(default_factory=dict)  # of the first n ids, by n
 
     def digest(self) -> VocabularyDigest:
-        """Return what the other side compares."""
+        """Return the digest that the peer compares."""
         return VocabularyDigest(self.size, self._digest(self.size))
 
     def agrees(self, theirs: VocabularyDigest) -> bool:
-        """One side may have some more at the end; the one that has more is the one that can tell."""
+        """Whether the vocabularies agree; one may have extra ids at the end, and compares its prefix."""
         return theirs.size > self.size or self._digest(theirs.size) == theirs.digest
 
     def _digest(self, size: int) -> bytes:
@@ -53,17 +53,17 @@ class TokenIds:
 
 
 FIRST_FRAMES = 16 * 1024
-"""Longest frame of a side that has not proved who it is."""
+"""Maximum frame size before authentication."""
 
 PATIENCE = 5.0
-"""Seconds that all of a handshake may take."""
+"""Timeout of a handshake in seconds."""
 
 _Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True)
 class PeerIdentity:
-    """What one side tells of itself."""
+    """Identity of one side."""
 
     security: Security
     vocabulary: TokenIds
@@ -72,7 +72,7 @@ class PeerIdentity:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What a node tells besides."""
+    """Additional facts about a node."""
 
     method: str
     capacity: int
@@ -80,7 +80,7 @@ class NodeFacts:
 
 
 class _Talk:
-    """Reads whole frames from a blocking socket until its time is over."""
+    """Sends and receives frames on a blocking socket until a deadline."""
 
     def __init__(self, connected: socket.socket, patience: float) -> None:
         self._socket = connected
@@ -91,7 +91,7 @@ class _Talk:
         self._socket.sendall(encode(message))
 
     def hear(self, decode: Callable[[bytes], object], wanted: type[_Kind]) -> _Kind:
-        """Return the next message, which must be of this type. No byte after it is read."""
+        """Return the next message, which must have this type. Reads no byte beyond it."""
         (length,) = HEADER.unpack(self._exactly(HEADER.size))
         if length > FIRST_FRAMES:
             raise ChannelError(f"a frame claims {length} bytes, over the limit of {FIRST_FRAMES}")
@@ -121,7 +121,7 @@ class _Talk:
     def check(
         self, own: PeerIdentity, other: Hello | Welcome, who: bytes, theirs: bytes, ours: bytes
     ) -> None:
-        """Refuse the other side unless it knows the token and its token ids mean the same."""
+        """Refuse the peer unless it knows the token and its vocabulary agrees."""
         if not own.security.is_proof(other.proof, who, theirs, ours):
             raise self.refuse("another cluster token")
         if not own.vocabulary.agrees(other.vocabulary):
@@ -130,8 +130,8 @@ class _Talk:
             )
 
     def refuse(self, reason: str) -> ChannelError:
-        """Tell the other side why, and return what is to be raised."""
-        with suppress(OSError):  # it may have gone already
+        """Send the reason to the peer, and return the exception to raise."""
+        with suppress(OSError):  # it may be gone
             self.say(HandshakeRefusal(reason))
         return ChannelError(reason)
 
@@ -139,7 +139,7 @@ class _Talk:
 def greet_target(
     connected: socket.socket, identity: PeerIdentity, facts: NodeFacts, patience: float = PATIENCE
 ) -> Hello:
-    """Do a node's part of the handshake. Raises `ChannelError` or `OSError` if the target is not let in."""
+    """Perform the node's part of the handshake; raise `ChannelError` or `OSError` if the target is refused."""
     talk, nonce = _Talk(connected, patience), secrets.token_bytes(32)
     talk.say(Challenge(VERSION, nonce))
     hello = talk.hear(to_node, Hello)
@@ -153,7 +153,7 @@ def greet_target(
 
 
 def greet_node(connected: socket.socket, identity: PeerIdentity, patience: float = PATIENCE) -> Welcome:
-    """Do a target's part of the handshake. Raises `ChannelError` or `OSError` if the node is not to be used."""
+    """Perform the target's part of the handshake; raise `ChannelError` or `OSError` if the node is refused."""
     talk, nonce = _Talk(connected, patience), secrets.token_bytes(32)
     challenge = talk.hear(from_node, Challenge)
     if challenge.version != VERSION:

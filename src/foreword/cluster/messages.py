@@ -1,7 +1,7 @@
-"""What targets and draft nodes say to each other.
+"""Messages between targets and draft nodes.
 
-Frames hold a checksum and msgpack that decodes into the types below, or the connection ends. Whatever is lost, doubled
-or late does no harm: lengths are absolute, a session's number is never used again, and drafts are only proposals.
+Frames contain a checksum and msgpack that decodes into the types below; otherwise the connection ends. Lost, repeated
+or late messages are harmless: lengths are absolute, session numbers are never reused, and drafts are only proposals.
 """
 
 from typing import Annotated, TypeVar
@@ -15,13 +15,13 @@ from foreword.acceptance.rules.rule import Rule
 from foreword.cluster.framing import HEADER, ChannelError, framed
 
 VERSION = 1
-"""Of the protocol: both sides must have the same."""
+"""Protocol version; both sides must have the same."""
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
-"""Longest frame after the handshake: a prompt of millions of tokens."""
+"""Maximum frame size after the handshake: a prompt of millions of tokens."""
 
 MAX_NODES = 128
-"""Nodes of a draft, run-ahead included."""
+"""Maximum nodes of a draft, including run-ahead."""
 
 Line = Annotated[str, msgspec.Meta(max_length=500)]
 Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -31,52 +31,52 @@ Seconds = NonNegative
 
 
 class NodeMessage(msgspec.Struct, tag=True, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Base of all messages: an array that begins with the class's name."""
+    """Base of all messages: an array that begins with the tag."""
 
 
 class VocabularyDigest(msgspec.Struct, array_like=True, frozen=True):
-    """What token ids mean: their number, and a digest of all of them in order."""
+    """Size and digest of a vocabulary."""
 
     size: Count
     digest: Annotated[bytes, msgspec.Meta(max_length=32)]
 
 
 class Challenge(NodeMessage, frozen=True):
-    """From a node, first of all."""
+    """From a node, first."""
 
     version: int
     nonce: Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
 
 
 class Hello(NodeMessage, frozen=True):
-    """From a target: who it is, and that it knows the cluster's token."""
+    """From a target: its identity and proof of the cluster token."""
 
     version: int
     nonce: Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
     proof: Annotated[bytes, msgspec.Meta(max_length=64)]
-    incarnation: Count  # another number after every start
+    incarnation: Count  # changes with every start
     vocabulary: VocabularyDigest
 
 
 class Welcome(NodeMessage, frozen=True):
-    """From a node: the same of itself, and what it can do."""
+    """From a node: its identity, proof and properties."""
 
     proof: Annotated[bytes, msgspec.Meta(max_length=64)]
     incarnation: Count
     vocabulary: VocabularyDigest
     method: Line
-    capacity: Count  # sessions at once
+    capacity: Count  # concurrent sessions
     labels: Annotated[dict[Line, Line], msgspec.Meta(max_length=16)] = {}  # host, rack, zone
 
 
 class HandshakeRefusal(NodeMessage, frozen=True, tag="Refused"):
-    """From either side, last of all: why."""
+    """From either side, last: the reason of a refusal."""
 
     reason: Line
 
 
 class Sampling(msgspec.Struct, array_like=True, frozen=True):
-    """How the request draws, as far as a drafter can follow. There is no seed: what noise starts from is enough."""
+    """Sampling parameters that a drafter can follow. The seed is not sent; the noise key prefix suffices."""
 
     vocab_size: Count
     temperature: NonNegative = 0.0
@@ -90,75 +90,75 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Open(NodeMessage, frozen=True):
-    """From a target: a request that needs drafts. The same one again changes nothing."""
+    """From a target: a new request. Repeating it has no effect."""
 
-    session: Count  # no other session of this connection ever has the same
-    tokens: list[Token]  # committed
+    session: Count  # unique within the connection
+    tokens: list[Token]  # committed tokens
     prompt_len: Count
     sampling: Sampling
-    tenant: Annotated[bytes, msgspec.Meta(max_length=32)] = b""  # a hash: nothing is shared between tenants
-    value: float = 0.0  # of one token, in seconds of this target
+    tenant: Annotated[bytes, msgspec.Meta(max_length=32)] = b""  # a hash; tenants share nothing
+    value: float = 0.0  # value of one token, in seconds of this target
     prediction: list[Token] = []
 
 
 class SessionCommit(msgspec.Struct, array_like=True, frozen=True):
-    """A session's text as it is now, and how much to draft."""
+    """A session's current text, and the requested draft size."""
 
     session: Count
-    length: Count  # of the whole text
-    tokens: list[Token]  # the newest of it
-    nodes: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)]  # wanted; 0: none for now
+    length: Count  # length of the whole text
+    tokens: list[Token]  # its newest tokens
+    nodes: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)]  # requested nodes; 0: none for now
     depth: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)]
-    value: float = 0.0  # of one token, in seconds of this target
+    value: float = 0.0  # value of one token, in seconds of this target
 
 
 class Commits(NodeMessage, frozen=True):
-    """From a target, once for every pass: all of its sessions on this node."""
+    """From a target, once per pass: all its sessions on this node."""
 
     commits: list[SessionCommit]
 
 
 class SessionDraft(msgspec.Struct, array_like=True, frozen=True):
-    """The whole draft after the text of this length; it replaces earlier drafts."""
+    """The whole draft after a text of this length, replacing earlier drafts."""
 
     session: Count
-    number: Count  # grows with every draft of the session
+    number: Count  # increases with every draft of the session
     length: Count
-    is_all: bool  # nothing is added until the text grows
+    is_all: bool  # complete until the text grows
     tokens: Annotated[list[Token], msgspec.Meta(max_length=MAX_NODES)]
     parents: Annotated[list[int], msgspec.Meta(max_length=MAX_NODES)] = []  # empty: a chain
 
 
 class SessionDrafts(NodeMessage, frozen=True, tag="Guesses"):
-    """From a node, as levels come."""
+    """From a node, as levels are drafted."""
 
     drafts: list[SessionDraft]
 
 
 class Lagging(NodeMessage, frozen=True, tag="Behind"):
-    """From a node: it lacks a part of the session's text; length 0: all of it."""
+    """From a node: it misses part of the session's text; length 0: all of it."""
 
     session: Count
-    length: Count  # of the text that it has
+    length: Count  # length of its text
 
 
 class Close(NodeMessage, frozen=True):
-    """From a target: the request has ended, or is assigned to another node."""
+    """From a target: the request has ended or moved to another node."""
 
     session: Count
-    length: Count = 0  # of the whole text, with `tokens` its newest; drafters learn from ended answers
+    length: Count = 0  # of the whole text, with its newest `tokens`; drafters learn from ended answers
     tokens: list[Token] = []
 
 
 class Busy(NodeMessage, frozen=True):
-    """From a node: it takes the session no more, for others are worth more."""
+    """From a node: it drops the session in favour of more valuable ones."""
 
     session: Count
     retry_seconds: Seconds
 
 
 class NodeLoad(NodeMessage, frozen=True, tag="Load"):
-    """From a node, now and then."""
+    """From a node, periodically."""
 
     sessions: Count
     capacity: Count
@@ -171,13 +171,13 @@ class NodeDrain(NodeMessage, frozen=True, tag="Drain"):
 
 
 class Ping(NodeMessage, frozen=True):
-    """From a target: answer with `Pong` of the same number."""
+    """From a target: reply with `Pong` of the same number."""
 
     number: Count
 
 
 class Pong(NodeMessage, frozen=True):
-    """From a node."""
+    """From a node: reply to `Ping`."""
 
     number: Count
 
@@ -201,13 +201,13 @@ def encode(message: ToNode | FromNode) -> bytes:
 
 
 def to_node(frame: bytes) -> ToNode:
-    """A frame's content as a message to a node."""
+    """Decode a frame sent to a node."""
     message: ToNode = _decoded(_to_node, frame)
     return message
 
 
 def from_node(frame: bytes) -> FromNode:
-    """A frame's content as a message from a node."""
+    """Decode a frame sent by a node."""
     message: FromNode = _decoded(_from_node, frame)
     return message
 
@@ -223,10 +223,10 @@ def _decoded(decoder: "msgspec.msgpack.Decoder[_Kind]", frame: bytes) -> _Kind:
 
 
 def encode_sampling(sampling: DraftSampling) -> Sampling:
-    """Return the sampling parameters as a node gets them.
+    """Return the sampling parameters for a node.
 
-    Under *coupled* it draws with the request's own noise, so that ids are all that has to come back. The other rules
-    would be biased by a node that knows their noise: it hears nothing of it and chooses the likeliest tokens.
+    Under *coupled* a node draws with the request's noise, so that only ids are returned. Knowing the noise would bias
+    the other rules: a node gets none and chooses the likeliest tokens.
     """
     record = sampling.record
     is_coupled = sampling.rule is Rule.COUPLED
@@ -244,7 +244,7 @@ def encode_sampling(sampling: DraftSampling) -> Sampling:
 
 
 def decode_sampling(sampling: Sampling, vocab_size: int) -> DraftSampling:
-    """Return the parameters of a node's drafter; raises `ValueError` for invalid ones."""
+    """Return the parameters for a node's drafter; raise `ValueError` for invalid ones."""
     size = min(sampling.vocab_size, vocab_size)
     ids = (*sampling.bias_ids, *(sampling.allowed_ids or ()))
     if size < 1 or len(sampling.bias_ids) != len(sampling.bias_values) or max(ids, default=0) >= size:

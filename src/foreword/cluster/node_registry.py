@@ -1,4 +1,4 @@
-"""The draft nodes of a target: what is known of each, and the threads that keep the connections."""
+"""The draft nodes of a target: their state, and the threads of their connections."""
 
 import logging
 import socket
@@ -22,38 +22,38 @@ from foreword.speculation.drafting import NodeReport
 _log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds between two attempts to connect; each is twice as long as the one before."""
+"""Initial and maximum seconds between connection attempts; doubles each time."""
 
 PING_SECONDS = 5.0
-"""Between two signs of life that are asked for."""
+"""Seconds between pings."""
 
 
 class NodeListener(Protocol):
-    """Hears what happens to nodes, in their threads."""
+    """Receives events of nodes, in their threads."""
 
     def came_up(self, peer: "NodePeer", link: Connection[FromNode], welcome: Welcome) -> None:
-        """It can be used."""
+        """Handle a node that became usable."""
         ...
 
     def went_down(self, peer: "NodePeer", reason: str) -> None:
-        """It cannot any more, or still not."""
+        """Handle a node that became or stayed unusable."""
         ...
 
     def heard(self, peer: "NodePeer", message: FromNode) -> None:
-        """It has said something."""
+        """Handle a message of a node."""
         ...
 
     def joined(self, peer: "NodePeer") -> None:
-        """There is one more node; nothing was heard of it yet."""
+        """Handle a node that was added."""
         ...
 
     def left(self, peer: "NodePeer") -> None:
-        """It is not to be used any more."""
+        """Handle a node that was removed."""
         ...
 
 
 class NodePeer:
-    """What is known of a node. Its fields belong to the hub, which guards them."""
+    """State of a node, guarded by the drafter's lock."""
 
     def __init__(self, address: NodeAddress) -> None:
         self.address = address
@@ -65,7 +65,7 @@ class NodePeer:
         self.estimates = NodeEstimates()
         self.is_draining = False
         self.busy_until = float("-inf")
-        self.has_timed_out = False  # once, and nothing was heard of it since
+        self.has_timed_out = False  # timed out, and nothing received since
         self.assigned = 0
         self.waits = 0  # passes that waited for it
         self.wait_seconds = 0.0
@@ -75,7 +75,7 @@ class NodePeer:
         return self.link is not None
 
     def begin(self, link: Connection[FromNode], welcome: Welcome) -> None:
-        """A new connection; another incarnation has everything before it."""
+        """Start a new connection; a new incarnation resets everything."""
         if self.welcome is None or self.welcome.incarnation != welcome.incarnation:
             self.estimates = NodeEstimates()
         self.link, self.welcome, self.load = link, welcome, None
@@ -104,13 +104,14 @@ class NodePeer:
         """Return its capacity and distance for a target with these labels."""
         assert self.welcome is not None
         capacity = self.welcome.capacity if self.load is None else self.load.capacity
-        taken = 0 if self.load is None else max(self.load.sessions - self.assigned, 0)  # by other targets
+        # sessions of other targets
+        taken = 0 if self.load is None else max(self.load.sessions - self.assigned, 0)
         return NodeCandidate(
             self.name, max(capacity - taken, 0), self.assigned, distance(labels, self.welcome.labels)
         )
 
     def report(self, shadow: int) -> NodeReport:
-        estimates = self.estimates if self.is_up else NodeEstimates()  # what it was is no news of what it is
+        estimates = self.estimates if self.is_up else NodeEstimates()  # old figures are not current
         return NodeReport(
             self.name,
             self._state(shadow),
@@ -142,7 +143,7 @@ class NodePeer:
 
 
 class NodeThread:
-    """Connects, listens, and connects again."""
+    """Connects, receives, and reconnects."""
 
     def __init__(self, peer: NodePeer, hub: NodeListener, identity: PeerIdentity) -> None:
         self._peer = peer
@@ -169,7 +170,7 @@ class NodeThread:
             with suppress(OSError):
                 connecting.shutdown(socket.SHUT_RDWR)
         if self._thread.is_alive():
-            self._thread.join(1.0)  # one that is still connecting ends by itself
+            self._thread.join(1.0)  # a connecting thread ends by itself
 
     def _run(self) -> None:
         pause, last = FIRST_PAUSE, ""
@@ -185,7 +186,7 @@ class NodeThread:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _once(self) -> tuple[str, bool]:
-        """One connection from its beginning to its end; why it ended, and whether it was in use."""
+        """Run one connection; return why it ended, and whether it was used."""
         try:
             connected = self._connect()
         except (OSError, ChannelError) as error:
@@ -227,11 +228,11 @@ def _ms(seconds: float | None) -> float | None:
 
 
 LOOK_SECONDS = 1.0
-"""Between two looks at the file."""
+"""Seconds between two checks of the file."""
 
 
 class NodeRegistry:
-    """Keeps connections to all listed nodes; a list in a file is read again every second."""
+    """Keeps connections to all listed nodes; a list in a file is re-read every second."""
 
     def __init__(
         self,
@@ -264,7 +265,7 @@ class NodeRegistry:
             thread.close()
 
     def look(self) -> None:
-        """Read the file; one that cannot be read, or has something else in it, changes nothing."""
+        """Read the file; an unreadable or invalid one changes nothing."""
         try:
             listed = self._config.addresses()
         except RequestError as error:

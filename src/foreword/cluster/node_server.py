@@ -1,4 +1,4 @@
-"""A draft node's sockets and threads: one that accepts, one for every target, one that drafts."""
+"""Sockets and threads of a draft node: one accepts, one serves each target, one drafts."""
 
 import logging
 import socket
@@ -30,17 +30,17 @@ _log = logging.getLogger(__name__)
 
 MAX_TARGETS = 256
 MAX_STRANGERS = 64
-"""Connections that may be in their handshake at once; more are hung up on."""
+"""Maximum concurrent handshakes; further connections are closed."""
 
 MAX_MAIL = 4096
-"""Messages that may wait for the drafter; then targets have to wait with theirs."""
+"""Maximum queued messages; beyond that targets wait."""
 
 LOAD_SECONDS = 1.0
-"""Between two reports of how much there is to do."""
+"""Seconds between load reports."""
 
 
 class _TargetLink:
-    """One target's connection, as the drafting thread knows it."""
+    """One target's connection, for the drafting thread."""
 
     def __init__(self, connection: Connection[ToNode]) -> None:
         self.connection = connection
@@ -52,12 +52,12 @@ _Mail = tuple[_TargetLink, ToNode | None]
 
 
 class DraftNode:
-    """Serves one drafter to many targets until it is closed."""
+    """Serves one drafter to many targets until closed."""
 
     def __init__(
         self, service: DraftService, identity: PeerIdentity, facts: NodeFacts, address: NodeAddress
     ) -> None:
-        """Listen at once; `start` lets targets in."""
+        """Listen immediately; `start` accepts targets."""
         self._service = service
         self._identity = identity
         self._facts = facts
@@ -77,13 +77,13 @@ class DraftNode:
         ]
 
     def start(self) -> None:
-        self._identity.vocabulary.digest()  # takes a moment, which no handshake has
+        self._identity.vocabulary.digest()  # computed before the first handshake
         for thread in self._threads:
             thread.start()
 
     @property
     def sessions(self) -> int:
-        """Of all targets."""
+        """Number of sessions of all targets."""
         return len(self._service)
 
     @property
@@ -92,7 +92,7 @@ class DraftNode:
             return len(self._links)
 
     def drain(self, seconds: float, clock: Callable[[], float] = monotonic) -> None:
-        """Tell all targets to go elsewhere, and wait until they have, no longer than this."""
+        """Tell all targets to leave, and wait until they have or the time is over."""
         with self._lock:
             links = list(self._links)
         for link in links:
@@ -102,9 +102,9 @@ class DraftNode:
             pass
 
     def close(self) -> None:
-        """Hang up on everybody and stop."""
+        """Close all connections and stop."""
         self._is_closed.set()
-        with suppress(OSError):  # no target may have connected yet
+        with suppress(OSError):  # no target may have connected
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         with self._lock:
@@ -131,7 +131,7 @@ class DraftNode:
             ).start()
 
     def _serve(self, connected: socket.socket) -> None:
-        """One target, from its handshake to its end."""
+        """Serve one target, from handshake to end."""
         with connected:
             host, who = _names(connected)
             try:
@@ -212,7 +212,7 @@ class DraftNode:
         if message is None:
             service.leave(link)
         elif not link.connection.is_open:
-            return  # its sessions go when it is gone
+            return  # its sessions end when it is gone
         elif isinstance(message, Open):
             for target, busy in service.open(link, message):
                 assert isinstance(target, _TargetLink)
@@ -227,7 +227,7 @@ class DraftNode:
 
 
 def _names(connected: socket.socket) -> tuple[str, str]:
-    """The peer's host, and the same with its port."""
+    """Return the peer's host, and host with port."""
     try:
         peer = connected.getpeername()
     except OSError:
@@ -238,20 +238,20 @@ def _names(connected: socket.socket) -> tuple[str, str]:
 
 
 REPEAT_SECONDS = 600.0
-"""Between two lines about the same host and reason."""
+"""Seconds between log lines about the same host and reason."""
 
 MOST_KNOWN = 256
-"""Pairs of host and reason with lines of their own; all others share one, as peers can make up reasons."""
+"""Maximum (host, reason) pairs with their own lines; others share one, since peers choose the reasons."""
 
 _OTHERS = ("other hosts", "several reasons")
 
 
 class RefusalLog:
-    """Logs the first refusal of a host and reason at once, repetitions with their number. Any thread may call it."""
+    """Logs the first refusal by host and reason immediately, repetitions with a count; thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._known: dict[tuple[str, str], tuple[float, int]] = {}  # when it was logged, refusals since
+        self._known: dict[tuple[str, str], tuple[float, int]] = {}  # time of the last line, refusals since
         self._lock = threading.Lock()
 
     def note(self, host: str, reason: str) -> None:

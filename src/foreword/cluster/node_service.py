@@ -1,4 +1,4 @@
-"""Chooses the sessions that a node drafts for next, and calls its drafter."""
+"""Selects the sessions that a node drafts for, and calls its drafter."""
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
@@ -23,10 +23,10 @@ from foreword.speculation.drafting import Drafter, DraftTask
 _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-"""How long a target leaves a node alone that had no room for its session."""
+"""Seconds that a target should not retry a full node."""
 
 FORGOTTEN_SECONDS = 300.0
-"""A session that was not heard of for so long is dropped: its end may have been lost."""
+"""Seconds without messages after which a session is dropped, since its end may be lost."""
 
 _MEMORY = 0.1
 """Weight of the newest value in moving averages."""
@@ -34,23 +34,23 @@ _MEMORY = 0.1
 
 @dataclass(frozen=True)
 class NodeLimits:
-    """What a node takes on."""
+    """Limits of a node."""
 
     vocab_size: int
-    max_len: int  # tokens of a text with its draft
+    max_len: int  # maximum text length including the draft
     capacity: int = 256  # sessions of all targets
-    batch: int = 64  # sessions of one round
+    batch: int = 64  # sessions per round
     runs_ahead: bool = True
 
 
 Target = Hashable
-"""Who a session belongs to."""
+"""Owner of a session."""
 
 _Asked = tuple[Target, Session, DraftTask]
 
 
 class DraftService:
-    """Owns the sessions of all targets and calls the drafter round by round. It belongs to one thread."""
+    """Owns the sessions of all targets and calls the drafter in rounds; used by one thread."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class DraftService:
         self._numbers = count()
         self._level_seconds = 0.0
         self._busy_share = 0.0
-        self._ended_at = clock()  # the last round
+        self._ended_at = clock()  # of the last round
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def open(self, target: Target, opened: Open) -> list[tuple[Target, Busy]]:
-        """Take a session; if there is no room, the least valuable one goes, perhaps this one."""
+        """Add a session; if full, the least valuable one is dropped, possibly this one."""
         key = (target, opened.session)
         if key in self._sessions:
             return []
@@ -93,7 +93,7 @@ class DraftService:
         return [(least[0], Busy(least[1], RETRY_SECONDS))]
 
     def commit(self, target: Target, commit: SessionCommit) -> Lagging | None:
-        """A session's text has grown; what to answer if something was missed."""
+        """Extend a session's text; return a reply if something was missed."""
         session = self._sessions.get((target, commit.session))
         if session is None:
             return Lagging(commit.session, 0)
@@ -105,7 +105,7 @@ class DraftService:
         return None
 
     def close(self, target: Target, closed: Close) -> None:
-        """A request has ended."""
+        """End a session."""
         session = self._sessions.get((target, closed.session))
         if session is not None:
             self._check(closed.tokens)
@@ -113,12 +113,12 @@ class DraftService:
             self._remove((target, closed.session))
 
     def leave(self, target: Target) -> None:
-        """A target is gone, with all of its sessions."""
+        """Drop all sessions of a target."""
         for key in [key for key in self._sessions if key[0] == target]:
             self._remove(key)
 
     def round(self) -> dict[Target, list[SessionDraft]]:
-        """Call the drafter once for the most urgent sessions; return the drafts by target. Empty: nothing to do."""
+        """Call the drafter once for the most urgent sessions; return drafts by target. Empty: nothing to do."""
         began = self._clock()
         drafts: dict[Target, list[SessionDraft]] = {}
         wanted = [(target, session, session.next_call()) for (target, _), session in self._sessions.items()]
@@ -137,12 +137,12 @@ class DraftService:
         return drafts
 
     def load(self) -> NodeLoad:
-        """How much there is to do."""
+        """Return the current load."""
         sessions = len(self._sessions)
         return NodeLoad(sessions, self._limits.capacity, self._level_seconds, self._busy_share)
 
     def _chosen(self, wanted: Sequence[tuple[Target, Session, DraftTask | None]]) -> list[_Asked]:
-        """Those whose target would wait first, then what is drafted ahead; of equals the most valuable."""
+        """Select sessions whose target would wait first, then run-ahead; ties by value."""
         tasks = [(target, session, task) for target, session, task in wanted if task is not None]
         tasks.sort(key=lambda one: (one[1].is_prefetch, -one[1].value))
         return tasks[: self._limits.batch]
@@ -172,5 +172,5 @@ class DraftService:
         session = self._sessions.pop(key)
         try:
             self._drafter.forget(session.ended())
-        except Exception:  # what a drafter keeps too long costs memory, no session
+        except Exception:  # a drafter that keeps state too long costs only memory
             _log.exception("the drafter could not forget a request")

@@ -1,4 +1,4 @@
-"""One request on a node: its text, and the draft after it."""
+"""A session on a node: its text, and the draft after it."""
 
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -9,31 +9,31 @@ from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask, Text
 
 _TOKENS_PER_TRY = 64
-"""Of a text that is still being read, the tokens that a drafter gets through in one call at the least."""
+"""Minimum tokens per call that a drafter processes while catching up."""
 
 
 class Pace(Enum):
     """How a drafter is called."""
 
-    AT_ONCE = auto()  # a lookup: all of it costs as much as one level
-    LEVELS = auto()  # a model that makes chains: level by level, sent as they come
-    TREES = auto()  # a model that makes trees: a whole one, then after its best leaf
+    AT_ONCE = auto()  # a lookup: the whole draft costs as much as one level
+    LEVELS = auto()  # a model with chains: level by level, sent as drafted
+    TREES = auto()  # a model with trees: a whole tree, then from its best leaf
 
 
 class Session:
-    """The committed text followed by the best draft, as one list that the drafter reads.
+    """The committed text followed by the best draft, as one token list for the drafter.
 
-    If the text diverges from the draft, the epoch changes: what the drafter keeps of the draft is void.
+    If the text diverges from the draft, the epoch changes, which voids the drafter's state.
     """
 
     def __init__(
         self, number: int, opened: Open, sampling: DraftSampling, pace: Pace, max_len: int = 1 << 30
     ) -> None:
-        """`number` is what the drafter knows the request by; no text gets longer than `max_len`, draft included."""
+        """`number` is the drafter's request id; the text with its draft never exceeds `max_len`."""
         self.number = number
         self.name = opened.session
         self.value = opened.value
-        self.nodes = self.depth = 1  # wanted; before anything is, the text is read, which takes longest
+        self.nodes = self.depth = 1  # requested; initially 1, so that the text is processed early
         self.runs_ahead = True
         self.is_sent = True  # whether the whole draft was sent
         self.heard_at = 0.0
@@ -41,36 +41,36 @@ class Session:
         self._sampling = sampling
         self._pace = pace
         self._max_len = max_len
-        self._written = list(opened.tokens)  # committed, then the best draft
+        self._written = list(opened.tokens)  # committed tokens, then the best draft
         self._committed = len(opened.tokens)
         self._epoch = 0
         self._tree = Draft(committed_len=self._committed)
         self._drafts_sent = 0
-        self._tries = 0  # asks without an answer since the text has grown
+        self._tries = 0  # calls without a draft since the text grew
 
     @property
     def committed(self) -> int:
-        """Tokens of the text that are certain."""
+        """Number of committed tokens."""
         return self._committed
 
     @property
     def ahead(self) -> int:
-        """Draft levels so far."""
+        """Number of draft levels."""
         return len(self._written) - self._committed if self._pace is not Pace.AT_ONCE else self._tree.depth
 
     @property
     def is_prefetch(self) -> bool:
-        """Whether what is wanted is there, and more would be for later."""
+        """Whether the requested draft is complete, so that more is run-ahead."""
         return self.ahead >= self.depth
 
     def follow(self, length: int, tokens: Sequence[int]) -> bool:
-        """The text has this length now and these newest tokens; False if something between was missed."""
+        """Set the text's length and newest tokens; return False if tokens in between are missing."""
         first = length - len(tokens)
         if first > self._committed:
             return False
         fresh = list(tokens[self._committed - first :]) if first >= 0 else []
         if not fresh:
-            return True  # it is known
+            return True  # known already
         drafted = self._written[self._committed : length]
         if drafted == fresh[: len(drafted)]:
             self._written += fresh[len(drafted) :]
@@ -80,17 +80,17 @@ class Session:
             self._tree = Draft(committed_len=length)
             self._epoch += 1
         self._committed, self._tries = length, 0
-        self.is_sent = False  # every text is answered, if only with nothing
+        self.is_sent = False  # every text is answered, even with an empty draft
         return True
 
     def want(self, nodes: int, depth: int, value: float) -> None:
-        """Set the size of the draft and the value of a token."""
+        """Set the draft size and the value of a token."""
         if nodes > self.nodes or depth > self.depth:
             self._tries, self.is_sent = 0, False
         self.nodes, self.depth, self.value = nodes, depth, value
 
     def next_call(self) -> DraftTask | None:
-        """Return the next call of the drafter; None: none is needed."""
+        """Return the next drafter call; None: none is needed."""
         if not self.depth or not self.nodes or self._tries > self._most_tries:
             return None
         most = 2 * self.depth + 1 if self.runs_ahead else self.depth
@@ -104,7 +104,7 @@ class Session:
             nodes = min(self.nodes, MAX_NODES - len(self._tree))
             return DraftTask(self._request(len(self._written)), nodes, min(self.depth, left))
         if self._tries:
-            return None  # it has said all that it knows of this text
+            return None  # the drafter has no more for this text
         nodes = min(2 * self.nodes + 1 if self.runs_ahead else self.nodes, MAX_NODES)
         return DraftTask(self._request(self._committed), nodes, most)
 
@@ -113,14 +113,14 @@ class Session:
         return 0 if self._pace is Pace.AT_ONCE else len(self._written) // _TOKENS_PER_TRY + 2
 
     def grow(self, answer: Draft) -> None:
-        """Add the drafter's answer to the draft."""
+        """Add the drafter's result to the draft."""
         if self._pace is Pace.AT_ONCE:
             self._tries += 1
             self._tree, self.is_sent = Draft(answer.tokens, answer.parents, self._committed), False
             return
         if not len(answer) or answer.committed_len != len(self._written):
             self._tries += 1
-            self.is_sent = self.is_sent and self._tries <= self._most_tries  # then that is all
+            self.is_sent = self.is_sent and self._tries <= self._most_tries  # then the draft is complete
             return
         leaf, offset = self._leaf(), len(self._tree)
         parents = [leaf if parent == ROOT else parent + offset for parent in answer.parents]
@@ -130,7 +130,7 @@ class Session:
         self._tries, self.is_sent = 0, False
 
     def to_message(self, is_all: bool) -> SessionDraft:
-        """Return the whole draft as a message; `is_all`: nothing is added until the text grows."""
+        """Return the whole draft as a message; `is_all`: complete until the text grows."""
         self._drafts_sent += 1
         self.is_sent = True
         tree = self._tree
@@ -153,7 +153,7 @@ class Session:
         )
 
     def _leaf(self) -> int:
-        """The node of the tree at which the list ends."""
+        """Return the tree node at the end of the list."""
         node = ROOT
         for token in self._written[self._committed :]:
             followers = (n for n, parent in enumerate(self._tree.parents) if parent == node)
@@ -162,7 +162,7 @@ class Session:
 
 
 def _best_path(draft: Draft) -> list[int]:
-    """Tokens up to the first node of the deepest level."""
+    """Return the tokens up to the first node of the deepest level."""
     depths = draft.depths()
     node, path = depths.index(max(depths)), []
     while node != ROOT:

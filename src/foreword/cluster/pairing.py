@@ -1,4 +1,4 @@
-"""A request's session on its assigned node: what the node was sent, what it answered, and what is expected next."""
+"""A request's session on its assigned node: sent tokens, received draft, and expected arrivals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,27 +15,27 @@ NOTHING = Draft()
 
 @dataclass(slots=True)
 class Pairing:
-    """One session; a new epoch or another assigned node starts another one."""
+    """One session; a new epoch or another node starts a new one."""
 
     session: int
     peer: NodePeer
     epoch: int
     vocab_size: int
     takes_trees: bool
-    sent: int  # tokens of the text that the node was sent
-    seen: int  # tokens that it had when it was last asked for
-    wants: tuple[int, int] = (0, 0)  # nodes and levels
-    tree: Draft = field(default_factory=Draft)  # the newest that it has said
-    number: int = 0  # of that
-    is_all: bool = False  # nothing is added to it until the text grows
-    is_warm: bool = False  # it has said something: its text is read
-    requested_at: float | None = None  # when it was sent the first text that it has not answered yet
-    requested_len: int = 0  # of that text
-    level_at: float = 0.0  # when the newest level came
-    given: Draft = field(default_factory=Draft)  # what was last passed on: to be compared with the text
+    sent: int  # tokens sent to the node
+    seen: int  # text length at the last draft request
+    wants: tuple[int, int] = (0, 0)  # requested nodes and levels
+    tree: Draft = field(default_factory=Draft)  # newest received draft
+    number: int = 0  # its number
+    is_all: bool = False  # complete until the text grows
+    is_warm: bool = False  # the node has answered, so the text is processed
+    requested_at: float | None = None  # send time of the first unanswered text
+    requested_len: int = 0  # its length
+    level_at: float = 0.0  # arrival of the newest level
+    given: Draft = field(default_factory=Draft)  # draft returned last, to be compared with the text
 
     def opening(self, request: DraftRequest, tenant: bytes, value: float) -> Open:
-        """What the node has to know first."""
+        """Return the message that opens the session."""
         self.sent = len(request.tokens)
         return Open(
             self.session,
@@ -48,9 +48,9 @@ class Pairing:
         )
 
     def read(self, tokens: Sequence[int]) -> int:
-        """Compare the last draft with the text as it is now; return how many tokens were added.
+        """Compare the last draft with the current text; return the number of new tokens.
 
-        That is what was passed on, or what has come since if nothing was there by then.
+        That is the returned draft, or one that arrived later if there was none.
         """
         before, length = self.seen, len(tokens)
         if length <= before:
@@ -59,13 +59,13 @@ class Pairing:
         last, self.given = self.given, NOTHING
         if not last.tokens and self.tree.tokens:
             last = self.tree
-            if last.committed_len != before:  # without what the node was sent itself
+            if last.committed_len != before:  # without tokens that the node received
                 last = last.rebase(tokens[:before])
         self.peer.estimates.judge(last, tokens[before:])
         return length - before
 
     def commit(self, task: DraftTask, now: float, value: float) -> SessionCommit | None:
-        """Return the message that precedes a draft; None: the node knows the text already."""
+        """Return the commit to send before a draft; None: the node knows the text."""
         length, before, wants = len(task.request.tokens), self.sent, (task.max_nodes, task.max_depth)
         if length == before and wants == self.wants:
             return None
@@ -77,15 +77,15 @@ class Pairing:
         return SessionCommit(self.session, length, list(task.request.tokens[before:length]), *wants, value)
 
     def closing(self, tokens: Sequence[int]) -> Close:
-        """The request has ended with this text."""
+        """Return the message that ends the session with this text."""
         if len(tokens) <= self.sent:
             return Close(self.session)
         return Close(self.session, len(tokens), list(tokens[self.sent :]))
 
     def receive(self, draft: SessionDraft, now: float) -> bool:
-        """Take a node's draft unless a newer one came; return whether the target knows all of its tokens.
+        """Store a node's draft unless a newer one arrived; return whether all its tokens are valid.
 
-        Raises `ChannelError` for what is no draft.
+        Raise `ChannelError` for an invalid draft.
         """
         if draft.number <= self.number:
             return True
@@ -101,11 +101,11 @@ class Pairing:
         if self.requested_at is not None and draft.length >= self.requested_len:
             seconds, late_after = now - self.requested_at, estimates.late_after
             self.requested_at = None
-            if draft.length < self.sent:  # it has not seen the newest text yet
+            if draft.length < self.sent:  # it has not received the newest text
                 self.requested_at, self.requested_len = now, self.sent
             estimates.first_came(seconds)
             if tree.depth > 1 and not self.tree.depth:
-                estimates.level_came(0.0)  # they come at once
+                estimates.level_came(0.0)  # levels arrive together
             in_time = late_after is None or seconds <= late_after
             if in_time and breaker.believes(seconds, estimates.first_seconds or seconds):
                 breaker.in_time()
@@ -113,7 +113,7 @@ class Pairing:
             estimates.level_came((now - self.level_at) / levels)
         if not self.is_warm:
             self.is_warm = True
-            if not breaker.is_late:  # a text that it has read is no answer to those that it owes
+            if not breaker.is_late:  # processing the text is no answer to earlier requests
                 breaker.in_time()
         is_known = not tree.tokens or max(tree.tokens) < self.vocab_size
         self.tree = tree if is_known and (self.takes_trees or tree.is_chain) else self._usable(tree)
@@ -141,11 +141,11 @@ FIRST_ANSWER = 0.05
 """Seconds after which an unmeasured node is late."""
 
 _OVERDUE = 0.25
-"""Of the usual time, what is expected to be left for what should be there already."""
+"""Expected remaining time of an overdue level, as a fraction of the usual time."""
 
 
 Group = tuple[str, int, int, bool]
-"""Node, levels at hand, levels wanted, and whether a chain goes on that has begun."""
+"""(node, available levels, wanted levels, whether a chain continues)."""
 
 
 def expected_arrivals(
@@ -157,7 +157,7 @@ def expected_arrivals(
     for (
         task,
         pairing,
-    ) in pairs:  # at every level that arrives, so requests that wait for nothing are skipped first
+    ) in pairs:  # runs for every arriving level: skip requests that wait for nothing first
         if pairing is None or not may_come(pairing, shadow) or _late_in(pairing, now) <= 0:
             continue
         at_hand, wanted = pairing.draft_after(task.request).depth, min(task.max_depth, task.max_nodes)
@@ -169,9 +169,9 @@ def expected_arrivals(
 
 
 def may_come(pairing: Pairing, shadow: int) -> bool:
-    """Whether levels in flight would be verified: the node responds and has read the text.
+    """Whether levels in flight would be verified: the node responds and has processed the text.
 
-    A node in the shadow, whose first so many drafts are only compared, is never waited for.
+    A node in its shadow phase, whose first `shadow` drafts are only compared, is never awaited.
     """
     if pairing.is_all or not pairing.is_warm:
         return False
@@ -180,14 +180,14 @@ def may_come(pairing: Pairing, shadow: int) -> bool:
 
 
 def is_overdue(pairing: Pairing, now: float) -> bool:
-    """Whether it owes an answer that is no longer waited for because it would be late."""
+    """Whether it owes an answer that is no longer awaited."""
     return pairing.requested_at is not None and _late_in(pairing, now) < _left(pairing, now)
 
 
 def _left(pairing: Pairing, now: float) -> float:
-    """Seconds until the next level is expected."""
+    """Return the seconds until the next level is expected."""
     estimates = pairing.peer.estimates
-    if pairing.requested_at is None:  # the chain goes on
+    if pairing.requested_at is None:  # the chain continues
         usual, since = _known(estimates.level_seconds), now - pairing.level_at
     else:
         usual, since = _known(estimates.first_seconds), now - pairing.requested_at
@@ -195,7 +195,7 @@ def _left(pairing: Pairing, now: float) -> float:
 
 
 def _late_in(pairing: Pairing, now: float) -> float:
-    """Seconds until the next level is late: from the ask on for a first one, from now on where a chain goes on."""
+    """Return the seconds until the next level is late: from the request for a first level, otherwise from now."""
     late_after = pairing.peer.estimates.late_after or FIRST_ANSWER
     return late_after if pairing.requested_at is None else late_after - (now - pairing.requested_at)
 
@@ -210,5 +210,5 @@ def _expected_arrival(
 
 
 def _known(seconds: float | None) -> float:
-    """Levels of a lookup take no time: they come at once."""
+    """Return 0 if unknown: a lookup's levels arrive together."""
     return UNKNOWN_SECONDS if seconds is None else seconds

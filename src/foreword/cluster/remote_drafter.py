@@ -1,4 +1,4 @@
-"""Draft nodes as one more drafter: it returns what has arrived, and waits only while that has a net benefit."""
+"""Draft nodes as a drafter: returns arrived drafts, and waits only while that has a net benefit."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -36,9 +36,9 @@ _Pairs = Sequence[tuple[DraftTask, Pairing | None]]
 
 
 class RemoteDrafter(Drafter):
-    """Assigns requests to nodes, sends these the committed tokens, and returns their drafts.
+    """Assigns requests to nodes, sends them committed tokens, and returns their drafts.
 
-    The engine's thread calls it; each node has a thread that reads. A faulty node costs its drafts and at most one
+    Called by the engine's thread; each node has a receiving thread. A faulty node costs its drafts and at most one
     wait that had a positive expected gain.
     """
 
@@ -54,9 +54,9 @@ class RemoteDrafter(Drafter):
         self._local_tenants = entries(config.local_tenants)
         self._arrived = Condition()  # guards everything below and in the peers
         self._peers = [NodePeer(address) for address in config.addresses()]
-        self._pairings: dict[int, Pairing] = {}  # by request
+        self._pairings: dict[int, Pairing] = {}  # by request id
         self._sessions: dict[int, Pairing] = {}
-        self._moving: set[int] = set()  # requests that had a home and lost it
+        self._moving: set[int] = set()  # requests that lost their node
         self._numbers = count()
         self._rate = TokenRate()
         self._moves = MoveBudget(clock())
@@ -64,24 +64,24 @@ class RemoteDrafter(Drafter):
         self._registry = NodeRegistry(config, self._peers, self, identity)
 
     def start(self) -> "RemoteDrafter":
-        """Connect, from now on and again whenever that is needed."""
-        self._identity.vocabulary.digest()  # takes a moment, which no handshake has
+        """Connect, and reconnect when necessary."""
+        self._identity.vocabulary.digest()  # computed before the first handshake
         self._registry.start()
         return self
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Its name while no node has drafts in use: drafts of others are then not counted as its own."""
+        """Its name while no node's drafts are used, so that other drafts are not counted as its own."""
         is_heard = any(peer.is_used(self._config.shadow) for peer in self._peers)
         return () if is_heard else ("remote",)
 
     def expect(self, request: DraftRequest) -> None:
-        """A request that waits for its first pass: its node reads the prompt meanwhile."""
+        """Open a session for a waiting request, so that its node processes the prompt early."""
         with self._arrived:
             self._paired(request, self._clock())
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """What is there for every ask, after a wait if one is worth it."""
+        """Return the arrived draft of every task, after a wait if that has a net benefit."""
         with self._arrived:
             now = self._clock()
             pairs = [(task, self._paired(task.request, now)) for task in tasks]
@@ -90,7 +90,7 @@ class RemoteDrafter(Drafter):
             return [NOTHING if pairing is None else self._draft(task, pairing) for task, pairing in pairs]
 
     def forget(self, request: DraftRequest) -> None:
-        """The request has ended: so does its session."""
+        """End the request's session."""
         with self._arrived:
             pairing = self._pairings.get(request.request_id)
             if pairing is not None:
@@ -99,16 +99,16 @@ class RemoteDrafter(Drafter):
             self._moving.discard(request.request_id)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         self._registry.close()
 
     def nodes(self) -> list[NodeReport]:
-        """How the nodes stand."""
+        """Return the state of the nodes."""
         with self._arrived:
             return [peer.report(self._config.shadow) for peer in self._peers]
 
     def fault_counts(self) -> Counter[str]:
-        """What was lost or late."""
+        """Return counts of lost and late nodes."""
         with self._arrived:
             return Counter({f"remote/{kind}": times for kind, times in self.faults.items()})
 
@@ -135,7 +135,7 @@ class RemoteDrafter(Drafter):
             self._arrived.notify_all()
 
     def heard(self, peer: NodePeer, message: FromNode) -> None:
-        """Raises `ChannelError` for what no node says, which ends the connection."""
+        """Handle a node's message; raise `ChannelError` for an invalid one, which ends the connection."""
         with self._arrived:
             if isinstance(message, SessionDrafts):
                 self._take_drafts(peer, message)
@@ -160,7 +160,7 @@ class RemoteDrafter(Drafter):
         self._arrived.notify_all()
 
     def _note_lagging(self, peer: NodePeer, message: Lagging) -> None:
-        """Note the missing tokens; the next draft request sends them."""
+        """Record the missing tokens, which the next draft request sends."""
         pairing = self._sessions.get(message.session)
         if pairing is not None and pairing.peer is peer:
             pairing.sent, pairing.wants = min(pairing.sent, message.length), (0, 0)
@@ -175,7 +175,7 @@ class RemoteDrafter(Drafter):
                 return
 
     def _paired(self, request: DraftRequest, now: float) -> Pairing | None:
-        """The request's session; None: it has none, and none can be had."""
+        """Return the request's session; None if it cannot have one."""
         number = request.request_id
         pairing = self._pairings.get(number)
         if pairing is not None and pairing.epoch == request.epoch and not pairing.peer.is_draining:
@@ -216,12 +216,12 @@ class RemoteDrafter(Drafter):
 
     @property
     def _value(self) -> float:
-        """Of a token, in seconds."""
+        """Return the value of a token in seconds."""
         rate = self._rate.per_second
         return 0.0 if not rate else 1 / rate
 
     def _send_commits(self, pairs: _Pairs, now: float) -> None:
-        """One frame for every node: what was committed for its sessions, and how much is wanted."""
+        """Send each node one frame with its sessions' commits and requested draft sizes."""
         came, value = 0, self._value
         by_peer: dict[str, tuple[NodePeer, list[SessionCommit]]] = {}
         for task, pairing in pairs:
@@ -241,7 +241,7 @@ class RemoteDrafter(Drafter):
             peer.send(Commits(commits))
 
     def _wait(self, pairs: _Pairs) -> None:
-        """Wait while levels in flight have a positive net benefit, never longer than their first expected gain."""
+        """Wait while levels in flight have a positive net benefit, at most until their expected gain is used up."""
         rate = self._rate.per_second
         if rate is None:
             return
@@ -270,14 +270,14 @@ class RemoteDrafter(Drafter):
                 peer.wait_seconds += now - began
 
     def _note_timeouts(self, pairs: _Pairs, now: float) -> None:
-        """Note that the wait was without effect: the node is not waited for again until it answers."""
+        """Record that a wait failed: the node is not awaited until it answers."""
         for _, pairing in pairs:
             if pairing is not None and may_come(pairing, self._config.shadow):
                 self._note_late(pairing, now, after=0.0)
                 pairing.peer.has_timed_out = True
 
     def _note_late(self, pairing: Pairing, now: float, after: float | None = None) -> None:
-        """It owes an answer; `after`: seconds that it had for it, unless by its own measure."""
+        """Record a late answer; `after`: seconds that it had, otherwise its own limit."""
         if pairing.requested_at is None or pairing.peer.breaker.is_open:
             return
         after = pairing.peer.estimates.late_after if after is None else after

@@ -1,4 +1,4 @@
-"""Who may talk to whom: the cluster's token, TLS, and when they are required."""
+"""Protection of connections: cluster token, TLS, and when they are required."""
 
 import hmac
 import os
@@ -13,15 +13,15 @@ from foreword.errors import RequestError
 
 TOKEN_VARIABLE = "FOREWORD_CLUSTER_TOKEN"
 LEAST_TOKEN = 16
-"""Characters of a token: a shorter one could be found by trial."""
+"""Minimum token length, against brute force."""
 
 TARGET, NODE = b"foreword target", b"foreword node"
-"""Who proves something: one side's proof is not the other's."""
+"""Roles in proofs, so that one side's proof is not valid for the other."""
 
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """PEM files: a certificate of one's own, its key, and the authority that signs those of the cluster."""
+    """PEM files: own certificate, its key, and the cluster's certificate authority."""
 
     certificate: str
     key: str
@@ -35,7 +35,8 @@ class TlsFiles:
                 )
 
     def context(self, *, is_node: bool) -> ssl.SSLContext:
-        """Both sides show certificates of the cluster's authority; names in them are not compared."""
+        """Return a context in which both sides show certificates of the cluster's authority; names are not
+        compared."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_node else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
@@ -50,18 +51,18 @@ class TlsFiles:
 
 @dataclass(frozen=True)
 class Security:
-    """What a connection is protected by."""
+    """Protection of a connection."""
 
-    token: bytes = b""  # empty: none
+    token: bytes = b""  # empty: no token
     tls: TlsFiles | None = None
 
     @staticmethod
     def of(token_file: str = "", tls: TlsFiles | None = None) -> "Security":
-        """The token of the file, or of the environment."""
+        """Read the token from the file, or from the environment."""
         return Security(_token(token_file), tls)
 
     def check(self, address: NodeAddress, insecure: bool = False) -> None:
-        """Refuse to be reachable from, or to reach, other machines without protection."""
+        """Raise `RequestError` for an address on other machines without protection."""
         if insecure or address.is_local:
             return
         missing = [
@@ -75,16 +76,16 @@ class Security:
             )
 
     def proof(self, who: bytes, theirs: bytes, ours: bytes) -> bytes:
-        """That we know the token, for this connection alone."""
+        """Return a proof of the token for this connection."""
         return hmac.digest(self.token, who + theirs + ours, sha256)
 
     def is_proof(self, proof: bytes, who: bytes, theirs: bytes, ours: bytes) -> bool:
-        """Whether the other side, whose nonce is `theirs`, has proved that it knows the token."""
+        """Whether the peer, whose nonce is `theirs`, has proved that it knows the token."""
         return hmac.compare_digest(proof, self.proof(who, ours, theirs))
 
 
 def tenant_hash(tenant: str, token: bytes) -> bytes:
-    """Tells tenants apart without their names."""
+    """Return a hash that identifies a tenant without its name."""
     return hmac.digest(token, tenant.encode("utf-8", "surrogatepass"), sha256)[:16] if tenant else b""
 
 

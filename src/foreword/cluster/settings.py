@@ -1,4 +1,4 @@
-"""What a user says about draft nodes."""
+"""User settings of draft nodes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RemoteConfig:
-    """Where the nodes are, how they are talked to, and for whom they are not."""
+    """Node addresses, protection, and excluded tenants."""
 
-    # Addresses of draft nodes, with commas: host:port or unix:/path. Or @FILE with one in a line, which is read again.
+    # Comma-separated addresses (host:port or unix:/path), or @FILE with one per line, which is re-read.
     drafters: str
-    shadow: int = 8  # drafts of a node that joins which are compared with the text before any is verified
-    labels: str = ""  # where this target is, so that near nodes come first: host=a,rack=b,zone=c
-    local_tenants: str = ""  # tenants whose texts stay on this machine, with commas, * and ?
-    token_file: str = ""  # with the cluster's token; empty: FOREWORD_CLUSTER_TOKEN
+    shadow: int = 8  # drafts of a new node that are compared with the text before any is verified
+    labels: str = ""  # location of this target, to prefer near nodes: host=a,rack=b,zone=c
+    local_tenants: str = ""  # tenant patterns (commas, * and ?) whose texts stay on this machine
+    token_file: str = ""  # file with the cluster token; empty: FOREWORD_CLUSTER_TOKEN
     tls_certificate: str = ""  # PEM files: this target's certificate, its key, the cluster's authority
     tls_key: str = ""
     tls_authority: str = ""
-    insecure: bool = False  # reach nodes on other machines without token and TLS
+    insecure: bool = False  # allow nodes on other machines without token and TLS
 
     def __post_init__(self) -> None:
         if not self.addresses() and not self.is_listed:
@@ -36,16 +36,16 @@ class RemoteConfig:
 
     @property
     def is_listed(self) -> bool:
-        """Whether a file has the addresses, which may be others later."""
+        """Whether the addresses are in a file, which may change."""
         return self.drafters.startswith("@")
 
     def addresses(self) -> list[NodeAddress]:
-        """Each node once."""
+        """Return each node once."""
         given = _listed(Path(self.drafters[1:])) if self.is_listed else entries(self.drafters)
         return list(dict.fromkeys(map(NodeAddress.parse, given)))
 
     def security(self) -> "Security":
-        """What connections are protected by; raises `RequestError` where a node may only be reached with more."""
+        """Return the protection; raise `RequestError` if a node requires more."""
         from foreword.cluster.security import Security, TlsFiles
 
         files = (self.tls_certificate, self.tls_key, self.tls_authority)
@@ -56,7 +56,7 @@ class RemoteConfig:
 
 
 def need_frames() -> None:
-    """Raises `RequestError` where the package is missing that frames are made with."""
+    """Raise `RequestError` if the package for frames is missing."""
     try:
         import msgspec  # noqa: F401
     except ImportError as error:
@@ -73,12 +73,12 @@ def _listed(path: Path) -> list[str]:
 
 
 def entries(text: str) -> list[str]:
-    """What stands between commas."""
+    """Split at commas."""
     return [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
 def parse_labels(text: str) -> dict[str, str]:
-    """`host=a,rack=b,zone=c`, or some of them."""
+    """Parse `host=a,rack=b,zone=c`, or some of these."""
     found: dict[str, str] = {}
     for entry in entries(text):
         name, _, value = entry.partition("=")

@@ -1,4 +1,4 @@
-"""Connections to draft nodes that several drafters of an engine share."""
+"""Connections to draft nodes, shared by several drafters of an engine."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,28 +9,28 @@ from foreword.cluster.settings import RemoteConfig
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, DraftSource, DraftTask, NodeReport, Traits
 
-if TYPE_CHECKING:  # needs msgspec, which engines without draft nodes do without
+if TYPE_CHECKING:  # needs msgspec, which is optional
     from foreword.cluster.remote_drafter import RemoteDrafter
 
 
 REMOTE = Traits(
     DraftSource.REMOTE,
-    expects_requests=True,  # nodes read prompts while requests wait
+    expects_requests=True,  # nodes process prompts while requests wait
     may_be_absent=True,
     needs_target="a node does not ask other nodes",
 )
-"""Declared by drafters of draft nodes."""
+"""Traits of drafters that use draft nodes."""
 
 
 class SharedNodes:
-    """One `RemoteDrafter` for all who say the same of nodes: made for the first of them, closed with the last."""
+    """One `RemoteDrafter` per configuration: created for the first user, closed with the last."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._uses: dict[RemoteConfig, list[NodesUse]] = {}
 
     def use(self, config: RemoteConfig, make: Callable[[], "RemoteDrafter"]) -> "NodesUse":
-        """Return one more use; `make` connects if there is none yet."""
+        """Return one more user; `make` connects for the first."""
         with self._lock:
             before = self._uses.get(config, [])
             use = NodesUse(self, config, before[0].drafter if before else make())
@@ -38,7 +38,7 @@ class SharedNodes:
             return use
 
     def is_first(self, use: "NodesUse") -> bool:
-        """Whether this use reports the nodes: only the first does, so that none is counted twice."""
+        """Whether this user reports the nodes: only the first does, so that none is counted twice."""
         return self._uses.get(use.config, [])[:1] == [use]
 
     def end(self, use: "NodesUse") -> None:
@@ -51,7 +51,7 @@ class SharedNodes:
 
 
 class NodesUse(Drafter):
-    """The shared drafter as one of those who share it has it."""
+    """One user of a shared drafter."""
 
     traits = REMOTE
 

@@ -37,19 +37,19 @@ class NodeEstimates:
     """Estimates when a node's draft levels arrive and how often they are accepted."""
 
     def __init__(self) -> None:
-        self.judged = 0  # drafts that were compared with the text
+        self.judged = 0  # drafts compared with the text
         self.first_seconds: float | None = None  # from a text to its first draft level
         self.level_seconds: float | None = None  # from one level to the next
         self.late_after: float | None = None  # seconds after which a first level is late; None: unknown
-        self._firsts: deque[float] = deque()  # recent ones
+        self._firsts: deque[float] = deque()  # recent first-level times
         self._sorted: list[float] = []  # the same
         self._tried = [0.0] * MOST_LEVELS
         self._right = [0.0] * MOST_LEVELS
-        self._coverage = [1.0] * MOST_LEVELS  # how often a level arrives at all, recently
-        self._survival: list[float] = []  # cache of `survival`, emptied by every change
+        self._coverage = [1.0] * MOST_LEVELS  # recent fraction of drafts that have the level
+        self._survival: list[float] = []  # cache of `survival`
 
     def first_came(self, seconds: float) -> None:
-        """Note the time from a text to its first draft level."""
+        """Record the time from a text to its first draft level."""
         self._firsts.append(seconds)
         insort(self._sorted, seconds)
         if len(self._firsts) > _SAMPLES:
@@ -58,11 +58,11 @@ class NodeEstimates:
         self.first_seconds = _mixed(self.first_seconds, _believed(seconds, self.first_seconds))
 
     def level_came(self, seconds: float) -> None:
-        """Note the time from one draft level to the next."""
+        """Record the time from one draft level to the next."""
         self.level_seconds = _mixed(self.level_seconds, _believed(seconds, self.level_seconds))
 
     def filled(self, levels: int, wanted: int) -> None:
-        """Note how many levels of a whole draft arrived, and how many were wanted."""
+        """Record how many levels of a complete draft arrived, and how many were wanted."""
         self._survival = []
         for level in range(min(wanted, MOST_LEVELS)):
             self._coverage[level] += _MEMORY * ((level < levels) - self._coverage[level])
@@ -84,7 +84,7 @@ class NodeEstimates:
         return self._right[0] / self._tried[0] if self._tried[0] else None
 
     def survival(self, levels: int) -> list[float]:
-        """Return, by level, the probability that its draft token arrives and is accepted with all above it."""
+        """Return, by level, the probability that its draft token arrives and is accepted with all before it."""
         levels = min(levels, MOST_LEVELS)
         if len(self._survival) < levels:
             chance, self._survival = 1.0, []
@@ -100,7 +100,7 @@ def _believed(seconds: float, usual: float | None) -> float:
 
 
 def _followed(draft: Draft, came: Sequence[int]) -> tuple[int, int]:
-    """Levels of a draft that are in the text, and levels that could be compared with it."""
+    """Return the levels of a draft that match the text, and the levels that could be compared."""
     if draft.is_chain:
         right = 0
         for guessed, token in zip(draft.tokens, came, strict=False):
@@ -119,9 +119,9 @@ def _followed(draft: Draft, came: Sequence[int]) -> tuple[int, int]:
 
 
 class TokenRate:
-    """Tokens per second of the requests that draft remotely.
+    """Tokens per second of requests with remote drafts.
 
-    Tokens and seconds are summed separately: one step may report several times.
+    Tokens and seconds are summed separately, because one step may report several times.
     """
 
     def __init__(self) -> None:
@@ -148,10 +148,10 @@ def _mixed(late: float | None, new: float) -> float:
 
 
 MOST_NEEDED = 64
-"""Answers in time that a node which keeps being late has to give before it is waited for again."""
+"""Maximum timely answers that a repeatedly late node must give before it is awaited again."""
 
 AS_USUAL = 1.5
-"""An answer within this multiple of the usual time is in time, also of a node that has become slower."""
+"""An answer within this multiple of the usual time is in time, even of a slower node."""
 
 
 @dataclass
@@ -163,8 +163,8 @@ class CircuitBreaker:
     reason: str = "not connected yet"
     trips: int = 0
     _limit: float = field(default=inf, repr=False)  # seconds of the wait that it missed
-    _row: int = field(default=0, repr=False)  # trips without a calm time between them
-    _needed: int = field(default=1, repr=False)  # answers in time until it closes
+    _row: int = field(default=0, repr=False)  # consecutive trips
+    _needed: int = field(default=1, repr=False)  # timely answers until it closes
 
     def late(self, waited: float) -> None:
         """Open: a wait for the node ended without its answer."""
@@ -177,14 +177,14 @@ class CircuitBreaker:
         self._row, self.is_late, self._limit = 0, False, inf
 
     def believes(self, seconds: float, usual: float) -> bool:
-        """Return whether an answer after `seconds` counts as in time; `usual` is the expected time.
+        """Return whether an answer after `seconds` is in time; `usual` is the expected time.
 
-        A node that has become slower is not waited for again until the estimate has followed.
+        A node that became slower is not awaited until the estimate has followed.
         """
         return seconds <= max(self._limit, AS_USUAL * usual)
 
     def in_time(self) -> None:
-        """Count an answer in time; close after as many as are needed."""
+        """Count a timely answer; close after enough of them."""
         if self.is_open:
             self._needed -= 1
             if self._needed <= 0:
@@ -205,15 +205,15 @@ UNKNOWN_SECONDS = 1e-3
 
 
 class ExpectedArrival(NamedTuple):
-    """Levels in flight for requests of one node that have equally many."""
+    """Levels in flight for requests of one node with equal progress."""
 
     requests: int
-    at_hand: int  # levels
+    at_hand: int  # available levels
     wanted: int
-    survival: Sequence[float]  # by level, the chance that it is accepted
-    first_seconds: float  # until the next level comes
-    level_seconds: float  # from one to the next
-    late_after: float  # seconds from now after which the next level is late: no pass waits longer for it
+    survival: Sequence[float]  # by level, probability of acceptance
+    first_seconds: float  # until the next level
+    level_seconds: float  # between levels
+    late_after: float  # seconds until the next level is late: no pass waits longer
 
     @property
     def gain(self) -> float:
@@ -222,7 +222,7 @@ class ExpectedArrival(NamedTuple):
 
     @property
     def latest(self) -> float:
-        """Seconds from now until the last level that is wanted is late."""
+        """Seconds until the last wanted level is late."""
         return self.late_after + max(self.wanted - self.at_hand - 1, 0) * self.level_seconds
 
 
@@ -235,7 +235,7 @@ def worth_waiting(arrivals: Sequence[ExpectedArrival], tokens_per_second: float)
             continue
         for chance in one.survival[one.at_hand : one.wanted]:
             coming.append((when, one.requests * chance))
-            when += one.level_seconds  # later levels follow one after the other
+            when += one.level_seconds  # later levels follow one by one
     coming.sort()
     best, best_when, gained = 0.0, 0.0, 0.0
     for when, tokens in coming:

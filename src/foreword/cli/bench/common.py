@@ -1,4 +1,4 @@
-"""What benchmarks share: options, the report of rows, and the provenance of measurements."""
+"""Common parts of the benchmarks: options, result tables, and provenance."""
 
 import os
 import platform
@@ -41,7 +41,7 @@ class Benchmark(ModelCommand):
 
 
 def draw(plot: Path | None, picture: Callable[[Path], None]) -> None:
-    """Draw a picture where one is wanted, and say where it is."""
+    """Draw the picture, if requested, and print its path."""
     if plot is not None:
         picture(plot)
         stdout.print(f"plot: {plot}", markup=False, soft_wrap=True)
@@ -55,7 +55,7 @@ def prompts_of(dataset: Path | None) -> "list[BenchPrompt]":
 
 
 _FOLDERS = re.compile(r"(^|=)/(?:[^/]+/)*")
-"""Folders of absolute paths, also after a name as in `llama.cpp=/opt/bin/python`: left out as machine-specific."""
+"""Folders of absolute paths, also as in `llama.cpp=/opt/bin/python`: omitted as machine-specific."""
 
 
 def made() -> dict[str, str]:
@@ -69,7 +69,7 @@ def made() -> dict[str, str]:
 
 
 def _processor_name() -> str:
-    """Return the processor's name after a comma; empty where the system does not state it in /proc."""
+    """Return the processor's name after a comma; empty if /proc does not have it."""
     try:
         found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M)
     except OSError:

@@ -63,7 +63,7 @@ class Drafters(Benchmark):
         from foreword.bench.prompts import bench_prompts
 
         settings = picked(BenchSettings, self)
-        settings.sampling()  # refuses bad parameters before anything is loaded
+        settings.sampling()  # refuse invalid parameters before loading
         if self.history and self.resume is not None:
             raise RequestError(
                 "--history and --resume exclude each other: what drafters learned is not in the file"

@@ -64,7 +64,7 @@ class Gpu(JsonCommand):
         from foreword.bench.random_models import draft_shape, named_shape
         from foreword.bench.skeleton import table
 
-        gc.freeze()  # as the engine's process does
+        gc.freeze()  # as in the engine's process
         device = _gpu()
         choice = choose_backend(self.backend, "bfloat16", device, self.quantization)
         config = named_shape(self.shape)
@@ -136,7 +136,7 @@ _CONTROL: "dict[str, Column]" = {
 
 
 def _weights(config: "ModelConfig", device: "torch.device", quantization: str) -> "DecoderWeights[Any]":
-    """Random weights in bf16; matrices of layers may be rounded as a checkpoint's are."""
+    """Return random bf16 weights; layer matrices may be quantised like a checkpoint's."""
     import torch
 
     from foreword.backends.torch.weights import weights_from
@@ -161,7 +161,7 @@ def _gpu() -> "torch.device":
 
 
 def _fastest(weights: "DecoderWeights", rows: list[int]) -> "list[tuple[str, TileTime]]":
-    """The fastest ways and the library's, by product and number of rows."""
+    """Return the fastest kernels and the library's, by product and number of rows."""
     from foreword.backends.cuda.products import Products
     from foreword.bench.gpu.tiles import candidates, compile_ahead, time_products
 

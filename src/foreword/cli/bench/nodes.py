@@ -197,7 +197,7 @@ class Pools(Benchmark):
 
     @contextmanager
     def _pair(self) -> Iterator[tuple[str, str]]:
-        """The target and its draft."""
+        """Yield the target and its draft model."""
         if self.shape is None:
             assert self.draft is not None
             yield self.model, self.draft

@@ -1,4 +1,4 @@
-"""`foreword bench overhead`, `server-overhead`, `pacing`: what the engine and the server add to passes."""
+"""`foreword bench overhead`, `server-overhead`, `pacing`: time that engine and server add to passes."""
 
 import asyncio
 from collections.abc import Sequence
@@ -190,7 +190,7 @@ def _paced(traces: "Sequence[Trace]") -> "dict[tuple[int, int], list[WireChunk]]
     from foreword.bench.pacing import WireChunk
     from foreword.server.api.pacing import PaceMemory, replay
 
-    memory = PaceMemory()  # as on a server: streams follow each other
+    memory = PaceMemory()  # streams follow each other, as on a server
     return {
         trace.key: [WireChunk(block.time, block.size) for block in replay(trace.units(), memory)]
         for trace in traces

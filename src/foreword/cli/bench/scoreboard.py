@@ -49,7 +49,7 @@ class Scoreboard(Command):
     def run(self) -> None:
         from foreword.bench.scoreboard import scoreboard_page
 
-        # An end that is asked for also ends the servers that were started.
+        # SIGTERM also ends the started servers.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         if self.measure:
             self._measure()
@@ -80,7 +80,7 @@ class Scoreboard(Command):
                 self._keep(name, {**title, "engine": one.label}, examine)
 
     def _keep(self, name: str, about: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> None:
-        """Write a result file unless it is there."""
+        """Write a result file unless it exists."""
         path = self.results / f"{self.label}-{name}.json"
         if path.exists():
             stderr.print(f"{path} is there already", markup=False, soft_wrap=True)
@@ -90,7 +90,7 @@ class Scoreboard(Command):
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
     def _speed(self, model: str, short: str, threads: int) -> dict[str, Any]:
-        """Run `bench compare`; its answers are kept until it is finished."""
+        """Run `bench compare`, keeping its answers until it finishes."""
         kept = self.results / f"{self.label}-{short}-answers.jsonl"
         command = ["bench", "compare", "--model", model, "--threads", str(threads), "--resume", str(kept)]
         command += [] if self.peers is None else ["--peers", self.peers]

@@ -110,7 +110,7 @@ class Serve(JsonCommand):
     async def _run(
         self, address: str, question: "Question", load: "LoadSettings", prompts: "Sequence[BenchPrompt]"
     ) -> "tuple[Question, LoadRun]":
-        """The run, and the question with the model's name in it."""
+        """Run the load; return the question with the model's name, and the run."""
         from foreword.bench.serve.generator import LoadGenerator
         from foreword.wire.openai_http import listed_model, open_client
 
@@ -125,7 +125,7 @@ class Serve(JsonCommand):
 def _progress(
     show: Callable[[str, int, int], None], load: "LoadSettings"
 ) -> "Callable[[RequestOutcome], None]":
-    """Shows every request that is over: by number if that is bounded, else by time."""
+    """Return a callback that shows progress by number of requests, or by time if unbounded."""
     from foreword.bench.serve.answer import Ending
 
     start = perf_counter()
@@ -145,7 +145,7 @@ def _progress(
 def _asked(
     address: str, question: "Question", load: "LoadSettings", limits: "GoodputLimits | None"
 ) -> dict[str, Any]:
-    """The settings of a run for JSON, which has no infinity; the key is not among them."""
+    """Return the settings of a run as JSON, without infinity and without the key."""
     asked = {"url": address, **asdict(question), **asdict(load)}
     asked["loop"] = "closed" if load.rate is None else "open"
     asked["limits_ms"] = None if limits is None else asdict(limits)

@@ -76,7 +76,7 @@ class Step(Benchmark):
         self.tell({"model": self.model, "context": self.context, **found})
 
     def _mixture_timers(self, target: "Decoder", most_tokens: int) -> "dict[str, StepTimer]":
-        """A random mixture of the model's shape, and a random dense model of the same active size."""
+        """Return timers of a random mixture with the model's shape, and of a dense model of the same active size."""
         from foreword.backends.choice import choose_backend, fitted, pick_device
         from foreword.backends.loading import DecoderLoader
         from foreword.bench.random_models import RandomCheckpoint, as_mixture
@@ -85,7 +85,7 @@ class Step(Benchmark):
         place = pick_device(self.device)
         shapes = {OURS: as_mixture(target.config, self.experts), "dense": target.config}
         chosen = choose_backend(self.backend, self.dtype, place)
-        loader = DecoderLoader(  # both on the one that can run the mixture
+        loader = DecoderLoader(  # both on a backend that can run the mixture
             fitted(chosen, shapes[OURS], backend=self.backend, dtype=self.dtype, device=place), place
         )
         return {
@@ -109,7 +109,7 @@ class Step(Benchmark):
 
 
 def _table(costs: "dict[str, EngineCosts]", title: str) -> Table:
-    """Our milliseconds, the others', and ours as a multiple of the best of them."""
+    """Return a table of our times, the others', and our ratio to the best of them."""
     others = [name for name in costs if name != OURS]
     beside = [*(f"{name} ms" for name in others), *(["best of those"] if others else [])]
     table = Table("n", "ms", "ratio", *beside, title=title)

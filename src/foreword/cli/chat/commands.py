@@ -38,16 +38,16 @@ HELP = """\
 
 @dataclass(frozen=True)
 class Reply:
-    """What a command prints, and what follows it."""
+    """Output of a command, and what follows it."""
 
-    line: str = ""  # plain text, also of the user's own: never markup
+    line: str = ""  # plain text, never markup
     tables: tuple[RenderableType, ...] = ()
     leave: bool = False
     plan: Plan | None = None  # to be answered now
 
 
 class Commands:
-    """Applies commands to a session; a bad one says so in a line and changes nothing."""
+    """Applies commands to a session; an invalid one prints a line and changes nothing."""
 
     def __init__(self, session: ChatSession) -> None:
         self._session = session
@@ -72,7 +72,7 @@ class Commands:
         }
 
     def run(self, line: str) -> Reply:
-        """Apply a line that begins with one slash."""
+        """Run a line that begins with one slash."""
         name, _, rest = line.strip().partition(" ")
         command = self._known.get(name)
         if command is None:
@@ -94,7 +94,7 @@ class Commands:
                 raise RequestError("speculation was off at the start; name a method such as ngram")
             return self._use(self._at_start)
         keys = {"num_speculative_tokens": self._depth, **_method_keys(text)}
-        if self._at_start and not text.startswith("{"):  # a name means the drafter as it was at the start
+        if self._at_start and not text.startswith("{"):  # a name means the initial drafter of that name
             keys = SpeculationConfig.parse(keys, SpeculationConfig.parse(self._at_start)).as_mapping()
         return self._use(keys)
 
@@ -102,7 +102,7 @@ class Commands:
         depth = _whole("/depth", text)
         if self._session.speculation is not None:
             return self._use({**self._session.speculation, "num_speculative_tokens": depth})
-        SpeculationConfig(("ngram",), num_speculative_tokens=depth)  # refuses what no drafter takes
+        SpeculationConfig(("ngram",), num_speculative_tokens=depth)  # refuse an invalid depth
         self._depth = depth
         return Reply(f"{depth} draft tokens per pass once a /method is set; decoding is plain now")
 
@@ -180,7 +180,7 @@ def _method_keys(text: str) -> Mapping[str, Any]:
 
 
 def save_messages(path: Path, messages: list[Message]) -> None:
-    """Write a conversation to a new file; nothing stays of a file that cannot be written whole."""
+    """Write a conversation to a new file; on failure, remove the file."""
     document = json.dumps({"messages": messages}, ensure_ascii=False, indent=2) + "\n"
     try:
         with path.open("x", encoding="utf-8", errors="replace") as file:

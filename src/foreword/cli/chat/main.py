@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from foreword.cli.chat.session import AnswerEnd, ChatSession, Plan
     from foreword.cli.chat.text import TextPiece
 
-# Blue and orange: distinguishable for nearly everyone, readable on dark and on light; as on the page (docs/page.md).
+# Blue and orange: distinguishable for nearly everyone on dark and light backgrounds; as on the page (docs/page.md).
 GUESSED_STYLE = "dodger_blue1"
 OWN_STYLE = "dark_orange"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions:
-    """How answers of a conversation are made."""
+    """Options of a conversation."""
 
     system: SystemOption = None
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature, 0 to 2; 0 is greedy.")] = (
@@ -183,7 +183,7 @@ def _converse(session: "ChatSession", interrupts: Interrupts) -> None:
                 return
         except EOFError:
             if sys.stdin.isatty():
-                stderr.print()  # the shell goes on in a line of its own
+                stderr.print()  # the shell continues on a new line
             return
         except KeyboardInterrupt:
             stderr.print()
@@ -191,7 +191,7 @@ def _converse(session: "ChatSession", interrupts: Interrupts) -> None:
 
 
 def _take_line(line: str, session: "ChatSession", commands: "Commands", interrupts: Interrupts) -> bool:
-    """Obey or answer a line; False: it was the last."""
+    """Run a command or answer a line; return False to leave."""
     if line.startswith("/") and not line.startswith("//"):
         reply = commands.run(line)
         if reply.line:
@@ -223,7 +223,7 @@ def _answer(plan: "Plan", session: "ChatSession", interrupts: Interrupts) -> Non
 
 
 def show_piece(piece: "TextPiece") -> None:
-    """Write it as it is, in the colour of its origin; nothing in it is markup or steers the terminal."""
+    """Print a piece in the colour of its origin, without markup or control sequences."""
     from foreword.cli.chat.text import visible
 
     stdout.out(
@@ -239,7 +239,7 @@ def _say_end(outcome: "AnswerEnd") -> None:
         "length": "cut off at the limit: ",
         "error": f"failed ({outcome.error}): ",
     }
-    forgotten = "" if outcome.text else "; nothing was said, so the question is not kept"
+    forgotten = "" if outcome.text else "; the answer is empty, so the question is dropped"
     reported = summary_line(outcome.tally, outcome.tally.tokens_per_second)
     say(f"{ends.get(outcome.finish_reason, '')}{reported}{forgotten}")
 
@@ -252,7 +252,7 @@ def say(line: str) -> None:
 
 
 def _prepare_input() -> None:
-    """Line editing and history on a terminal; bytes that are no text must not end the program."""
+    """Enable line editing and history on a terminal; tolerate bytes that are not text."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     if sys.stdin.isatty():
@@ -260,7 +260,7 @@ def _prepare_input() -> None:
 
 
 def _is_interactive() -> bool:
-    """Whether somebody types the questions and sees the answers."""
+    """Whether input and output are terminals."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 

@@ -1,4 +1,4 @@
-"""A conversation with a model: what was said, how to go on, and what it cost. Knows no terminal."""
+"""A conversation with a model: turns, settings and statistics, independent of the terminal."""
 
 import itertools
 from collections.abc import Callable, Generator, Mapping
@@ -19,7 +19,7 @@ from foreword.errors import RequestError
 TENANT = "chat"
 
 MAX_TEMPERATURE = 2
-"""As OpenAI's API and `foreword serve`."""
+"""Maximum temperature, as in OpenAI's API and `foreword serve`."""
 
 Message = dict[str, str]
 Show = Callable[[TextPiece], None]
@@ -28,7 +28,7 @@ Interrupted = Callable[[], bool]
 
 @dataclass(frozen=True)
 class Turn:
-    """A question and what was answered."""
+    """A question and its answer."""
 
     question: str
     answer: str
@@ -36,12 +36,12 @@ class Turn:
 
 @dataclass(frozen=True)
 class Plan:
-    """A question that fits the context, with as much of the conversation as fits before it."""
+    """A question that fits the context, with as many earlier turns as fit."""
 
     question: str
     prompt_ids: tuple[int, ...]
-    dropped: int  # oldest turns that are left out from now on
-    is_retry: bool = False  # the answer replaces that of the newest turn
+    dropped: int  # oldest turns to drop
+    is_retry: bool = False  # the answer replaces the newest turn's
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,18 @@ class ChatSession:
         self.system: str | None = None
         self.turns: list[Turn] = []
         self.speculation: Mapping[str, Any] | None = None  # None: plain decoding
-        self.adapter = ""  # name of the adapter that answers; empty: the model itself
-        self.last_drafts: tuple[DraftShown, ...] = ()  # of the last answer, a pass each
+        self.adapter = ""  # adapter name; empty: the base model
+        self.last_drafts: tuple[DraftShown, ...] = ()  # of the last answer, one per pass
         self.last = Tally()
         self.total = Tally()
         if speculation is not None:
             self.use(speculation)
 
     def use(self, speculation: Mapping[str, Any]) -> SpeculationConfig:
-        """Draft with this from now on; raise `RequestError` and change nothing if it is not possible."""
+        """Set the drafter; raise `RequestError` and change nothing if it is not possible."""
         config = SpeculationConfig.parse(speculation)
         try:
-            # Makes the drafter now, not with the next question.
+            # Create the drafter now, not with the next question.
             self._llm.engine.drafters.resolve(config.as_mapping())
         except PagesLackRows:
             self._llm.offer([config])
@@ -85,18 +85,18 @@ class ChatSession:
         return config
 
     def set_params(self, **changes: Any) -> None:  # noqa: ANN401 - fields of SamplingParams
-        """Change sampling parameters; raises `RequestError`, and changes nothing, for bad values."""
+        """Change sampling parameters; raise `RequestError` and change nothing for invalid values."""
         changed = replace(self.params, **changes)
         check_temperature(changed.temperature)
         self.params = changed
 
     def set_system(self, text: str | None) -> None:
-        """Set or remove the system message; raises if the model's template takes none."""
+        """Set or remove the system message; raise if the model's template does not support one."""
         self._encode(text, [], "?")
         self.system = text
 
     def token_text(self, token: int) -> str:
-        """A token as the text that it adds."""
+        """Return the text of a token."""
         return token_text(self._llm.tokenizer, token)
 
     def reset(self) -> None:
@@ -105,18 +105,18 @@ class ChatSession:
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation as the chat API takes it."""
+        """The conversation in the chat API's format."""
         return _messages(self.system, self.turns)
 
     def plan(self, question: str) -> Plan:
-        """Encode the next question; the oldest turns give way where the context would overflow.
+        """Tokenize the next question; the oldest turns are left out if the context would overflow.
 
-        Nothing is dropped yet. Raises `RequestError` if the question does not fit even alone.
+        Nothing is dropped yet. Raise `RequestError` if the question does not fit even alone.
         """
         return self._plan(question, self.turns)
 
     def plan_retry(self) -> Plan:
-        """Encode the newest question again; its new answer replaces the one that it has."""
+        """Tokenize the newest question again; its new answer replaces the old one."""
         if not self.turns:
             raise RequestError("/retry: nothing was answered yet")
         *before, newest = self.turns
@@ -138,8 +138,7 @@ class ChatSession:
     def answer(self, plan: Plan, show: Show, interrupted: Interrupted) -> AnswerEnd:
         """Answer a planned question, piece by piece, until it ends or is interrupted.
 
-        The answer stays in the conversation. An empty one does not: its question is dropped, and after a retry the
-        answer before it stays.
+        An empty answer is not kept: its question is dropped, or after a retry the previous answer stays.
         """
         reader, pieces = PieceReader(self._llm.tokenizer), []
         drafts: list[DraftShown] = []
@@ -172,7 +171,7 @@ class ChatSession:
             while engine.has_requests:
                 yield from (engine.abort(name) if interrupted() else engine.step())
         finally:
-            engine.abort(name)  # if the reader has gone away in the middle
+            engine.abort(name)  # if the reader left early
 
     def _encode(self, system: str | None, turns: list[Turn], question: str) -> list[int]:
         messages = [*_messages(system, turns), {"role": "user", "content": question}]
@@ -180,7 +179,7 @@ class ChatSession:
 
 
 def check_temperature(temperature: float) -> None:
-    """Refuse a temperature above the range of the chat API."""
+    """Raise `RequestError` for a temperature above the chat API's range."""
     if temperature > MAX_TEMPERATURE:
         raise RequestError(f"temperature must be in 0 .. {MAX_TEMPERATURE}, not {temperature:g}")
 

@@ -11,16 +11,16 @@ from foreword.engine.outputs import add_fields
 
 @dataclass(frozen=True)
 class Tally:
-    """One answer, or all of a session."""
+    """Statistics of one answer, or of a session."""
 
     answers: int = 0
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # prompt tokens that the prefix cache had
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
     output_tokens: int = 0
-    decoded_tokens: int = 0  # those after the pass that ended the prompt
+    decoded_tokens: int = 0  # tokens after the pass that ended the prompt
     decode_passes: int = 0  # passes after the one that ended the prompt
     decode_seconds: float = 0.0
-    draft_seconds: float = 0.0  # this and the next two with the prompt's passes
+    draft_seconds: float = 0.0  # this and the next two include prefill
     verify_seconds: float = 0.0
     accept_seconds: float = 0.0
     drafted: int = 0
@@ -30,7 +30,7 @@ class Tally:
 
     @staticmethod
     def of(stats: RequestStats) -> "Tally":
-        """From an answer's statistics, or the sum of several answers'."""
+        """Convert an answer's statistics, or a sum of several."""
         return Tally(
             answers=1,
             prompt_tokens=stats.prompt_tokens,
@@ -53,17 +53,17 @@ class Tally:
 
     @property
     def tokens_per_pass(self) -> float | None:
-        """While decoding; None before the first pass of it."""
+        """Tokens per pass while decoding; None before the first pass."""
         return self.decoded_tokens / self.decode_passes if self.decode_passes else None
 
     @property
     def tokens_per_second(self) -> float | None:
-        """While decoding; None before that took any time."""
+        """Tokens per second while decoding; None before that took time."""
         return self.decoded_tokens / self.decode_seconds if self.decode_seconds > 0 else None
 
 
 def summary_line(tally: Tally, tokens_per_second: float | None) -> str:
-    """Return an answer's statistics in one line, without the prompt's passes and their tokens."""
+    """Return an answer's statistics in one line, without prefill."""
     passes = ""
     if tally.decode_passes:
         counted = f"{tally.decoded_tokens} in {tally.decode_passes} after the prompt's"
@@ -76,7 +76,7 @@ def summary_line(tally: Tally, tokens_per_second: float | None) -> str:
 
 
 def stats_table(last: Tally, session: Tally) -> Table:
-    """The last answer beside the whole session."""
+    """Return a table of the last answer and the whole session."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
     for name in ("last answer", f"session ({session.answers})"):
@@ -94,7 +94,7 @@ def stats_table(last: Tally, session: Tally) -> Table:
 
 
 def position_table(last: Tally, session: Tally) -> Table:
-    """Return acceptance by position: of the drafts that reach a position, the fraction accepted there."""
+    """Return acceptance by position: the fraction accepted of the drafts that reach it."""
     table = Table(title="accepted by position", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in ("position", "last answer", f"session ({session.answers})"):
         table.add_column(name, justify="right", no_wrap=True)

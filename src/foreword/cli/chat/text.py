@@ -1,4 +1,4 @@
-"""What a terminal shows of an answer: text without control characters, drafts pass by pass."""
+"""Terminal output of an answer: text without control characters, and drafts by pass."""
 
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -17,30 +17,30 @@ _ALLOWED_CONTROLS = "\n\t"
 
 @dataclass(frozen=True)
 class TextPiece:
-    """Text that one token completed."""
+    """Text completed by one token."""
 
     text: str
     guessed: bool  # an accepted draft token; otherwise sampled by the target
 
 
 class PieceReader:
-    """Cuts the deltas of one answer into pieces; joined, they are the deltas' text.
+    """Splits the deltas of one answer into pieces; joined, they are the deltas' text.
 
-    A character that several tokens make up belongs to the last of them.
+    A character of several tokens belongs to the last of them.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._texts = TokenTexts(tokenizer)
 
     def read(self, delta: AnswerDelta) -> Iterator[TextPiece]:
-        """The pieces of the next delta; the token that only ended the answer has none."""
+        """Yield the pieces of the next delta; an end token has none."""
         for place, text in enumerate(self._texts.pieces(delta)):
             if text:
                 yield TextPiece(text, guessed=place < delta.from_draft)
 
 
 def visible(text: str) -> str:
-    """The text without control characters but newline and tab: nothing in it can steer a terminal."""
+    """Return the text without control characters except newline and tab."""
     return "".join(
         character
         for character in text
@@ -82,5 +82,5 @@ def _shown(title: str, draft: DraftShown, text_of: TokenText) -> RenderableType:
 
 
 def _quoted(text: str) -> str:
-    """A token's text so that spaces and line ends can be seen."""
+    """Return a token's text with visible spaces and line ends."""
     return visible(text).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·") or "∅"

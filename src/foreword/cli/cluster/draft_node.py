@@ -52,7 +52,7 @@ class DraftNode(SecurityOptions, PlaceOptions, Command):
         security.check(address, self.insecure)
         settings: dict[str, Any] = {} if self.options is None else json_object("--options", self.options)
         names = self.method.split("+")
-        check_methods(names)  # before anybody asks for what they would need
+        check_methods(names)  # before loading a model
         given = {"method": names, **settings}
         kinds = drafter_kinds()
         if any(name in kinds and kinds[name].build_on_node is not None for name in names):

@@ -20,7 +20,7 @@ VARIED = ("targets", "nodes")
 
 @dataclass(frozen=True)
 class GoalOptions:
-    """What the searched fleet has to reach."""
+    """Goals of the fleet search."""
 
     goal_tokens_per_second: float | None = option(
         None, "Search for the smallest fleet with this many tokens/s.", min=0.001
@@ -34,14 +34,14 @@ class GoalOptions:
     goal_most: int | None = option(None, "Largest number that the search tries. Default: 128.", min=1)
 
     def goal(self) -> "Goal | None":
-        """Return the goal; None: none is given."""
+        """Return the goal; None if none is given."""
         from foreword.simulate.sweep import Goal
 
         given = (self.goal_tokens_per_second, self.goal_p95_ms)
         return None if given == (None, None) else Goal(*given)
 
     def check(self, page: Path | None, autoscale: bool) -> None:
-        """Refuse options that do not go together."""
+        """Raise `RequestError` for options that do not go together."""
         has_goal = self.goal() is not None
         if self.goal_vary is not None:
             one_of("--goal-vary", self.goal_vary, VARIED)
@@ -57,7 +57,7 @@ class GoalOptions:
 
 
 def search_goal(scenario: "Scenario", goal: "Goal", vary: str | None, most: int | None) -> dict[str, Any]:
-    """Search, print what was tried and the answers, and return both for --json."""
+    """Search, print trials and answers, and return both for --json."""
     from foreword.bench.skeleton import optional, table
     from foreword.simulate.sweep import Vary, find_fleets
 

@@ -49,7 +49,7 @@ _NODE = {
 def show_status(
     members: Sequence["MemberStatus"], targets: Sequence["TargetStatus"], nodes: Sequence["NodeStatus"]
 ) -> None:
-    """Tables, and below them why something is not as it should be."""
+    """Print tables, and below them the reasons of problems."""
     if members:
         _show(_MEMBER, members)
     if targets:
@@ -94,7 +94,7 @@ FileArgument = Annotated[
 KeyOption = Annotated[str | None, typer.Option(help="API key of the targets. Default: FOREWORD_API_KEY.")]
 
 MOST_PATIENCE = 120.0
-"""Seconds that `down` waits: members may take their time to drain."""
+"""Seconds that `down` waits for members to drain."""
 
 
 @app.command()
@@ -153,7 +153,7 @@ def down(file: FileArgument) -> None:
     elif cluster.ray is not None and cluster.ray.address:
         from foreword.cluster.pools.ray_fleet import RayFleet
 
-        fleet = RayFleet(cluster)  # its supervisor is gone, but its actors are still there
+        fleet = RayFleet(cluster)  # its supervisor is gone, but its actors remain
         fleet.find()
         fleet.down()
     else:

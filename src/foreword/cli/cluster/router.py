@@ -43,13 +43,13 @@ def router(
     from foreword.server.settings import Limits, ServerSettings
 
     settings = ServerSettings(
-        model_name="",  # the targets'
+        model_name="",  # each target has its own
         limits=Limits(running=max_requests, queued=0, connections=2 * max_requests),
         **listening.settings(),
     )
     known = Targets(targets)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs a line for every health check of a target
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs every health check
     with address.bind() as port:
 
         def show_ready(url: str) -> None:

@@ -27,7 +27,7 @@ WAITING = ("worth", "all", "none")
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """How many machines, and where."""
+    """Number and location of machines."""
 
     targets: int = option(8, "Number of targets.", min=1)
     nodes: int = option(2, "Number of draft nodes.", min=0)
@@ -39,7 +39,7 @@ class FleetOptions:
 
 @dataclass(frozen=True)
 class CostOptions:
-    """What passes, drafts and the network cost: from files of measurements, or given."""
+    """Costs of passes, drafts and network, from measurement files or options."""
 
     alpha: float | None = option(
         None, "Acceptance rate per draft token. Default: from --drafters, or 0.8.", min=0, max=1
@@ -124,7 +124,7 @@ class LoadOptions:
             raise RequestError("--boot-s is for nodes that are added: give --autoscale too, or leave it out")
 
     def scenario(self, fleet: FleetOptions, calibration: "Calibration") -> "Scenario":
-        """Return what is simulated."""
+        """Return the scenario to simulate."""
         from foreword.simulate.scenario import (
             Autoscale,
             Failure,
@@ -207,7 +207,7 @@ def simulate(
 
 
 def _check_numbers(*groups: FleetOptions | CostOptions | LoadOptions | GoalOptions) -> None:
-    """Refuse NaN and infinity, which typer takes for numbers."""
+    """Raise `RequestError` for NaN and infinity, which typer accepts."""
     for group in groups:
         for name, value in asdict(group).items():
             if isinstance(value, float) and not isfinite(value):
@@ -215,7 +215,7 @@ def _check_numbers(*groups: FleetOptions | CostOptions | LoadOptions | GoalOptio
 
 
 def _compared(calibration: "Calibration", scenario: "Scenario", page: Path | None) -> dict[str, Any]:
-    """Run the four ways of drafting, print them, and return them for --json."""
+    """Simulate the four ways of drafting, print them, and return them for --json."""
     from foreword.bench.skeleton import optional, table
     from foreword.simulate.sweep import compare_ways
 

@@ -1,4 +1,4 @@
-"""Options of draft nodes and of those who use them."""
+"""Options of draft nodes and their targets."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from foreword.drafters.config import SpeculationConfig
 
 DRAFT_TOKENS = 5
-"""Default number of draft tokens per pass that are requested from nodes."""
+"""Default number of draft tokens requested from nodes per pass."""
 
 TokenFileOption = Annotated[
     Path | None,
@@ -34,7 +34,7 @@ def labels_option() -> Any:  # noqa: ANN401
 
 
 def tls_files(text: str | None) -> tuple[str, str, str] | None:
-    """The three files of `--tls`."""
+    """Return the three files of `--tls`."""
     if text is None:
         return None
     files = [entry.strip() for entry in text.split(",")]
@@ -45,13 +45,13 @@ def tls_files(text: str | None) -> tuple[str, str, str] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class SecurityOptions:
-    """What protects a link between targets and nodes."""
+    """Protection of connections between targets and nodes."""
 
     token_file: TokenFileOption = late(None, 1)
     tls: TlsOption = late(None, 1)
 
     def security(self) -> "Security":
-        """Return it; files that are no such files are refused."""
+        """Return the protection; raise `RequestError` for invalid files."""
         from foreword.cluster.security import Security, TlsFiles
 
         files = tls_files(self.tls)
@@ -60,7 +60,7 @@ class SecurityOptions:
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """Draft nodes of a target, and how it reaches them."""
+    """Draft nodes of a target, and their protection."""
 
     drafters: str | None = option(
         None,
@@ -77,7 +77,7 @@ class NodeOptions:
     )
 
     def settings(self) -> dict[str, Any]:
-        """Return them as keys of a speculation config; empty without draft nodes."""
+        """Return the options as keys of a speculation config; empty without draft nodes."""
         from foreword.cluster.settings import RemoteConfig
 
         files = tls_files(self.drafters_tls)
@@ -95,7 +95,7 @@ class NodeOptions:
         if files is not None:
             given |= dict(zip(("tls_certificate", "tls_key", "tls_authority"), files, strict=True))
         given["insecure"] = self.drafters_insecure
-        RemoteConfig(**given).security()  # refuses nodes that cannot be reached so, before a model is loaded
+        RemoteConfig(**given).security()  # refuses unprotected nodes before a model is loaded
         return given
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands have, and checks of them that need nothing heavy to be imported."""
+"""Options of several commands, and checks that import nothing heavy."""
 
 import json
 import re
@@ -37,13 +37,13 @@ SpeculativeConfigOption = Annotated[
 
 @dataclass(frozen=True)
 class SpeculationOptions:
-    """How drafts are made."""
+    """Drafting options."""
 
     speculation: SpeculationOption = None
     speculative_config: SpeculativeConfigOption = None
 
     def choice(self) -> str:
-        """Return what the two mean together, as `LLM` takes it."""
+        """Return the combined setting for `LLM`."""
         return speculation_choice(self.speculation, self.speculative_config)
 
 
@@ -62,28 +62,28 @@ GenerationConfigOption = Annotated[
 
 
 def lora_request(path: Path | None) -> "LoRARequest | None":
-    """What the library calls the adapter of `--lora`."""
+    """Return the adapter of `--lora` for the library."""
     from foreword.engine.adapters import LoRARequest
 
     return None if path is None else LoRARequest(path.resolve().name or "lora", str(path))
 
 
 def one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:
-    """The value, if it is among those."""
+    """Return the value if it is allowed."""
     if value not in allowed:
         raise RequestError(f"{option} must be {', '.join(allowed[:-1])} or {allowed[-1]}, not {value!r}")
     return value
 
 
 def check_device(device: str) -> str:
-    """The device's name, if it can be one."""
+    """Return the device's name if it is plausible."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise RequestError(f"--device must be auto, cpu or cuda, not {device!r}")
     return device
 
 
 def check_model(name: str) -> str:
-    """The model's name, if it can be one; whether the hub has it turns out when it is fetched."""
+    """Return the model's name if it is plausible; the hub is not queried."""
     from foreword.models.sources.resolve import check_name
 
     check_name(name)
@@ -91,7 +91,7 @@ def check_model(name: str) -> str:
 
 
 def check_plot(path: Path | None) -> Path | None:
-    """The picture's path, if pictures can be drawn and written there: better said now than after a run."""
+    """Return the picture's path if it can be drawn and written, so that a run does not fail at its end."""
     if path is not None:
         from foreword.bench.pictures import require_matplotlib
 
@@ -102,7 +102,7 @@ def check_plot(path: Path | None) -> Path | None:
 
 
 def speculation_choice(speculation: str | None, speculative_config: str | None) -> str:
-    """What the two options mean together, as `LLM` takes it."""
+    """Return the combined setting of both options for `LLM`."""
     if speculation is not None and speculative_config is not None:
         raise RequestError("--speculation and --speculative-config exclude each other; give one")
     if speculative_config is not None:
@@ -117,7 +117,7 @@ def speculation_choice(speculation: str | None, speculative_config: str | None) 
 
 
 def _check_speculation(option: str, text: str) -> None:
-    """Refuse a value that is no object or names no drafter; the drafters check the rest."""
+    """Raise `RequestError` for a value that is no object and names no drafter."""
     method = json_object(option, text, '{"method": "ngram"}').get("method")
     known = method_names()
     for name in split_methods(method):
@@ -127,7 +127,7 @@ def _check_speculation(option: str, text: str) -> None:
 
 
 def json_object(option: str, text: str, example: str | None = None) -> dict[str, Any]:
-    """An option that is a JSON object; what it says is checked elsewhere."""
+    """Parse an option that is a JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -139,7 +139,7 @@ def json_object(option: str, text: str, example: str | None = None) -> dict[str,
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's bytes; `-` is standard input."""
+    """Return a file's bytes; `-` is standard input."""
     try:
         return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
@@ -147,10 +147,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """A file's text; `-` is standard input."""
+    """Return a file's text; `-` is standard input."""
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-        return text.removeprefix("\ufeff")  # a byte order mark is no text
+        return text.removeprefix("\ufeff")  # byte order mark
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise RequestError(f"{path} cannot be read: {reason}") from None

@@ -1,4 +1,4 @@
-"""Commands whose options are the fields of frozen dataclasses."""
+"""Commands whose options are fields of frozen dataclasses."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -9,40 +9,40 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 REQUIRED = MISSING
-"""Default of an option that must be given."""
+"""Default of a required option."""
 
 _OPTION, _LAST = "option", "last"
 
 
 def option(default: Any, text: str, *names: str, last: int = 0, **more: Any) -> Any:  # noqa: ANN401
-    """Return a field that is an option with this help; `names` and `more` are those of `typer.Option`.
+    """Return a field for an option with this help; `names` and `more` are passed to `typer.Option`.
 
-    Options of a group are listed by rising `last`, so that those of a base class can follow those of the others.
+    Options are listed by rising `last`, so that those of a base class can follow the others.
     """
     made = partial(typer.Option, *names, help=text, **more)
     return field(default=default, metadata={_OPTION: lambda _: made(), _LAST: last})
 
 
 def flag(text: str, last: int = 0) -> Any:  # noqa: ANN401
-    """Return a field that is False unless its option is there; it has no `--no-` form."""
+    """Return a field for a flag without a `--no-` form."""
     return field(default=False, metadata={_OPTION: lambda name: typer.Option(name, help=text), _LAST: last})
 
 
 def argument(default: Any, text: str, **more: Any) -> Any:  # noqa: ANN401
-    """Return a field that is an argument without a name."""
+    """Return a field for a positional argument."""
     return field(default=default, metadata={_OPTION: lambda _: typer.Argument(help=text, **more)})
 
 
 def late(default: Any, last: int) -> Any:  # noqa: ANN401
-    """Return a field with an annotated option that is listed after others, see `option`."""
+    """Return a field with an annotated option, listed by `last`; see `option`."""
     return field(default=default, metadata={_LAST: last})
 
 
 class Command:
-    """A command: its docstring is the help, the fields of its dataclass are the options."""
+    """A command: its docstring is the help, its fields are the options."""
 
     def run(self) -> None:
-        """Do what the command is for."""
+        """Run the command."""
         raise NotImplementedError
 
 
@@ -61,17 +61,17 @@ Settings = TypeVar("Settings")
 
 
 def picked(kind: type[Settings], given: object, **more: Any) -> Settings:  # noqa: ANN401
-    """Return a dataclass of the options that are named as its fields, and of `more`, which comes first."""
+    """Create a dataclass from the options with its field names, and from `more`, which takes precedence."""
     wanted: Any = kind
     own = {one.name: getattr(given, one.name) for one in fields(wanted) if hasattr(given, one.name)}
     return kind(**(own | more))
 
 
 def options_command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a command for a function of dataclasses: their fields become options, those of nested groups too.
+    """Return a command for a function of dataclasses, whose fields become options, also of nested groups.
 
-    Other parameters of the function become options as they are. Fields have typer's annotations. A group checks what
-    its options mean together in `__post_init__`.
+    Other parameters become options unchanged. Fields have typer's annotations. A group checks combinations in
+    `__post_init__`.
     """
     hints = get_type_hints(function, include_extras=True)
     names = inspect.signature(function).parameters

@@ -1,4 +1,4 @@
-"""The prompt of `foreword generate` (an argument, a file, a pipe) and the form of its answer."""
+"""The prompt of `foreword generate` (argument, file or pipe) and its structured-output options."""
 
 import select
 import stat
@@ -14,11 +14,11 @@ from foreword.cli.options.grouped import option
 from foreword.errors import RequestError
 
 _PATIENCE = 2.0
-"""Seconds until a line says that the command waits for a pipe: one that is never closed would look like a hang."""
+"""Seconds until a message that the command waits for a pipe, so that it does not look hung."""
 
 
 def read_prompt(prompt: str | None, file: Path | None, stdin_is_free: bool = True) -> str:
-    """The question, after what is piped in beside it; a final line end of a file or a pipe is not part of it."""
+    """Return the prompt after piped text; a final line end of a file or pipe is removed."""
     if prompt is not None and file is not None:
         raise RequestError("there is a prompt and a --file; give one")
     if prompt == "-" or file == Path("-") or (prompt is None and file is None):
@@ -46,10 +46,10 @@ def _from_stdin(must_be_piped: bool) -> str:
 
 
 def _piped_text() -> str:
-    """What a pipe or a redirected file brings; a terminal, a socket and /dev/null bring nothing."""
+    """Return text from a pipe or redirected file; empty for a terminal, socket or /dev/null."""
     try:
         kind = fstat(sys.stdin.fileno()).st_mode
-    except (OSError, ValueError, AttributeError):  # closed, or replaced by something that is no file
+    except (OSError, ValueError, AttributeError):  # closed, or not a file
         return ""
     if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
         return ""
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StructuredOptions:
-    """The form of the answer; at most one is given."""
+    """Response format; at most one is given."""
 
     json_schema: Path | None = option(
         None, "Constrain the answer to JSON that matches the schema in this file.", metavar="FILE"
@@ -83,7 +83,7 @@ class StructuredOptions:
     )
 
     def outputs(self) -> "StructuredOutputs | None":
-        """Return the structured output that the options name; None: free text."""
+        """Return the structured output that the options specify; None: free text."""
         from foreword.structured.params import StructuredOutputs
 
         given = {
@@ -117,5 +117,5 @@ def _of_schema(file: Path) -> "StructuredOutputs":
 
 
 def _grammar_text(grammar: str) -> str:
-    """A grammar as it stands, or the file that has it: no rule of a grammar is the name of a file."""
+    """Return a grammar given as text or as a file; no grammar is also a file name."""
     return grammar if "::=" in grammar or "start:" in grammar else read_text(Path(grammar))

@@ -1,4 +1,4 @@
-"""Options of commands that answer over HTTP, read and refused before anything heavy is imported."""
+"""Options of HTTP servers, checked before anything heavy is imported."""
 
 import os
 import re
@@ -16,14 +16,14 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 class ServeCommand(TyperCommand):
-    """Takes several adapters after one option, as vLLM does."""
+    """Accepts several adapters after one option, as vLLM does."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own click's
         return super().parse_args(ctx, repeated("--lora-modules", args))
 
 
 def repeated(option: str, args: list[str]) -> list[str]:
-    """`OPTION a=x b=y` with the option before each of its pairs."""
+    """Repeat the option before each of its pairs: `OPTION a=x b=y`."""
     found: list[str] = []
     is_value = takes_more = False
     for arg in args:
@@ -37,7 +37,7 @@ def repeated(option: str, args: list[str]) -> list[str]:
 
 
 def memory_size(option: str, text: str) -> int:
-    """A number of bytes, with K, M, G or T for powers of 1024."""
+    """Parse a number of bytes, with K, M, G or T for powers of 1024."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
     if size < 1:
@@ -67,7 +67,7 @@ def _keys(option: str, variable: str, given: list[str] | None) -> tuple[str, ...
 
 
 def context_words(max_model_len: int, of_model: int, asked: int | None) -> str:
-    """Describe the context of a server, and the option that changes it where it is shorter than the model's."""
+    """Describe a server's context length, and the option that limits it."""
     if max_model_len >= of_model:
         return f"context {max_model_len:,} tokens"
     reason = "limited by KV memory (--kv-cache-memory-bytes)" if asked is None else "--max-model-len"
@@ -75,12 +75,12 @@ def context_words(max_model_len: int, of_model: int, asked: int | None) -> str:
 
 
 def listed(option: str | None) -> list[str]:
-    """The entries of an option that takes several, with commas between."""
+    """Split a comma-separated option."""
     return [entry.strip() for entry in (option or "").split(",") if entry.strip()]
 
 
 def origins(option: str | None) -> tuple[str, ...]:
-    """Origins as browsers name them."""
+    """Return CORS origins in browser format."""
     found = tuple(origin.lower().rstrip("/") for origin in listed(option))
     for origin in found:
         if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@]+", origin):
@@ -89,7 +89,7 @@ def origins(option: str | None) -> tuple[str, ...]:
 
 
 def named_paths(option: str, given: list[str] | None, model_name: str) -> dict[str, str]:
-    """Entries NAME=PATH; what is in the folders is checked when they are loaded."""
+    """Parse entries NAME=PATH; the folders' contents are checked when loaded."""
     found: dict[str, str] = {}
     for entry in given or ():
         name, is_pair, path = entry.partition("=")
@@ -105,7 +105,7 @@ def named_paths(option: str, given: list[str] | None, model_name: str) -> dict[s
 
 
 def need_server_extra() -> None:
-    """Refuse in one line what needs packages that are not there."""
+    """Raise `RequestError` if optional packages of the server are missing."""
     try:
         import fastapi  # noqa: F401
         import msgspec  # noqa: F401
@@ -128,7 +128,7 @@ def port_option(default: int) -> Any:  # noqa: ANN401
 
 @dataclass(frozen=True, kw_only=True)
 class ListeningOptions:
-    """Where a server listens, and to whom."""
+    """Address and access options of a server."""
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = port_option(8000)
@@ -148,7 +148,7 @@ class ListeningOptions:
     drain_seconds: float = option(30.0, "Seconds that SIGTERM waits for running answers.", min=0)
 
     def address(self) -> "Address":
-        """Return the address, if it may be listened on."""
+        """Return the address if listening on it is allowed."""
         from foreword.server.settings import Address
 
         address = Address(self.host, self.port)
@@ -156,7 +156,7 @@ class ListeningOptions:
         return address
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields of `ServerSettings` that these options give."""
+        """Return the fields of `ServerSettings` given by these options."""
         return {
             "api_keys": api_keys(self.api_key),
             "allowed_hosts": self.address().allowed_hosts(listed(self.allowed_hosts)),
@@ -176,7 +176,7 @@ PolicyOption = Annotated[
 
 
 def checked_policy(path: Path) -> Path:
-    """The file, if its rules can be used; drafters are checked where they are made."""
+    """Return the file if its rules are valid; drafters are checked when created."""
     from foreword.control.policy_file.parsing import read_policy
 
     path = path.expanduser().resolve()

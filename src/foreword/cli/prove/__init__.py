@@ -1,1 +1,1 @@
-"""`foreword prove`: the promise, checked here, from outside, and for a pair of models."""
+"""`foreword prove`: exactness of this build, of a server, or of a pair of models."""

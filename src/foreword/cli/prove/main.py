@@ -13,7 +13,7 @@ from foreword.cli.options.grouped import command, flag, option, picked
 from foreword.errors import RequestError
 
 LARGEST_SEED = 2**62
-"""The seeds that are counted on from it must be 64-bit integers, as OpenAI's are."""
+"""Largest first seed, so that all seeds are 64-bit integers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Prove(JsonCommand):
         from foreword.cli.prove.server import Asked, prove_server
         from foreword.proofs.server.ground import FULL, SMALL, STANDARD
 
-        if not isfinite(self.tolerance):  # with it nothing could be refuted
+        if not isfinite(self.tolerance):  # an infinite tolerance would refute nothing
             raise RequestError(f"--tolerance must be a finite number of nats, not {self.tolerance}")
         if self.full and self.small:
             raise RequestError("--full and --small exclude each other; give one")
@@ -94,7 +94,7 @@ class Prove(JsonCommand):
         prove_server(asked, plan, dry_run=self.dry_run, as_json=self.as_json)
 
     def _rules(self) -> None:
-        """The acceptance rules of this build."""
+        """Check the acceptance rules of this build."""
         from foreword.proofs.suite import FULL, QUICK, run_suites
 
         size = FULL if self.full else QUICK

@@ -1,4 +1,4 @@
-"""`foreword prove --url`: a server examined from outside."""
+"""`foreword prove --url`: black-box examination of a server."""
 
 import asyncio
 import json
@@ -28,14 +28,14 @@ _COLOURS = {
 }
 _FAILURES = ("refuted", "fails under concurrency")
 MOST_SHOWN = 4
-"""Requests of a reproduction that the report prints."""
+"""Maximum printed requests of a reproduction."""
 _SWITCHES = {"foreword": {"speculation": False}}
-"""Fields that turn speculation off, by who the list of models says that it is owned by."""
+"""Fields that turn speculation off, by owner in the list of models."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line says of a server."""
+    """Options of the examination."""
 
     url: str
     model: str | None = None
@@ -45,11 +45,11 @@ class Asked:
     api_key: str | None = None
     tolerance: float = 0.05
     seed: int = 0
-    only: tuple[str, ...] = ()  # names of claims; all if empty
+    only: tuple[str, ...] = ()  # names of claims; empty: all
 
 
 def prove_server(asked: Asked, plan: "ExaminationPlan", *, dry_run: bool, as_json: bool) -> None:
-    """Examine, print, and exit with 1 if a claim was refuted or requests failed under concurrency."""
+    """Examine and print; exit with 1 if a claim was refuted or requests failed under concurrency."""
     report = asyncio.run(_run(asked, plan, dry_run))
     if as_json:
         print_json(report)
@@ -136,7 +136,7 @@ def _print(ground: "Ground", verdicts: "list[ClaimVerdict]") -> None:
 
 
 def _summary(outcomes: list[str]) -> str:
-    """Return the report's last line: how many claims failed, of how many that were tried."""
+    """Return the report's last line: failed claims out of those tried."""
     refuted, failing = (outcomes.count(kind) for kind in _FAILURES)
     tried = len(outcomes) - outcomes.count("not tried")
     found = f"{refuted} of {tried} claims refuted" if refuted else f"none of {tried} claims refuted"

@@ -19,7 +19,7 @@ VOCABULARY = "Size of the head's vocabulary: the most frequent tokens."
 
 @dataclass(frozen=True, kw_only=True)
 class _Training(CommonOptions):
-    """A method; `muon_rate` is the usual learning rate of its matrices."""
+    """A training method; `muon_rate` is the default learning rate of its matrices."""
 
     muon_rate: ClassVar[float] = 0.02
 

@@ -1,4 +1,4 @@
-"""The options that all methods of `foreword train` have."""
+"""Options of all methods of `foreword train`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from foreword.errors import RequestError
 
 @dataclass(frozen=True, kw_only=True)
 class WorkOptions(Command):
-    """The model, where it works and what it is asked."""
+    """Model, device and prompts."""
 
     model: ModelOption = late(DEFAULT_MODEL, -1)
     prompts: list[Path] | None = option(
@@ -22,7 +22,7 @@ class WorkOptions(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions(WorkOptions):
-    """What is trained where, how long and how fast."""
+    """Data, duration and learning rates."""
 
     out: Path = option(REQUIRED, "Output directory.", last=-2)
     data: Path | None = option(
@@ -66,5 +66,5 @@ class CommonOptions(WorkOptions):
 
 
 def parse_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
-    """Layers, separated by commas."""
+    """Parse comma-separated layers."""
     return None if text is None else tuple(parse_sizes(option, text))

@@ -22,7 +22,7 @@ from foreword.errors import RequestError
 
 
 def save_curves(log: Path, path: Path, title: str) -> None:
-    """Loss and tokens per pass over the steps of a log."""
+    """Plot loss and tokens per pass over the steps of a log."""
     entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     loss = [(entry["step"], entry["loss"]) for entry in entries if "loss" in entry]
     tau: dict[str, list[tuple[float, float]]] = {}
@@ -47,17 +47,17 @@ if TYPE_CHECKING:
     from foreword.train.texts.prompts import FilePrompt
 
 STOPPED = 130
-"""Exit code after Ctrl-C, as a shell has it."""
+"""Exit code after Ctrl-C, by shell convention."""
 
-_EVAL_TOKENS = 128  # of an answer
+_EVAL_TOKENS = 128  # per answer
 _EVAL_CONTEXT = 2048
 _HELD_OUT_TEXTS = 256
-_GPU_ROWS, _CPU_ROWS = 2048, 8  # texts that are written at a time
-_GPU_BATCH, _CPU_BATCH = 61440, 2048  # tokens of a step
+_GPU_ROWS, _CPU_ROWS = 2048, 8  # texts written concurrently
+_GPU_BATCH, _CPU_BATCH = 61440, 2048  # tokens per step
 
 
 class Workplace:
-    """A model on a device: as the trainer runs it, and as it writes texts."""
+    """A model on a device, for training and for writing texts."""
 
     def __init__(self, model: str, device: str, *, compiled: bool) -> None:
         from foreword.backends.choice import pick_device
@@ -84,7 +84,7 @@ class Workplace:
         return self._target
 
     def batch(self, rows: int | None, context: int, seed: int) -> "TextBatch":
-        """Who writes texts: one captured batch on a GPU, our engine on a CPU."""
+        """Return a writer of texts: a captured batch on a GPU, our engine on a CPU."""
         if self.on_gpu:
             from foreword.train.texts.endless import EndlessBatch
 
@@ -100,32 +100,32 @@ class Workplace:
         loaded = load_model(str(self._path), device="cpu", generation_config="none")
         rows = rows or _CPU_ROWS
         core = make_core(loaded, EngineConfig(max_num_seqs=rows), "auto")
-        # These texts are not a user's: their acceptance would mislead the prior of the next engine.
+        # These texts are not a user's: their acceptance would mislead the next engine's prior.
         core.saved_estimates = None
         return EngineBatch(core, rows=rows, seed=seed)
 
     @cached_property
     def identity(self) -> str:
-        """What texts and states say of the model that they are of."""
+        """Identifies the model in texts and states."""
         from foreword.train.files import identity_of
 
         return identity_of(self.checkpoint)
 
     @property
     def fingerprint(self) -> str:
-        """A name for the model's numbers, so that answers of another are not taken for its own."""
+        """Hash of the model's weights, so that another model's answers are not reused."""
         norm = self.target.weights.final_norm.float().sum().item()
         return f"{self.checkpoint.config} {norm:.6f} {self.target.dtype}"
 
 
 class ConsoleWatcher:
-    """A bar on a terminal, lines everywhere."""
+    """Shows a bar on a terminal, lines otherwise."""
 
     def __init__(self, show: Callable[[str, int, int], None]) -> None:
         self._show = show
 
     def say(self, line: str) -> None:
-        # Over the bar where there is one: it is drawn anew below.
+        # On a terminal, print above the bar.
         (stderr if stderr.is_terminal else stdout).print(line, markup=False, soft_wrap=True)
 
     def progress(self, share: float, line: str) -> None:
@@ -138,7 +138,7 @@ def run_training(
     rates: "LearningRates",
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Train, measure and write the outcome; `--minutes` count from here on."""
+    """Train, evaluate and write the result; `--minutes` counts from here."""
     from dataclasses import replace
 
     from foreword.train.files import TEXTS, require_own, require_pieces_alone, require_same_kind
@@ -176,7 +176,7 @@ def run_training(
             spent = clock() - began
             _write_first(options, place, data, watcher, stopped, spent)
         if stopped():
-            say("stopped before training; the same command goes on with the texts that are there")
+            say("stopped before training; the same command continues with the existing texts")
             raise typer.Exit(STOPPED)
         rates = replace(
             rates,
@@ -202,7 +202,7 @@ def run_training(
         texts = gather_texts(data, evaluation, answer, _HELD_OUT_TEXTS, place.fingerprint)
         reports = train(place.checkpoint, place.target, run, texts, watcher)
     if reports is None:
-        say(f"stopped; its state is in {run.state.parent}, and --resume goes on from it")
+        say(f"stopped; its state is in {run.state.parent}, and --resume continues from it")
         raise typer.Exit(STOPPED)
     if options.export is not None:
         write_pieces(options.out, options.export, bits=options.export_bits, model=place.identity)
@@ -219,7 +219,7 @@ def _write_first(
     stopped: Callable[[], bool],
     spent: float,
 ) -> None:
-    """Write training texts unless there are some: for a third of the minutes left, or what the steps read once."""
+    """Write training texts unless some exist: for a third of the remaining time, or one epoch of the steps."""
     from foreword.train.texts.data import WritingSettings
     from foreword.train.texts.documents import count_shards
 
@@ -240,7 +240,7 @@ def write_texts(
     rows: int | None,
     watcher: ConsoleWatcher,
 ) -> None:
-    """Let the model write, and say how much it was."""
+    """Let the model write texts, and print how many."""
     from dataclasses import replace
 
     from foreword.train.texts.data import WritingReport, write_training_set
@@ -280,7 +280,7 @@ def read_prompts(paths: Sequence[Path] | None) -> "list[FilePrompt]":
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM end the work after the current step; a second Ctrl-C ends it immediately."""
+    """Stop after the current step on Ctrl-C and SIGTERM; immediately on a second Ctrl-C."""
     seen: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -298,7 +298,7 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def memory_in_one_line(hint: str) -> Iterator[None]:
-    """Report a GPU that is out of memory in one line."""
+    """Report an out-of-memory GPU in one line."""
     import torch
 
     try:

@@ -1,1 +1,1 @@
-"""Pools of targets and draft nodes, started from one file."""
+"""Clusters of targets and draft nodes, started from one file."""

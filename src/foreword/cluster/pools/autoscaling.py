@@ -1,4 +1,4 @@
-"""Reads the state of targets over HTTP, and adds or drains draft nodes accordingly."""
+"""Reads the state of targets over HTTP, and adds or removes draft nodes."""
 
 import json
 import logging
@@ -15,19 +15,19 @@ from foreword.cluster.pools.members import TARGET, Member
 from foreword.cluster.pools.scaling import Demand, NodeSpeed, Scaler, ScaleRule
 
 Fetch = Callable[[str], Any]
-"""What a URL answers, as JSON; raises `OSError` or `ValueError`."""
+"""Returns a URL's JSON; raises `OSError` or `ValueError`."""
 
 
 @dataclass(frozen=True)
 class TargetStatus:
-    """One target."""
+    """State of one target."""
 
     name: str
-    state: str  # "ok", "starting", ...; "down": it does not answer
+    state: str  # "ok", "starting", ...; "down": no response
     running: int = 0
     waiting: int = 0
-    tokens_per_pass: float | None = None  # 1 is plain decoding
-    cost_per_million: float | None = None  # tokens, of the time that is paid for; None without prices
+    tokens_per_pass: float | None = None  # 1: plain decoding
+    cost_per_million: float | None = None  # per million tokens, of reserved time; None without prices
     reason: str = ""
 
     @property
@@ -37,7 +37,7 @@ class TargetStatus:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node as one target knows it."""
+    """State of one node as one target sees it."""
 
     target: str
     node: str
@@ -52,7 +52,7 @@ class NodeStatus:
 
 
 def fetch_json(api_key: str = "") -> Fetch:
-    """Asks over HTTP, with a key if there is one."""
+    """Return a function that fetches JSON, with an API key if given."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def fetch(url: str) -> Any:  # noqa: ANN401 - JSON
@@ -63,7 +63,7 @@ def fetch_json(api_key: str = "") -> Fetch:
 
 
 def cluster_status(addresses: Mapping[str, str], fetch: Fetch) -> tuple[list[TargetStatus], list[NodeStatus]]:
-    """All targets, by name where they are, and all nodes that they know."""
+    """Return all targets (by name and address) and the nodes that they know."""
     targets, nodes = [], []
     for name, address in addresses.items():
         try:
@@ -100,14 +100,14 @@ def _node(target: str, reported: dict[str, Any]) -> NodeStatus:
 
 
 class DemandWatch:
-    """Looks at `/health` of all targets; what a step takes is what came since the look before."""
+    """Reads `/health` of all targets; step times are differences between reads."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
-        self._before: dict[str, tuple[int, float]] = {}  # by target: steps, and seconds of its devices
+        self._before: dict[str, tuple[int, float]] = {}  # by target: steps, and device seconds
 
     def look(self, urls: Sequence[str]) -> tuple[list[Demand], NodeSpeed | None]:
-        """Targets that do not answer ask for nothing."""
+        """Return the demands; targets that do not respond have none."""
         demands, levels, homes, rates = [], [], [], []
         for url in urls:
             try:
@@ -131,7 +131,7 @@ class DemandWatch:
         if not engine["running"]:
             return [Demand(0, 0.0)]
         if before is None or steps <= before[0] or seconds <= before[1]:
-            return []  # a restart, or nothing to go by yet
+            return []  # after a restart, or without a previous read
         return [Demand(engine["running"], (seconds - before[1]) / (steps - before[0]))]
 
 
@@ -142,7 +142,7 @@ LOOK_SECONDS = 2.0
 
 @dataclass
 class Autoscaler:
-    """Looks at the targets now and then; targets themselves are never added for the sake of drafts."""
+    """Checks the targets periodically; never adds targets."""
 
     rule: ScaleRule
     node: Member
@@ -156,7 +156,7 @@ class Autoscaler:
         self._looked = float("-inf")
 
     def look(self) -> None:
-        """Have as many nodes as there should be, if it is time to look."""
+        """Adjust the number of nodes, if due."""
         if self.clock() - self._looked < LOOK_SECONDS:
             return
         self._looked = self.clock()

@@ -1,4 +1,4 @@
-"""Reads the cluster file: its targets, draft nodes, router, and how they are placed and scaled."""
+"""Reads the cluster file: targets, draft nodes, router, placement and scaling."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,15 +29,15 @@ _SCALE_KEYS = tuple(field.name for field in fields(ScaleRule))
 
 @dataclass(frozen=True)
 class RaySettings:
-    """The Ray that places and watches members."""
+    """Settings of Ray."""
 
-    address: str = ""  # of one that runs; empty: one is started here
+    address: str = ""  # of a running Ray; empty: start one
     namespace: str = "foreword"
 
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """All that the file says."""
+    """Contents of the cluster file."""
 
     members: list[Member]  # draft nodes first
     ray: RaySettings | None = None
@@ -48,22 +48,22 @@ class ClusterConfig:
 
     @property
     def room(self) -> float:
-        """CPUs of all members, with all that may be added."""
+        """CPUs of all members, including those that may be added."""
         added = 0.0 if self.scale is None else (self.scale.most - 1) * self.member(self.scale.node).cpus
         return sum(one.cpus for one in self.members) + added
 
 
 class NodeChoice:
-    """The nodes of the file: a target asks all of them, or those that it names."""
+    """Selects the nodes of a target: all, or those that it names."""
 
     def __init__(self, nodes: Sequence[Member], scale: ScaleRule | None, *, is_listed: bool) -> None:
-        """`is_listed`: they come and go, so that targets read their addresses from a list."""
+        """`is_listed`: nodes come and go, so targets read their addresses from a file."""
         self._nodes = {node.name: node for node in nodes}
         self._scale = scale
         self._is_listed = is_listed
 
     def by(self, given: Mapping[str, Any], place: str) -> tuple[str, tuple[str, ...]]:
-        """A target's `--drafters`, and who is in its list if that is not everybody."""
+        """Return a target's `--drafters`, and the named nodes if not all."""
         if "drafters" not in given:
             return self._all(), ()
         value = given["drafters"]
@@ -86,7 +86,7 @@ class NodeChoice:
         return self._nodes[one].address if one in self._nodes else one
 
     def _replicas(self, one: str) -> list[str]:
-        """All that there may be of a node of which there are more or fewer."""
+        """Return all possible replicas of a scaled node."""
         if self._scale is None or one != self._scale.node:
             return [one]
         return [self._nodes[one].replica(number).name for number in range(1, self._scale.most + 1)]
@@ -105,7 +105,7 @@ class NodeChoice:
 
 
 def read_cluster(path: Path) -> ClusterConfig:
-    """Return the checked cluster file; what is wrong is refused by name before anything starts."""
+    """Read and check the cluster file."""
     given = mapping_of(_read(path), "the file", ("nodes", "targets", "router", "ray", "autoscale"))
     nodes = [_node(one, f"nodes[{place}]") for place, one in enumerate(list_of(given, "nodes"))]
     scale = _scale(given["autoscale"], nodes) if "autoscale" in given else None
@@ -143,7 +143,7 @@ def _check(members: Sequence[Member]) -> None:
 
 
 def _check_addresses(members: Sequence[Member]) -> None:
-    """Refuse two members with one address on one machine."""
+    """Raise `RequestError` if two members share an address on one machine."""
     owners: dict[str, str] = {}
     for member in members:
         other = owners.setdefault(member.address, member.name)
@@ -164,7 +164,7 @@ def _read(path: Path) -> object:
         yaml = None
     try:
         return json.loads(text) if yaml is None else yaml.safe_load(text)
-    except Exception as error:  # json's or yaml's
+    except Exception as error:  # of json or yaml
         reason = " ".join(str(error).split())
         raise RequestError(f"cluster file {path} is neither YAML nor JSON: {reason}") from None
 
@@ -183,7 +183,7 @@ def _node(value: object, place: str) -> Member:
         arguments += ["--options", json.dumps(mapping_of(given["options"], f"{place}.options", None))]
     command = (*arguments, *names_of(given, "args", place, "texts"))
     name = text_of(given, "name", place)
-    if set(name) & set(":,"):  # targets ask for nodes by names or addresses, with commas
+    if set(name) & set(":,"):  # targets list nodes by name or address, separated by commas
         raise RequestError(f"cluster file: {place}.name must have no colon and no comma: {name!r}")
     return _placed(Member(name, NODE, command, listen), given, place)
 

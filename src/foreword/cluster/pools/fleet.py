@@ -1,4 +1,4 @@
-"""The members of a cluster on this machine, their log lines, and the state file of `foreword cluster`."""
+"""The members of a cluster on this machine, their log lines, and the state file."""
 
 import json
 import logging
@@ -21,36 +21,36 @@ from foreword.cluster.pools.running import Pools, Process, Stopping, launch
 
 @dataclass(frozen=True)
 class MemberStatus:
-    """The state of a member as its watcher knows it."""
+    """State of a member."""
 
     name: str
     kind: str
     address: str
     restarts: int = 0
     machine: str = ""  # where it was placed; empty: here
-    is_refused: bool = False  # it cannot use what it was given, and was not started again
+    is_refused: bool = False  # it refused its arguments and is not restarted
 
 
 class MemberFleet(Protocol):
-    """Members that run, and nodes of which there can be more or fewer."""
+    """Running members, and nodes that can be added or removed."""
 
     def members(self) -> list[MemberStatus]:
-        """Those that run."""
+        """Return the running members."""
         ...
 
     def names(self) -> Collection[str]:
-        """Those that are meant to run."""
+        """Return the names of members that should run."""
         ...
 
     def add(self, member: Member) -> None: ...
 
     def drop(self, name: str) -> None:
-        """End a node: it tells its targets first."""
+        """End a node, which notifies its targets first."""
         ...
 
 
 def resize(fleet: MemberFleet, node: Member, size: int) -> None:
-    """Have so many replicas of a node: those with the lowest numbers."""
+    """Set the number of replicas of a node, keeping the lowest numbers."""
     have = numbers(fleet, node.name)
     for number in [number for number in range(1, size + 1) if number not in have][: max(size - len(have), 0)]:
         fleet.add(node.replica(number))
@@ -59,7 +59,7 @@ def resize(fleet: MemberFleet, node: Member, size: int) -> None:
 
 
 def numbers(fleet: MemberFleet, node: str) -> set[int]:
-    """Which replicas of a node there are."""
+    """Return the numbers of a node's replicas."""
     return {number for name in fleet.names() if (number := replica_number(name, node))}
 
 
@@ -80,7 +80,7 @@ class LocalFleet:
         return self._pools.stopped
 
     def run(self, and_then: Callable[[], None]) -> None:
-        """Keep them running until `stopped` is set."""
+        """Supervise the members until `stopped` is set."""
         self._pools.run(and_then)
 
     def members(self) -> list[MemberStatus]:
@@ -114,7 +114,7 @@ _log = logging.getLogger(__name__)
 
 
 class MemberLog:
-    """Tells each thing once: who is there, who was started again, who cannot be."""
+    """Logs each change once: start, restart, refusal."""
 
     def __init__(self) -> None:
         self._known: dict[str, MemberStatus] = {}
@@ -134,7 +134,7 @@ class MemberLog:
 
 
 class ClusterState:
-    """Of the cluster that a file describes, on this machine."""
+    """State file of a cluster on this machine."""
 
     def __init__(self, file: Path, folder: Path | None = None) -> None:
         name = sha256(str(file.resolve()).encode()).hexdigest()[:16]
@@ -143,7 +143,7 @@ class ClusterState:
         self._written: object = None
 
     def write(self, members: Sequence[MemberStatus]) -> None:
-        """Whenever something is new."""
+        """Write the state if it changed."""
         reported = {"pid": os.getpid(), "members": [asdict(one) for one in members]}
         if reported != self._written:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -157,16 +157,16 @@ class ClusterState:
             self._path.unlink()
 
     def members(self) -> list[MemberStatus]:
-        """Return the members; empty: no process watches this cluster."""
+        """Return the members; empty if no process supervises this cluster."""
         return [MemberStatus(**one) for one in self._read().get("members", ())]
 
     def watcher(self) -> int | None:
-        """The process that watches over it; None: there is none."""
+        """Return the supervisor's process id; None: not running."""
         pid = self._read().get("pid")
         return pid if isinstance(pid, int) and _is_up(pid) else None
 
     def stop(self) -> bool:
-        """Ask it to end everything; False if there is none."""
+        """Ask the supervisor to end everything; return False if there is none."""
         pid = self.watcher()
         if pid is None:
             return False
@@ -183,7 +183,7 @@ class ClusterState:
 
 
 def _is_up(pid: int) -> bool:
-    """Whether that is still a `cluster up`: a number may be another process's by now."""
+    """Whether the process is still a `cluster up`; ids are reused."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -192,6 +192,6 @@ def _is_up(pid: int) -> bool:
 
 
 def _reported_by_ps(pid: int) -> list[bytes]:
-    """Return a process's command line where there is no /proc: macOS."""
+    """Return a process's command line on systems without /proc (macOS)."""
     command = ["ps", "-p", str(pid), "-o", "args="]
     return subprocess.run(command, capture_output=True, check=False).stdout.split()

@@ -11,25 +11,25 @@ from foreword.cluster.address import NodeAddress
 NODE, TARGET, ROUTER = "node", "target", "router"
 
 NODES_LIST, TARGETS_LIST = "@{lists}/nodes", "@{lists}/targets"
-"""Where members that come and go are listed: arguments in which the folder is put when a member is started."""
+"""Arguments that refer to the lists of members; the folder is filled in at the start."""
 
 ANYWHERE = ("0.0.0.0", "::")
-"""Hosts that one listens on; others reach it by the name of its machine."""
+"""Wildcard hosts to listen on; others connect to the machine's name."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One process."""
+    """One process of a cluster."""
 
     name: str
     kind: str
-    arguments: tuple[str, ...]  # of `foreword`
-    address: str = ""  # where others find it
-    cpus: float = 1.0  # that are kept for it, where somebody places it
+    arguments: tuple[str, ...]  # of the `foreword` command
+    address: str = ""  # public address
+    cpus: float = 1.0  # reserved by a scheduler
     gpus: float = 0.0
-    near: tuple[str, ...] = ()  # nodes that a target is placed beside
-    asks: tuple[str, ...] = ()  # names and addresses of the nodes in a target's list; empty: all of them
-    is_strict: bool = False  # on the same machine or not at all
+    near: tuple[str, ...] = ()  # nodes to place a target next to
+    asks: tuple[str, ...] = ()  # nodes in a target's list; empty: all
+    is_strict: bool = False  # same machine required
 
     @property
     def is_target(self) -> bool:
@@ -37,16 +37,16 @@ class Member:
 
     @property
     def url(self) -> str:
-        """Of a target or a router."""
+        """URL of a target or router."""
         return f"http://{self.address}"
 
     def command(self, lists: Path) -> list[str]:
-        """Its arguments, with the lists in this folder."""
+        """Return its command line, with the lists in this folder."""
         known = {one: one.replace("{lists}", str(lists)) for one in (NODES_LIST, TARGETS_LIST)}
         return [known.get(argument, argument) for argument in self.arguments]
 
     def on(self, machine: str) -> "Member":
-        """The same where it runs on a machine with this address: what listens anywhere is found there."""
+        """Return the member on a machine with this address, which replaces wildcard hosts."""
         host, _, port = self.address.rpartition(":")
         if host.strip("[]") not in ANYWHERE:
             return self
@@ -54,7 +54,7 @@ class Member:
         return replace(self, address=f"{named}:{port}")
 
     def replica(self, number: int) -> "Member":
-        """One more node like this one, at the next port; the first is the node itself."""
+        """Return another node like this one at the next port; replica 1 is the node itself."""
         if number == 1:
             return self
         own = NodeAddress.parse(self.address)
@@ -66,7 +66,7 @@ class Member:
 
 
 def replica_number(name: str, of: str) -> int:
-    """Which replica of a node this is; 0: none."""
+    """Return a replica's number; 0: not a replica of this node."""
     if name == of:
         return 1
     number = name.removeprefix(f"{of}-")
@@ -78,12 +78,12 @@ Listed = tuple[str, str, str]
 
 
 def lists_of(member: Member, folder: Path) -> Path:
-    """Where its lists are: in a folder of its own if it asks some of the nodes only."""
+    """Return the folder of its lists; its own if it uses only some nodes."""
     return folder / f"of-{quote(member.name, safe='')}" if member.asks else folder
 
 
 def write_lists(folder: Path, members: Iterable[Listed], asks: Collection[str] = ()) -> None:
-    """The nodes that are asked, and the targets; a file changes as a whole or not at all."""
+    """Write the lists of nodes and targets atomically."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     known = list(members)
     nodes = {name: address for name, kind, address in known if kind == NODE}

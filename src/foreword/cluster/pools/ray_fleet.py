@@ -1,4 +1,4 @@
-"""A cluster whose members Ray places, starts and watches."""
+"""A cluster whose members Ray places, starts and supervises."""
 
 import logging
 import math
@@ -17,7 +17,7 @@ from foreword.errors import RequestError
 
 
 def import_ray() -> Any:  # noqa: ANN401 - an extra
-    """Ray, which takes a second to import."""
+    """Import Ray, which takes a second."""
     try:
         import ray
         import ray.util.scheduling_strategies
@@ -29,7 +29,7 @@ def import_ray() -> Any:  # noqa: ANN401 - an extra
 
 
 def connect(ray: Any, settings: RaySettings, cpus: float) -> bool:  # noqa: ANN401 - an extra
-    """Whether it was there before."""
+    """Connect to Ray or start it; return whether it was running."""
     check_mode(settings.address, os.environ.get(AUTH_VARIABLE, ""))
     shared: dict[str, Any] = {
         "namespace": settings.namespace,
@@ -52,7 +52,7 @@ def connect(ray: Any, settings: RaySettings, cpus: float) -> bool:  # noqa: ANN4
 
 
 def check_mode(address: str, mode: str) -> None:
-    """Refuse a Ray that asks for no token: one that is started here can be reached from other machines, too."""
+    """Refuse a Ray without authentication, which other machines could reach."""
     if not address and mode.lower() not in ("", "token"):
         raise RequestError(
             f"{AUTH_VARIABLE}={mode}: anyone who reaches a Ray without token runs code on this machine; leave it out"
@@ -65,7 +65,7 @@ def check_mode(address: str, mode: str) -> None:
 
 
 def check_guarded(machines: int, guarded: Sequence[bool]) -> None:
-    """What was said of this Ray by those who run on its machines."""
+    """Refuse a Ray with several machines and no authentication, as reported by its actors."""
     if machines > 1 and not (guarded and all(guarded)):
         raise RequestError(
             f"this Ray has {machines} machines and asks for no token: anyone who reaches it runs code on them; "
@@ -77,11 +77,11 @@ _log = logging.getLogger(__name__)
 
 REGISTRY = "registry"
 PLACED_SECONDS = 60.0
-"""Seconds that members may wait for a place before a warning is logged."""
+"""Seconds that members may wait for placement before a warning."""
 
 
 class RayFleet:
-    """What `foreword cluster up` does where the file has `ray`. Actors outlive it on a Ray that was there before."""
+    """Implements `foreword cluster up` with `ray`. Actors outlive it on a Ray that was running before."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
         assert cluster.ray is not None
@@ -100,9 +100,9 @@ class RayFleet:
         self._registry = self._started(MemberRegistry, REGISTRY, num_cpus=0)
 
     def up(self) -> None:
-        """Start what is not there yet; raises `RequestError` if Ray asks for no token beyond one machine."""
+        """Start missing members; raise `RequestError` if Ray spans machines without authentication."""
         _log.info("Ray is there; starting the registry ...")
-        self._ray.get(self._registry.members.remote())  # it runs
+        self._ray.get(self._registry.members.remote())  # wait until it runs
         self.find()
         placed = self._place()
         for member in self._cluster.members:
@@ -113,22 +113,22 @@ class RayFleet:
             resize(self, self._cluster.member(scale.node), scale.least)
 
     def find(self) -> None:
-        """The actors of an earlier `up`."""
+        """Find the actors of an earlier `up`."""
         for one in self._ray.util.list_named_actors():
             if one != REGISTRY:
                 self._actors[one] = self._ray.get_actor(one, self._namespace)
 
     def run(self, and_then: Callable[[], None]) -> None:
-        """Until `stopped` is set; Ray does what there is to do."""
+        """Wait until `stopped` is set; Ray supervises."""
         try:
             while not self.stopped.wait(LOOK_SECONDS):
-                with suppress(self._ray.exceptions.RayError):  # the registry is being started again
+                with suppress(self._ray.exceptions.RayError):  # the registry is restarting
                     and_then()
         finally:
             self.down()
 
     def members(self) -> list[MemberStatus]:
-        """Those that have said that they are there."""
+        """Return the registered members."""
         reported = self._ray.get(self._registry.members.remote(), timeout=LONGEST_LOOK)
         members = [MemberStatus(**one) for one in reported]
         self._news.tell(members)
@@ -141,14 +141,14 @@ class RayFleet:
         self._add(member, None)
 
     def drop(self, name: str) -> None:
-        """Remove a node: targets get no requests to it; it ends after it has notified them."""
+        """Remove a node; it ends after notifying its targets."""
         self._registry.leave.remote(name)
         actor = self._actors.pop(name, None)
         if actor is not None:
             self._end([actor])
 
     def down(self) -> None:
-        """End routers, then targets, then nodes, so that no node drains for a target that is gone."""
+        """End routers, then targets, then nodes, so that no node drains for an ended target."""
         by_name = {one.name: one for one in self._cluster.members}
         for kind in (ROUTER, TARGET, NODE):
             self._end([actor for name, actor in self._actors.items() if _kind(by_name, name) == kind])
@@ -166,7 +166,7 @@ class RayFleet:
             self._ray.kill(actor)
 
     def _place(self) -> dict[str, Any]:
-        """Where members go that are to be together, by name."""
+        """Return the placement of members that belong together, by name."""
         placed: dict[str, Any] = {}
         for target in self._cluster.members:
             pair = [target, *map(self._cluster.member, target.near)]
@@ -196,7 +196,7 @@ class RayFleet:
         self._actors[member.name] = self._started(RayMember, member.name, member, self._namespace, **options)
 
     def _started(self, kind: type, name: str, *arguments: object, **options: Any) -> Any:  # noqa: ANN401 - Ray's
-        """An actor of this name, or the one that an earlier `up` has left."""
+        """Return an actor of this name, new or left by an earlier `up`."""
         options |= {"name": name, "lifetime": self._lifetime, "get_if_exists": True, "max_restarts": -1}
         return self._ray.remote(kind).options(**options).remote(*arguments)
 
@@ -204,7 +204,7 @@ class RayFleet:
         return f"{self._namespace}/{target.name}"
 
     def _check_token(self) -> None:
-        """Refuse a Ray without token beyond one machine: anyone who reaches it runs code on it."""
+        """Refuse a Ray without authentication on several machines."""
         hosts = {one["NodeManagerAddress"] for one in self._ray.nodes() if one["Alive"]}
         asked = [] if len(hosts) == 1 else [actor.is_guarded.remote() for actor in self._actors.values()]
         ready, _ = (
@@ -218,7 +218,7 @@ class RayFleet:
 
 
 class RayMember(MemberActor):
-    """A member in the actor that Ray has placed."""
+    """A member in its Ray actor."""
 
     def __init__(self, member: Member, namespace: str) -> None:
         ray = import_ray()

@@ -1,4 +1,4 @@
-"""A member of a cluster in an actor that Ray has placed, and the registry of all members."""
+"""A cluster member in a Ray actor, and the registry of members."""
 
 import logging
 import os
@@ -16,15 +16,15 @@ from foreword.cluster.pools.members import Member, write_lists
 from foreword.cluster.pools.running import LOOK_SECONDS, Pools, Process, launch
 
 SILENT_SECONDS = 10.0
-"""A member that nothing was heard of for so long is not there."""
+"""Seconds without a message after which a member counts as gone."""
 
 
 class MemberRegistry:
-    """Members say again and again that they are there, so that a registry that was started again knows all soon."""
+    """Registry that members update periodically, so that a restarted registry soon knows all."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._heard: dict[str, tuple[dict[str, Any], float]] = {}  # by name: what it says, and when
+        self._heard: dict[str, tuple[dict[str, Any], float]] = {}  # by name: report and its time
 
     def tell(self, reported: dict[str, Any]) -> list[dict[str, Any]]:
         """Register a member; return all members."""
@@ -43,16 +43,16 @@ class MemberRegistry:
 _log = logging.getLogger(__name__)
 
 Tell = Callable[[dict[str, Any]], list[dict[str, Any]]]
-"""Tells the registry of a member, and brings back who is there."""
+"""Reports a member to the registry and returns all members."""
 
 AUTH_VARIABLE = "RAY_AUTH_MODE"
 
 
 class MemberActor:
-    """Starts the member's process again when it ends, as a pool on one machine does.
+    """Restarts the member's process when it ends, like the supervisor on one machine.
 
-    Ray starts the actor again when that ends, or its machine does; its process ends with it. One thread does all of
-    it, because that is what the process is tied to.
+    Ray restarts the actor when it or its machine ends; the process ends with it. A single thread does everything,
+    because the process is tied to it.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class MemberActor:
         start: Callable[[Member, Path], Process] = launch,
         has_run: bool = False,
     ) -> None:
-        """`has_run`: an actor before this one had it run, and its process may still be ending."""
+        """`has_run`: an earlier actor ran it, whose process may still be ending."""
         self._member = member.on(machine)
         self._machine = machine
         self._tell = tell
@@ -73,12 +73,12 @@ class MemberActor:
         self._thread = threading.Thread(target=self._pools.run, args=(self.look,), name=member.name)
 
     def run(self) -> None:
-        """From now on."""
+        """Run from now on."""
         self._thread.start()
 
     def look(self) -> None:
-        """Tell the registry, and list who is there."""
-        with suppress(Exception):  # Ray's: the registry is being started again
+        """Report to the registry, and write the lists."""
+        with suppress(Exception):  # the registry is restarting
             listed = [(one["name"], one["kind"], one["address"]) for one in self._tell(self.reported())]
             write_lists(self._lists, listed, self._member.asks)
 
@@ -89,11 +89,11 @@ class MemberActor:
         return asdict(reported)
 
     def is_guarded(self) -> bool:
-        """Whether Ray asks for a token here."""
+        """Whether Ray requires a token here."""
         return os.environ.get(AUTH_VARIABLE, "").lower() == "token"
 
     def stop(self) -> None:
-        """End the process, which may take the time that it needs for it."""
+        """End the process and wait for it."""
         self._pools.stopped.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -103,4 +103,4 @@ class MemberActor:
 
 
 LONGEST_LOOK = 4 * LOOK_SECONDS
-"""Seconds that a registry has to answer."""
+"""Timeout of the registry in seconds."""

@@ -17,13 +17,13 @@ from foreword.cluster.pools.members import NODE, ROUTER, TARGET, Member
 _log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-"""Seconds before a member that has ended is started again; twice as long each time."""
+"""Initial and maximum seconds before a restart; doubles each time."""
 
 CALM_SECONDS = 60.0
-"""A member that has run for so long begins with the first pause again."""
+"""Seconds after which a running member resets its pause."""
 
 REFUSED = 2
-"""Exit code of a member that cannot use what it was given: it would say the same again."""
+"""Exit code of a member that refuses its arguments: a restart would fail again."""
 
 LOOK_SECONDS = 0.5
 
@@ -32,17 +32,16 @@ _SLICE = 0.1
 
 
 class Stopping:
-    """Whether somebody, or a signal, has asked for the end.
+    """Whether a stop was requested, by call or signal.
 
-    A signal's handler may interrupt anything, also another call of itself: an `Event`, whose lock is held then, would
-    wait for itself. So there is no lock.
+    A signal handler may interrupt itself, and would deadlock on the lock of an `Event`. So there is no lock.
     """
 
     def __init__(self) -> None:
         self._is_asked = False
 
     def listen(self) -> "Stopping":
-        """To SIGTERM and SIGINT, which may come more than once."""
+        """Handle SIGTERM and SIGINT, repeatedly."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.set())
         return self
@@ -54,7 +53,7 @@ class Stopping:
         return self._is_asked
 
     def wait(self, seconds: float = float("inf")) -> bool:
-        """Until it is asked, but not longer than this; whether it is."""
+        """Wait until a stop is requested or the time is over; return whether it is."""
         until = time.monotonic() + seconds
         while not self._is_asked and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _SLICE))
@@ -62,10 +61,10 @@ class Stopping:
 
 
 class Process(Protocol):
-    """What is needed of a running member."""
+    """Interface of a running member's process."""
 
     def poll(self) -> int | None:
-        """Its exit code; None: it runs."""
+        """Return the exit code; None: running."""
         ...
 
     def terminate(self) -> None: ...
@@ -76,7 +75,7 @@ class Process(Protocol):
 
 
 def launch(member: Member, lists: Path) -> Process:
-    """A member in a process of its own, which ends with this one."""
+    """Start a member in a process that ends with this one."""
     tied = [sys.executable, "-m", "foreword.cluster.pools.tied", str(os.getpid())]
     return subprocess.Popen([*tied, *member.command(lists)], stdin=subprocess.DEVNULL)
 
@@ -91,17 +90,17 @@ class _Running:
     restarts: int = 0
     is_leaving: bool = False
     is_refused: bool = False
-    has_run: bool = False  # for some time, so that what it was given can be used
+    has_run: bool = False  # long enough to show that its arguments are valid
 
 
 @dataclass
 class Pools:
-    """Keeps all members running until it is stopped; one that refuses what it was given is not started again."""
+    """Keeps all members running until stopped; one that refuses its arguments is not restarted."""
 
     members: Sequence[Member]
     start: Callable[[Member], Process]
     clock: Callable[[], float] = monotonic
-    have_run: bool = False  # before, under somebody else's watch
+    have_run: bool = False  # under an earlier supervisor
     stopped: Stopping = field(default_factory=Stopping)
     _running: list[_Running] = field(default_factory=list)
 
@@ -109,23 +108,23 @@ class Pools:
         self._running = [_Running(member, has_run=self.have_run) for member in self.members]
 
     def restarts(self) -> dict[str, int]:
-        """By name, how often each was started again."""
+        """Return the number of restarts by name."""
         return {one.member.name: one.restarts for one in self._running if not one.is_leaving}
 
     def present(self) -> list[Member]:
-        """Those that are to run."""
+        """Return the members that should run."""
         return [one.member for one in self._running if not one.is_leaving]
 
     def refused(self) -> set[str]:
-        """Names of those that will not be started again."""
+        """Return the names of members that are not restarted."""
         return {one.member.name for one in self._running if one.is_refused}
 
     def add(self, member: Member) -> None:
-        """One more, from the next look on."""
+        """Add a member, started at the next check."""
         self._running.append(_Running(member))
 
     def drop(self, name: str) -> None:
-        """End one, which may take the time that it needs for it."""
+        """End a member."""
         for one in self._running:
             if one.member.name == name and not one.is_leaving:
                 one.is_leaving = True
@@ -133,7 +132,7 @@ class Pools:
                     one.process.terminate()
 
     def look(self) -> None:
-        """Start what does not run and may be started now."""
+        """Start members that do not run and are due."""
         now = self.clock()
         self._running = [one for one in self._running if not (one.is_leaving and _has_ended(one))]
         for one in self._running:
@@ -171,7 +170,7 @@ class Pools:
             self.close()
 
     def close(self, patience: float = 45.0) -> None:
-        """End all members; those that stay are killed."""
+        """End all members; kill those that do not end in time."""
         for kind in (ROUTER, TARGET, NODE):
             ending = [one for one in self._running if one.member.kind == kind and one.process is not None]
             for one in ending:

@@ -1,4 +1,4 @@
-"""How many draft nodes a fleet of targets needs; the simulator uses the same formula."""
+"""Number of draft nodes that targets need; also used by the simulator."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,32 +6,31 @@ from dataclasses import dataclass
 from time import monotonic
 
 UTILISATION = 0.7
-"""Part of a step that a node may draft in: what is left takes up bursts and late messages."""
+"""Fraction of a step in which a node may draft; the rest absorbs bursts and delays."""
 
 LevelSeconds = Callable[[int], float]
-"""Seconds of one level for so many requests at once; more requests never take less."""
+"""Seconds per level by number of concurrent requests, non-decreasing."""
 
 
 @dataclass(frozen=True)
 class DraftWork:
-    """What drafting for one request means, in every step of its target."""
+    """Drafting work per request and step of its target."""
 
-    levels: float  # that are wanted
-    step_seconds: float  # of the target: its pass, and what it waits
-    ahead: float = 1.0  # levels drafted for every level wanted: 1, or 2.0 to 2.4 where nodes run ahead
+    levels: float  # wanted levels
+    step_seconds: float  # of the target: pass and wait
+    ahead: float = 1.0  # drafted per wanted level: 1, or 2.0 to 2.4 with run-ahead
     utilisation: float = UTILISATION
 
 
 def gained_tokens(acceptance: float, levels: int) -> float:
-    """Return the accepted draft tokens of a pass, each accepted with this probability if those before it are."""
+    """Return the accepted draft tokens per pass, if each is accepted with this probability given those before."""
     return sum(acceptance**level for level in range(1, levels + 1))
 
 
 def requests_per_node(work: DraftWork, level_seconds: LevelSeconds, capacity: int) -> int:
-    """The most requests m for which ahead · levels · level_seconds(m) fits into a node's part of a step.
+    """Return the largest m for which ahead · levels · level_seconds(m) fits into a node's part of a step.
 
-    `capacity` is what the node's memory holds. 0: not even one fits, so that no number of nodes keeps up; fewer levels
-    or a faster drafter may.
+    `capacity` is the limit of the node's memory. 0: not even one request fits; use fewer levels or a faster drafter.
     """
 
     def fits(requests: int) -> bool:
@@ -49,63 +48,63 @@ def requests_per_node(work: DraftWork, level_seconds: LevelSeconds, capacity: in
 
 
 def wanted_draft_nodes(requests: int, work: DraftWork, level_seconds: LevelSeconds, capacity: int) -> int:
-    """Nodes that draft for so many requests of all targets in time; 0 where none could (`requests_per_node`).
+    """Return the nodes needed for `requests` requests; 0 if none suffices (`requests_per_node`).
 
-    For targets of batch B that is B / m of a node each. The reserve is in `DraftWork.utilisation`, once.
+    The reserve is part of `DraftWork.utilisation`.
     """
     per_node = requests_per_node(work, level_seconds, capacity)
     return math.ceil(requests / per_node) if per_node else 0
 
 
 UNBOUNDED = 1 << 20
-"""Requests that a node's memory holds where no bound is given."""
+"""Capacity of a node without a limit."""
 
 KEPT_FOR = 0.8
-"""Part of its price that a node has to earn to stay: a little less than what one is added for."""
+"""Fraction of its price that a node must earn to stay: slightly less than for being added."""
 
 
 @dataclass(frozen=True)
 class ScaleRule:
-    """When to have more nodes, and when fewer."""
+    """When to add and remove nodes."""
 
-    node: str  # the member of which there are more or fewer
+    node: str  # the scaled member
     least: int = 1
     most: int = 8
-    levels: int = 5  # that a pass verifies
-    ahead: float = 2.0  # levels that are drafted for one that is used: 1 without running ahead
-    doubling: float = 200.0  # requests with which a level takes twice as long as for one alone
-    kv_tokens: int = 0  # that a node's cache holds; 0: no bound
-    context: int = 0  # tokens of a usual request
-    use: float = 0.7  # part of a step that drafting may take
-    idle: float = 0.5  # part below which there are too many nodes
-    up_seconds: float = 10.0  # for which there have to be too few
-    down_seconds: float = 300.0  # for which there have to be too many
-    # Nodes beyond `least` are there only while each earns what it costs; by need alone unless both are given.
-    node_price: float = 0.0  # of an hour of one node
-    token_price: float = 0.0  # of a million tokens that targets make
+    levels: int = 5  # verified per pass
+    ahead: float = 2.0  # drafted levels per used level; 1 without run-ahead
+    doubling: float = 200.0  # requests at which a level takes twice as long as for one
+    kv_tokens: int = 0  # KV cache of a node; 0: no limit
+    context: int = 0  # tokens of a typical request
+    use: float = 0.7  # maximum fraction of a step for drafting
+    idle: float = 0.5  # fraction below which there are too many nodes
+    up_seconds: float = 10.0  # how long there must be too few
+    down_seconds: float = 300.0  # how long there must be too many
+    # With both prices, nodes beyond `least` run only while each earns its cost.
+    node_price: float = 0.0  # per hour of one node
+    token_price: float = 0.0  # per million generated tokens
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What one target asks of nodes."""
+    """Demand of one target."""
 
     requests: float
-    step_seconds: float  # from one pass to the next
+    step_seconds: float  # between passes
 
 
 @dataclass(frozen=True)
 class NodeSpeed:
-    """What was measured of nodes."""
+    """Measured speed of nodes."""
 
     level_seconds: float
-    requests: float  # of one node, when that was measured
-    acceptance: float | None = None  # of its first level; None: unknown
+    requests: float  # per node, when measured
+    acceptance: float | None = None  # of the first level; None: unknown
 
 
 def requests_served(speed: NodeSpeed, step_seconds: float, rule: ScaleRule, use: float) -> int:
-    """By one node, of a target with such steps; a level takes t(m) = t0 (1 + m / doubling).
+    """Return the requests that one node can serve for such steps; a level takes t(m) = t0 (1 + m / doubling).
 
-    If drafting ahead leaves no room for a single request, it is taken to be left; one request fits in any case.
+    If run-ahead leaves no room for a request, it is ignored; one request always fits.
     """
     alone = speed.level_seconds / (1 + speed.requests / rule.doubling)
     capacity = max(rule.kv_tokens // rule.context, 1) if rule.kv_tokens and rule.context else UNBOUNDED
@@ -118,20 +117,21 @@ def requests_served(speed: NodeSpeed, step_seconds: float, rule: ScaleRule, use:
 
 
 def nodes_needed(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRule, use: float) -> int:
-    """Of every target the requests by those that a node can serve beside steps as long as its own."""
+    """Return the nodes needed by all targets together."""
     return min(max(math.ceil(_need(demands, speed, rule, use) - 1e-9), rule.least), rule.most)
 
 
 def nodes_worth(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRule, part: float = 1.0) -> int:
-    """The most nodes of which each earns more than this part of its price, by the tokens that it adds.
+    """Return the maximum number of nodes that each earn more than this part of their price.
 
-    Requests that no node has room for gain nothing, so that all nodes but the last earn the same.
+    Unserved requests gain nothing, so that all nodes but the last earn the same.
     """
     need = _need(demands, speed, rule, rule.use)
     if not (rule.node_price and rule.token_price and need) or speed.acceptance is None:
         return rule.most
-    passes = sum(one.requests / one.step_seconds for one in demands if one.requests)  # of requests, a second
-    tokens = gained_tokens(speed.acceptance, rule.levels) * passes * 3600 / need  # of a full node, an hour
+    # request passes per second
+    passes = sum(one.requests / one.step_seconds for one in demands if one.requests)
+    tokens = gained_tokens(speed.acceptance, rule.levels) * passes * 3600 / need  # of a full node, per hour
     least = part * rule.node_price / (tokens * rule.token_price / 1e6) if tokens else math.inf
     full = math.floor(need + 1e-9)
     worth = 0 if least >= 1 else full + (need - full > least)
@@ -145,10 +145,9 @@ def _need(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRule, use: flo
 
 
 class Scaler:
-    """Goes up at once to what has been needed for a while, and down one by one after a long one.
+    """Scales up immediately to a sustained need, and down one by one after a long time.
 
-    What is too much is judged by a lower use than what is too little, so that the answer to one is never a reason for
-    the other.
+    Scaling down uses a lower utilisation than scaling up, so that one never triggers the other.
     """
 
     def __init__(self, rule: ScaleRule, clock: Callable[[], float] = monotonic) -> None:
@@ -158,7 +157,7 @@ class Scaler:
         self._many_since: float | None = None
 
     def size(self, have: int, demands: Sequence[Demand], speed: NodeSpeed | None) -> int:
-        """Return the number of nodes that there should be now; unchanged while their speed is unknown."""
+        """Return the number of nodes to run; unchanged while their speed is unknown."""
         rule, now = self.rule, self._clock()
         bounded = min(max(have, rule.least), rule.most)
         is_idle = not any(one.requests for one in demands)
