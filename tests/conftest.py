@@ -58,7 +58,7 @@ def tiny_heads(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     from foreword import LLM
     from helpers.taught_heads import taught_heads
 
-    llm = LLM(str(tiny_model), dtype="float32", device="cpu")
+    llm = LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu")
     return taught_heads(llm, tiny_model, tmp_path_factory.mktemp("heads"))
 
 

@@ -24,7 +24,7 @@ def paths(
     tiny_model: Path, tiny_heads: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, str]]:
     """What a method needs to be told beyond its name."""
-    llm = LLM(str(tiny_model), dtype="float32", device="cpu")
+    llm = LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu")
     draft = noisy_copy(tiny_model, tmp_path_factory.mktemp("draft") / "model")
     store = store_of_answers(llm, tmp_path_factory.mktemp("datastore"))
     models = {"draft_model": draft, **tiny_heads}
@@ -66,7 +66,7 @@ def test_no_drafter_is_refuted(tiny_model, paths, method):
 
 
 def test_a_draft_node_is_not_refuted(tiny_model):
-    llm = LLM(str(tiny_model), dtype="float32", device="cpu")
+    llm = LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu")
     with running_node(llm.loaded, {"method": "suffix"}) as node:
         assert refuted(tiny_model, asking(node.address), "--small") == []
 

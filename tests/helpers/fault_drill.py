@@ -140,7 +140,7 @@ class Drill:
         self._turncoat = Turncoat(self.targets[0].llm.loaded.vocab_size, seed)
 
     def _target(self, model: Path, drafters: str) -> Target:
-        llm = LLM(str(model), dtype="float32", device="cpu", speculation="off")
+        llm = LLM(str(model), dtype="float32", device="cpu", backend="cpu", speculation="off")
         plain = answers(llm, PROMPTS, PARAMS)
         speculation = {"method": "remote", "drafters": drafters, "num_speculative_tokens": 4}
         llm.speculate({**speculation, "fixed": True, "shadow": 2})

@@ -33,7 +33,7 @@ def pace(decoder: Any, first: float, per_row: float) -> None:
 
 
 def _serve(model: str, runs_ahead: bool, told: Connection) -> None:
-    loaded = load_model(model, dtype="float32", device="cpu")
+    loaded = load_model(model, dtype="float32", device="cpu", backend="cpu")
     pace(loaded.decoder, *NODE_PACE)
     form = SpeculationConfig.parse({"method": "draft_model", "model": model})
     node = make_node(loaded, form, NodeSettings(ANY_PORT, runs_ahead=runs_ahead))

@@ -36,7 +36,7 @@ def test_every_registered_drafter_is_under_contract():
 
 @pytest.fixture(scope="module")
 def llm(tiny_model: Path) -> LLM:
-    return LLM(str(tiny_model), dtype="float32", device="cpu")
+    return LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def datastore(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def node(draft_path: Path) -> Iterator[DraftNode]:
     """A draft node with the draft model."""
-    draft = load_model(str(draft_path), dtype="float32", device="cpu")
+    draft = load_model(str(draft_path), dtype="float32", device="cpu", backend="cpu")
     with running_node(draft, {"method": "draft_model", "model": str(draft_path)}) as running:
         yield running
 

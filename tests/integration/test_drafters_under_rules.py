@@ -22,7 +22,7 @@ def files(
 ) -> dict[str, dict[str, str]]:
     """What a method needs besides its own settings."""
     folder = tmp_path_factory.mktemp("files")
-    llm = LLM(str(tiny_model), dtype="float32", device="cpu")
+    llm = LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu")
     return {
         "draft_model": {"model": str(noisy_copy(tiny_model, folder / "model"))},
         "rest": {"datastore": str(store_of_answers(llm, folder))},
@@ -44,7 +44,7 @@ def llm_under(tiny_model: Path) -> Callable[[str], LLM]:
 
     def build(rule: str) -> LLM:
         config = EngineConfig(acceptance_rule=rule, max_step_seconds=None, max_draft_share=1e9)
-        return LLM(str(tiny_model), dtype="float32", device="cpu", config=config)
+        return LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu", config=config)
 
     return cache(build)
 
@@ -52,7 +52,7 @@ def llm_under(tiny_model: Path) -> Callable[[str], LLM]:
 @pytest.fixture(scope="module")
 def plain(tiny_model: Path) -> list[list[int]]:
     """The greedy texts, which no rule has a part in."""
-    return answers(LLM(str(tiny_model), dtype="float32", device="cpu"), TWO_PROMPTS, [GREEDY] * 2)
+    return answers(LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu"), TWO_PROMPTS, [GREEDY] * 2)
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_trees_run_under_traversal(
 def test_trees_are_refused_by_rules_that_need_chains(tiny_model: Path, form: dict[str, Any]):
     config = EngineConfig(acceptance_rule="token")
     with pytest.raises(RequestError, match="chains only"):
-        LLM(str(tiny_model), dtype="float32", device="cpu", config=config, speculation=form)
+        LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu", config=config, speculation=form)
 
 
 def test_trees_ranked_by_what_was_drawn_are_refused_for_traversal(
@@ -163,4 +163,4 @@ def test_trees_ranked_by_what_was_drawn_are_refused_for_traversal(
     monkeypatch.setattr("foreword.drafters.config.drafter_kinds", lambda: kinds)
     config = EngineConfig(acceptance_rule="traversal")
     with pytest.raises(RequestError, match="fixed before anything is drawn"):
-        LLM(str(tiny_model), dtype="float32", device="cpu", config=config, speculation={"method": "ranking"})
+        LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu", config=config, speculation={"method": "ranking"})

@@ -33,7 +33,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @pytest.fixture(scope="module")
 def llm(tiny_model: Path) -> LLM:
-    return LLM(str(tiny_model), dtype="float32", device="cpu")
+    return LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu")
 
 
 @pytest.fixture(scope="module")

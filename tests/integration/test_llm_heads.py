@@ -23,7 +23,7 @@ def heads(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def llm(tiny_model: Path) -> LLM:
-    return LLM(str(tiny_model), dtype="float32", device="cpu", speculation=None)
+    return LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu", speculation=None)
 
 
 def test_a_head_that_is_named_later_has_the_pages_laid_out_anew(llm: LLM, heads: dict[str, str]):

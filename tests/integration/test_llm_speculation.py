@@ -17,7 +17,7 @@ SUFFIX = {"method": "suffix", "fixed": True}
 @pytest.fixture(scope="module")
 def llm(tiny_model: Path) -> LLM:
     share = EngineConfig(max_draft_share=1e9)  # whatever guesses cost here those who want none
-    return LLM(str(tiny_model), dtype="float32", device="cpu", speculation=NGRAM, config=share)
+    return LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu", speculation=NGRAM, config=share)
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ def test_the_recipe_guesses_right_and_changes_no_text(tiny_model: Path, monkeypa
     exec(compile(recipe(), str(DOCS), "exec"), names)  # it is our own documentation
     kinds = {**drafter_kinds(), "nearest": names["KIND"]}
     monkeypatch.setattr("foreword.drafters.config.drafter_kinds", lambda: kinds)
-    llm = LLM(str(tiny_model), dtype="float32", device="cpu", speculation=None)
+    llm = LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu", speculation=None)
     prompts = [{"prompt_token_ids": [20, 21, 22, 23] * 12}, {"prompt_token_ids": list(range(30, 90))}]
     params = [
         SamplingParams(temperature=0, max_tokens=60, ignore_eos=True),

@@ -29,7 +29,7 @@ def server(model: Path):
 
 @pytest.fixture(scope="module")
 def llm(model: Path) -> LLM:
-    return LLM(str(model), dtype="float32", device="cpu")
+    return LLM(str(model), dtype="float32", device="cpu", backend="cpu")
 
 
 SPECULATIONS = [False, {"method": "suffix", "num_speculative_tokens": 4, "fixed": True}]

@@ -35,7 +35,7 @@ def test_a_target_with_a_node_is_as_fast_as_it_is_simulated(
     tiny_model: Path, tmp_path: Path, runs_ahead: bool
 ):
     """Both sleep through their passes, so that they do not take each other's time as on one machine they would."""
-    llm = LLM(str(tiny_model), dtype="float32", device="cpu", speculation="off")
+    llm = LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu", speculation="off")
     pace(llm.engine.target, *TARGET_PACE)
     draft = noisy_copy(tiny_model, tmp_path / "draft")
     plan = Plan("draft_model", 4, PROMPTS, repeats=3, options={"model": str(draft)})

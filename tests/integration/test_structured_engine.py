@@ -154,7 +154,7 @@ def test_an_answer_whose_masks_take_too_much_in_all_fails_alone(llm: LLM, monkey
 
 
 def test_a_closed_engine_leaves_no_process(tiny_model: Path):
-    mine = LLM(str(tiny_model), dtype="float32", device="cpu", speculation="off")
+    mine = LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu", speculation="off")
     mine.generate({"prompt_token_ids": [5, 6, 7]}, SamplingParams(structured=LETTERS, max_tokens=4))
     ready = mine.engine._grammars._ready
     assert ready is not None

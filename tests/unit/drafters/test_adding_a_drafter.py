@@ -88,7 +88,7 @@ def test_the_command_line_the_config_the_server_and_nodes_know_it():
 
 @pytest.mark.usefixtures("_added")
 def test_an_engine_drafts_with_it(tiny_model: Path):
-    llm = LLM(str(tiny_model), dtype="float32", device="cpu", speculation=None)
+    llm = LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu", speculation=None)
     prompts, params = (
         [{"prompt_token_ids": [20] * 24}],
         SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
