@@ -35,7 +35,9 @@ def test_a_window_is_a_full_batch_after_its_prompts(llm: LLM):
 def test_prompts_that_are_read_in_chunks_do_not_end_the_answers_of_others(tiny_model: Path):
     """The first has gained more than a window's tokens before the last prompt is read."""
     config = EngineConfig(max_num_batched_tokens=6)
-    slow = LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu", speculation=None, config=config).engine
+    slow = LLM(
+        str(tiny_model), dtype="float32", device="cpu", backend="cpu", speculation=None, config=config
+    ).engine
     station = EngineStation(slow, PROMPTS, 2, ScriptedClock(tick=0.5))
     window = station.window(ControlArm("plain", False), "one", 5, 0)
     assert window.tokens == 5 * 2

@@ -113,7 +113,9 @@ def test_a_listener_that_breaks_leaves_the_engine_in_order(llm: LLM, session: Ch
 
 
 def test_the_oldest_turns_give_way_when_the_context_is_full(tiny_model: Path):
-    small = LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu", config=EngineConfig(max_model_len=128))
+    small = LLM(
+        str(tiny_model), dtype="float32", device="cpu", backend="cpu", config=EngineConfig(max_model_len=128)
+    )
     session = ChatSession(small, SamplingParams(temperature=0, max_tokens=16), NGRAM)
     session.set_system("Be brief.")
     dropped = 0

@@ -52,7 +52,9 @@ def llm_under(tiny_model: Path) -> Callable[[str], LLM]:
 @pytest.fixture(scope="module")
 def plain(tiny_model: Path) -> list[list[int]]:
     """The greedy texts, which no rule has a part in."""
-    return answers(LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu"), TWO_PROMPTS, [GREEDY] * 2)
+    return answers(
+        LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu"), TWO_PROMPTS, [GREEDY] * 2
+    )
 
 
 @pytest.fixture
@@ -163,4 +165,11 @@ def test_trees_ranked_by_what_was_drawn_are_refused_for_traversal(
     monkeypatch.setattr("foreword.drafters.config.drafter_kinds", lambda: kinds)
     config = EngineConfig(acceptance_rule="traversal")
     with pytest.raises(RequestError, match="fixed before anything is drawn"):
-        LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu", config=config, speculation={"method": "ranking"})
+        LLM(
+            str(tiny_model),
+            dtype="float32",
+            device="cpu",
+            backend="cpu",
+            config=config,
+            speculation={"method": "ranking"},
+        )

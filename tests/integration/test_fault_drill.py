@@ -16,7 +16,9 @@ def test_no_answer_is_lost_or_changed_and_all_recover(
 ):
     """The short form: nodes in this process, a few seconds."""
     wait_patiently(monkeypatch, seconds=0.02)
-    loaded = load_model(str(noisy_copy(tiny_model, tmp_path / "draft")), dtype="float32", device="cpu", backend="cpu")
+    loaded = load_model(
+        str(noisy_copy(tiny_model, tmp_path / "draft")), dtype="float32", device="cpu", backend="cpu"
+    )
     nodes = [NodeHere(loaded, NodeAddress(path=str(tmp_path / f"node{number}"))) for number in range(3)]
     drill = Drill(tiny_model, nodes)
     try:

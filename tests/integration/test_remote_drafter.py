@@ -188,7 +188,9 @@ def test_other_rules_get_chosen_tokens_and_nothing_of_their_noise(
     """Greedy answers are the same under all rules; a node is told neither temperature nor noise."""
     wait_patiently(monkeypatch)
     config = EngineConfig(acceptance_rule=rule)
-    other = LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu", speculation="off", config=config)
+    other = LLM(
+        str(tiny_model), dtype="float32", device="cpu", backend="cpu", speculation="off", config=config
+    )
     expected = answers(other, PROMPTS[1:3], [GREEDY] * 2)
     form = {"method": "draft_model", "model": str(draft.checkpoint.path), "tree_width": 2}
     with running_node(draft, form) as node:
@@ -268,7 +270,9 @@ def test_texts_of_classes_without_nodes_do_not_leave_the_target(
     config = EngineConfig(speculation_policy=str(policy))
     with running_node(llm.loaded, {"method": "ngram", "prompt_lookup_min": 1}) as node:
         own = asking(node.address)
-        other = LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu", speculation=own, config=config)
+        other = LLM(
+            str(tiny_model), dtype="float32", device="cpu", backend="cpu", speculation=own, config=config
+        )
         until_connected(remote_of(other))
         secret = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
         for wish in (None, {"method": "remote"}, {"num_speculative_tokens": 2}):

@@ -126,7 +126,9 @@ def check_distribution(tiny_model: Path, form: dict[str, Any], rule: str, sample
     # So few at once that a pass has room for everyone's whole chain, and the drafter reads all prompts at once.
     config = EngineConfig(acceptance_rule=rule, max_num_seqs=40)
     guesses = {**form, "fixed": True}  # at every step, whatever it brings
-    llm = LLM(str(tiny_model), dtype="float32", device="cpu", backend="cpu", speculation=guesses, config=config)
+    llm = LLM(
+        str(tiny_model), dtype="float32", device="cpu", backend="cpu", speculation=guesses, config=config
+    )
     params = [
         SamplingParams(
             temperature=TEMPERATURE,

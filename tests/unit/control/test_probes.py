@@ -248,7 +248,7 @@ def test_a_head_is_tried_for_requests_that_have_some_way_to_go():
     (option,) = policy.options.values()
     assert not option.is_on
     kinds["code"] = Kind(0.9, spread=0.0, mood=0.0)
-    traffic.run(policy, 32 * 800)
+    traffic.run(policy, 32 * 250)
     assert option.is_on
 
 

@@ -112,14 +112,25 @@ def test_of_requests_that_differ_each_has_the_drafter_that_suits_it():
 
 def test_a_lookup_is_compared_with_the_text_while_a_head_guesses():
     """Without a pass that is given up for it: it is known soon that it suits texts that begin to repeat themselves."""
-    policy, found = MeasuredPolicy(), traffic(1, ("chat",))
+    plans: list[DraftPlan] = []
+
+    class Recorded(MeasuredPolicy):
+        def plan(self, *batch: Any) -> Sequence[DraftPlan | None]:
+            found = super().plan(*batch)
+            plans.extend(plan for plan in found if plan is not None)
+            return found
+
+    policy, found = Recorded(), traffic(1, ("chat",))
     found.run(policy, 2000)
     assert in_use(policy) == {("eagle", "chat")}
     found.cohorts = ("repeat",)
+    plans.clear()
     seconds = 0.0
     while ("ngram", "repeat") not in in_use(policy):
         seconds += found.run(policy, 1).seconds
         assert seconds < 2
+    assert any(plan.shadow is not None for plan in plans)
+    assert {plan.method for plan in plans[:-1]} == {"eagle"}
     assert policy.explorer.share <= 0.01
 
 
