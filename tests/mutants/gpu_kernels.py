@@ -189,10 +189,10 @@ GPU_KERNEL_MUTANTS = (
     Mutant(
         98,
         "the second level of a chain reads rows that the head never wrote",
-        "backends/cuda/heads.py",
-        "CudaHead._run_chain",
-        "Sight(positions, seen[level], tables, given.tiles.requests, store.page_size, False, given.starts)",
-        "Sight(positions, seen[level], tables, given.tiles.requests, store.page_size, False, None)",
+        "backends/cuda/chain_heads.py",
+        "CudaHead._run_level",
+        "Sight(level.position, level.seen, given.tables, requests, store.page_size, False, given.starts)",
+        "Sight(level.position, level.seen, given.tables, requests, store.page_size, False, None)",
         (f"{CHAINS}::test_a_chain_has_the_guesses_of_one_call_per_level",),
     ),
 )

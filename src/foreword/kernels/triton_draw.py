@@ -87,7 +87,7 @@ def _best_of_chunk(
     tl.store(ids + row * chunks + chunk, tl.min(tl.where(best == highest, winner, vocab), axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _choose(
     peaks, firsts, temperatures, scores, ids, names, drawn, rows, chunks, vocab,
     CHUNKS: tl.constexpr, SAMPLES: tl.constexpr, HAS_NAMES: tl.constexpr,

@@ -11,7 +11,7 @@ from torch import Tensor
 from foreword.acceptance.noise import absorbed
 from foreword.acceptance.transfer import started
 from foreword.backends.batch import BatchArrays, ForwardBatch, Ints
-from foreword.backends.cuda.draws import as_chains, drawn_ids, draws_of, words
+from foreword.backends.cuda.draws import as_chains, drawn_ids, names_in, words
 from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.heads import KernelHead
 from foreword.backends.cuda.kernels.attention import Sight
@@ -38,7 +38,6 @@ class BlockShape:
     context: int  # rows that are kept before, 0: none
     requests: int
     levels: int  # places that are drawn, 0: none
-    samples: bool = False
     names: Hashable = None  # of the tokens that can be drafted
 
 
@@ -119,7 +118,7 @@ class CudaBlockHead(KernelHead):
             0 if context is None else round_rows(len(context.features)),
             round_rows(len(blocks.starts)),
             0 if plan is None else int(plan.steps.max()),
-            *((False, None) if plan is None else draws_of(plan)),
+            None if plan is None else names_in(plan),
         )
         uploaded = self._upload.send(batch, layout, store.spare_slot)
         given = self._inputs(context, blocks, plan, shape, store)
@@ -132,7 +131,7 @@ class CudaBlockHead(KernelHead):
             if context is not None:
                 self._keep(features, given, store)
             logits, states = self._pass(shape, uploaded, given, features, store)
-            return (logits if names is None else self._drawn(logits, given, names, shape)), states
+            return (logits if names is None else self._drawn(logits, given, names)), states
 
         fits = max(shape.rows.rows, shape.context) <= self._captured_rows
         captured = self._captures and uploaded.stays and fits
@@ -201,16 +200,16 @@ class CudaBlockHead(KernelHead):
         logits, states = self._tensors.outcome(last)
         return logits.float(), states
 
-    def _drawn(self, logits: Tensor, given: _BlockInputs, names: Tensor, shape: BlockShape) -> Tensor:
+    def _drawn(self, logits: Tensor, given: _BlockInputs, names: Tensor) -> Tensor:
         """int64 [levels, requests], the target's ids; -1 where there is no number."""
         if not self._is_markov:
-            drawn = drawn_ids(logits, given.temperature, given.keys, names, shape.samples)
+            drawn = drawn_ids(logits, given.temperature, given.keys, names)
             return drawn[given.places]
         before, chain = given.newest, []
         for rows in given.places:
             after = self.markov_after(self._tensors.by_name[MARKOV[0] + ".weight"][before.clamp(min=0)])
             now = given.temperature[rows], given.keys[rows]
-            before = drawn_ids(logits[rows] + after, *now, names, shape.samples)
+            before = drawn_ids(logits[rows] + after, *now, names)
             chain.append(before)
         return torch.stack(chain)
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
 from foreword.backends.cuda.adapters import DOWN, GATE_UP, OUTPUT, QKV, AdapterTable, Place, RowAdapters
 from foreword.backends.cuda.block_heads import CudaBlockHead
+from foreword.backends.cuda.chain_heads import CudaHead
 from foreword.backends.cuda.graphs import GraphsByMemory
-from foreword.backends.cuda.heads import CudaHead
 from foreword.backends.cuda.kernels.ancestors import ancestor_slots
 from foreword.backends.cuda.kernels.attention import Sight
 from foreword.backends.cuda.kernels.moves import move_rows

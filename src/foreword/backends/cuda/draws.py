@@ -34,14 +34,17 @@ class DraftIds:
         return self._known[1]
 
 
-def draws_of(plan: ChainPlan) -> tuple[bool, Hashable]:
+def names_in(plan: ChainPlan) -> Hashable:
     """Return what a capture has built in of how tokens are drawn."""
-    return bool(plan.records["temperature"].any()), id(plan.token_ids)
+    return id(plan.token_ids)
 
 
-def drawn_ids(logits: Tensor, temperature: Tensor, keys: Tensor, names: Tensor, samples: bool) -> Tensor:
-    """int64 [rows], the target's id that each row draws; -1 where there is no number."""
-    return draw_rows(logits[:, : len(names)], temperature, keys, None, samples=samples, names=names)[0]
+def drawn_ids(logits: Tensor, temperature: Tensor, keys: Tensor, names: Tensor) -> Tensor:
+    """int64 [rows], the target's id that each row draws; -1 where there is no number.
+
+    A row without temperature skips the noise in the kernel: one capture serves greedy and sampled requests.
+    """
+    return draw_rows(logits[:, : len(names)], temperature, keys, None, names=names)[0]
 
 
 def words(array: np.ndarray) -> Ints:

@@ -1,30 +1,15 @@
-"""Draft heads on a GPU: a chain of draft tokens is one captured graph, without a round trip to the host in between."""
+"""What draft heads on a GPU share: their layers on Triton kernels."""
 
-from collections.abc import Hashable
-from dataclasses import dataclass
-
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear as library_linear
 from torch.nn.functional import pad
 
-from foreword.acceptance.transfer import started
-from foreword.backends.batch import ForwardBatch
-from foreword.backends.cuda.draws import DraftIds, as_chains, drawn_ids, draws_of, words
-from foreword.backends.cuda.graphs import GraphsByMemory
-from foreword.backends.cuda.kernels.attention import PART, RowTiles, Sight
-from foreword.backends.cuda.kernels.chains import ChainEnds, chain_places, run_lengths
-from foreword.backends.cuda.kernels.rows import (
-    add_norm,
-    fill_in,
-    rotate_and_keep,
-    silu_times_up,
-    take_rows,
-)
-from foreword.backends.cuda.layout import DECODE_ROWS, Layout, PassShape, power_of_two
+from foreword.backends.cuda.draws import DraftIds
+from foreword.backends.cuda.kernels.attention import Sight
+from foreword.backends.cuda.kernels.rows import add_norm, rotate_and_keep, silu_times_up
 from foreword.backends.cuda.products import Products
-from foreword.backends.cuda.upload import PassUpload, TiledRows, UploadedPass, attended
+from foreword.backends.cuda.upload import PassUpload, TiledRows, attended
 from foreword.backends.interface import (
     ChainPlan,
     Chains,
@@ -38,16 +23,12 @@ from foreword.backends.interface import (
 from foreword.backends.torch.heads import HeadOps, HeadTensors, LentEnds, TorchHead
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.norms import rms_norm
-from foreword.backends.torch.upload import Piece, Upload
-from foreword.kv.states import as_tensor
+from foreword.backends.torch.upload import Upload
 from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import Join
 
 LIBRARY_FROM = 65
 """Rows from which on the vendor's products are used: those of a prompt. Nothing here has to keep its bits."""
-
-_MOST_CHAINS = 1 << 12
-"""Requests of one call."""
 
 _MORE_ENTRIES = 1 << 17
 """32-bit numbers that a chain needs beside its first pass."""
@@ -193,138 +174,3 @@ class KernelHead:
         return add_norm(
             stream, delta, self._tensors.by_name[name], self.spec.norm.eps, torch.empty_like(stream)
         )
-
-
-@dataclass(frozen=True)
-class ChainShape:
-    """Everything that a captured chain has built in."""
-
-    first: PassShape  # of the pass over committed tokens
-    levels: int  # draft tokens
-    parts: int  # of the longest text with its draft
-    samples: bool
-    names: Hashable  # of the tokens that it can draft
-
-
-@dataclass(frozen=True)
-class _ChainInputs:
-    """What a chain reads beside its first pass, on the device; requests are padded."""
-
-    ends: ChainEnds
-    temperature: Tensor  # float64 [requests]
-    starts: Tensor  # int32 [requests], KV rows before these are not there
-    tiles: RowTiles  # one row each
-
-
-class CudaHead(KernelHead):
-    """A head that drafts token by token: its chains run on Triton kernels."""
-
-    def __init__(self, head: Head, rows: str, ends: LentEnds, *, captures: bool) -> None:
-        super().__init__(head, rows, ends, captures=captures, captured_rows=DECODE_ROWS[-1])
-        self._gained = torch.zeros(_MOST_CHAINS, dtype=torch.int32, device=ends.device)
-        self._graphs: GraphsByMemory[ChainShape, Tensor] = GraphsByMemory()
-        self.drafts_early = self._in_kernels
-
-    def _output(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
-        return self._reference.forward(wanted, store)
-
-    def _chains(self, call: HeadCall, plan: ChainPlan) -> PendingChains | None:
-        """Return planned chains; None: the reference's logits are used.
-
-        Filters of the distribution are left out: they would cut tokens that the target seldom draws.
-        """
-        names, wanted, store = self._ids.of(plan), call.rows, call.store
-        if not self._in_kernels or names is None or not isinstance(store, TorchKvStore):
-            return None
-        if len(plan.steps) > _MOST_CHAINS:
-            return None
-        batch = ForwardBatch.of(wanted.arrays)
-        layout = Layout.of(batch, store.page_size, self._group, self._kv_heads)
-        levels, unsettled = int(plan.steps.max()), plan.unsettled
-        longest = int(plan.lengths.max()) + levels + (0 if unsettled is None else unsettled.places.shape[1])
-        shape = ChainShape(layout.shape, levels, power_of_two(-(-longest // PART)), *draws_of(plan))
-        began = started(self._features.device)
-        uploaded = self._upload.send(batch, layout, store.spare_slot)
-        given = self._inputs(wanted, plan, shape, uploaded)
-        if unsettled is not None:
-            fill_in(uploaded.batch.token_ids, unsettled.drawn)
-        features = self._placed(as_tensor(wanted.features), layout.shape.rows)
-
-        def body() -> Tensor:
-            return self._run_chain(shape, uploaded, given, features, names, store)
-
-        captured = self._captures and layout.shape.is_decode and uploaded.stays
-        drawn, is_cold = self._graphs.of(store).run(shape, body) if captured else (body(), False)
-        # Other chains may run before these tokens are verified, and a captured one has its result in one place.
-        return as_chains(drawn.clone(), plan.steps, began, is_cold)
-
-    def _inputs(
-        self, wanted: HeadInput, plan: ChainPlan, shape: ChainShape, uploaded: UploadedPass
-    ) -> _ChainInputs:
-        room, unsettled = shape.first.logit_rows, plan.unsettled
-        ones, places = np.ones(len(plan.steps), np.int32), np.arange(room, dtype=np.int32)
-        pieces = [
-            Piece(words(plan.records["stem"]), (2 * room,), 0),
-            Piece(words(plan.records["temperature"].astype(np.float64)), (2 * room,), 0),
-            Piece(wanted.starts, (shape.first.rows,), 0),
-            Piece(plan.lengths, (room,), 0),
-            Piece(plan.steps, (room,), 0),
-            Piece(plan.lengths + plan.steps if unsettled is None else unsettled.ends, (room,), 0),
-            Piece(ones, (room,), 0),
-            Piece(places, (room,), 0),
-        ]
-        if unsettled is not None:  # after what every chain has, which stays in its place
-            pieces += [
-                Piece(unsettled.first, (room,), 0),
-                Piece(unsettled.places, (room, unsettled.places.shape[1]), -1),
-            ]
-        stems, temperature, starts, lengths, steps, ends, counts, rows, *judged = self._more.copy(pieces)
-        gained = self._gained[:room]
-        if unsettled is None:
-            gained.zero_()
-        else:
-            run_lengths(unsettled.drawn, judged[0], unsettled.drafted, judged[1], gained)
-        chain = ChainEnds(uploaded.batch.logit_rows, gained, lengths, steps, ends, stems.view(torch.int64))
-        return _ChainInputs(chain, temperature.view(torch.float64), starts, RowTiles(rows, counts, rows, 1))
-
-    def _run_chain(
-        self,
-        shape: ChainShape,
-        uploaded: UploadedPass,
-        given: _ChainInputs,
-        features: Tensor,
-        names: Tensor,
-        store: TorchKvStore,
-    ) -> Tensor:
-        """int64 [levels, requests], the target's ids; -1 where there is no number."""
-        batch, tables = uploaded.batch, uploaded.batch.block_tables
-        sight = Sight(
-            batch.positions,
-            batch.prefix_lens,
-            tables,
-            uploaded.requests,
-            store.page_size,
-            False,
-            given.starts,
-        )
-        stream, read = self._tensors.begin(batch.token_ids, features, are_own=False)
-        cos_sin = self._angles(batch.positions)
-        stream = self._layers(stream, read, cos_sin, sight, batch.slots, uploaded.tiles, store)
-        chain = chain_places(given.ends, tables, shape.levels, store.page_size, store.spare_slot)
-        last = take_rows(stream, chain.last, stream.new_empty((len(chain.last), stream.shape[1])))
-        (cosines, sines), seen = self._angles(chain.positions), chain.positions + 1
-        tiles = TiledRows(given.tiles, shape.parts, shape.first.splits, None)
-        drawn: list[Tensor] = []
-        for level in range(shape.levels):
-            logits, states = self._tensors.outcome(last)
-            tokens = drawn_ids(logits, given.temperature, chain.keys[level], names, shape.samples)
-            drawn.append(tokens)
-            if level + 1 == shape.levels:
-                break
-            positions, cos_sin = chain.positions[level], (cosines[level], sines[level])
-            sight = Sight(
-                positions, seen[level], tables, given.tiles.requests, store.page_size, False, given.starts
-            )
-            stream, read = self._tensors.begin(tokens.clamp(min=0), states, are_own=True)
-            last = self._layers(stream, read, cos_sin, sight, chain.slots[level], tiles, store)
-        return torch.stack(drawn)

@@ -18,6 +18,12 @@ DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 PROMPT_STEP = 256
 """Larger passes have a multiple of this many rows: their matrix products are checked size by size."""
 
+FEW_TILES = 2
+"""Tiles of one request, or two: their passes have few sizes of texts, since idle programs cost them nothing."""
+
+FEW_PARTS = (4, 16)
+"""Parts of the short texts of such passes; from there on powers of two."""
+
 PREPARED_LENGTHS = (PART // 2, *(3 * PART * parts // 4 for parts in (2, 4, 8, 16)))
 """One text for each number of parts that is common: steps of a start leave it within them."""
 
@@ -86,16 +92,20 @@ class Layout:
         arrays, sizes = batch.arrays, batch.arrays.sizes
         cut = _cut(arrays.row_starts.tobytes(), arrays.ancestor_masks.tobytes(), group)
         rows, of_texts = round_rows(sizes.rows), -(-arrays.kv_lens[cut.is_narrow] // PART)
-        most = int(of_texts.max(initial=0))
-        parts = power_of_two(most)
-        narrow_tiles = len(cut.narrow.counts)
+        most, narrow_tiles = int(of_texts.max(initial=0)), len(cut.narrow.counts)
+        if len(cut.wide.counts):
+            parts = power_of_two(most)
+            pages = max(power_of_two(sizes.pages), parts * PART // page_size)
+        else:  # one number says it all, so that few shapes occur
+            parts = rounded_parts(max(most, -(-sizes.pages * page_size // PART)), narrow_tiles)
+            pages = parts * PART // page_size
         # Many texts of about one length occupy the GPU, and none is waited for when the others have ended.
         is_even = 2 * int(of_texts.sum()) >= most * len(of_texts)
         shape = PassShape(
             rows=rows,
             logit_rows=min(rows, round_rows(sizes.logit_rows)),
             hidden_rows=round_rows(sizes.hidden_rows) if sizes.hidden_rows else 0,
-            pages=max(power_of_two(sizes.pages), parts * PART // page_size),
+            pages=pages,
             parts=parts,
             narrow_tiles=min(rows, round_rows(narrow_tiles)) if narrow_tiles else 0,
             narrow_rows=cut.narrow_rows,
@@ -165,8 +175,18 @@ def decode_sizes(requests: int, length: int, rows: int) -> list[DecodeSize]:
     largest: dict[tuple[int, int], int] = {}
     for count in range(1, min(requests, DECODE_ROWS[-1] // rows) + 1):
         largest[round_rows(count), round_rows(count * rows)] = count
-    lengths = [known for known in PREPARED_LENGTHS if known < length]
-    return [DecodeSize(count, known) for known in lengths for count in largest.values()]
+    shapes: dict[tuple[int, int], DecodeSize] = {}
+    for known in (known for known in PREPARED_LENGTHS if known < length):
+        for count in largest.values():
+            shapes.setdefault((count, rounded_parts(-(-known // PART), count)), DecodeSize(count, known))
+    return list(shapes.values())
+
+
+def rounded_parts(parts: int, tiles: int) -> int:
+    """The parts that a captured pass has room for."""
+    if tiles <= FEW_TILES:
+        return next((few for few in FEW_PARTS if parts <= few), power_of_two(parts))
+    return power_of_two(parts)
 
 
 def power_of_two(count: int) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foreword.acceptance.noise import absorbed
 from foreword.acceptance.transfer import started
-from foreword.backends.cuda.draws import DraftIds, as_chains, drawn_ids, draws_of, words
+from foreword.backends.cuda.draws import DraftIds, as_chains, drawn_ids, names_in, words
 from foreword.backends.cuda.graphs import GraphCache
 from foreword.backends.cuda.layout import round_rows
 from foreword.backends.interface import ChainPlan, Chains, HeadOutput, MedusaCall, PendingChains
@@ -32,7 +32,6 @@ class MedusaShape:
     rows: int
     heads: int
     draws: bool
-    samples: bool = False
     names: Hashable = None  # of the tokens that can be drafted
 
 
@@ -70,7 +69,7 @@ class CudaMedusa:
         heads = int(plan.steps.max())
         began = started(states.device)
         read = self._placed(states)
-        shape = MedusaShape(len(read), heads, True, *draws_of(plan))
+        shape = MedusaShape(len(read), heads, True, names_in(plan))
         keys = absorbed(plan.records["stem"], plan.lengths + np.arange(heads)[:, None])
         pieces = [
             Piece(words(keys), (heads, 2 * shape.rows), 0),
@@ -81,7 +80,7 @@ class CudaMedusa:
 
         def body() -> Tensor:
             logits, each = self._tensors.logits(read, heads).flatten(0, 1), temperature.repeat(heads)
-            return drawn_ids(logits, each, noise.flatten(), names, shape.samples).view(heads, shape.rows)
+            return drawn_ids(logits, each, noise.flatten(), names).view(heads, shape.rows)
 
         drawn, is_cold = self._run(shape, body)
         return as_chains(drawn, plan.steps, began, is_cold)

@@ -1,7 +1,6 @@
 """Uploads a pass to the device: the batch's arrays and the tiles of its rows, in one copy."""
 
 from dataclasses import dataclass, replace
-from math import prod
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from foreword.backends.batch import BATCH_ARRAYS, ForwardBatch, Ints
 from foreword.backends.cuda.kernels.attention import RowTiles, Sight, Workspace, attend
 from foreword.backends.cuda.layout import Layout, PassShape, Tiles
 from foreword.backends.torch.staging import as_batch, padded_pieces
-from foreword.backends.torch.upload import Piece, Upload
+from foreword.backends.torch.upload import Piece, Upload, placed
 
 FIXED_ENTRIES = 1 << 20
 """32-bit numbers of the largest pass that is captured."""
@@ -82,7 +81,7 @@ class PassUpload:
         if known is not None:
             self._fixed.copy([*pieces, moves])
             return known
-        stays = sum(prod(piece.shape) for piece in (*pieces, moves)) <= FIXED_ENTRIES
+        stays = placed(tuple(piece.shape for piece in (*pieces, moves)))[1] <= FIXED_ENTRIES
         *arrays, copies = (self._fixed if stays else self._growing).copy([*pieces, moves])
         own = len(pieces) - len(more)
         uploaded = [*arrays[:_MOVES], copies, *arrays[_MOVES:own]]

@@ -14,6 +14,9 @@ Shapes = tuple[tuple[int, ...], ...]
 _KEPT_VIEWS = 1024
 """Number of shapes whose views are cached: creating views takes longer than filling them."""
 
+_ALIGNED = 4
+"""32-bit numbers of which every array begins at a multiple: kernels are compiled for addresses of 16 bytes."""
+
 
 class Piece(NamedTuple):
     """An array and its padded size."""
@@ -21,6 +24,15 @@ class Piece(NamedTuple):
     source: Ints
     shape: tuple[int, ...]
     fill: int  # padding value
+
+
+def placed(shapes: Shapes) -> tuple[list[int], int]:
+    """Return where each of the arrays begins, and how many 32-bit numbers all of them take."""
+    starts, end = [], 0
+    for shape in shapes:
+        starts.append(end)
+        end += -(-prod(shape) // _ALIGNED) * _ALIGNED
+    return starts, end
 
 
 class Upload:
@@ -54,14 +66,13 @@ class Upload:
         return parts
 
     def _new_views(self, shapes: Shapes) -> tuple[Tensor, list[Tensor]]:
-        sizes = [prod(shape) for shape in shapes]
-        total = sum(sizes)
+        starts, total = placed(shapes)
         if total > len(self._on_device):
             self._on_device = self._on_device.new_empty(max(total, 2 * len(self._on_device)))
             self._views.clear()
         landed = self._on_device[:total]
-        parts = zip(landed.split_with_sizes(sizes), shapes, strict=True)
-        views = landed, [part.view(shape) for part, shape in parts]
+        parts = zip(starts, shapes, strict=True)
+        views = landed, [landed[start : start + prod(shape)].view(shape) for start, shape in parts]
         if len(self._views) >= _KEPT_VIEWS:
             self._views.clear()
         self._views[shapes] = views
@@ -95,16 +106,12 @@ class _HostBlock:
         return staged
 
     def _new_views(self, shapes: Shapes) -> tuple[Tensor, list[Ints]]:
-        total = sum(map(prod, shapes))
+        starts, total = placed(shapes)
         if total > len(self._memory):
             self._memory = self._allocate(max(total, 2 * len(self._memory)))
             self._views.clear()
-        rooms: list[Ints] = []
-        start, array = 0, self._memory.numpy()
-        for shape in shapes:
-            end = start + prod(shape)
-            rooms.append(array[start:end].reshape(shape))
-            start = end
+        array, parts = self._memory.numpy(), zip(starts, shapes, strict=True)
+        rooms: list[Ints] = [array[start : start + prod(shape)].reshape(shape) for start, shape in parts]
         if len(self._views) >= _KEPT_VIEWS:
             self._views.clear()
         self._views[shapes] = views = self._memory[:total], rooms

@@ -84,6 +84,12 @@ def test_the_shape_follows_from_the_longest_text_in_powers_of_two(known: int, pa
     assert (layout.shape.parts, layout.shape.pages) == (parts, 8 * parts)
 
 
+@pytest.mark.parametrize(("known", "parts"), [(0, 4), (140, 4), (505, 4), (520, 16), (1900, 16)])
+def test_a_single_request_has_few_shapes_while_its_text_grows(known: int, parts: int):
+    _, layout = laid_out([1], [Draft.chain([1, 2], 1 + known)], 4, known=known)
+    assert (layout.shape.parts, layout.shape.pages) == (parts, 8 * parts)
+
+
 def test_a_pass_with_a_prompt_is_not_captured_and_its_short_texts_keep_their_parts():
     _, layout = laid_out([200, 1], [Draft(), Draft.chain([1, 2], 1)], 4)
     assert layout.shape.wide_tiles and layout.shape.rows <= 256 and not layout.shape.is_decode
@@ -117,10 +123,11 @@ def test_sizes_to_prepare_are_one_for_each_shape_that_a_batch_can_have(rows: int
 
 
 def test_sizes_to_prepare_are_of_passes_that_are_captured():
-    from foreword.backends.cuda.layout import DECODE_ROWS, decode_sizes
+    from foreword.backends.cuda.layout import DECODE_ROWS, FEW_PARTS, FEW_TILES, decode_sizes
 
-    assert len(decode_sizes(256, 1 << 17, 1)) == len(DECODE_ROWS) * 5
+    few = sum(rows <= FEW_TILES for rows in DECODE_ROWS)
+    assert len(decode_sizes(256, 1 << 17, 1)) == (len(DECODE_ROWS) - few) * 5 + few * len(FEW_PARTS)
     assert max(size.requests * 9 for size in decode_sizes(256, 1 << 17, 9)) <= DECODE_ROWS[-1]
     assert not decode_sizes(256, 1 << 17, DECODE_ROWS[-1] + 1)
-    parts = {-(-size.length // 128) for size in decode_sizes(1, 1 << 17, 1)}
+    parts = {-(-size.length // 128) for size in decode_sizes(4, 1 << 17, 1) if size.requests == 4}
     assert {1 << (count - 1).bit_length() for count in parts} == {1, 2, 4, 8, 16}

@@ -34,11 +34,11 @@ def let_the_next_kernel_come(AHEAD: tl.constexpr) -> None:
 
 def ahead(rows: Tensor) -> dict[str, bool]:
     """Options of the launch of a kernel over these rows."""
-    if rows.is_cuda and len(rows) <= AHEAD_ROWS and _can_be_ahead(rows.device.index):
+    if len(rows) <= AHEAD_ROWS and _can_be_ahead(rows.device):
         return {"AHEAD": True, "launch_pdl": True}
     return {"AHEAD": False}
 
 
 @cache
-def _can_be_ahead(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+def _can_be_ahead(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

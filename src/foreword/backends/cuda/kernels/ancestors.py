@@ -7,7 +7,7 @@ from torch import Tensor
 from foreword.backends.batch import MAX_DRAFT_NODES
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def _ancestor_slots(
     prefix_lens, masks, requests, tables, out, table_width,
     PAGE: tl.constexpr, NODES: tl.constexpr,

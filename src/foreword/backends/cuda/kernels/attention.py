@@ -71,9 +71,9 @@ def _rows_at(
 
 @triton.jit
 def _part(
-    part, q, line_row, lengths, prefixes, first_row, least, most, least_prefix,
+    part, q, line_row, lengths, prefixes, first_row, least, most, least_prefix, tile_size,
     keys, values, table, ancestors, kv_head, scale,
-    KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, LINES: tl.constexpr,
     PAGE: tl.constexpr, NODES: tl.constexpr, PART: tl.constexpr, TREES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The softmax of all lines over one part: peak [LINES], mass [LINES], total [LINES, DIM_BLOCK]."""
@@ -86,7 +86,7 @@ def _part(
     slot = (page * PAGE + position % PAGE).to(tl.int64)
     if TREES and (part + 1) * PART > least_prefix:
         # Rows of a tree see different keys at the same position: one row after the other.
-        for row in range(ROWS):
+        for row in range(tile_size):
             mine = line_row == row
             prefix = tl.max(tl.where(mine, prefixes, 0), axis=0)
             length = tl.max(tl.where(mine, lengths, 0), axis=0)
@@ -107,12 +107,13 @@ def _part(
     return peak, tl.max(mass, axis=1), total
 
 
-@triton.jit
+# Sizes that grow with a text, and tiles of one row, are no reason for kernels of their own.
+@triton.jit(do_not_specialize=["table_width", "num_parts", "tile_size"])
 def _attend(
     queries, keys, values, tile_rows, tile_counts, tile_requests, tables, positions, prefix_lens, ancestors, starts,
-    out, part_peaks, part_masses, table_width, num_parts, scale,
+    out, part_peaks, part_masses, table_width, num_parts, tile_size, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
-    LINES: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr, NODES: tl.constexpr,
+    LINES: tl.constexpr, PAGE: tl.constexpr, NODES: tl.constexpr,
     PART: tl.constexpr, SPLIT: tl.constexpr, TREES: tl.constexpr, STARTS: tl.constexpr, PRECISION: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
@@ -152,13 +153,13 @@ def _attend(
     total = tl.zeros((LINES, DIM_BLOCK), dtype=tl.float32)
     for part in range(first_part, end_part):
         peak2, mass2, total2 = _part(
-            part, q, line_row, lengths, prefixes, first_row, least, most, least_prefix,
+            part, q, line_row, lengths, prefixes, first_row, least, most, least_prefix, tile_size,
             keys, values, table, ancestors, kv_head, scale,
-            KV_HEADS, DIM, DIM_BLOCK, LINES, ROWS, PAGE, NODES, PART, TREES, PRECISION,
+            KV_HEADS, DIM, DIM_BLOCK, LINES, PAGE, NODES, PART, TREES, PRECISION,
         )  # fmt: skip
         peak, mass, total = _merge(peak, mass, total, peak2, mass2, total2)
     if SPLIT:
-        place = ((tile.to(tl.int64) * ROWS + line_row) * HEADS + head) * num_parts + first_part
+        place = ((tile.to(tl.int64) * tile_size + line_row) * HEADS + head) * num_parts + first_part
         tl.store(part_peaks + place, peak, mask=real)
         tl.store(part_masses + place, mass, mask=real)
         tl.store(out + place[:, None] * DIM + dim[None, :], total, mask=shown)
@@ -167,17 +168,16 @@ def _attend(
         tl.store(out + query_at, result.to(out.dtype.element_ty), mask=shown)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts", "tile_size"])
 def _merge_parts(
-    parts, part_peaks, part_masses, tile_rows, tile_counts, positions, out, num_parts,
-    DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
-    AHEAD: tl.constexpr,
+    parts, part_peaks, part_masses, tile_rows, tile_counts, positions, out, num_parts, tile_size,
+    DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, HEADS: tl.constexpr, PART: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One head of one row: its parts in the order of their positions."""
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
     place, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    tile, of_tile = place // ROWS, place % ROWS
+    tile, of_tile = place // tile_size, place % tile_size
     if of_tile >= tl.load(tile_counts + tile):
         return
     row = tl.load(tile_rows + tile) + of_tile
@@ -262,17 +262,18 @@ def attend(
     _attend[grid](
         queries, keys, values, tiles.first_rows, tiles.counts, tiles.requests, sight.block_tables, sight.positions,
         sight.prefix_lens, sight.ancestors, sight.positions if sight.starts is None else sight.starts,
-        part_totals, peaks, masses, sight.block_tables.shape[1], parts, dim**-0.5 * LOG2E,
+        part_totals, peaks, masses, sight.block_tables.shape[1], parts, tiles.rows,
+        dim**-0.5 * LOG2E,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_BLOCK=triton.next_power_of_2(dim),
-        LINES=lines, ROWS=tiles.rows, PAGE=sight.page_size, NODES=MAX_DRAFT_NODES, PART=PART,
+        LINES=lines, PAGE=sight.page_size, NODES=MAX_DRAFT_NODES, PART=PART,
         SPLIT=workspace is not None, TREES=sight.has_trees, STARTS=sight.starts is not None,
         PRECISION=precision_of(queries),
         num_warps=4 if lines <= 64 else 8, num_stages=1 if workspace is not None else 2, **ahead(queries),
     )  # fmt: skip
     if workspace is not None:
         _merge_parts[(len(tiles.counts) * tiles.rows, heads)](
-            part_totals, peaks, masses, tiles.first_rows, tiles.counts, sight.positions, out, parts,
-            DIM=dim, DIM_BLOCK=triton.next_power_of_2(dim), HEADS=heads, ROWS=tiles.rows, PART=PART,
+            part_totals, peaks, masses, tiles.first_rows, tiles.counts, sight.positions, out, parts, tiles.rows,
+            DIM=dim, DIM_BLOCK=triton.next_power_of_2(dim), HEADS=heads, PART=PART,
             num_warps=1, **ahead(queries),
         )  # fmt: skip
     return out

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most", "room"])
 def _run_lengths(drawn, first, drafted, places, out, most, room, BLOCK: tl.constexpr):
     request = tl.arange(0, BLOCK)
     going = request < room
@@ -44,8 +44,15 @@ class ChainPlaces(NamedTuple):
     positions: Tensor  # int32
     slots: Tensor  # int32
 
+    @staticmethod
+    def empty(levels: int, room: int, device: torch.device) -> "ChainPlaces":
+        """Memory for so many requests."""
+        small = torch.zeros((2, levels, room), dtype=torch.int32, device=device)
+        keys = torch.zeros((levels, room), dtype=torch.int64, device=device)
+        return ChainPlaces(torch.zeros(room, dtype=torch.int32, device=device), keys, small[0], small[1])
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["room", "pages", "page_size", "spare_slot"])
 def _chain_places(
     wanted, gained_by, lengths, steps, ends, stems, tables, last, keys, positions, slots,
     room, pages, page_size, spare_slot, BLOCK: tl.constexpr,
@@ -74,6 +81,74 @@ def _chain_places(
         tl.store(last + request, tl.load(wanted + request, mask=there, other=0) + gained, mask=there)
 
 
+@triton.jit(do_not_specialize=["room", "most"])
+def _take_level(
+    levels, drawn, keys, positions, slots, cosines, sines, chain, tokens, key, position, seen, slot, cosine, sine,
+    room, most, HALF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    request = tl.program_id(0)
+    level = tl.load(levels + request)
+    at = level * room + request
+    token = tl.load(drawn + request)
+    tl.store(chain + at, token)
+    tl.store(tokens + request, tl.maximum(token, 0))
+    where = tl.load(positions + at)
+    tl.store(position + request, where)
+    tl.store(seen + request, where + 1)
+    tl.store(slot + request, tl.load(slots + at))
+    tl.store(key + request, tl.load(keys + at + room, mask=level + 1 < most, other=0))
+    i = tl.arange(0, BLOCK)
+    there = i < HALF
+    tl.store(cosine + request * HALF + i, tl.load(cosines + at * HALF + i, mask=there), mask=there)
+    tl.store(sine + request * HALF + i, tl.load(sines + at * HALF + i, mask=there), mask=there)
+    tl.store(levels + request, level + 1)
+
+
+class Level(NamedTuple):
+    """What the pass over the newest draft token of every request reads, and the draw after it."""
+
+    tokens: Tensor  # int64 [requests]
+    key: Tensor  # int64, of the noise of the token after it
+    position: Tensor  # int32
+    seen: Tensor  # int32, positions that its row sees
+    slot: Tensor  # int32
+    cosine: Tensor  # float32 [requests, dim / 2]
+    sine: Tensor  # float32
+
+    @staticmethod
+    def empty(room: int, half: int, device: torch.device) -> "Level":
+        """Memory for so many requests."""
+
+        def zeros(dtype: torch.dtype, *more: int) -> Tensor:
+            return torch.zeros((room, *more), dtype=dtype, device=device)
+
+        whole, small = torch.int64, torch.int32
+        tokens, key, position, seen, slot = map(zeros, (whole, whole, small, small, small))
+        return Level(
+            tokens, key, position, seen, slot, zeros(torch.float32, half), zeros(torch.float32, half)
+        )
+
+
+def take_level(
+    levels: Tensor,
+    drawn: Tensor,
+    places: ChainPlaces,
+    cos_sin: tuple[Tensor, Tensor],
+    chain: Tensor,
+    into: Level,
+) -> None:
+    """Keep the drawn tokens, int64 [requests], as the next level of the chain, int64 [most, requests].
+
+    `levels`, int32 [requests], has the level, and is one more afterwards; `into` gets what is read at it.
+    """
+    most, room = chain.shape
+    half = into.cosine.shape[1]
+    _take_level[(room,)](
+        levels, drawn, *places[1:], *cos_sin, chain, *into, room, most,
+        HALF=half, BLOCK=triton.next_power_of_2(half),
+    )  # fmt: skip
+
+
 class ChainEnds(NamedTuple):
     """What is known of every request [requests] before."""
 
@@ -85,17 +160,9 @@ class ChainEnds(NamedTuple):
     stems: Tensor  # int64, of its noise
 
 
-def chain_places(of: ChainEnds, tables: Tensor, levels: int, page_size: int, spare_slot: int) -> ChainPlaces:
+def chain_places(of: ChainEnds, tables: Tensor, page_size: int, spare_slot: int, out: ChainPlaces) -> None:
     """tables int32 [at least requests, pages]. The keys are those of `acceptance.noise.absorbed`."""
-    room = len(of.steps)
-    found = ChainPlaces(
-        torch.empty_like(of.wanted),
-        of.stems.new_empty((levels, room)),
-        of.lengths.new_empty((levels, room)),
-        of.lengths.new_empty((levels, room)),
-    )
+    levels, room = out.positions.shape
     _chain_places[(levels,)](
-        *of, tables, *found, room, tables.shape[1], page_size, spare_slot,
-        BLOCK=triton.next_power_of_2(room),
-    )  # fmt: skip
-    return found
+        *of, tables, *out, room, tables.shape[1], page_size, spare_slot, BLOCK=triton.next_power_of_2(room)
+    )

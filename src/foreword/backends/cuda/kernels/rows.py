@@ -33,7 +33,7 @@ def embed(token_ids: Tensor, table: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _fill_in(token_ids, drawn, rows, BLOCK: tl.constexpr):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(token_ids + row, mask=row < rows, other=0)
@@ -253,7 +253,7 @@ def take_rows(source: Tensor, rows: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _widen(numbers, out, count, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(numbers + at, mask=at < count).to(tl.float32), mask=at < count)

@@ -1,0 +1,253 @@
+"""Heads on a GPU that draft token by token (EAGLE, MTP): captured graphs, without a round trip to the host in between.
+
+A chain is two kinds of captures: the pass over committed tokens with the first draw, and a level, which runs the newest
+draft tokens and draws those after them. A level is captured once and replayed for each, whatever came before it and
+however deep the chain is: it finds its number, and with it what it reads, on the device.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.acceptance.transfer import started
+from foreword.backends.batch import MAX_DRAFT_NODES, ForwardBatch
+from foreword.backends.cuda.draws import as_chains, drawn_ids, names_in, words
+from foreword.backends.cuda.graphs import GraphsByMemory
+from foreword.backends.cuda.heads import KernelHead
+from foreword.backends.cuda.kernels.attention import PART, RowTiles, Sight
+from foreword.backends.cuda.kernels.chains import (
+    ChainEnds,
+    ChainPlaces,
+    Level,
+    chain_places,
+    run_lengths,
+    take_level,
+)
+from foreword.backends.cuda.kernels.rows import fill_in, take_rows
+from foreword.backends.cuda.layout import DECODE_ROWS, Layout, PassShape, rounded_parts
+from foreword.backends.cuda.upload import TiledRows, UploadedPass
+from foreword.backends.interface import ChainPlan, HeadCall, HeadInput, HeadOutput, KvStore, PendingChains
+from foreword.backends.torch.heads import LentEnds
+from foreword.backends.torch.kv_store import TorchKvStore
+from foreword.backends.torch.upload import Piece
+from foreword.kv.states import as_tensor
+from foreword.models.heads.opening import Head
+
+_MOST_CHAINS = 1 << 12
+"""Requests of one call."""
+
+_USUAL_LEVELS = 16
+"""Draft tokens of a chain that memory is laid out for; deeper chains have captures of their own."""
+
+
+@dataclass(frozen=True)
+class FirstShape:
+    """Everything that a captured pass over committed tokens has built in."""
+
+    rows: PassShape
+    most: int  # levels that there is room for
+    names: Hashable  # of the tokens that it can draft
+
+
+@dataclass(frozen=True)
+class LevelShape:
+    """Everything that a captured level has built in."""
+
+    requests: int
+    most: int  # levels that there is room for
+    parts: int  # of the longest text with its draft
+    splits: bool
+    names: Hashable  # of the tokens that it can draft
+
+
+class _ChainInputs(NamedTuple):
+    """What a chain reads beside its first pass, on the device; requests are padded."""
+
+    ends: ChainEnds
+    temperature: Tensor  # float64 [requests]
+    starts: Tensor  # int32 [requests], KV rows before these are not there
+    tiles: RowTiles  # one row each
+    tables: Tensor  # int32 [requests, pages]
+
+
+class _ChainState(NamedTuple):
+    """What a level finds from the one before."""
+
+    levels: Tensor  # int32 [requests], draft tokens that are drawn
+    drawn: Tensor  # int64 [most, requests], the target's ids; -1 where there is no number
+    level: Level
+    states: Tensor  # [requests, hidden size]
+    places: ChainPlaces
+    cos_sin: tuple[Tensor, Tensor]  # float32 [most, requests, dim / 2]
+
+
+class CudaHead(KernelHead):
+    """A head that drafts token by token: its chains run on Triton kernels."""
+
+    def __init__(self, head: Head, rows: str, ends: LentEnds, *, captures: bool) -> None:
+        super().__init__(head, rows, ends, captures=captures, captured_rows=DECODE_ROWS[-1])
+        self._gained = torch.zeros(_MOST_CHAINS, dtype=torch.int32, device=ends.device)
+        self._firsts: GraphsByMemory[FirstShape, None] = GraphsByMemory()
+        self._levels: GraphsByMemory[LevelShape, None] = GraphsByMemory()
+        self._states: dict[tuple[int, int], _ChainState] = {}  # by levels and requests
+        self.drafts_early = self._in_kernels
+
+    def _output(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
+        return self._reference.forward(wanted, store)
+
+    def _chains(self, call: HeadCall, plan: ChainPlan) -> PendingChains | None:
+        """Return planned chains; None: the reference's logits are used.
+
+        Filters of the distribution are left out: they would cut tokens that the target seldom draws.
+        """
+        names, wanted, store = self._ids.of(plan), call.rows, call.store
+        if not self._in_kernels or names is None or not isinstance(store, TorchKvStore):
+            return None
+        if len(plan.steps) > _MOST_CHAINS:
+            return None
+        batch = ForwardBatch.of(wanted.arrays)
+        layout = Layout.of(batch, store.page_size, self._group, self._kv_heads)
+        depth, unsettled = int(plan.steps.max()), plan.unsettled
+        longest = int(plan.lengths.max()) + depth + (0 if unsettled is None else unsettled.places.shape[1])
+        pages = max(-(-longest // store.page_size), batch.arrays.sizes.pages)
+        room, most = layout.shape.logit_rows, _USUAL_LEVELS if depth <= _USUAL_LEVELS else MAX_DRAFT_NODES
+        first = FirstShape(layout.shape, most, names_in(plan))
+        parts = rounded_parts(-(-pages * store.page_size // PART), len(plan.steps))
+        level = LevelShape(room, most, parts, layout.shape.splits, first.names)
+        began = started(self._features.device)
+        uploaded = self._upload.send(batch, layout, store.spare_slot)
+        given = self._inputs(wanted, plan, level, uploaded, store.page_size)
+        if unsettled is not None:
+            fill_in(uploaded.batch.token_ids, unsettled.drawn)
+        features, state = self._placed(as_tensor(wanted.features), layout.shape.rows), self._state(most, room)
+
+        def run_first() -> None:
+            self._run_first(uploaded, given, state, features, names, store)
+
+        def run_level() -> None:
+            self._run_level(level, given, state, names, store)
+
+        captured = self._captures and layout.shape.is_decode and uploaded.stays
+
+        def run(
+            graphs: GraphsByMemory[Any, None], shape: FirstShape | LevelShape, body: Callable[[], None]
+        ) -> bool:
+            """Return whether it was cold."""
+            if captured:
+                return graphs.of(store).run(shape, body)[1]
+            body()
+            return False
+
+        is_cold = run(self._firsts, first, run_first)
+        for _ in range(1, depth):
+            is_cold |= run(self._levels, level, run_level)
+        # Other chains may run before these tokens are verified, and all of them have their result in one place.
+        return as_chains(state.drawn[:depth].clone(), plan.steps, began, is_cold)
+
+    def _state(self, most: int, room: int) -> _ChainState:
+        """Memory that captures read and write, for so many levels and requests."""
+        if (most, room) not in self._states:
+            device, half = self._features.device, len(self._tensors.frequencies)
+            cosines, sines = torch.zeros((2, most, room, half), device=device)
+            self._states[most, room] = _ChainState(
+                torch.zeros(room, dtype=torch.int32, device=device),
+                torch.zeros((most, room), dtype=torch.int64, device=device),
+                Level.empty(room, half, device),
+                torch.zeros((room, self.spec.hidden_size), dtype=self._features.dtype, device=device),
+                ChainPlaces.empty(most, room, device),
+                (cosines, sines),
+            )
+        return self._states[most, room]
+
+    def _inputs(
+        self, wanted: HeadInput, plan: ChainPlan, shape: LevelShape, uploaded: UploadedPass, page_size: int
+    ) -> _ChainInputs:
+        room, unsettled, pages = shape.requests, plan.unsettled, shape.parts * PART // page_size
+        ones, places = np.ones(len(plan.steps), np.int32), np.arange(room, dtype=np.int32)
+        # What a first pass reads comes first: its place depends on the number of requests alone.
+        pieces = [
+            Piece(words(plan.records["stem"]), (2 * room,), 0),
+            Piece(words(plan.records["temperature"].astype(np.float64)), (2 * room,), 0),
+            Piece(wanted.starts, (room,), 0),
+            Piece(plan.lengths, (room,), 0),
+            Piece(plan.steps, (room,), 0),
+            Piece(plan.lengths + plan.steps if unsettled is None else unsettled.ends, (room,), 0),
+            Piece(ones, (room,), 0),
+            Piece(places, (room,), 0),
+            Piece(wanted.arrays.block_tables, (room, pages), 0),
+        ]
+        if unsettled is not None:  # after what every chain has, which stays in its place
+            pieces += [
+                Piece(unsettled.first, (room,), 0),
+                Piece(unsettled.places, (room, unsettled.places.shape[1]), -1),
+            ]
+        stems, temperature, starts, lengths, steps, ends, counts, rows, tables, *judged = self._more.copy(
+            pieces
+        )
+        gained = self._gained[:room]
+        if unsettled is None:
+            gained.zero_()
+        else:
+            run_lengths(unsettled.drawn, judged[0], unsettled.drafted, judged[1], gained)
+        chain = ChainEnds(uploaded.batch.logit_rows, gained, lengths, steps, ends, stems.view(torch.int64))
+        tiles = RowTiles(rows, counts, rows, 1)
+        return _ChainInputs(chain, temperature.view(torch.float64), starts, tiles, tables)
+
+    def _run_first(
+        self,
+        uploaded: UploadedPass,
+        given: _ChainInputs,
+        state: _ChainState,
+        features: Tensor,
+        names: Tensor,
+        store: TorchKvStore,
+    ) -> None:
+        """Run committed tokens, find the places of all levels, and draw the first."""
+        batch, tables, places = uploaded.batch, uploaded.batch.block_tables, state.places
+        sight = Sight(
+            batch.positions,
+            batch.prefix_lens,
+            tables,
+            uploaded.requests,
+            store.page_size,
+            False,
+            given.starts,
+        )
+        stream, read = self._tensors.begin(batch.token_ids, features, are_own=False)
+        cos_sin = self._angles(batch.positions)
+        stream = self._layers(stream, read, cos_sin, sight, batch.slots, uploaded.tiles, store)
+        chain_places(given.ends, tables, store.page_size, store.spare_slot, places)
+        angles = places.positions.unsqueeze(-1).float() * self._tensors.frequencies
+        torch.cos(angles, out=state.cos_sin[0])
+        torch.sin(angles, out=state.cos_sin[1])
+        state.levels.zero_()
+        last = take_rows(stream, places.last, stream.new_empty((len(places.last), stream.shape[1])))
+        self._draw(last, places.keys[0], given, state, names)
+
+    def _run_level(
+        self, shape: LevelShape, given: _ChainInputs, state: _ChainState, names: Tensor, store: TorchKvStore
+    ) -> None:
+        """Run the newest draft tokens and draw those after them."""
+        level = state.level
+        requests = given.tiles.requests
+        sight = Sight(
+            level.position, level.seen, given.tables, requests, store.page_size, False, given.starts
+        )
+        tiles = TiledRows(given.tiles, shape.parts, shape.splits, None)
+        stream, read = self._tensors.begin(level.tokens, state.states, are_own=True)
+        cos_sin = level.cosine, level.sine
+        last = self._layers(stream, read, cos_sin, sight, level.slot, tiles, store)
+        self._draw(last, level.key, given, state, names)
+
+    def _draw(
+        self, last: Tensor, keys: Tensor, given: _ChainInputs, state: _ChainState, names: Tensor
+    ) -> None:
+        """Draw a token after each of the rows, and lay out the level that runs it."""
+        logits, states = self._tensors.outcome(last)
+        state.states.copy_(states)
+        tokens = drawn_ids(logits, given.temperature, keys, names)
+        take_level(state.levels, tokens, state.places, state.cos_sin, state.drawn, state.level)
