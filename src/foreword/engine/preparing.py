@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +21,10 @@ from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask, all_nodes
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.step import Stepper
+
+if TYPE_CHECKING:  # Triton is there only where it is used
+    from foreword.backends.cuda.compiling import Kernels
+    from foreword.kernels.launching import Variant
 
 
 class FullDrafts(Drafter):
@@ -108,11 +113,15 @@ def prepare_passes(
     began, free = clock(), free_memory(core.target.device)
     done, texts = 0, _Texts(core)
     try:
+        needed = _compile(core, cases)
         while done < len(cases) and clock() - began < SECONDS:
             if free_memory(core.target.device) < free * (1 - MEMORY_SHARE):
                 break
             if progress is not None:
                 progress(done, len(cases))
+            # Requests wait for the kernels of plain decoding in any case: all that is waited for beyond the bound.
+            if not needed.wait(cases[done], None if done == 0 else began + SECONDS):
+                break
             _run(core, cases[done], texts)
             done += 1
     except EngineStopped:
@@ -129,6 +138,48 @@ def prepare_passes(
     if progress is not None:
         progress(len(cases), len(cases))
     return found
+
+
+class _Needed:
+    """The kernels that cases need, while they are compiled."""
+
+    def __init__(self, kernels: "Kernels | None" = None) -> None:
+        self._kernels = kernels
+        self._of: dict[tuple[_Mode, int], Sequence[Variant]] = {}  # by mode and requests: no length matters
+
+    def record(self, core: EngineCore, cases: Sequence[_Case]) -> None:
+        """Have the kernels of all cases compiled, in their order."""
+        from foreword.kernels.launching import recording
+
+        assert self._kernels is not None
+        texts = _Texts(core)
+        try:
+            for case in cases:
+                key = case.mode, case.size.requests
+                if key not in self._of:
+                    with recording() as missing:
+                        _run(core, case, texts, TEMPERATURES[not self._of :], rounds=1)
+                    self._of[key] = tuple(missing)
+                    self._kernels.request(missing)
+        finally:
+            texts.close()
+
+    def wait(self, case: _Case, until: float | None) -> bool:
+        """Return whether the kernels of a case are there; wait to a time of the clock."""
+        if self._kernels is None:
+            return True
+        return self._kernels.wait(self._of[case.mode, case.size.requests], until)
+
+
+def _compile(core: EngineCore, cases: Sequence[_Case]) -> _Needed:
+    """Have the kernels of all cases compiled, in their order, many at a time."""
+    if core.target.device.type != "cuda":
+        return _Needed()
+    from foreword.backends.cuda.compiling import kernels_of
+
+    needed = _Needed(kernels_of(core.target.device))
+    needed.record(core, cases)
+    return needed
 
 
 def _cases(core: EngineCore, requests: int) -> list[_Case]:
@@ -220,15 +271,21 @@ class _Texts:
         return made
 
 
-def _run(core: EngineCore, case: _Case, texts: _Texts) -> None:
+def _run(
+    core: EngineCore,
+    case: _Case,
+    texts: _Texts,
+    temperatures: Sequence[float] = TEMPERATURES,
+    rounds: int | None = None,
+) -> None:
     mode = case.mode
     policy = (
         FixedPolicy() if mode.drafter is None else FixedPolicy(mode.drafter, mode.draft_tokens, mode.depth)
     )
     stepper = Stepper(core.runner, core.cache, policy, core.max_rows, store=core.runner.store)
     # A head's first chain differs from later ones, which start early: run two rounds.
-    rounds = 2 if _observes(mode) else 1
-    for temperature in (temperature for temperature in TEMPERATURES for _ in range(rounds)):
+    rounds = rounds or (2 if _observes(mode) else 1)
+    for temperature in (temperature for temperature in temperatures for _ in range(rounds)):
         requests: list[Request] = []
         try:
             for _ in range(case.size.requests):

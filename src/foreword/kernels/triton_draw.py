@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from foreword.kernels.launching import is_recording, kernel
+
 _CHUNK = 4096
 """Tokens per program: several programs read one row of a large vocabulary."""
 
@@ -39,7 +41,7 @@ def _gumbel(keys, tokens):
     return -tl.log(exponential)
 
 
-@triton.jit
+@kernel()
 def _peak_of_chunk(logits, peaks, firsts, vocab, stride, chunks, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
     """Find the largest logit of a chunk and its first token; infinity if any logit is not finite."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -56,7 +58,7 @@ def _peak_of_chunk(logits, peaks, firsts, vocab, stride, chunks, CHUNK: tl.const
     tl.store(firsts + row * chunks + chunk, tl.min(tl.where(best == highest, winner, vocab), axis=0))
 
 
-@triton.jit
+@kernel()
 def _best_of_chunk(
     logits, peaks, floors, temperatures, keys, names, scores, ids, vocab, stride, chunks,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
@@ -87,7 +89,7 @@ def _best_of_chunk(
     tl.store(ids + row * chunks + chunk, tl.min(tl.where(best == highest, winner, vocab), axis=0))
 
 
-@triton.jit(do_not_specialize=["rows"])
+@kernel(do_not_specialize=("rows",))
 def _choose(
     peaks, firsts, temperatures, scores, ids, names, drawn, rows, chunks, vocab,
     CHUNKS: tl.constexpr, SAMPLES: tl.constexpr, HAS_NAMES: tl.constexpr,
@@ -135,6 +137,8 @@ def draw_rows(
     peaks = torch.empty((rows, chunks), dtype=torch.float32, device=logits.device)
     firsts = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
     drawn = torch.empty((2, rows), dtype=torch.int64, device=logits.device)
+    if is_recording():
+        drawn.zero_()  # tokens that could be read
     scores = ids = drawn
     _peak_of_chunk[(rows, chunks)](
         logits, peaks, firsts, vocab, logits.stride(0), chunks, CHUNK=_CHUNK, BLOCK=1024

@@ -1,6 +1,6 @@
 """The llama-family decoder on Triton kernels: decode passes are captured graphs, prompt chunks run as they come."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Self
 
 import torch
@@ -10,6 +10,7 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
 from foreword.backends.cuda.adapters import DOWN, GATE_UP, OUTPUT, QKV, AdapterTable, Place, RowAdapters
 from foreword.backends.cuda.block_heads import CudaBlockHead
 from foreword.backends.cuda.chain_heads import CudaHead
+from foreword.backends.cuda.compiling import kernels_of
 from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.kernels.ancestors import ancestor_slots
 from foreword.backends.cuda.kernels.attention import Sight
@@ -94,12 +95,16 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         self._upload = PassUpload(self.device)
         self._graphs: GraphsByMemory[PassShape, Result] = GraphsByMemory()
         self._captures = self.device.type == "cuda" and not enforce_eager
+        self._kernels = kernels_of(self.device) if self.device.type == "cuda" else None
+        self._compiled: set[Hashable] = set()  # kinds of passes whose kernels are there
         self._adapters: dict[int, Lora] = {}  # by slot
         self._table = AdapterTable(config, self.device)
         self._products = products or Products()
-        if self.device.type == "cuda":
+        if self._kernels is not None:
             layer = weights.layers[0]
-            self._products.check_library([layer.qkv, layer.gate_up, weights.head], [layer.output, layer.down])
+            checked = [layer.qkv, layer.gate_up, weights.head], [layer.output, layer.down]
+            self._kernels.compile(lambda: self._products.compute_some(*checked))
+            self._products.check_library(*checked)
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
         """What is added for the requests whose slot in a batch is this one; None takes it away."""
@@ -142,6 +147,9 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         def body() -> Result:
             return self._run(layout.shape, uploaded, store)
 
+        if self._kernels is not None and layout.shape.kind not in self._compiled:
+            self._kernels.compile(body)
+            self._compiled.add(layout.shape.kind)
         captured = self._captures and layout.shape.is_decode and uploaded.stays
         graphs = self._graphs.of(store)
         (logits, hidden), is_cold = graphs.run(layout.shape, body) if captured else (body(), False)

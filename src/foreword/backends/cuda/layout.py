@@ -1,7 +1,7 @@
 """How a pass is laid out on the device: round sizes, so that few graphs are captured, and rows in tiles."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -59,6 +59,11 @@ class PassShape:
     def is_decode(self) -> bool:
         """Whether it is small enough, and made of few enough parts, to be captured."""
         return self.rows <= DECODE_ROWS[-1] and not self.wide_tiles
+
+    @property
+    def kind(self) -> Hashable:
+        """What decides which kernels a pass launches; lengths of texts do not."""
+        return replace(self, pages=0, parts=0, wide_tiles=min(1, self.wide_tiles))
 
     def sizes(self, batch: BatchSizes) -> BatchSizes:
         """Room for the arrays of a batch; moves of KV rows are no part of the shape."""

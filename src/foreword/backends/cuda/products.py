@@ -100,6 +100,18 @@ class Products:
     def _uses_library(self, x: Tensor, weight: Tensor, depth: int) -> bool:
         return len(x) in self._library_sizes.get((*weight.shape, depth), ())
 
+    def compute_some(self, whole: list[Matrix], in_parts: list[Matrix]) -> None:
+        """Launch what `check_library` compares with."""
+        for weight in whole:
+            if isinstance(weight, Tensor):
+                x = weight[:1].contiguous()
+                linear(x, weight, None, x.new_empty((1, len(weight))), REFERENCE_TILE)
+        for weight in in_parts:
+            if isinstance(weight, Tensor):
+                x, depth = weight[:1].contiguous(), self.part_depth(weight)
+                parts = x.new_empty((x.shape[1] // depth, 1, len(weight)), dtype=torch.float32)
+                linear(x, weight, None, parts, REFERENCE_TILE, depth)
+
     def check_library(self, whole: list[Matrix], in_parts: list[Matrix]) -> None:
         """Find out for which sizes the library gives the same bits as the kernels do, on this GPU."""
         depths = [(weight, weight.shape[1]) for weight in whole]

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from foreword.kernels.launching import kernel
 from foreword.models.adapters import MAX_RANK
 
 FIELDS = 3
@@ -20,7 +21,7 @@ MOST_PARTS = 3
 """Modules that stand side by side in one product."""
 
 
-@triton.jit
+@kernel()
 def _shrink(
     x, slots, table, inner, slot_stride, first, K,
     PARTS: tl.constexpr, ROOM: tl.constexpr, RANKS: tl.constexpr, DEPTH: tl.constexpr, ENTRY: tl.constexpr,
@@ -49,7 +50,7 @@ def _shrink(
             tl.store(inner + (row * PARTS + part) * ROOM + r, total, mask=r < rank)
 
 
-@triton.jit
+@kernel()
 def _expand(
     inner, slots, table, y, slot_stride, first, N, end0, end1,
     PARTS: tl.constexpr, ROOM: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr, ENTRY: tl.constexpr,

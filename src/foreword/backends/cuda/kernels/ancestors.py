@@ -1,13 +1,13 @@
 """Where the ancestors of a draft token lie."""
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES
+from foreword.kernels.launching import kernel
 
 
-@triton.jit(do_not_specialize=["table_width"])
+@kernel(do_not_specialize=("table_width",))
 def _ancestor_slots(
     prefix_lens, masks, requests, tables, out, table_width,
     PAGE: tl.constexpr, NODES: tl.constexpr,

@@ -21,6 +21,7 @@ from foreword.backends.cuda.kernels.ahead import (
     wait_for_the_kernel_before,
 )
 from foreword.backends.cuda.kernels.linear import precision_of
+from foreword.kernels.launching import kernel
 
 PART = 128
 """Positions whose keys are looked at together."""
@@ -108,7 +109,7 @@ def _part(
 
 
 # Sizes that grow with a text, and tiles of one row, are no reason for kernels of their own.
-@triton.jit(do_not_specialize=["table_width", "num_parts", "tile_size"])
+@kernel(do_not_specialize=("table_width", "num_parts", "tile_size"))
 def _attend(
     queries, keys, values, tile_rows, tile_counts, tile_requests, tables, positions, prefix_lens, ancestors, starts,
     out, part_peaks, part_masses, table_width, num_parts, tile_size, scale,
@@ -168,7 +169,7 @@ def _attend(
         tl.store(out + query_at, result.to(out.dtype.element_ty), mask=shown)
 
 
-@triton.jit(do_not_specialize=["num_parts", "tile_size"])
+@kernel(do_not_specialize=("num_parts", "tile_size"))
 def _merge_parts(
     parts, part_peaks, part_masses, tile_rows, tile_counts, positions, out, num_parts, tile_size,
     DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, HEADS: tl.constexpr, PART: tl.constexpr, AHEAD: tl.constexpr,

@@ -7,8 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from foreword.kernels.launching import kernel
 
-@triton.jit(do_not_specialize=["most", "room"])
+
+@kernel(do_not_specialize=("most", "room"))
 def _run_lengths(drawn, first, drafted, places, out, most, room, BLOCK: tl.constexpr):
     request = tl.arange(0, BLOCK)
     going = request < room
@@ -52,7 +54,7 @@ class ChainPlaces(NamedTuple):
         return ChainPlaces(torch.zeros(room, dtype=torch.int32, device=device), keys, small[0], small[1])
 
 
-@triton.jit(do_not_specialize=["room", "pages", "page_size", "spare_slot"])
+@kernel(do_not_specialize=("room", "pages", "page_size", "spare_slot"))
 def _chain_places(
     wanted, gained_by, lengths, steps, ends, stems, tables, last, keys, positions, slots,
     room, pages, page_size, spare_slot, BLOCK: tl.constexpr,
@@ -81,7 +83,7 @@ def _chain_places(
         tl.store(last + request, tl.load(wanted + request, mask=there, other=0) + gained, mask=there)
 
 
-@triton.jit(do_not_specialize=["room", "most"])
+@kernel(do_not_specialize=("room", "most"))
 def _take_level(
     levels, drawn, keys, positions, slots, cosines, sines, chain, tokens, key, position, seen, slot, cosine, sine,
     room, most, HALF: tl.constexpr, BLOCK: tl.constexpr,

@@ -18,6 +18,7 @@ from foreword.backends.cuda.kernels.ahead import (
     wait_for_the_kernel_before,
 )
 from foreword.backends.cuda.kernels.linear import Tile, shared_bytes_of
+from foreword.kernels.launching import kernel
 
 FP8 = torch.float8_e4m3fn
 BLOCK = 128
@@ -98,7 +99,7 @@ def store_rounded(
     tl.store(values + row * WIDTH + columns, rounded.to(values.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@kernel()
 def _round_rows(
     x, values, scales, WIDTH: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr
 ):
@@ -142,7 +143,7 @@ def row_warps(block: int) -> int:
     return 4 if block <= 2048 else 8 if block <= 8192 else 16
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=("num_rows",))
 def _fp8_linear(
     x, x_scales, weight, scales, bias, y, num_rows, N, K, part_depth,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr, NEIGHBOURS: tl.constexpr,

@@ -18,6 +18,7 @@ from foreword.backends.cuda.kernels.ahead import (
     let_the_next_kernel_come,
     wait_for_the_kernel_before,
 )
+from foreword.kernels.launching import kernel
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Tile:
         return (self.stages - 1) * (self.rows + self.columns) * self.depth * number_bytes
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=("num_rows",))
 def _linear(
     x, weight, bias, y, num_rows, N, K, part_depth,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,

@@ -4,8 +4,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from foreword.kernels.launching import kernel
 
-@triton.jit
+
+@kernel()
 def _gather(memory, copies, kept, row_stride, layer_stride, layers, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     copy, layer = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -16,7 +18,7 @@ def _gather(memory, copies, kept, row_stride, layer_stride, layers, WIDTH: tl.co
     )
 
 
-@triton.jit
+@kernel()
 def _scatter(
     memory, copies, kept, row_stride, layer_stride, layers, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -33,8 +35,8 @@ def move_rows(memory: Tensor, copies: Tensor) -> None:
     layers, _, kv_heads, dim = memory.shape
     width = kv_heads * dim
     kept = memory.new_empty((len(copies), layers, width))
-    for kernel in (_gather, _scatter):
-        kernel[(len(copies), layers)](
+    for copy in (_gather, _scatter):
+        copy[(len(copies), layers)](
             memory, copies, kept, memory.stride(1), memory.stride(0), layers,
             WIDTH=width, BLOCK=triton.next_power_of_2(width),
         )  # fmt: skip

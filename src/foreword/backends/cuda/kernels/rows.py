@@ -11,12 +11,13 @@ from foreword.backends.cuda.kernels.ahead import (
     wait_for_the_kernel_before,
 )
 from foreword.backends.cuda.kernels.fp8 import Fp8Rows, group_of, memory_of, padded, row_warps, store_rounded
+from foreword.kernels.launching import is_recording, kernel
 
 HEADS_AT_ONCE = 16
 """Heads of a row that one program rotates."""
 
 
-@triton.jit
+@kernel()
 def _embed(token_ids, table, stream, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     token = tl.load(token_ids + row).to(tl.int64)
@@ -33,7 +34,7 @@ def embed(token_ids: Tensor, table: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["rows"])
+@kernel(do_not_specialize=("rows",))
 def _fill_in(token_ids, drawn, rows, BLOCK: tl.constexpr):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(token_ids + row, mask=row < rows, other=0)
@@ -45,6 +46,8 @@ def _fill_in(token_ids, drawn, rows, BLOCK: tl.constexpr):
 def fill_in(token_ids: Tensor, drawn: Tensor) -> None:
     """Put what the pass before has drawn in the place of the ids that stand for it: `backends.batch.known_ids`."""
     _fill_in[(triton.cdiv(len(token_ids), 256),)](token_ids, drawn, len(token_ids), BLOCK=256)
+    if is_recording():
+        token_ids.clamp_(min=0)  # what reads them is no kernel of ours, and must find tokens
 
 
 @triton.jit
@@ -58,7 +61,7 @@ def _sum_of_parts(
     return total.to(kind)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=("num_rows",))
 def _add_norm(
     stream, delta, weight, out, values, scales, num_rows, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr,
@@ -111,7 +114,7 @@ def add_norm(
     return out
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=("num_rows",))
 def _join_parts(
     parts, bias, out, num_rows,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -137,7 +140,7 @@ def join_parts(parts: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
     return out
 
 
-@triton.jit
+@kernel()
 def _rotate_and_keep(
     qkv, cosines, sines, slots, query_norm, key_norm, queries, keys, values, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
@@ -208,7 +211,7 @@ def rotate_and_keep(
     return out
 
 
-@triton.jit
+@kernel()
 def _silu_times_up(
     gate_up, out, values, scales,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
@@ -237,7 +240,7 @@ def silu_times_up(gate_up: Tensor, out: Tensor, rounded: Fp8Rows | None = None) 
     return out
 
 
-@triton.jit
+@kernel()
 def _take_rows(source, rows, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + place).to(tl.int64)
@@ -253,7 +256,7 @@ def take_rows(source: Tensor, rows: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["count"])
+@kernel(do_not_specialize=("count",))
 def _widen(numbers, out, count, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(numbers + at, mask=at < count).to(tl.float32), mask=at < count)

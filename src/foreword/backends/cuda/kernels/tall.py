@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from foreword.backends.cuda.kernels.linear import shared_bytes_of
+from foreword.kernels.launching import kernel
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class TallTile:
         return self.stages * (self.rows + self.more_rows + self.columns) * self.depth * 2 + 1024
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=("num_rows",))
 def _tall_linear(
     x, more_x, weight, y, num_rows, N, part_depth,
     ROWS: tl.constexpr, MORE: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,

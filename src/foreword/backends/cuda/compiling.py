@@ -1,0 +1,171 @@
+"""Kernels that are compiled in other processes while steps go on, and loaded between them."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from functools import cache
+from queue import Empty, SimpleQueue
+from time import perf_counter
+
+import torch
+
+from foreword.kernels.launching import NotCompiledError, Variant, is_recording, recording
+
+_log = logging.getLogger(__name__)
+
+SPARE_CORES = 2
+"""Cores that are left to the engine."""
+
+
+class CompileProcess:
+    """The process of `compile_server`, which is started with the first variant."""
+
+    def __init__(self, arch: int) -> None:
+        self._arch = arch
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sent: list[Variant] = []
+        self._done: SimpleQueue[tuple[Variant | None, str]] = SimpleQueue()
+
+    def start(self) -> None:
+        """Start the process, which takes a few seconds until it compiles."""
+        if self._process is not None:
+            return
+        workers = max(1, len(os.sched_getaffinity(0)) - SPARE_CORES)
+        command = [
+            "-W",
+            "ignore",
+            "-m",
+            "foreword.backends.cuda.compile_server",
+            str(self._arch),
+            str(workers),
+        ]
+        self._process = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        )
+        threading.Thread(target=self._read, args=(self._process,), name="compiled", daemon=True).start()
+
+    def compile(self, variant: Variant) -> None:
+        """Compile a variant; `done` reports it."""
+        self.start()
+        assert self._process is not None and self._process.stdin is not None
+        self._sent.append(variant)
+        try:
+            self._process.stdin.write(json.dumps(variant).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            self._done.put((None, str(error)))
+
+    def done(self, timeout: float) -> tuple[Variant | None, str] | None:
+        """Return a variant that is compiled and what went wrong; no variant: the process has ended. None: none yet."""
+        try:
+            return self._done.get(timeout=timeout) if timeout > 0 else self._done.get_nowait()
+        except Empty:
+            return None
+
+    def _read(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            number, error = json.loads(line)
+            self._done.put((self._sent[number], error))
+        self._done.put((None, f"it ended with {process.wait()}"))
+
+
+class Kernels:
+    """The kernels of one GPU: which are loaded, and which are being compiled."""
+
+    def __init__(self, compiler: CompileProcess, clock: Callable[[], float] = perf_counter) -> None:
+        self._compiler, self._clock = compiler, clock
+        self._loaded: set[Variant] = set()
+        self._pending: dict[Variant, None] = {}  # that are being compiled
+        self._compiled: list[Variant] = []  # that are to be loaded
+        self._given_up: set[Variant] = set()  # that are compiled when they are launched
+
+    @property
+    def loaded(self) -> int:
+        return len(self._loaded)
+
+    @property
+    def pending(self) -> int:
+        """Variants that are not ready."""
+        return len(self._pending) + len(self._compiled)
+
+    def request(self, variants: Iterable[Variant]) -> None:
+        """Load variants that are compiled already, and have the others compiled."""
+        for variant in variants:
+            if self.is_ready(variant) or variant in self._pending or variant in self._compiled:
+                continue
+            if not self._load(variant):
+                self._pending[variant] = None
+                self._compiler.compile(variant)
+
+    def is_ready(self, variant: Variant) -> bool:
+        """Whether a launch does not wait for its compilation, or nothing else can be done about it."""
+        return variant in self._loaded or variant in self._given_up
+
+    def are_ready(self, variants: Iterable[Variant]) -> bool:
+        return all(map(self.is_ready, variants))
+
+    def advance(self, seconds: float) -> None:
+        """Load what is compiled by now, for so long."""
+        end = self._clock() + seconds
+        while (done := self._compiler.done(0.0)) is not None:
+            self._note(*done)
+        while self._compiled and self._clock() < end:
+            variant = self._compiled.pop(0)
+            if not self._load(variant):
+                self._given_up.add(variant)
+
+    def compile(self, body: Callable[[], object]) -> None:
+        """Have all kernels compiled at once that `body` launches, and wait for them; nothing is launched."""
+        if is_recording():  # who records waits for them
+            return
+        with recording() as missing:
+            body()
+        self.request(missing)
+        self.wait(missing)
+
+    def wait(self, variants: Iterable[Variant], until: float | None = None) -> bool:
+        """Wait for variants, to a time of the clock; return whether they are ready."""
+        wanted = list(variants)
+        while not self.are_ready(wanted):
+            left = 1.0 if until is None else until - self._clock()
+            if left <= 0:
+                return False
+            if not self._compiled and (done := self._compiler.done(min(left, 1.0))) is not None:
+                self._note(*done)
+            self.advance(left)
+        return True
+
+    def _note(self, variant: Variant | None, error: str) -> None:
+        if variant is not None and not error:
+            del self._pending[variant]
+            self._compiled.append(variant)
+            return
+        lost = list(self._pending) if variant is None else [variant]
+        if lost:
+            _log.warning("%d kernels are compiled when they are used: %s", len(lost), error)
+        for one in lost:
+            del self._pending[one]
+            self._given_up.add(one)
+
+    def _load(self, variant: Variant) -> bool:
+        try:
+            variant.of.load(variant.data)
+        except NotCompiledError:
+            return False
+        self._loaded.add(variant)
+        return True
+
+
+@cache
+def kernels_of(device: torch.device) -> Kernels:
+    """The kernels of a GPU, which all models on it share."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return Kernels(CompileProcess(10 * major + minor))
