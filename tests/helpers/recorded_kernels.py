@@ -1,0 +1,50 @@
+"""Records, compiles and finds a kernel without a GPU. Run as a program: other tests interpret the same kernels."""
+
+import os
+import sys
+
+os.environ.pop("TRITON_INTERPRET", None)  # read when a kernel is defined
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from foreword.backends.cuda.compile_server import TargetOnly
+from foreword.kernels.launching import NotCompiledError, is_recording, recording
+from helpers.kernel_variants import RecordedDevice
+
+
+def main(arch: int) -> None:
+    from foreword.backends.cuda.compiling import CompileProcess
+    from foreword.backends.cuda.kernels.rows import take_rows, widen
+
+    driver.set_active(RecordedDevice())
+    numbers, rows = torch.ones(2, 16, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.int32)
+    with recording() as missing:
+        assert is_recording()
+        widen(numbers)
+        widen(numbers[:1])
+        take_rows(numbers, rows, numbers[:1].clone())
+    assert not is_recording()
+    assert [variant.kernel for variant in missing] == ["_widen", "_take_rows"]
+    first = next(iter(missing))
+    driver.set_active(TargetOnly(GPUTarget("cuda", arch, 32)))
+    try:
+        first.of.find(first.data)
+        raise AssertionError("nothing is compiled yet")
+    except NotCompiledError:
+        pass
+    compiler, found = CompileProcess(arch), []
+    for variant in missing:
+        compiler.compile(variant)
+    while len(found) < len(missing):
+        if (done := compiler.done(1.0)) is not None:
+            assert not done[1], done
+            found.append(done[0])
+    assert set(found) == set(missing)
+    for variant in missing:
+        assert variant.of.find(variant.data).asm["cubin"]
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
