@@ -82,6 +82,7 @@ class Kernels:
 
     def __init__(self, compiler: CompileProcess, clock: Callable[[], float] = perf_counter) -> None:
         self._compiler, self._clock = compiler, clock
+        self._lock = threading.RLock()  # engines in several threads may share a GPU
         self._loaded: set[Variant] = set()
         self._pending: dict[Variant, None] = {}  # that are being compiled
         self._compiled: list[Variant] = []  # that are to be loaded
@@ -98,12 +99,13 @@ class Kernels:
 
     def request(self, variants: Iterable[Variant]) -> None:
         """Load variants that are compiled already, and have the others compiled."""
-        for variant in variants:
-            if self.is_ready(variant) or variant in self._pending or variant in self._compiled:
-                continue
-            if not self._load(variant):
-                self._pending[variant] = None
-                self._compiler.compile(variant)
+        with self._lock:
+            for variant in variants:
+                if self.is_ready(variant) or variant in self._pending or variant in self._compiled:
+                    continue
+                if not self._load(variant):
+                    self._pending[variant] = None
+                    self._compiler.compile(variant)
 
     def is_ready(self, variant: Variant) -> bool:
         """Whether a launch does not wait for its compilation, or nothing else can be done about it."""
@@ -115,12 +117,13 @@ class Kernels:
     def advance(self, seconds: float) -> None:
         """Load what is compiled by now, for so long."""
         end = self._clock() + seconds
-        while (done := self._compiler.done(0.0)) is not None:
-            self._note(*done)
-        while self._compiled and self._clock() < end:
-            variant = self._compiled.pop(0)
-            if not self._load(variant):
-                self._given_up.add(variant)
+        with self._lock:
+            while (done := self._compiler.done(0.0)) is not None:
+                self._note(*done)
+            while self._compiled and self._clock() < end:
+                variant = self._compiled.pop(0)
+                if not self._load(variant):
+                    self._given_up.add(variant)
 
     def compile(self, body: Callable[[], object]) -> None:
         """Have all kernels compiled at once that `body` launches, and wait for them; nothing is launched."""
@@ -138,9 +141,10 @@ class Kernels:
             left = 1.0 if until is None else until - self._clock()
             if left <= 0:
                 return False
-            if not self._compiled and (done := self._compiler.done(min(left, 1.0))) is not None:
-                self._note(*done)
-            self.advance(left)
+            with self._lock:
+                if not self._compiled and (done := self._compiler.done(min(left, 1.0))) is not None:
+                    self._note(*done)
+                self.advance(left)
         return True
 
     def _note(self, variant: Variant | None, error: str) -> None:
