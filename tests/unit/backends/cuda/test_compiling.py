@@ -1,11 +1,15 @@
 """Kernels that are compiled elsewhere: what is requested, loaded and waited for. The compiler is a stand-in."""
 
+import ast
 import logging
 from collections import deque
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from foreword.backends import cuda
 from helpers.clocks import ScriptedClock
 from helpers.cuda import needs_triton
 
@@ -111,3 +115,20 @@ def test_a_kernel_that_is_lost_from_the_disk_is_left_to_its_launch(monkeypatch: 
     world.kernels.request(world.named("a"))
     world.compiler.results.append((world.variant("a"), ""))
     assert world.kernels.wait(world.named("a")) and not world.kernels.loaded
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(cuda.__path__[0]).glob("kernels/*.py")), ids=lambda path: path.stem
+)
+def test_every_kernel_that_is_launched_can_be_recorded(path: Path):
+    from foreword.kernels.launching import Kernel
+
+    module = import_module(f"{cuda.__name__}.kernels.{path.stem}")
+    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    launched = {
+        func.value.id
+        for func in calls
+        if isinstance(func, ast.Subscript) and isinstance(func.value, ast.Name)
+    }
+    for name in launched - {"copy", "dict", "tuple", "list"}:
+        assert isinstance(getattr(module, name), Kernel), name

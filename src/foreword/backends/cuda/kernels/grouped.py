@@ -19,6 +19,7 @@ from foreword.backends.cuda.kernels.ahead import (
     wait_for_the_kernel_before,
 )
 from foreword.backends.cuda.kernels.linear import Tile, precision_of
+from foreword.kernels.launching import kernel
 
 INT4, E2M1, INT8 = range(3)
 """Kinds of codes: 0 to 15 with a zero, 4-bit floats (MXFP4), -128 to 127."""
@@ -69,7 +70,7 @@ def _whole(codes, zeros, like, KIND: tl.constexpr):
     return (codes.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True).to(like) - zeros
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=("num_rows",))
 def _grouped_linear(
     x, codes, scales, zeros, bias, y, num_rows, N, K, part_depth,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
@@ -149,7 +150,7 @@ def grouped_linear(
     return out
 
 
-@triton.jit
+@kernel()
 def _take_columns(x, order, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr):
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
