@@ -1,1 +1,1 @@
-"""One decoder for the llama family, its files, its tokenizer."""
+"""Model description, file formats, draft heads, tokenizers and sources."""

@@ -1,4 +1,4 @@
-"""LoRA adapters: low-rank updates by layer, and how peft's directories are read."""
+"""LoRA adapters: low-rank updates by layer, and the reader of PEFT directories."""
 
 import math
 import re
@@ -27,12 +27,12 @@ MODULES = (
     "mlp.up_proj",
     "mlp.down_proj",
 )
-"""The matrices of a layer that can be added to, in the order in which the kernels know them."""
+"""Matrices of a layer that can be adapted, in the kernels' order."""
 
 
 @dataclass(frozen=True)
 class Factors:
-    """What is added to one matrix: y += up (down x)."""
+    """Low-rank update of one matrix: y += up (down x)."""
 
     down: Tensor  # float32 [rank, inputs], PEFT's A
     up: Tensor  # float32 [outputs, rank], PEFT's B, scaled
@@ -44,18 +44,18 @@ class Factors:
 
 @dataclass(frozen=True)
 class Lora:
-    """An adapter; the same whatever file it came from."""
+    """A LoRA adapter, independent of its file format."""
 
     factors: Mapping[tuple[int, str], Factors] = field(repr=False)  # by layer and module
 
     @property
     def rank(self) -> int:
-        """Of the largest factor."""
+        """Rank of the largest factor."""
         return max((factor.rank for factor in self.factors.values()), default=0)
 
 
 def layer_modules(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
-    """Of one layer: module -> (outputs, inputs), of those that it has."""
+    """Return module -> (outputs, inputs) of one layer."""
     shapes = layer_shapes(config.layers[layer], config.hidden_size)
     return {module: shapes[name] for module in MODULES if (name := f"{module}.weight") in shapes}
 
@@ -74,18 +74,18 @@ _REFUSED = {
     "alora_invocation_tokens": "activated LoRA",
     "lora_bias": "biases of the factors (lora_bias)",
 }
-"""Settings of PEFT's that change what an adapter computes and that no backend here does."""
+"""PEFT settings that change the computation and are not supported."""
 
 
 def open_adapter(path: Path, config: ModelConfig) -> Lora:
-    """The adapter in a folder, checked against the model that it is for; raises `CheckpointError`."""
+    """Read the adapter in a folder and check it against the model; raise `CheckpointError` if invalid."""
     settings = _settings(path)
     tensors = _tensors(path / TENSOR_FILE)
     sides: dict[tuple[int, str], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         layer, module, side = _place(name, path, config)
         sides.setdefault((layer, module), {})[side] = tensor
-    # First report what cannot be an adapter of this model, then what is missing of one that could.
+    # First report what does not belong to this model, then what is missing.
     wanted = sorted(_expected(settings, config) | sides.keys())
     for layer, module in wanted:
         _check_place(path, config, layer, module)
@@ -123,7 +123,7 @@ def _missing(
 
 
 def _check_place(path: Path, config: ModelConfig, layer: int, module: str) -> None:
-    """Refuse what is added to matrices that a layer does not have as such."""
+    """Raise `CheckpointError` for matrices that a layer does not have."""
     if not 0 <= layer < config.num_layers:
         raise CheckpointError(
             f"{path}: layers_to_transform names layer {layer}, and the model has {config.num_layers}"
@@ -172,7 +172,7 @@ def _check_kinds(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _named_modules(settings: Mapping[str, Any]) -> list[str]:
-    """Modules by name; a regular expression, or "all-linear", names none."""
+    """Return modules by name; a regular expression or "all-linear" names none."""
     wanted = settings.get("target_modules")
     return wanted if isinstance(wanted, list) else []
 
@@ -182,7 +182,7 @@ def _full_name(module: str) -> str | None:
 
 
 def _expected(settings: Mapping[str, Any], config: ModelConfig) -> set[tuple[int, str]]:
-    """Where the config says that something is added."""
+    """Return the (layer, module) pairs that the config declares."""
     layers = settings.get("layers_to_transform")
     if layers is None:
         layers = range(config.num_layers)
@@ -255,7 +255,7 @@ def _factors(
 def _of_module(
     settings: Mapping[str, Any], patterns: str, key: str, default: float, place: tuple[int, str]
 ) -> float:
-    """A setting that some modules may have a value of their own for, by the end of their names."""
+    """Return a setting that may be overridden per module, by the end of its name."""
     name = f"model.layers.{place[0]}.{place[1]}"
     for pattern, value in (settings.get(patterns) or {}).items():
         if f".{name}".endswith("." + _plain_name(pattern)):
@@ -264,7 +264,7 @@ def _of_module(
 
 
 def _plain_name(pattern: str) -> str:
-    """PEFT's patterns are regular expressions, of which names with escaped dots are in use."""
+    """Return a pattern's plain name: PEFT's patterns are regular expressions, mostly names with escaped dots."""
     return pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
 
 

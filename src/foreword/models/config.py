@@ -1,4 +1,4 @@
-"""What a decoder looks like, whatever file it came from: its layers, made of declared parts."""
+"""Format-independent description of a decoder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,11 +9,11 @@ from foreword.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Llama3RopeScaling:
-    """Frequency-dependent stretching of rotary embeddings, as Llama 3.1 and later use it."""
+    """Frequency-dependent scaling of rotary embeddings (Llama 3.1 and later)."""
 
-    factor: float  # low frequencies turn this many times slower
-    low_freq_factor: float  # wavelengths longer than original_context / this are stretched in full
-    high_freq_factor: float  # wavelengths shorter than original_context / this are left alone
+    factor: float  # slow-down of low frequencies
+    low_freq_factor: float  # longer wavelengths than original_context / this are scaled fully
+    high_freq_factor: float  # shorter wavelengths than original_context / this are unchanged
     original_context: int  # context length of the pre-training
 
 
@@ -21,18 +21,18 @@ class Llama3RopeScaling:
 class LinearRopeScaling:
     """Positions divided by a constant factor."""
 
-    factor: float  # every frequency turns this many times slower
+    factor: float  # slow-down of every frequency
 
 
 @dataclass(frozen=True)
 class YarnRopeScaling:
-    """YaRN: frequencies that turn seldom within the original context are stretched, those that turn often are not."""
+    """YaRN: low frequencies are scaled, high ones are not."""
 
-    factor: float  # stretched frequencies turn this many times slower
+    factor: float  # slow-down of scaled frequencies
     original_context: int  # context length of the pre-training
-    beta_fast: float = 32.0  # a frequency with more turns than this is left alone
-    beta_slow: float = 1.0  # one with fewer is stretched in full
-    truncate: bool = True  # the bounds between them are whole numbers of pairs
+    beta_fast: float = 32.0  # frequencies with more rotations are unchanged
+    beta_slow: float = 1.0  # frequencies with fewer are scaled fully
+    truncate: bool = True  # round the bounds to whole pairs
 
 
 @dataclass(frozen=True)
@@ -50,28 +50,28 @@ class RopeSpec:
     """Rotary position embedding of heads, rotate-half layout."""
 
     theta: float  # base of the frequencies
-    scaling: RopeScaling | None = None  # None: plain
-    magnitude: float = 1.0  # rotated numbers are multiplied with it (YaRN, LongRoPE)
-    rotary_dim: int | None = None  # only this many numbers at the start of a head turn; None: all
+    scaling: RopeScaling | None = None  # None: unscaled
+    magnitude: float = 1.0  # factor of rotated dimensions (YaRN, LongRoPE)
+    rotary_dim: int | None = None  # number of leading rotated dimensions per head; None: all
 
 
 @dataclass(frozen=True)
 class LatentSpec:
-    """Latent attention (MLA): a token keeps one short row, from which all heads compute their keys and values.
+    """Latent attention (MLA): a token stores one short row, from which all heads compute keys and values.
 
-    The row has `kv_rank` numbers that are normed, and `rope_dim` that are rotated and shared by all heads.
+    The row has `kv_rank` normalised numbers, and `rope_dim` rotated ones shared by all heads.
     """
 
     kv_rank: int  # width of the compressed keys and values
-    query_rank: int | None  # width that queries are compressed to; None: they are not
-    nope_dim: int  # numbers of a key that are not rotated
-    rope_dim: int  # those that are
-    value_dim: int  # numbers of a value
-    eps: float = 1e-6  # of the norms on what is compressed, which no config names
+    query_rank: int | None  # rank of compressed queries; None: uncompressed
+    nope_dim: int  # unrotated dimensions of a key
+    rope_dim: int  # rotated dimensions of a key
+    value_dim: int  # dimensions of a value
+    eps: float = 1e-6  # of the compression norms; not in configs
 
     @property
     def row_dim(self) -> int:
-        """Numbers that a token keeps."""
+        """Numbers stored per token."""
         return self.kv_rank + self.rope_dim
 
 
@@ -84,88 +84,88 @@ class AttentionSpec:
     head_dim: int  # width of one head; need not be hidden_size / num_heads
     bias: bool = False  # q, k, v projections add a bias (Qwen2)
     output_bias: bool = False  # the output projection adds one too (Llama with attention_bias)
-    qk_norm: bool = False  # norm on every query and key head before rotation (Qwen3)
-    window: int | None = None  # only this many of the newest positions are seen; None: all
-    wide_qk_norm: bool = False  # that norm takes all heads together (OLMo 2)
+    qk_norm: bool = False  # per-head norm of queries and keys before rotation (Qwen3)
+    window: int | None = None  # number of visible newest positions; None: all
+    wide_qk_norm: bool = False  # one norm over all heads (OLMo 2)
     scale: float | None = None  # of the scores; None: 1 / sqrt(head_dim)
-    softcap: float | None = None  # scores are squashed between this and minus this (Gemma 2)
-    is_rotated: bool = True  # whether positions turn queries and keys (SmolLM3 has layers without)
-    rope: RopeSpec | None = None  # other than the model's (Gemma 3's local layers)
-    latent: LatentSpec | None = None  # None: keys and values are kept as they are
-    gated: bool = False  # what a head saw is weighed by a sigmoid, made beside its query (Qwen3-Next)
+    softcap: float | None = None  # soft cap of scores (Gemma 2)
+    is_rotated: bool = True  # False: no rotary embedding (some SmolLM3 layers)
+    rope: RopeSpec | None = None  # overrides the model's (Gemma 3's local layers)
+    latent: LatentSpec | None = None  # None: keys and values are stored directly
+    gated: bool = False  # head outputs are gated by a sigmoid computed with the query (Qwen3-Next)
 
     @property
     def query_width(self) -> int:
-        """Numbers of all queries."""
+        """Total width of all queries."""
         return self.num_heads * self.head_dim
 
     @property
     def query_rows(self) -> int:
-        """Columns of the query projection's output: of each head the query, followed by its gate if there is one."""
+        """Output width of the query projection: per head the query, and its gate if any."""
         return self.query_width * (2 if self.gated else 1)
 
     @property
     def kv_width(self) -> int:
-        """Columns of the key (or value) projection's output."""
+        """Output width of the key (or value) projection."""
         return self.num_kv_heads * self.head_dim
 
     @property
     def output_width(self) -> int:
-        """Columns of the output projection's input."""
+        """Input width of the output projection."""
         return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
 
     @property
     def rotary_dim(self) -> int:
-        """Numbers of a head that positions may turn."""
+        """Rotatable dimensions of a head."""
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
     def kept(self) -> tuple[int, int, int | None]:
-        """What a token keeps: heads, numbers of a key, and of a value, None where they are as many."""
+        """Stored per token: heads, key size, and value size (None: as the key)."""
         if self.latent is not None:
             return 1, self.latent.row_dim, 0
         return self.num_kv_heads, self.head_dim, None
 
 
 class Scores(Enum):
-    """What a router makes of its logits."""
+    """Score function of a router."""
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
 
 
 class GroupScore(Enum):
-    """How good a group of experts is."""
+    """Score of a group of experts."""
 
-    MAX = "max"  # as its best expert
-    TOP2 = "top2"  # as its two best together
+    MAX = "max"  # its best expert's
+    TOP2 = "top2"  # sum of its two best
 
 
 @dataclass(frozen=True)
 class ExpertsSpec:
-    """Experts, of which every token takes some: those with the best scores, in the best groups."""
+    """Routed experts: each token uses those with the best scores, within the best groups."""
 
     count: int
-    per_token: int  # experts that a token takes
-    size: int  # width inside an expert
+    per_token: int  # experts per token
+    size: int  # width of an expert
     scores: Scores = Scores.SOFTMAX
-    normalize: bool = False  # the weights of the taken ones sum to one
-    scale: float = 1.0  # of the weights, after that
-    corrected: bool = False  # a bias is added to the scores for the choice, not for the weights
+    normalize: bool = False  # normalise the selected weights to sum 1
+    scale: float = 1.0  # factor of the weights, afterwards
+    corrected: bool = False  # a bias is added to the scores for selection only
     groups: int = 1
-    top_groups: int = 1  # groups that a token may take experts from
+    top_groups: int = 1  # groups that a token may select from
     group_score: GroupScore = GroupScore.MAX
-    shared_gate: bool = False  # what the shared expert says is weighed by a sigmoid of its own (Qwen2-MoE)
+    shared_gate: bool = False  # the shared expert's output is gated by a sigmoid (Qwen2-MoE)
 
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """The gated MLP of one layer: down(activation(gate(x)) * up(x)); with experts, it is the one shared by all."""
+    """Gated MLP of one layer: down(activation(gate(x)) * up(x)); with experts, the shared one."""
 
-    intermediate_size: int  # width inside; 0 in a mixture without shared experts
+    intermediate_size: int  # 0 in a mixture without shared experts
     bias: bool = False  # the three projections add one
     activation: str = "silu"
-    experts: ExpertsSpec | None = None  # None: this MLP alone
+    experts: ExpertsSpec | None = None  # None: dense
 
 
 @dataclass(frozen=True)
@@ -177,10 +177,10 @@ class NormSpec:
 
 
 class Norms(Enum):
-    """Where a layer has norms."""
+    """Position of the norms in a layer."""
 
-    BEFORE = "before"  # attention and MLP read the normed stream
-    AFTER = "after"  # what they say is normed (OLMo 2)
+    BEFORE = "before"  # inputs of attention and MLP
+    AFTER = "after"  # outputs of attention and MLP (OLMo 2)
     AROUND = "around"  # both (Gemma 2)
 
 
@@ -191,24 +191,24 @@ class LayerSpec:
     attention: AttentionSpec
     mlp: MlpSpec
     norms: Norms = Norms.BEFORE
-    residual_scale: float = 1.0  # of what is added (Granite)
+    residual_scale: float = 1.0  # factor of sublayer outputs (Granite)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One decoder. Every file format fills it; nothing else describes a model."""
+    """Description of a decoder, filled in by every file format."""
 
     architecture: str  # the family's name, see models/architectures
-    vocab_size: int  # rows of the embedding matrix; a padded vocabulary counts in full
+    vocab_size: int  # rows of the embedding matrix, including padding
     hidden_size: int  # width of the residual stream
-    context_length: int  # most positions a request may have
+    context_length: int  # maximum positions
     layers: tuple[LayerSpec, ...]
     norm: NormSpec
     rope: RopeSpec
     tied_embeddings: bool  # the output head is the embedding matrix
-    embedding_scale: float = 1.0  # embeddings are multiplied with it (Gemma, Granite)
-    logit_scale: float = 1.0  # logits are, too (Granite)
-    logit_softcap: float | None = None  # logits are squashed between this and minus this (Gemma 2)
+    embedding_scale: float = 1.0  # factor of embeddings (Gemma, Granite)
+    logit_scale: float = 1.0  # factor of logits (Granite)
+    logit_softcap: float | None = None  # soft cap of logits (Gemma 2)
 
     @property
     def num_layers(self) -> int:
@@ -216,14 +216,14 @@ class ModelConfig:
 
     @property
     def widest_window(self) -> int | None:
-        """How many of the newest positions any layer sees; None: some layer sees all."""
+        """Largest window of any layer; None: some layer has full attention."""
         windows = [layer.attention.window for layer in self.layers]
         found = [window for window in windows if window is not None]
         return max(found) if len(found) == len(windows) else None
 
     @property
     def layer(self) -> LayerSpec:
-        """What every layer looks like, where all are alike."""
+        """The common layer, if all are equal."""
         if any(layer != self.layers[0] for layer in self.layers):
             raise CheckpointError(
                 f"the layers of this {self.architecture} model differ, which is not supported here; use another model"
@@ -231,9 +231,9 @@ class ModelConfig:
         return self.layers[0]
 
     def with_layers(self, kept: Sequence[int]) -> "ModelConfig":
-        """The same with only these layers."""
+        """Return the config with only these layers."""
         return replace(self, layers=tuple(self.layers[index] for index in kept))
 
     def followed_by(self, more: "ModelConfig") -> "ModelConfig":
-        """The same with another's layers after its own."""
+        """Return the config with another's layers appended."""
         return replace(self, layers=(*self.layers, *more.layers))

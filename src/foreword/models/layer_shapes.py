@@ -1,4 +1,4 @@
-"""Names and shapes of the tensors that a decoder is made of."""
+"""Names and shapes of a decoder's tensors."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class NormNames(NamedTuple):
-    """What the norms of a layer are called; None where it has none."""
+    """Names of a layer's norms; None: absent."""
 
     before_attention: str | None
     after_attention: str | None
@@ -31,12 +31,13 @@ _NORM_NAMES = {
 
 
 def norm_names(layer: LayerSpec) -> NormNames:
-    """`post_attention_layernorm` is before the MLP in some families, and after attention in others."""
+    """Return the norm names; `post_attention_layernorm` precedes the MLP or follows attention, depending on
+    the family."""
     return _NORM_NAMES[layer.norms]
 
 
 def expected_shapes(config: ModelConfig) -> Shapes:
-    """Name and shape of every tensor that a checkpoint of this config must have."""
+    """Return name and shape of every tensor of a checkpoint."""
     hidden = config.hidden_size
     shapes: Shapes = {
         "model.embed_tokens.weight": (config.vocab_size, hidden),
@@ -53,7 +54,7 @@ def expected_shapes(config: ModelConfig) -> Shapes:
 
 
 def layer_shapes(layer: LayerSpec, hidden: int) -> Shapes:
-    """The same for one layer."""
+    """Return name and shape of every tensor of a layer."""
     shapes: Shapes = {f"{name}.weight": (hidden,) for name in norm_names(layer) if name is not None}
     if layer.attention.latent is None:
         shapes |= _attention_shapes(layer.attention, hidden)

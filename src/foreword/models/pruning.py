@@ -1,4 +1,4 @@
-"""Writes a model with fewer layers: the natural draft model where there is no smaller partner."""
+"""Writes a model with fewer layers, for use as a draft model."""
 
 import json
 import os
@@ -27,7 +27,7 @@ _RANGE = re.compile(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", re.ASCII)
 
 
 def parse_layers(text: str) -> list[int]:
-    """Layer numbers and ranges separated by commas, both ends included: `0-9,20,25-29`."""
+    """Parse layer numbers and inclusive ranges: `0-9,20,25-29`."""
     layers: list[int] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
@@ -40,7 +40,7 @@ def parse_layers(text: str) -> list[int]:
 
 
 def spread_layers(config: ModelConfig, count: int) -> list[int]:
-    """So many layers at even distances; the first is one of them, and if there are several the last too."""
+    """Return `count` evenly spaced layers, including the first and, if several, the last."""
     if not 1 <= count <= config.num_layers:
         raise RequestError(f"from 1 to {config.num_layers} layers of this model can be kept, not {count}")
     steps = max(1, count - 1)
@@ -48,7 +48,7 @@ def spread_layers(config: ModelConfig, count: int) -> list[int]:
 
 
 def check_layers_of(config: ModelConfig, layers: Sequence[int]) -> None:
-    """Refuse layers that the model does not have, or that are not named once and in order."""
+    """Raise `RequestError` for layers that do not exist, repeat or are out of order."""
     if not layers:
         raise RequestError("at least one layer must be kept")
     outside = [layer for layer in layers if not 0 <= layer < config.num_layers]
@@ -68,7 +68,7 @@ _ALIGNMENT = "general.alignment"
 def write_pruned_gguf(
     model: Path, out: Path, layers: Sequence[int], progress: Progress | None = None
 ) -> None:
-    """Write the blocks of these layers, numbered anew, with all else that the file holds."""
+    """Write these layers renumbered, with everything else in the file."""
     file = GgufFile(model)
     writer = gguf.GGUFWriter(out, file.metadata["general.architecture"])
     _copy_metadata(writer, model, layers)
@@ -90,7 +90,7 @@ def write_pruned_gguf(
 
 
 def _kept_gguf_tensors(file: GgufFile, layers: Sequence[int]) -> dict[str, GgufTensor]:
-    """Name in the new file -> tensor of the old one, in the old one's order."""
+    """Return new name -> tensor, in the original order."""
     numbers = {layer: number for number, layer in enumerate(layers)}
     kept: dict[str, GgufTensor] = {}
     for name, tensor in file.tensors.items():
@@ -103,13 +103,13 @@ def _kept_gguf_tensors(file: GgufFile, layers: Sequence[int]) -> dict[str, GgufT
 
 
 def _copy_metadata(writer: gguf.GGUFWriter, model: Path, layers: Sequence[int]) -> None:
-    """Every entry with its own type; what counts the blocks, or lists something for each, is adapted."""
+    """Copy all entries with their types; adapt layer counts and per-layer lists."""
     fields = gguf.GGUFReader(model).fields
     prefix = f"{writer.arch}."
     num_layers = fields[f"{prefix}block_count"].contents()
     for key, field in fields.items():
         kind, *element_kinds = field.types
-        # The writer has no empty arrays; to every reader of GGUF a missing one is the same.
+        # The writer has no empty arrays; readers treat missing ones the same.
         if key in _WRITTEN_BY_WRITER or (kind is GGUFValueType.ARRAY and not element_kinds):
             continue
         if GGUFValueType.ARRAY in element_kinds:
@@ -142,7 +142,7 @@ _COPIED_FILES = (
 def write_pruned_directory(
     source: HfCheckpoint, out: Path, layers: Sequence[int], progress: Progress | None = None
 ) -> None:
-    """Write config, weights (as they are stored, in one file) and the tokenizer. Holds the weights in memory."""
+    """Write config, weights (as stored, in one file) and tokenizer. Holds the weights in memory."""
     out.mkdir()
     settings = read_json_object(source.path / "config.json") | {"num_hidden_layers": len(layers)}
     if isinstance(kinds := settings.get(_PER_LAYER_SETTING), list):
@@ -176,27 +176,26 @@ def _kept_hf_tensors(
 def prune(
     model: Path, out: Path, layers: Sequence[int] | int, progress: Progress | None = None
 ) -> tuple[int, ...]:
-    """Write `model` with these layers alone, or this many at even distances, to `out`; return their numbers.
+    """Write `model` with these layers, or this many evenly spaced ones, to `out`; return their numbers.
 
-    A GGUF file becomes a GGUF file, a Hugging Face directory a directory, both in the numbers that they have.
-    If it fails, nothing is left at `out`.
+    The format and the number formats stay. On failure, nothing is left at `out`.
     """
     source = open_checkpoint(model)
     kept = spread_layers(source.config, layers) if isinstance(layers, int) else layers
     check_layers_of(source.config, kept)
     _check_output(model, out)
-    source.tokenizer()  # a copy whose tokenizer cannot be read would be of no use: refused before writing
+    source.tokenizer()  # refuse an unreadable tokenizer before writing
     with _unfinished(out) as unfinished:
         if isinstance(source, HfCheckpoint):
             write_pruned_directory(source, unfinished, kept, progress)
         else:
             write_pruned_gguf(model, unfinished, kept, progress)
-    open_checkpoint(out)  # what was written is whole
+    open_checkpoint(out)  # check the result
     return tuple(kept)
 
 
 def _check_output(model: Path, out: Path) -> None:
-    """Refuse an output that exists, or whose name is not that of the model's format."""
+    """Raise `RequestError` for an existing output or a name of the wrong format."""
     is_named_gguf = out.suffix.lower() == ".gguf"
     if model.is_file() and not is_named_gguf:
         raise RequestError(f"{model} is a GGUF file and is pruned into another one: name it {out}.gguf")
@@ -208,7 +207,7 @@ def _check_output(model: Path, out: Path) -> None:
 
 @contextmanager
 def _unfinished(out: Path) -> Iterator[Path]:
-    """A place beside `out` to write to, moved there at the end."""
+    """Yield a temporary path next to `out`, renamed at the end."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         workplace = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))

@@ -16,12 +16,12 @@ from foreword.models.config import (
 
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:
-    """Radians per position of every rotated pair of a decoder's heads, where all layers are alike."""
+    """Return radians per position of each rotated pair, if all layers are equal."""
     return frequencies(config.rope, config.layer.attention.head_dim)
 
 
 def frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
-    """Radians per position of every rotated pair of heads of this size."""
+    """Return radians per position of each rotated pair of heads of this size."""
     dim = head_dim if rope.rotary_dim is None else rope.rotary_dim
     exponent = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
     plain = 1.0 / (rope.theta**exponent)  # float32 [dim / 2]
@@ -39,16 +39,16 @@ def frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
 
 
 def _llama3(plain: Tensor, scaling: Llama3RopeScaling) -> Tensor:
-    """Stretch long wavelengths, keep short ones, blend between the two bounds."""
+    """Scale long wavelengths, keep short ones, and blend in between."""
     wavelength = 2 * math.pi / plain
-    turns = scaling.original_context / wavelength  # full turns within the original context
+    turns = scaling.original_context / wavelength  # rotations within the original context
     blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)
     return (1 - blend) * plain / scaling.factor + blend * plain
 
 
 def _yarn(plain: Tensor, theta: float, scaling: YarnRopeScaling) -> Tensor:
-    """The same by the number of the pair: a linear ramp between the pairs that turn `beta` times."""
+    """Blend by pair index: a linear ramp between the pairs that rotate `beta` times."""
     dim = 2 * len(plain)
 
     def pair(turns: float) -> float:
@@ -65,19 +65,19 @@ def _yarn(plain: Tensor, theta: float, scaling: YarnRopeScaling) -> Tensor:
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """What YaRN multiplies rotated numbers with, so that attention over longer texts stays as sharp."""
+    """Return YaRN's factor of rotated dimensions, which keeps attention sharp over longer texts."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def longrope_magnitude(factor: float, original_context: int) -> float:
-    """The same for LongRoPE."""
+    """Return LongRoPE's factor of rotated dimensions."""
     return math.sqrt(1 + math.log(factor) / math.log(original_context)) if factor > 1 else 1.0
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate pairs (i, i + dim / 2) of heads [rows, heads, numbers] by cos and sin [rows, dim / 2].
 
-    Numbers after the first `dim` stay as they are.
+    Numbers after the first `dim` are unchanged.
     """
     dim = 2 * cos.shape[-1]
     first, second = heads[..., :dim].chunk(2, dim=-1)

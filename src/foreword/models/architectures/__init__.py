@@ -1,1 +1,1 @@
-"""What sets a family of models apart, one file each. Formats and backends test no family's name."""
+"""Declarations of model families. Formats and backends never test a family's name."""

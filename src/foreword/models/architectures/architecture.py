@@ -1,4 +1,4 @@
-"""How a model family is declared: what differs between families, as data."""
+"""Data structures that declare a model family."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,26 +9,26 @@ from foreword.models.config import GroupScore, Norms, Scores
 
 @dataclass(frozen=True)
 class ConfigSwitch:
-    """Something that a family has never, always, or where its config.json says so."""
+    """A feature that a family never has, always has, or has according to config.json."""
 
     always: bool = False
-    key: str | None = None  # a true-or-false key of config.json
-    default: bool = False  # where it is missing
+    key: str | None = None  # boolean key of config.json
+    default: bool = False  # if the key is missing
 
 
 NEVER = ConfigSwitch()
 
 
 class DenseLayers(Enum):
-    """Which layers have one MLP instead of experts."""
+    """Which layers have a dense MLP instead of experts."""
 
     NONE = auto()
-    FIRST = auto()  # `first_k_dense_replace` says how many
-    BY_STEP = auto()  # those that `mlp_only_layers` names, and those between `decoder_sparse_step`s
+    FIRST = auto()  # number in `first_k_dense_replace`
+    BY_STEP = auto()  # those in `mlp_only_layers`, and those between multiples of `decoder_sparse_step`
 
 
 class Grouping(Enum):
-    """Whether experts are chosen in groups."""
+    """Whether experts are selected in groups."""
 
     NONE = auto()
     ALWAYS = auto()  # by `n_group` and `topk_group`
@@ -37,9 +37,9 @@ class Grouping(Enum):
 
 @dataclass(frozen=True)
 class ExpertKeys:
-    """Which keys of config.json say what about a mixture."""
+    """Keys of config.json that describe a mixture of experts."""
 
-    count: tuple[str, ...]  # the first that is there
+    count: tuple[str, ...]  # the first one present
     size: str = "moe_intermediate_size"
     per_token: str = "num_experts_per_tok"
     scores: Scores = Scores.SOFTMAX
@@ -49,40 +49,40 @@ class ExpertKeys:
     grouping: Grouping = Grouping.NONE
     group_score: GroupScore = GroupScore.MAX
     shared_size: str | None = None  # width of the shared expert
-    shared_count: str | None = None  # or how many experts wide it is
+    shared_count: str | None = None  # or its width in experts
     shared_gate: bool = False
     dense: DenseLayers = DenseLayers.NONE
 
 
 class WindowedLayers(Enum):
-    """Which layers of a family have the window, where its config.json has no `layer_types`."""
+    """Which layers have a sliding window, if config.json has no `layer_types`."""
 
     ALL = auto()
-    LAST = auto()  # those from `max_window_layers` on
+    LAST = auto()  # from `max_window_layers` on
     ALL_BUT_EVERY_NTH = auto()  # see `WindowField.period`
-    UNROTATED = auto()  # those without rotary embedding
+    UNROTATED = auto()  # layers without rotary embedding
 
 
 @dataclass(frozen=True)
 class WindowField:
-    """What a family's config.json says about sliding windows."""
+    """How config.json describes sliding windows."""
 
     layers: WindowedLayers
-    switch: str | None = None  # a flag without which no layer has one
-    listed: bool = True  # `layer_types`, where it is there, says which layers
-    period: int = 1  # every so many layers, one sees all
-    period_key: str | None = None  # where config.json may say otherwise
+    switch: str | None = None  # flag that enables windows
+    listed: bool = True  # `layer_types`, if present, lists the layers
+    period: int = 1  # one of this many layers has full attention
+    period_key: str | None = None  # key that overrides the period
 
 
 @dataclass(frozen=True)
 class Scales:
-    """Keys of numbers that a family multiplies or squashes something with; None: it does not."""
+    """Keys of scaling factors and soft caps; None: not used."""
 
-    embedding: str | None = None  # on embeddings
-    embedding_by_width: bool = False  # embeddings are multiplied with the root of their width
-    residual: str | None = None  # on what a layer adds
-    attention: str | None = None  # on scores, instead of 1 / sqrt(head size)
-    attention_root: str | None = None  # the same, as the number whose inverse root it is
+    embedding: str | None = None  # of embeddings
+    embedding_by_width: bool = False  # embeddings are scaled by the root of the hidden size
+    residual: str | None = None  # of each layer's output
+    attention: str | None = None  # of attention scores, instead of 1 / sqrt(head size)
+    attention_root: str | None = None  # the same, as the inverse square of the factor
     attention_cap: str | None = None
     logits_divisor: str | None = None
     logits_cap: str | None = None
@@ -90,46 +90,48 @@ class Scales:
 
 @dataclass(frozen=True)
 class Rope:
-    """What is particular about a family's rotary embedding."""
+    """Rotary embedding of a family."""
 
-    theta: float = 10000.0  # where config.json names none
-    partial: float = 1.0  # part of a head that turns, where config.json does not say
-    local_theta: float | None = None  # windowed layers turn by this, or by `rope_local_base_freq`
-    unrotated_every: int | None = None  # of so many layers one does not turn, unless `no_rope_layers` says
-    yarn_is_longrope: bool = False  # an old name of it
-    interleaved: bool = False  # rotated pairs stand side by side in the stored weights
+    theta: float = 10000.0  # default of config.json
+    partial: float = 1.0  # default fraction of rotated dimensions
+    local_theta: float | None = None  # base frequency of windowed layers, or `rope_local_base_freq`
+    # one of this many layers is not rotated, unless `no_rope_layers` is present
+    unrotated_every: int | None = None
+    yarn_is_longrope: bool = False  # legacy name
+    interleaved: bool = False  # rotated pairs are adjacent in the stored weights
 
 
 @dataclass(frozen=True)
 class StoredTensors:
-    """How a family's tensors in safetensors differ from what they are called and hold here."""
+    """How a family's safetensors differ from the canonical names and contents."""
 
-    renamed: tuple[tuple[str, str], ...] = ()  # (part of a name, what it is called here)
-    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # one matrix -> those it is made of
-    norms_minus_one: bool = False  # the weights of norms are stored less one
+    renamed: tuple[tuple[str, str], ...] = ()  # (part of a stored name, canonical part)
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # stored matrix -> its parts
+    norms_minus_one: bool = False  # norm weights are stored minus one
 
 
 @dataclass(frozen=True)
 class GgufNames:
-    """How GGUF spells a family, and which of its tensors Hugging Face knows under which name."""
+    """GGUF names of a family, and the mapping of its tensors to Hugging Face names."""
 
     architecture: str  # general.architecture, and the prefix of its keys
-    interleaved: bool  # rotated pairs stand side by side in the rows of a head, not half of them apart
+    interleaved: bool  # rotated pairs are adjacent in the rows of a head
     layer_tensors: Mapping[str, str]  # blk.N.<key> -> model.layers.N.<value>
-    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # one matrix -> those it is made of
-    settings: Mapping[str, object] | None = None  # what files may leave unsaid, by keys of config.json
-    deep: int | None = None  # models of so many layers scale scores by hidden size / heads, not by head size
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # stored matrix -> its parts
+    settings: Mapping[str, object] | None = None  # defaults of missing settings, by config.json keys
+    # models with this many layers scale scores by hidden size / heads instead of head size
+    deep: int | None = None
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What differs between families; all that is not here is the same for all of them."""
+    """Declaration of a model family; everything else is common to all."""
 
     name: str
-    models: str  # those that people know, for a table
-    hf_class: str  # the one entry of `architectures` in config.json; never imported or run
-    gguf: GgufNames | None = None  # None: GGUF files are not read, or by another family's name
-    gguf_alias: str | None = None  # that name
+    models: str  # well-known models, for a table
+    hf_class: str  # entry of `architectures` in config.json; never imported or executed
+    gguf: GgufNames | None = None  # None: no GGUF files, or under another family's name
+    gguf_alias: str | None = None  # that family's name
     attention_bias: ConfigSwitch = NEVER  # of the q, k and v projections
     output_bias: ConfigSwitch = NEVER  # of the attention's output projection
     mlp_bias: ConfigSwitch = NEVER
@@ -141,14 +143,14 @@ class Architecture:
     rope: Rope = Rope()
     experts: ExpertKeys | None = None
     is_latent: bool = False  # latent attention (MLA)
-    kv_heads_may_be_missing: bool = False  # num_key_value_heads; then there are as many as query heads
+    kv_heads_may_be_missing: bool = False  # num_key_value_heads; defaults to the query heads
     activation_key: str = "hidden_act"
-    activation: str = "silu"  # where config.json names none
+    activation: str = "silu"  # default of config.json
     stored: StoredTensors = StoredTensors()
 
 
 TOP_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-"""GGUF's names outside the layers."""
+"""GGUF names outside the layers."""
 
 LLAMA_TENSORS = {
     "attn_norm": "input_layernorm",
@@ -161,7 +163,7 @@ LLAMA_TENSORS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""GGUF's names inside a layer of the llama kind."""
+"""GGUF names inside a llama-style layer."""
 
 EXPERT_TENSORS = {
     "ffn_gate_inp": "mlp.gate",
@@ -171,14 +173,14 @@ EXPERT_TENSORS = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
-"""Beside those of all experts together."""
+"""GGUF names of a mixture, besides the stacked experts."""
 
 AROUND_TENSORS = LLAMA_TENSORS | {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-"""In a layer with norms around both halves, or only after them."""
+"""GGUF names in a layer with norms after, or around, both sublayers."""
 
 LATENT_TENSORS = {
     "attn_norm": "input_layernorm",
@@ -188,7 +190,7 @@ LATENT_TENSORS = {
     "attn_q_b": "self_attn.q_b_proj",
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_kv_b": "self_attn.kv_b_proj",  # as old files have it; in others it is in two parts
+    "attn_kv_b": "self_attn.kv_b_proj",  # older files; newer ones have two parts
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
     "attn_output": "self_attn.o_proj",
@@ -197,7 +199,7 @@ LATENT_TENSORS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""In a layer with latent attention."""
+"""GGUF names in a layer with latent attention."""
 
 QK_NORM_TENSORS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 

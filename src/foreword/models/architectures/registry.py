@@ -1,4 +1,4 @@
-"""All families, by the names that files have for them."""
+"""All families, by their names in files."""
 
 from foreword.models.architectures.architecture import Architecture
 from foreword.models.architectures.dense import (
@@ -52,9 +52,9 @@ GGUF_NAMES = tuple(
 
 
 def gguf_family_named(name: str, scores: Scores | None) -> Architecture | None:
-    """By general.architecture and how a router scores experts, None without any.
+    """Return the family by general.architecture and the router's score function (None without experts).
 
-    Mixtral is a llama with experts, and DeepSeek-V3 a V2 whose router scores otherwise.
+    Mixtral is a llama with experts, and DeepSeek-V3 a V2 with another score function.
     """
     for family in ARCHITECTURES:
         own = None if family.experts is None else family.experts.scores

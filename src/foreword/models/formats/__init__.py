@@ -1,1 +1,1 @@
-"""Checkpoints as they are published."""
+"""Checkpoint formats."""

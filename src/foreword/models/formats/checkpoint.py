@@ -1,4 +1,4 @@
-"""What every model file offers, whatever its format (a config, tensors by name, a tokenizer), and how it is opened."""
+"""Interface of model files (config, tensors by name, tokenizer), and how they are opened."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """A matrix as its file stores it: rows of quantised blocks."""
+    """A matrix as stored: rows of quantised blocks."""
 
     kind: str  # block format: "Q4_0", "Q4_1", "Q8_0", ...
     data: NDArray[np.uint8]  # [rows, bytes per row]
@@ -25,13 +25,13 @@ class QuantizedTensor:
 
 
 class TensorPart(NamedTuple):
-    """A stretch of a tensor's rows or of its columns; None: all."""
+    """A range of a tensor's rows or columns; None: all."""
 
     rows: tuple[int, int] | None = None
     columns: tuple[int, int] | None = None
 
     def of(self, whole: Tensor) -> Tensor:
-        """That part of a tensor, as a view."""
+        """Return this part of a tensor, as a view."""
         if self.rows is not None:
             whole = whole[slice(*self.rows)]
         return whole if self.columns is None else whole[:, slice(*self.columns)]
@@ -54,56 +54,56 @@ class Checkpoint(Protocol):
         ...
 
     def tensor_names(self) -> frozenset[str]:
-        """Names of all tensors that `load` can give; no lm_head.weight if the embeddings are tied."""
+        """Return the names of all tensors; no lm_head.weight if the embeddings are tied."""
         ...
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
-        """A tensor of its own (not a view of the file) in `dtype`, on the CPU."""
+        """Load a tensor as a copy in `dtype`, on the CPU."""
         ...
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
-        """The tensor in stretches of at most so many rows, in their order; a file is read stretch by stretch."""
+        """Yield the tensor in pieces of at most `rows` rows, read one by one."""
         ...
 
     def quantized(self, name: str) -> QuantizedTensor | None:
-        """The tensor's blocks as stored; None if it is not stored quantised."""
+        """Return the tensor's stored blocks; None if it is not quantised."""
         ...
 
     def release(self) -> None:
-        """Give back the memory of what was read so far; it can be read again."""
+        """Release the memory of file pages read so far."""
         ...
 
     def sampling_defaults(self) -> dict[str, float]:
-        """Sampling parameters that the model's makers recommend, by the names of `SamplingParams`."""
+        """Return recommended sampling parameters by the names of `SamplingParams`."""
         ...
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that came with the model, checked against its vocabulary."""
+        """Return the model's tokenizer, checked against its vocabulary."""
         ...
 
 
 class ModelFile(Checkpoint, Protocol):
-    """A checkpoint that can be read in parts."""
+    """A checkpoint that can be loaded in parts."""
 
     def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
-        """As `load`, of whole heads where rows are turned; what is outside the part takes no memory that stays."""
+        """Load a part of a tensor (whole heads where rows are rotated), without keeping the rest in memory."""
         ...
 
 
 def stretches(whole: Tensor, rows: int) -> Iterator[Tensor]:
-    """Views of a loaded tensor, of at most so many rows each; a single number is one row."""
+    """Yield views of a tensor of at most `rows` rows each; a scalar is one row."""
     whole = whole.reshape(-1) if whole.ndim == 0 else whole
     for start in range(0, len(whole), rows):
         yield whole[start : start + rows]
 
 
 def missing_tensor(name: str, path: Path) -> CheckpointError:
-    """The error for a tensor that a checkpoint does not hold."""
+    """Return the error for a missing tensor."""
     return CheckpointError(f"{path}: tensor {name} is missing; the model is incomplete, get it again")
 
 
 def open_checkpoint(path: Path) -> ModelFile:
-    """Open a `.gguf` file or a Hugging Face directory; the weights are read later, by name."""
+    """Open a `.gguf` file or a Hugging Face directory; weights are read later."""
     if path.is_dir():
         from foreword.models.formats.hf.checkpoint import HfCheckpoint
 

@@ -1,4 +1,4 @@
-"""The family that a config.json belongs to, or why none is."""
+"""Determines the model family of a config.json."""
 
 from collections.abc import Mapping
 from difflib import SequenceMatcher
@@ -34,11 +34,11 @@ _DIFFERENCES = {
     "n_routed_experts": "a mixture of experts",
     "sliding_window": "a sliding window",
 }
-"""Keys of config.json, and what a model that has them may do otherwise."""
+"""Keys of config.json, and the feature that they indicate."""
 
 
 def family_named(values: Mapping[str, Any], origin: str) -> Architecture:
-    """The family, or a refusal that names the nearest one and what differs."""
+    """Return the family; raise an error with the nearest supported one and its differences."""
     named = values.get("architectures")
     name = named[0] if isinstance(named, list) and len(named) == 1 else None
     if isinstance(name, str) and name in BY_HF_CLASS:
@@ -79,7 +79,7 @@ def _is_recurrent(name: str, values: Mapping[str, Any]) -> bool:
 
 
 def _differing(values: Mapping[str, Any], nearest: Architecture) -> str:
-    """What the model's config has that the nearest family has not."""
+    """Return features of the model that the nearest family does not have."""
     known = {
         "kv_lora_rank": nearest.is_latent,
         "attn_logit_softcapping": nearest.scales.attention_cap is not None,

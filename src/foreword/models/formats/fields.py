@@ -1,4 +1,4 @@
-"""Typed reading of a model's description, from config.json, generation_config.json or GGUF metadata."""
+"""Typed access to a model's description: config.json, generation_config.json or GGUF metadata."""
 
 import re
 import sys
@@ -10,19 +10,19 @@ from foreword.errors import CheckpointError
 from foreword.models.config import AttentionSpec, LayerSpec
 
 MAX_DIMENSION = 2**31 - 1
-"""No count in a model's description is larger; what claims more is damaged."""
+"""Upper limit of counts; larger ones indicate damage."""
 
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """Values by key; a missing or malformed one is an error that names the key and the file."""
+    """Values by key; errors about missing or malformed ones name the key and the file."""
 
     values: Mapping[str, Any]  # keys as the file spells them
     origin: str  # the file, for messages
-    prefix: str = ""  # put before every key ("llama." in GGUF metadata)
+    prefix: str = ""  # key prefix ("llama." in GGUF metadata)
 
     def get(self, key: str) -> Any:  # noqa: ANN401
-        """The raw value; None if it is absent or null."""
+        """Return the raw value; None if absent or null."""
         return self.values.get(self.prefix + key)
 
     def count(self, key: str, default: int | None = None) -> int:
@@ -32,14 +32,14 @@ class ConfigFields:
         return value
 
     def whole(self, key: str, default: int) -> int:
-        """A count that may be zero."""
+        """Return a non-negative integer."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_DIMENSION:
             raise self.malformed(key, "a whole number")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above zero."""
+        """Return a finite positive number."""
         value = self._value(key, default)
         if not is_positive_number(value):
             raise self.malformed(key, "a positive number")
@@ -58,14 +58,14 @@ class ConfigFields:
         return value
 
     def malformed(self, key: str, expected: str) -> CheckpointError:
-        """The error for a value of the wrong kind."""
+        """Return the error for a value of the wrong type."""
         shown = repr(self.get(key))[:60]
         return CheckpointError(
             f"{self.origin}: {self.prefix}{key} is {shown}, not {expected}; the file is damaged, get it again"
         )
 
     def unsupported(self, what: str) -> CheckpointError:
-        """The error for a model that this decoder would compute wrongly."""
+        """Return the error for an unsupported model."""
         return CheckpointError(f"{self.origin}: {what} is not supported; use another model")
 
     def _value(self, key: str, default: Any) -> Any:  # noqa: ANN401
@@ -80,14 +80,14 @@ class ConfigFields:
 
 
 def is_positive_number(value: object) -> bool:
-    """Whether it is one that a double can hold: whole numbers of JSON have no bound."""
+    """Whether the value is a positive number that fits a double; JSON integers are unbounded."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return 0 < value <= sys.float_info.max
 
 
 def check_heads(attention: AttentionSpec, origin: str) -> AttentionSpec:
-    """Return `attention` if its numbers fit together."""
+    """Return `attention` if its sizes are consistent."""
     if attention.num_heads % attention.num_kv_heads:
         raise CheckpointError(
             f"{origin}: {attention.num_heads} query heads cannot share {attention.num_kv_heads} key/value heads; "
@@ -101,7 +101,7 @@ def check_heads(attention: AttentionSpec, origin: str) -> AttentionSpec:
 
 
 def check_layers(names: Iterable[str], pattern: re.Pattern[str], count: int, origin: str) -> int:
-    """Return `count` if the tensors are those of this many layers; `pattern` finds the number of a layer in a name."""
+    """Return `count` if the tensors belong to this many layers; `pattern` finds a name's layer number."""
     layers = {int(match[1]) for name in names if (match := pattern.match(name))}
     if len(layers) != count or max(layers) != count - 1:
         raise CheckpointError(
@@ -114,7 +114,7 @@ _EXPERT = re.compile(r"model\.layers\.(\d{1,9})\.mlp\.experts\.(\d{1,9})\.")
 
 
 def check_experts(names: Iterable[str], layers: Sequence[LayerSpec], origin: str) -> None:
-    """Refuse a model that does not have the experts it counts: a lie must not cost memory."""
+    """Raise `CheckpointError` if experts are missing, before memory is allocated for them."""
     if all(layer.mlp.experts is None for layer in layers):
         return
     found: dict[int, set[int]] = {}
@@ -130,7 +130,7 @@ def check_experts(names: Iterable[str], layers: Sequence[LayerSpec], origin: str
 
 
 HF_KEYS = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
-"""Keys of generation_config.json that are read, as vLLM reads them; `do_sample` and the others are not."""
+"""Keys read from generation_config.json, as in vLLM; `do_sample` and others are not."""
 
 GGUF_KEYS = {
     "general.sampling.temp": "temperature",
@@ -139,11 +139,11 @@ GGUF_KEYS = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
-"""Where llama.cpp's converter puts the same."""
+"""The same in llama.cpp's GGUF metadata."""
 
 
 def sampling_values(values: Mapping[str, Any], names: Mapping[str, str], origin: str) -> dict[str, float]:
-    """Sampling parameters by our names; absent and null ones are left out, what is no number is refused."""
+    """Return sampling parameters by our names; absent ones are omitted, non-numbers refused."""
     found: dict[str, float] = {}
     for key, name in names.items():
         value = values.get(key)
@@ -152,7 +152,7 @@ def sampling_values(values: Mapping[str, Any], names: Mapping[str, str], origin:
         if not _is_number(value):
             shown = repr(value)[:60]
             raise CheckpointError(f"{origin}: {key} is {shown}, not a number; get the file again")
-        # GGUF has 32 bits: 0.95 comes back as 0.949999988.
+        # GGUF stores 32-bit floats: round 0.949999988 back to 0.95.
         found[name] = value if isinstance(value, int) else float(f"{value:.7g}")
     return found
 
@@ -160,4 +160,4 @@ def sampling_values(values: Mapping[str, Any], names: Mapping[str, str], origin:
 def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return abs(value) <= sys.float_info.max  # whole numbers of JSON have no bound
+    return abs(value) <= sys.float_info.max  # JSON integers are unbounded

@@ -1,4 +1,4 @@
-"""Reads tensors as files store them: safetensors opened with one-line errors, rotated pairs put half apart."""
+"""Reads safetensors with one-line errors, and reorders rotated pairs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +16,14 @@ from foreword.models.config import AttentionSpec
 
 @dataclass(frozen=True)
 class RotatedRows:
-    """Rows of heads of which the last numbers are rotated pairs."""
+    """Rows of heads whose last dimensions are rotated pairs."""
 
-    rows: int  # of all heads
-    head: int  # of one
-    rotated: int  # the last so many of a head
+    rows: int  # total
+    head: int  # per head
+    rotated: int  # rotated rows at the end of a head
 
     def order(self) -> NDArray[np.intp]:
-        """For every row here, the stored row that it is."""
+        """Return the stored row of each row."""
         one = np.arange(self.head)
         one[-self.rotated :] = one[-self.rotated :].reshape(-1, 2).T.reshape(-1)
         first = np.arange(0, self.rows, self.head)
@@ -31,7 +31,7 @@ class RotatedRows:
 
 
 def rotated_rows(attention: AttentionSpec) -> dict[str, RotatedRows]:
-    """By name in a layer: queries and keys, or what latent attention turns."""
+    """Return by name in a layer: queries and keys, or the rotated parts of latent attention."""
     latent = attention.latent
     if latent is None:
         found = {

@@ -1,1 +1,1 @@
-"""Trained draft heads: what their files are, in every published layout."""
+"""Trained draft heads in all published file layouts."""

@@ -1,4 +1,4 @@
-"""Describes drafter weights for people and for JSON: a draft head, an early exit or a whole draft model."""
+"""Describes drafter weights: a draft head, an early exit or a draft model."""
 
 from math import prod
 from pathlib import Path
@@ -12,7 +12,7 @@ from foreword.models.heads.spec import TABLES, HeadSpec, Join
 
 
 def describe_head(head: Head) -> dict[str, Any]:
-    """For people and for JSON."""
+    """Return a description for people and JSON."""
     spec = head.spec
     return {
         "path": str(head.files.path),
@@ -34,7 +34,7 @@ def describe_head(head: Head) -> dict[str, Any]:
 
 
 def _drafted(spec: HeadSpec) -> dict[str, Any]:
-    """Return how many tokens it drafts in one pass, where that is not one."""
+    """Return the tokens drafted per pass, if not one."""
     if spec.join is Join.NONE:
         return {"guesses_at_once": spec.num_heads, "blocks_of_each": spec.blocks_per_head}
     if spec.join is Join.CONTEXT:
@@ -60,7 +60,7 @@ def _layers(spec: HeadSpec) -> dict[str, Any]:
 
 
 def _borrowed(spec: HeadSpec) -> list[str]:
-    """What the target lends."""
+    """Return what the target provides."""
     if spec.join is Join.NONE:
         return [] if spec.has("lm_heads.0.weight") else ["lm_head.weight"]
     return [name for name in ("embed_tokens.weight", "lm_head.weight") if not spec.has(name)]
@@ -98,7 +98,7 @@ _EMBEDDING = "model.embed_tokens.weight"
 
 
 def trained_kind(path: Path) -> str | None:
-    """Return a head's method, "exit" or "draft", as `foreword train` names them; None for files of another kind."""
+    """Return a head's method, "exit" or "draft", as in `foreword train`; None for other files."""
     files = HeadFiles(path)
     kind = head_kind(files.shapes)
     if kind is None and path.is_dir():
@@ -110,7 +110,7 @@ def trained_kind(path: Path) -> str | None:
 
 
 def describe_trained(path: Path) -> dict[str, Any]:
-    """Return what these weights are and how speculation uses them, for people and for JSON."""
+    """Return a description of these weights and their use, for people and JSON."""
     kind = trained_kind(path)
     if kind not in ("exit", "draft"):
         return describe_head(open_head(path))

@@ -1,4 +1,4 @@
-"""The files of a head: tensors by canonical names, and the checks that they fit each other."""
+"""The files of a head: tensors by canonical names, and consistency checks."""
 
 from collections.abc import Mapping
 from copy import copy
@@ -31,7 +31,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth")
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor is."""
+    """Location of a tensor."""
 
     file: Path
     name: str
@@ -39,10 +39,10 @@ class _Place:
 
 
 class HeadFiles:
-    """The config and the tensors of one head; tensors are read when they are asked for."""
+    """Config and tensors of one head; tensors are read on demand."""
 
     def __init__(self, path: Path) -> None:
-        """`path` is a directory, or a safetensors file with its config.json beside it."""
+        """`path` is a directory, or a safetensors file next to its config.json."""
         self.path = path
         folder = path if path.is_dir() else path.parent
         self._places = _places(_safetensors(path))
@@ -50,21 +50,21 @@ class HeadFiles:
 
     @property
     def fields(self) -> ConfigFields:
-        """The config, read with errors that name the file."""
+        """The config with typed access."""
         return ConfigFields(self.config, str(self.path / "config.json"))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Tensor -> shape, by speculators' names; the scales of 8-bit matrices belong to these."""
+        """Tensor -> shape, by speculators' names, without scales of 8-bit matrices."""
         return {name: place.shape for name, place in self._places.items() if not self._is_scale(name)}
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
     def load(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A tensor of floats in `dtype`, 8-bit ones multiplied out; one that holds no numbers is refused.
+        """Load a tensor in `dtype`, dequantised; raise `CheckpointError` if it is not finite.
 
-        Loading ends here, by an exception, if it was cancelled.
+        Raises if loading was cancelled.
         """
         check_cancelled()
         stored = self._floats(name)
@@ -75,7 +75,7 @@ class HeadFiles:
         return stored.to(dtype)
 
     def _floats(self, name: str) -> Tensor:
-        """A tensor's numbers, 8-bit ones with their scales."""
+        """Return a tensor's numbers, 8-bit ones multiplied by their scales."""
         stored = self.stored(name)
         scales = [name + end for end in SCALES if name + end in self._places]
         if scales:
@@ -86,7 +86,7 @@ class HeadFiles:
         return stored
 
     def _unpacked(self, name: str, stored: Tensor, scales: list[str]) -> Tensor:
-        """Of a head that was written here, or of a module in a quantised checkpoint."""
+        """Dequantise a matrix of our own heads, or of a module in a quantised checkpoint."""
         section = self.config.get("quantization_config") or {}
         if isinstance(section, Mapping) and section.get("quant_method", OURS) in OUR_NAMES:
             group = ConfigFields(section, str(self.path)).count("group_size")
@@ -100,14 +100,14 @@ class HeadFiles:
         return unpacked(scheme, parts, name, self.path)
 
     def stored(self, name: str) -> Tensor:
-        """A tensor as the file has it."""
+        """Return a tensor as stored."""
         place = self._places[name]
         with opened_safetensors(place.file) as file:
             tensor: Tensor = file.get_tensor(place.name)
         return tensor
 
     def renamed(self, names: Mapping[str, str]) -> "HeadFiles":
-        """Only these tensors, new name -> name here; scales follow their matrices."""
+        """Return only these tensors, new name -> name here; scales follow their matrices."""
         view = copy(self)
         scales = {
             new + end: old + end for new, old in names.items() for end in SCALES if old + end in self._places
@@ -116,7 +116,7 @@ class HeadFiles:
         return view
 
     def stored_as(self, name: str) -> str:
-        """The tensor's name in its file."""
+        """Return the tensor's name in its file."""
         return self._places[name].name
 
     @property
@@ -125,7 +125,7 @@ class HeadFiles:
         return any(map(self._is_scale, self._places))
 
     def stored_names(self) -> list[str]:
-        """All tensors, scales included."""
+        """Return all tensors, including scales."""
         return sorted(self._places)
 
     def _is_scale(self, name: str) -> bool:
@@ -133,7 +133,7 @@ class HeadFiles:
 
 
 def expanded(levels: Tensor, scales: Tensor, group: int) -> Tensor:
-    """float32 [rows, columns] of 8-bit levels; scales [rows, groups], each for `group` columns."""
+    """Return float32 [rows, columns] from 8-bit levels; scales [rows, groups], each for `group` columns."""
     spread = scales.float().repeat_interleave(group, dim=1)[:, : levels.shape[1]]
     return levels.float() * spread
 
@@ -154,7 +154,7 @@ def _safetensors(path: Path) -> list[Path]:
 
 
 def pickled(path: Path) -> CheckpointError:
-    """The refusal of weights that can run code."""
+    """Return the error for pickled weights, which can run code."""
     return CheckpointError(
         f"{path} holds pickled weights, which can run code and are never loaded; "
         f"`foreword head convert {path} OUT` writes safetensors"
@@ -172,7 +172,7 @@ def _places(files: list[Path]) -> dict[str, _Place]:
 
 
 def checked_shapes(files: HeadFiles, required: Shapes, optional: Shapes) -> dict[str, tuple[int, ...]]:
-    """The tensors that are there, each of the right shape; a missing or surplus one is refused."""
+    """Return the tensors' shapes; raise `CheckpointError` for wrong, missing or extra ones."""
     present = files.shapes
     expected = {**required, **optional}
     missing, surplus = sorted(required.keys() - present.keys()), sorted(present.keys() - expected.keys())
@@ -191,14 +191,15 @@ def checked_shapes(files: HeadFiles, required: Shapes, optional: Shapes) -> dict
 
 
 def vocabulary_shapes(vocab: int, draft_vocab: int, hidden: int) -> tuple[Shapes, Shapes]:
-    """Tensors of the two ends, (required, optional): a reduced vocabulary needs a table and an output of its own."""
+    """Return (required, optional) tensors of embedding and output: a reduced vocabulary needs a table and its
+    own output."""
     own = {"lm_head.weight": (draft_vocab, hidden), "d2t": (draft_vocab,)}
     rest = {"embed_tokens.weight": (vocab, hidden), "t2d": (vocab,)}
     return (own, rest) if draft_vocab < vocab else ({}, {**own, **rest})
 
 
 def fitted(spec: HeadSpec, target: ModelConfig, origin: str) -> HeadSpec:
-    """The head for this target, with the boundaries that it reads; refused if it was made for another."""
+    """Return the head with its tapped layers for this target; raise `CheckpointError` if it does not fit."""
     _require(spec.target_hidden_size, target.hidden_size, "hidden size", origin)
     _require(spec.vocab_size, target.vocab_size, "vocabulary", origin)
     borrowed = [name for name in ("embed_tokens.weight", "lm_head.weight") if not spec.has(name)]
@@ -235,11 +236,11 @@ def _require(own: int, wanted: int, what: str, origin: str) -> None:
 
 
 def draft_token_ids(spec: HeadSpec, files: HeadFiles) -> Tensor | None:
-    """int64 [draft vocabulary], the target's id of every token that the head can draft; None: they are the same.
+    """int64 [draft vocabulary], the target's id of each draft token; None: identical.
 
     The file has offsets: token i of the head is token i + d2t[i] of the target.
     """
-    if "token_map" in files:  # vLLM's Medusa heads: the ids themselves
+    if "token_map" in files:  # vLLM's Medusa heads store the ids
         ids: Tensor = files.stored("token_map").long()
     elif "d2t" in files:
         ids = torch.arange(spec.draft_vocab_size) + files.stored("d2t").long()

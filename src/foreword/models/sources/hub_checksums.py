@@ -1,7 +1,7 @@
 """Verifies files in the hub library's cache.
 
-The library names a stored file by the checksum that the hub gave for it: SHA-256 of a large file, git's SHA-1 of a
-small one. So a damaged copy is found without the network.
+The library names a stored file by the hub's checksum (SHA-256 of a large file, git's SHA-1 of a small one), so that
+damage is detected offline.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ _CHECKSUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def damaged_files(path: Path, progress: StageProgress) -> list[Path]:
-    """Return the files at `path` that lie in the hub's cache and are not what the hub has."""
+    """Return the files at `path` in the hub's cache whose checksum is wrong."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [file for file in files if file.is_symlink() and not _is_intact(file, progress)]
 
@@ -23,7 +23,7 @@ def damaged_files(path: Path, progress: StageProgress) -> list[Path]:
 def _is_intact(link: Path, progress: StageProgress) -> bool:
     stored = link.resolve()
     if not _CHECKSUM.fullmatch(stored.name):
-        return True  # a link that is not the library's
+        return True  # not a link of the library
     if not stored.exists():
         return False
     size, done = stored.stat().st_size, 0

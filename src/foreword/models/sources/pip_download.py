@@ -1,4 +1,4 @@
-"""Downloads one wheel with the user's own pip, so that their index and proxy settings apply."""
+"""Downloads one wheel with the user's pip, so that index and proxy settings apply."""
 
 import errno
 import importlib.util
@@ -47,7 +47,7 @@ def advice(error: OSError) -> str:
 
 
 def _is_of_a_file(number: int, text: str) -> bool:
-    """Return False for a connection that was not permitted: such an error names no file."""
+    """Return False for a refused connection, whose error names no file."""
     return number != errno.EACCES or "'" in text
 
 

@@ -1,4 +1,4 @@
-"""What single tokens stand for: their bytes, and the special tokens for filling in the middle."""
+"""Bytes of single tokens, and fill-in-the-middle tokens."""
 
 import json
 import re
@@ -11,16 +11,16 @@ import tokenizers
 from foreword.errors import TokenizerError
 
 PieceDecoder = Callable[[str], bytes]
-"""Vocabulary entry -> the bytes it adds to the output."""
+"""Vocabulary entry -> bytes that it adds to the output."""
 
 _BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_WORD_START = "\u2581"  # sentencepiece writes a space as this
+_WORD_START = "\u2581"  # sentencepiece's space
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Character -> byte in byte-level vocabularies.
+    """Return character -> byte of byte-level vocabularies.
 
-    Bytes that Latin-1 prints stand for themselves; the others take characters from 256 upwards.
+    Printable Latin-1 bytes stand for themselves; the others are mapped to characters from 256 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(printable)]
@@ -28,20 +28,20 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def byte_level_decoder() -> PieceDecoder:
-    """Decoder of byte-level vocabularies (GPT-2 and its heirs)."""
+    """Return the decoder of byte-level vocabularies (GPT-2 and derivatives)."""
     alphabet = byte_alphabet()
 
     def decode(piece: str) -> bytes:
         try:
             return bytes([alphabet[char] for char in piece])
-        except KeyError:  # an entry that is plain text, such as a run of spaces
+        except KeyError:  # plain text, such as a run of spaces
             return piece.encode("utf-8")
 
     return decode
 
 
 def sentencepiece_decoder(piece: str) -> bytes:
-    """Decoder of sentencepiece vocabularies with single-byte entries."""
+    """Decode an entry of a sentencepiece vocabulary with single-byte entries."""
     byte = _BYTE_ENTRY.fullmatch(piece)
     if byte:
         return bytes([int(byte[1], 16)])
@@ -49,7 +49,7 @@ def sentencepiece_decoder(piece: str) -> bytes:
 
 
 def piece_decoder_of(backend: tokenizers.Tokenizer) -> tuple[PieceDecoder, bool]:
-    """The decoder that a tokenizer.json asks for, and whether it drops one leading space of a text."""
+    """Return the decoder for a tokenizer.json, and whether it drops a leading space of a text."""
     steps = _decoder_steps(backend)
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
@@ -80,7 +80,7 @@ _NAMES = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
 )
-"""Names of the tokens before the prefix, before the suffix and before the middle."""
+"""Names of the tokens before prefix, suffix and middle."""
 
 _END_NAMES = (
     "<|endoftext|>",
@@ -97,25 +97,25 @@ _END_NAMES = (
     "<|EOT|>",
     "▁<EOT>",
 )
-"""Tokens that end a filled gap besides those that end an answer: another file would begin, or the text is over."""
+"""Additional tokens that end a filled gap: a new file starts, or the text ends."""
 
 
 @dataclass(frozen=True)
 class FillTokens:
-    """A model's tokens, in the order in which a prompt has them: prefix, suffix, middle."""
+    """A model's fill-in-the-middle tokens, in prompt order."""
 
     prefix: int
     suffix: int
     middle: int
-    ends: frozenset[int]  # any of these ends the middle
+    ends: frozenset[int]  # tokens that end the middle
 
 
 def fill_tokens(
     backend: tokenizers.Tokenizer, stated: tuple[int, int, int] | None, stated_ends: Iterable[int]
 ) -> FillTokens | None:
-    """Return the tokens that a file states, or those of known names; None if the model has none.
+    """Return the declared tokens, or those with known names; None if the model has none.
 
-    The backend reads all of them as control tokens afterwards, so that no text forges them.
+    They are registered as control tokens, so that no text can forge them.
     """
     found = stated or next((ids for names in _NAMES if (ids := _known(backend, names))), None)
     if found is None:

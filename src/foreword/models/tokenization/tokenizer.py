@@ -1,4 +1,4 @@
-"""Text to token ids and back, with control tokens that text cannot forge."""
+"""Tokenizer with control tokens that text cannot forge."""
 
 import json
 import re
@@ -14,35 +14,35 @@ from foreword.models.config import ModelConfig
 from foreword.models.tokenization.chat_template import ChatTemplate
 from foreword.models.tokenization.token_pieces import PieceDecoder, fill_tokens
 
-# Two areas of private characters: what is swapped back in a rendering must not occur in the secret names.
+# Two disjoint ranges of private characters, for swapped names and for secret names.
 _SWAP_CHARACTERS = range(0xE000, 0xF900)
 _SECRET_CHARACTERS = range(0xF0000, 0xFFFFE)
 
 
 @dataclass(frozen=True)
 class TokenizerParts:
-    """What a file format supplies; the rest of a tokenizer is the same for all formats."""
+    """Format-specific parts of a tokenizer."""
 
-    backend: tokenizers.Tokenizer  # splits and merges; its added tokens marked special are control tokens
+    backend: tokenizers.Tokenizer  # its special added tokens are control tokens
     decode_piece: PieceDecoder  # vocabulary entry -> bytes
-    strips_leading_space: bool  # one space at the start of a decoded text is an artefact
-    eos_ids: frozenset[int]  # any of these ends an answer
-    bos_id: int | None  # starts a text, where the model has such a token
+    strips_leading_space: bool  # a leading space of a decoded text is an artefact
+    eos_ids: frozenset[int]  # tokens that end an answer
+    bos_id: int | None  # starts a text, if the model has one
     template: ChatTemplate | None  # None: the model has no chat format
-    padding: int = 0  # entries at the end that only fill the vocabulary up
-    fill: tuple[int, int, int] | None = None  # fill-in-the-middle tokens, where the file states them
-    fill_ends: tuple[int, ...] = ()  # tokens that end a filled gap, likewise
+    padding: int = 0  # trailing padding entries
+    fill: tuple[int, int, int] | None = None  # fill-in-the-middle tokens, if declared
+    fill_ends: tuple[int, ...] = ()  # declared tokens that end a filled gap
 
 
 class Tokenizer:
-    """A model's tokenizer. Control tokens' names in a text stay text, whatever it says, unless that is asked for."""
+    """A model's tokenizer. Names of control tokens in a text stay text unless `parse_special`."""
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
         self._backend = parts.backend
         self._backend.no_truncation()
         self._backend.no_padding()
-        self.fill = fill_tokens(self._backend, parts.fill, parts.fill_ends)  # None: the model has none
+        self.fill = fill_tokens(self._backend, parts.fill, parts.fill_ends)  # None: not supported
         added = self._backend.get_added_tokens_decoder()
         self._plain_added = {i: token.content.encode() for i, token in added.items() if not token.special}
         self._control = {token.content: i for i, token in added.items() if token.special and token.content}
@@ -50,7 +50,7 @@ class Tokenizer:
         largest = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.vocab_size = largest + 1 - parts.padding
         self._pieces: dict[int, bytes] = {}
-        self._backend.encode_special_tokens = True  # control tokens' names in a text are text
+        self._backend.encode_special_tokens = True  # names of control tokens in a text are text
         self._stand_ins = self._add_stand_ins(added)
         self._control_pattern = _any_of(self._control)
         self._real_ids = {number: self._control[name] for name, (_, number) in self._stand_ins.items()}
@@ -72,12 +72,12 @@ class Tokenizer:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the chat template shows tools."""
+        """Whether the chat template supports tools."""
         return self._parts.template is not None and self._parts.template.takes_tools
 
     @property
     def control_tokens(self) -> Mapping[str, int]:
-        """Tokens that no text spells, by their names."""
+        """Tokens that no text spells, by name."""
         return self._control
 
     @property
@@ -86,17 +86,17 @@ class Tokenizer:
         return self._parts.strips_leading_space
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
-        """Token ids of a text; `add_special_tokens` puts those around it that the model was trained with.
+        """Return the token ids of a text; `add_special_tokens` adds those that the model was trained with.
 
-        With `parse_special`, names of control tokens in the text become those tokens. What the vocabulary has no
-        entry for (some control characters in SmolLM2's) is dropped.
+        With `parse_special`, names of control tokens become these tokens. Characters without a vocabulary entry (some
+        control characters in SmolLM2's) are dropped.
         """
         _refuse_surrogates(text)
         marked = self._mark(text) if parse_special else text
         return self._encode_marked(marked, add_special_tokens)
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each of some texts, without special tokens, on all cores."""
+        """Return the token ids of each text, without special tokens, using all cores."""
         for text in texts:
             _refuse_surrogates(text)
         return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
@@ -110,14 +110,14 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation. Only the template's own control tokens become control tokens.
+        """Return the token ids of a conversation. Only the template's own control tokens become control tokens.
 
-        With `continue_final_message` they end where the last message's text does. `tools` and `variables` are for
-        templates that ask for them.
+        With `continue_final_message` they end with the last message's text. `tools` and `variables` are passed to the
+        template.
 
-        Before rendering, the first character of every control token's name inside the messages is
-        swapped for a private one that occurs nowhere else, so that the template sees contents of the
-        same length and shape. The names that are left in the rendering are the template's.
+        Before rendering, the first character of every control token's name inside the messages is replaced by a private
+        one that occurs nowhere else, so that the template sees contents of the same length and shape. Names that remain
+        in the rendering are the template's.
         """
         template = self._parts.template
         if template is None:
@@ -148,9 +148,9 @@ class Tokenizer:
     def encode_fill(
         self, prefix: str | Sequence[int], suffix: str, *, add_special_tokens: bool = True
     ) -> list[int]:
-        """Token ids after which the model writes what stands between two texts.
+        """Return the token ids after which the model writes the text between prefix and suffix.
 
-        Names of control tokens in the texts stay text. Token ids of a prefix are taken as they are.
+        Names of control tokens stay text. A prefix may also be token ids.
         """
         fill = self.fill
         if fill is None:
@@ -164,7 +164,7 @@ class Tokenizer:
         return [*start, fill.prefix, *before, fill.suffix, *self._encode_inner(suffix), fill.middle]
 
     def _encode_inner(self, text: str) -> list[int]:
-        """Token ids of a text inside another, without the space that the vocabulary puts at a text's start."""
+        """Return the token ids of a text inside another, without the vocabulary's leading space."""
         ids = self.encode(text, add_special_tokens=False)
         if not self.strips_leading_space:
             return ids
@@ -173,25 +173,25 @@ class Tokenizer:
         return inner[len(before) :] if inner[: len(before)] == before else ids
 
     def to_json(self) -> str:
-        """tokenizer.json of this tokenizer, wherever it came from; without the secret names."""
+        """Return tokenizer.json of this tokenizer, without the secret names."""
         secret = {number for _, number in self._stand_ins.values()}
         value = json.loads(self._backend.to_str())
         value["added_tokens"] = [token for token in value["added_tokens"] if token["id"] not in secret]
         return json.dumps(value, ensure_ascii=False)
 
     def has_token(self, token_id: int) -> bool:
-        """Whether the vocabulary has an entry with this id; a model's table may be padded beyond it."""
+        """Whether the vocabulary has this id; a model's embedding may be padded beyond it."""
         return 0 <= token_id < self.vocab_size and self._backend.id_to_token(token_id) is not None
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids; bytes that form no character become U+FFFD."""
+        """Return the text of token ids; invalid bytes become U+FFFD."""
         joined = b"".join(self.token_bytes(i, skip_special_tokens=skip_special_tokens) for i in ids)
         if self.strips_leading_space and joined.startswith(b" "):
             joined = joined[1:]
         return joined.decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int, *, skip_special_tokens: bool = True) -> bytes:
-        """The bytes that a token adds to the output: none for a skipped control token or a padding id."""
+        """Return the bytes that a token adds: none for a skipped control token or a padding id."""
         if skip_special_tokens and token_id in self._control_ids:
             return b""
         piece = self._pieces.get(token_id)
@@ -200,7 +200,7 @@ class Tokenizer:
         return piece
 
     def _mark(self, text: str) -> str:
-        """The text with control tokens' names replaced by the secret ones, which the backend reads as tokens."""
+        """Replace names of control tokens by the secret ones, which the backend parses."""
         if self._control_pattern is None:
             return text
         return self._control_pattern.sub(lambda match: self._stand_ins[match[0]][0], text)
@@ -218,7 +218,7 @@ class Tokenizer:
         return entry.encode("utf-8") if token_id in self._control_ids else self._parts.decode_piece(entry)
 
     def _add_stand_ins(self, added: Mapping[int, tokenizers.AddedToken]) -> dict[str, tuple[str, int]]:
-        """For every control token a secret name that the backend does read: name -> (secret, its id)."""
+        """Register a secret name for every control token; return name -> (secret, its id)."""
         nonce = "".join(chr(secrets.choice(_SECRET_CHARACTERS)) for _ in range(12))
         secret_names = {name: f"{nonce}{number:06d}{nonce}" for number, name in enumerate(self._control)}
         self._backend.add_tokens(
@@ -239,11 +239,11 @@ class Tokenizer:
 
     @property
     def _first_characters(self) -> list[str]:
-        """Of the names of control tokens."""
+        """Return the first characters of control tokens' names."""
         return sorted({name[0] for name in self._control})
 
     def _private_characters(self, given: object, template: str) -> list[str]:
-        """One more than names of control tokens have first characters, none of which any text here contains."""
+        """Return private characters that no text here contains, one more than there are first characters."""
         taken = set(template).union(*map(set, _texts(given)))
         free = [chr(code) for code in _SWAP_CHARACTERS if chr(code) not in taken]
         needed = 1 + len(self._first_characters)
@@ -252,7 +252,7 @@ class Tokenizer:
         return free[:needed]
 
     def _hide(self, value: Any, swaps: Mapping[str, str]) -> Any:  # noqa: ANN401 - any JSON
-        """The same with control tokens' names in its texts made unreadable."""
+        """Make control tokens' names in a value's texts unreadable."""
         if isinstance(value, Mapping):
             return {self._hide(key, swaps): self._hide(entry, swaps) for key, entry in value.items()}
         if isinstance(value, list | tuple):
@@ -260,14 +260,14 @@ class Tokenizer:
         if self._control_pattern is None or not isinstance(value, str):
             return value
         text = value
-        # Names can overlap, so what is left after one pass is looked at again.
+        # Names can overlap, so repeat until nothing changes.
         while (changed := self._control_pattern.sub(lambda m: swaps[m[0][0]] + m[0][1:], text)) != text:
             text = changed
         return text
 
 
 def check_vocab(tokenizer: Tokenizer, config: ModelConfig) -> None:
-    """Refuse a tokenizer that can produce ids for which the model has no embedding, or ends at no token."""
+    """Raise `TokenizerError` if ids exceed the model's embedding, or no token ends an answer."""
     outside = sorted(i for i in tokenizer.eos_ids if not 0 <= i < tokenizer.vocab_size)
     if outside:
         raise TokenizerError(
@@ -287,7 +287,7 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """All texts in a value, keys included."""
+    """Yield all texts in a value, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: its names and its row order turned into Hugging Face's."""
+"""A GGUF file as a checkpoint, with Hugging Face's names and row order."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,17 +40,17 @@ _KEYS, _VALUES, _BOTH = (f"self_attn.{name}_proj.weight" for name in ("k_b", "v_
 
 @dataclass(frozen=True)
 class GgufPlace:
-    """Where a tensor is."""
+    """Location of a tensor."""
 
     stored: str
-    rows: tuple[int, int] | None = None  # of the stored ones, all outer dimensions taken together; None: all
-    values: str | None = None  # what expands latent rows to values, where `stored` expands them to keys alone
+    rows: tuple[int, int] | None = None  # range of stored rows, outer dimensions flattened; None: all
+    values: str | None = None  # second tensor, if the expansion of latent rows is stored in two parts
 
 
 def tensor_parts(
     tensors: Mapping[str, GgufTensor], names: GgufNames, path: Path, skipped: Iterable[str]
 ) -> dict[str, list[str]]:
-    """Stored name -> names here of what it holds, in order."""
+    """Return stored name -> canonical names of its parts, in order."""
     ignored = set(skipped)
     return {
         stored: _parts(stored, tensor, names, path)
@@ -62,7 +62,7 @@ def tensor_parts(
 def places(
     parts: Mapping[str, list[str]], tensors: Mapping[str, GgufTensor], config: ModelConfig, path: Path
 ) -> dict[str, GgufPlace]:
-    """Where every tensor of the model is."""
+    """Return the location of every tensor of the model."""
     shapes = expected_shapes(config)
     found = _latent_places(parts)
     for stored, held in parts.items():
@@ -85,7 +85,7 @@ def places(
 
 
 def _latent_places(parts: Mapping[str, list[str]]) -> dict[str, GgufPlace]:
-    """What expands latent rows, of both its parts."""
+    """Return the locations of latent expansions that are stored in two parts."""
     single = {held[0]: stored for stored, held in parts.items()}
     layers = [name.removesuffix(_KEYS) for name in single if name.endswith(_KEYS)]
     return {
@@ -129,7 +129,7 @@ def _parts(stored: str, tensor: GgufTensor, names: GgufNames, path: Path) -> lis
 
 
 _UNQUANTIZED = ("F32", "F16", "BF16")
-_CHUNK_ELEMENTS = 2**21  # dequantised at a time: bounds the extra memory of loading
+_CHUNK_ELEMENTS = 2**21  # dequantised at once, which bounds the extra memory
 
 
 class GgufCheckpoint:
@@ -147,11 +147,11 @@ class GgufCheckpoint:
         self._places = places(parts, self._file.tensors, self.config, path)
 
     def tensor_names(self) -> frozenset[str]:
-        """Canonical names of the file's tensors."""
+        """Return the canonical tensor names."""
         return frozenset(self._places)
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
-        """The tensor, dequantised, in Hugging Face's layout."""
+        """Load the tensor, dequantised, in Hugging Face's layout."""
         place = self._place(name)
         tensor = self._file.tensors[place.stored]
         if place.values is not None:
@@ -161,7 +161,7 @@ class GgufCheckpoint:
         return loaded if is_matrix else loaded.reshape(tensor.shape)
 
     def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
-        """A part of it: of matrices only its rows, and of these only its blocks, are read."""
+        """Load a part; of matrices only the needed rows and blocks are read."""
         place = self._place(name)
         tensor = self._file.tensors[place.stored]
         if place.values is not None or len(tensor.shape) < 2:
@@ -171,14 +171,14 @@ class GgufCheckpoint:
             rows = rows[slice(*part.rows)]
         if part.columns is None:
             return self._floats(tensor, rows, dtype)
-        numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.kind]]  # of one block
+        numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.kind]]  # per block
         begin, end = part.columns
         first, last = begin // numbers, -(-end // numbers)
         loaded = self._floats(tensor, rows[:, first * size : last * size], dtype)
         return loaded[:, begin - first * numbers : end - first * numbers].clone()
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
-        """Stretches of a matrix, each dequantised when it is taken."""
+        """Yield pieces of a matrix, dequantised on demand."""
         place = self._place(name)
         tensor = self._file.tensors[place.stored]
         if place.values is not None or (len(tensor.shape) != 2 and place.rows is None):
@@ -189,7 +189,7 @@ class GgufCheckpoint:
             yield self._floats(tensor, stored[start : start + rows], dtype)
 
     def _floats(self, tensor: GgufTensor, rows: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
-        """[rows, columns] of what is stored, from the bytes of all or some of its blocks."""
+        """Dequantise stored blocks to [rows, columns]."""
         kind = GGMLQuantizationType[tensor.kind]
         columns = rows.shape[1] * tensor.shape[-1] // tensor.row_bytes
         loaded = torch.empty((rows.shape[0], columns), dtype=dtype)
@@ -200,7 +200,7 @@ class GgufCheckpoint:
         return loaded
 
     def _expanding(self, keys: str, values: str, dtype: torch.dtype) -> Tensor:
-        """Keys and values of every head from latent rows, one matrix; those of keys are stored transposed."""
+        """Return the expansion of latent rows to keys and values of every head; keys are stored transposed."""
         stored = [self._file.tensors[name] for name in (keys, values)]
         shapes = [tensor.shape for tensor in stored]
         fit = all(len(shape) == 3 for shape in shapes) and shapes[0][:2] == (shapes[1][0], shapes[1][2])
@@ -214,7 +214,7 @@ class GgufCheckpoint:
         return torch.cat((parts[0].transpose(1, 2), parts[1]), dim=1).flatten(0, 1)
 
     def quantized(self, name: str) -> QuantizedTensor | None:
-        """The tensor's blocks, rows in Hugging Face's order; copied only where the file's order differs."""
+        """Return the tensor's blocks in Hugging Face's row order, copied only if the order differs."""
         place = self._place(name)
         tensor = self._file.tensors[place.stored]
         if (
@@ -227,15 +227,15 @@ class GgufCheckpoint:
         return QuantizedTensor(tensor.kind, rows, (len(rows), tensor.shape[-1]))
 
     def release(self) -> None:
-        """Let the system take back the mapped pages."""
+        """Let the system reclaim mapped pages."""
         self._file.release()
 
     def sampling_defaults(self) -> dict[str, float]:
-        """Those in the file's metadata."""
+        """Return those in the metadata."""
         return sampling_values(self._file.metadata, GGUF_KEYS, str(self.path))
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer in the file's metadata."""
+        """Return the tokenizer in the metadata."""
         return self._tokenizer
 
     @cached_property
@@ -250,7 +250,7 @@ class GgufCheckpoint:
         return self._places[name]
 
     def _rows(self, name: str) -> NDArray[np.uint8]:
-        """Stored bytes [rows, bytes per row], rows of q and k in rotate-half order."""
+        """Return stored bytes [rows, bytes per row], rows of q and k in rotate-half order."""
         place = self._place(name)
         stored = self._file.rows(place.stored)
         if place.rows is not None:

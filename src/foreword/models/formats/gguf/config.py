@@ -1,4 +1,4 @@
-"""GGUF metadata as a ModelConfig."""
+"""Converts GGUF metadata to a ModelConfig."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 
 def gguf_family(file: GgufFile) -> tuple[Architecture, GgufNames]:
-    """The family that a GGUF file says it belongs to, and how GGUF spells it."""
+    """Return a GGUF file's family and its GGUF names."""
     name = ConfigFields(file.metadata, str(file.path)).text("general.architecture")
     families = (gguf_family_named(name, scores) for scores in _scores(file, name))
     family = next((family for family in families if family is not None), None)
@@ -43,7 +43,7 @@ def gguf_family(file: GgufFile) -> tuple[Architecture, GgufNames]:
 
 
 def _scores(file: GgufFile, name: str) -> tuple[Scores | None, ...]:
-    """How the router may score experts: as the file says, or either way; None without experts."""
+    """Return the router's score functions that the file allows; None without experts."""
     if not _positive(file.metadata.get(f"{name}.expert_count"), 0):
         return (None,)
     stated = file.metadata.get(f"{name}.expert_gating_func")
@@ -53,7 +53,7 @@ def _scores(file: GgufFile, name: str) -> tuple[Scores | None, ...]:
 
 
 def gguf_config(file: GgufFile, tensors: frozenset[str]) -> ModelConfig:
-    """The config that a GGUF file describes, partly by the tensors that it holds; `tensors` are their names here."""
+    """Return the config of a GGUF file, using metadata and the canonical tensor names."""
     family, names = gguf_family(file)
     fields = ConfigFields(file.metadata, str(file.path), prefix=f"{names.architecture}.")
     _refuse_variants(file)
@@ -101,7 +101,7 @@ def _embedding_rows(file: GgufFile) -> int:
 
 
 def _per_layer_count(fields: ConfigFields, key: str, default: int | None = None) -> int:
-    """A count that some files repeat for every layer; all layers must agree."""
+    """Return a count that some files repeat per layer; all layers must agree."""
     value = fields.get(key)
     if not isinstance(value, list):
         return fields.count(key, default)
@@ -147,7 +147,10 @@ def _rope_scaling(
 
 
 def _stated_scaling(fields: ConfigFields) -> tuple[str, float]:
-    """Kind and factor. A factor without a kind is linear, as in llama.cpp; old files name it `rope.scale_linear`."""
+    """Return scaling kind and factor.
+
+    A factor alone is linear, as in llama.cpp; old files call it `rope.scale_linear`.
+    """
     key = "rope.scaling.factor" if fields.get("rope.scaling.factor") is not None else "rope.scale_linear"
     factor = fields.number(key, 1.0)
     return fields.text("rope.scaling.type", "none" if factor == 1.0 else "linear"), factor

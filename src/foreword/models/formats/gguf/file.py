@@ -1,4 +1,4 @@
-"""Reads the structure of a GGUF file: metadata and tensors, every size checked against the file."""
+"""Parses the structure of a GGUF file: metadata and tensors, with all sizes checked."""
 
 import mmap
 import struct
@@ -15,7 +15,7 @@ from foreword.errors import CheckpointError
 SUPPORTED_TYPES = frozenset(
     ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 )
-"""Tensor types that can be read; the gguf package turns all of them into float32."""
+"""Readable tensor types; the gguf package dequantises all of them."""
 
 _INTEGERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 10: "<Q", 11: "<q"}
 _SCALARS = _INTEGERS | {6: "<f", 7: "<?", 12: "<d"}
@@ -27,12 +27,12 @@ _MAX_ARRAY_DEPTH = 2
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Where one tensor lies in the file and how it is stored."""
+    """Location and storage of one tensor."""
 
-    name: str  # as the file spells it
+    name: str  # stored name
     kind: str  # one of SUPPORTED_TYPES
-    shape: tuple[int, ...]  # outermost dimension first, in elements
-    offset: int  # of its first byte, from the start of the file
+    shape: tuple[int, ...]  # outermost dimension first
+    offset: int  # from the start of the file
     row_bytes: int  # bytes of one innermost row
 
     @property
@@ -42,7 +42,7 @@ class GgufTensor:
 
 
 class GgufFile:
-    """A GGUF file, memory-mapped: `metadata` by key, `tensors` by name, `rows` of one tensor."""
+    """A memory-mapped GGUF file: `metadata` by key, `tensors` by name, `rows` of a tensor."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,13 +53,13 @@ class GgufFile:
         self.tensors = reader.tensors(tensor_count, self._alignment())
 
     def rows(self, name: str) -> NDArray[np.uint8]:
-        """The tensor's stored bytes, not copied: uint8 [product of outer dimensions, bytes per row]."""
+        """Return a tensor's stored bytes without a copy: uint8 [product of outer dimensions, bytes per row]."""
         tensor = self.tensors[name]
         flat = np.frombuffer(self._bytes, dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
         return flat.reshape(-1, tensor.row_bytes)
 
     def release(self) -> None:
-        """Unload the pages that were read, where the system can; reading them again works as before."""
+        """Let the system reclaim mapped pages."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._bytes.madvise(mmap.MADV_DONTNEED)
 
@@ -85,7 +85,7 @@ def _damaged(path: Path, reason: str) -> CheckpointError:
 
 
 class _Reader:
-    """A cursor over the mapped file that never reads, or allocates, beyond its end."""
+    """A cursor over the mapped file that never reads or allocates beyond its end."""
 
     def __init__(self, data: mmap.mmap, path: Path) -> None:
         self._data = data
@@ -94,7 +94,7 @@ class _Reader:
         self._position = 0
 
     def header(self) -> tuple[int, int]:
-        """Check magic and version; return the counts of tensors and of metadata entries."""
+        """Check magic and version; return the numbers of tensors and metadata entries."""
         if self._data[:4] != b"GGUF":
             raise CheckpointError(f"{self._path} is not a GGUF file; give a .gguf file or a model directory")
         self._position = 4
@@ -121,7 +121,7 @@ class _Reader:
         tensors: dict[str, GgufTensor] = {}
         for name, kind, shape, offset in stored:
             tensor = GgufTensor(name, kind, shape, start + offset, self._row_bytes(name, kind, shape[-1]))
-            # Tensors stand in order without gaps, so any other offset is a lie.
+            # Tensors are contiguous and in order; other offsets indicate damage.
             if name in tensors or offset != expected:
                 raise _damaged(self._path, f"tensor {name!r} does not lie where it should")
             if tensor.offset + tensor.nbytes > self._size:
@@ -184,7 +184,7 @@ class _Reader:
             raise _damaged(self._path, f"bytes before {self._position} are not text") from None
 
     def _count(self, least_bytes: int) -> int:
-        """A count of things that take at least `least_bytes` each, so that a lie cannot cost memory."""
+        """Read a count of entries of at least `least_bytes` each, so that a damaged count cannot exhaust memory."""
         count = int(self._scalar("<Q"))
         if count * least_bytes > self._size - self._position:
             raise _damaged(self._path, f"at byte {self._position - 8} it counts {count} entries, too many")

@@ -1,4 +1,4 @@
-"""GGUF metadata by the keys of config.json, so that one reader knows the families."""
+"""Converts GGUF metadata to config.json keys, so that one reader handles all families."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from foreword.models.formats.gguf.file import GgufFile
 
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS = (LONG_FACTORS, SHORT_FACTORS)
-"""Tensors that are no weights."""
+"""Tensors that are not weights."""
 
 GATING = {1: Scores.SOFTMAX, 2: Scores.SIGMOID}
-"""What `expert_gating_func` stands for."""
+"""Values of `expert_gating_func`."""
 
 _KEYS = {
     "hidden_size": "embedding_length",
@@ -60,7 +60,7 @@ _BIASES = {
 
 
 def hf_settings(file: GgufFile, family: Architecture, names: GgufNames, vocab_size: int) -> dict[str, Any]:
-    """What a config.json of the same model says."""
+    """Return the equivalent of a config.json."""
     fields = ConfigFields(file.metadata, str(file.path), prefix=f"{names.architecture}.")
     values = {key: _value(fields.get(stored)) for key, stored in _KEYS.items()}
     values |= {key: tensor in file.tensors for key, tensor in _BIASES.items()}
@@ -86,7 +86,7 @@ def hf_settings(file: GgufFile, family: Architecture, names: GgufNames, vocab_si
 
 
 def module_layers(fields: ConfigFields) -> range:
-    """Return the layers that are MTP modules: GGUF counts them with the decoder's own, and they come last."""
+    """Return the layers that are MTP modules: GGUF appends them to the decoder's."""
     modules, count = fields.whole("nextn_predict_layers", 0), fields.count("block_count")
     if modules >= count:
         raise fields.malformed("nextn_predict_layers", f"fewer than the {count} layers of all")
@@ -94,13 +94,13 @@ def module_layers(fields: ConfigFields) -> range:
 
 
 def rope_settings(file: GgufFile, fields: ConfigFields) -> dict[str, Any]:
-    """What a config.json says about rotary embedding."""
+    """Return the rotary settings of a config.json."""
     values = {key: fields.get(stored) for key, stored in _ROPE_KEYS.items()}
     return values | {"rope_scaling": _rope_scaling(file, fields)}
 
 
 def _latent_settings(fields: ConfigFields) -> dict[str, Any]:
-    """Sizes of heads. New files also have those of the rows that are kept, as if they were one head."""
+    """Return head sizes. Newer files also store those of the latent rows, as if they were one head."""
     key, value = "attention.key_length_mla", "attention.value_length_mla"
     if fields.get(key) is None:
         key, value = "attention.key_length", "attention.value_length"
@@ -111,12 +111,12 @@ def _latent_settings(fields: ConfigFields) -> dict[str, Any]:
 
 
 def _value(stored: Any) -> Any:  # noqa: ANN401
-    """A number that some files repeat for every layer, once."""
+    """Return a number that some files repeat per layer."""
     return stored[0] if isinstance(stored, list) and len(set(map(str, stored))) == 1 else stored
 
 
 def _score_root(fields: ConfigFields, names: GgufNames) -> int:
-    """llama.cpp goes by the number of layers, too: the files do not say."""
+    """Return the score scale by the number of layers, as llama.cpp does; files do not state it."""
     if fields.count("block_count") == names.deep:
         return fields.count("embedding_length") // fields.count("attention.head_count")
     return fields.count("attention.key_length")
@@ -142,7 +142,7 @@ def _yarn(fields: ConfigFields) -> dict[str, Any]:
         return values
     if fields.get("attention.kv_lora_rank") is None:
         raise fields.unsupported("rope.scaling.yarn_log_multiplier in this family")
-    # A tenth of what scores are scaled by; that rotated numbers are not, is not said.
+    # Stored as a tenth of the score scale; the magnitude of rotated dimensions is not stored.
     everywhere = 10 * fields.number("rope.scaling.yarn_log_multiplier")
     return values | {"mscale_all_dim": everywhere, "attention_factor": 1.0}
 

@@ -1,4 +1,4 @@
-"""A tokenizer from GGUF metadata."""
+"""Creates a tokenizer from GGUF metadata."""
 
 from dataclasses import dataclass
 from itertools import takewhile
@@ -28,19 +28,19 @@ _FILL_KEYS = (
 _FILL_END_KEYS = ("fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id", "eot_token_id")
 
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
-"""Control tokens that end an answer where the chat template uses them, whatever the metadata calls EOS."""
+"""Control tokens that end an answer if the chat template uses them, whatever the metadata declares as EOS."""
 
 
 @dataclass(frozen=True)
 class _Parts:
-    backend: tokenizers.Tokenizer  # without its added tokens
+    backend: tokenizers.Tokenizer  # without added tokens
     decode_piece: PieceDecoder
     strips_leading_space: bool
-    add_bos: bool  # unless the metadata says otherwise
+    add_bos: bool  # default of the metadata
 
 
 def gguf_tokenizer(file: GgufFile) -> Tokenizer:
-    """The tokenizer that a GGUF file describes."""
+    """Return the tokenizer of a GGUF file."""
     fields = ConfigFields(file.metadata, str(file.path), prefix="tokenizer.ggml.")
     tokens = _string_list(fields, "tokens")
     if len(set(tokens)) != len(tokens):
@@ -87,7 +87,7 @@ def _build(fields: ConfigFields, tokens: list[str]) -> _Parts:
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, fields: ConfigFields, tokens: list[str]) -> list[str]:
-    """Make control and user-defined tokens known to the backend; return the control tokens."""
+    """Register control and user-defined tokens with the backend; return the control tokens."""
     types = _types(fields, len(tokens))
     typed = [(token, kind) for token, kind in zip(tokens, types, strict=True) if token]
     control = [token for token, kind in typed if kind in (_CONTROL_TYPE, _UNKNOWN_TYPE)]
@@ -102,7 +102,7 @@ def _added(token: str, *, special: bool) -> tokenizers.AddedToken:
 
 
 def _prepend(backend: tokenizers.Tokenizer, bos: str, bos_id: int) -> None:
-    # By id, because the template's own language cannot spell every token.
+    # By id, because the template syntax cannot express every token.
     backend.post_processor = processors.TemplateProcessing(
         single=["BOS", "$A"], special_tokens=[{"id": "BOS", "ids": [bos_id], "tokens": [bos]}]
     )
@@ -150,12 +150,12 @@ def _types(fields: ConfigFields, count: int) -> list[int]:
 
 
 def _padding(types: list[int]) -> int:
-    """Entries at the end that converters add where the embedding has more rows than the tokenizer has tokens."""
+    """Return the number of trailing padding entries, which converters add to match the embedding."""
     return sum(1 for _ in takewhile(lambda kind: kind == _UNUSED_TYPE, reversed(types)))
 
 
 def _scores(fields: ConfigFields, types: list[int]) -> list[float | None]:
-    """Scores of the entries that text can form; None for all others."""
+    """Return the scores of entries that text can form; None for others."""
     scores = fields.get("scores")
     if not isinstance(scores, list) or len(scores) != len(types):
         raise _bad_vocabulary(fields, "scores does not have a number for every token")

@@ -35,11 +35,11 @@ from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
 
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _PREFIXES = ("model.mtp_layers.", "model.mtp.", "mtp.", "medusa_head.", "medusa_heads.")
-"""Of MTP modules (MiMo, MiMo-V2, Qwen3-Next), and of Medusa-2's heads."""
+"""Prefixes of MTP modules (MiMo, MiMo-V2, Qwen3-Next) and Medusa-2 heads."""
 
 
 def without_draft_modules(files: Mapping[str, Path], settings: Mapping[str, Any]) -> dict[str, Path]:
-    """The decoder's own tensors. DeepSeek's and GLM's modules are numbered like layers after the last."""
+    """Return the decoder's tensors. DeepSeek's and GLM's MTP modules are numbered as layers after the last."""
     layers, modules = settings.get("num_hidden_layers"), settings.get("num_nextn_predict_layers")
     after_last = (
         range(layers, layers + modules) if isinstance(layers, int) and isinstance(modules, int) else range(0)
@@ -55,13 +55,13 @@ def without_draft_modules(files: Mapping[str, Path], settings: Mapping[str, Any]
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
 _FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
-_DERIVED_TENSOR = ".rotary_emb.inv_freq"  # old checkpoints store these; the decoder computes them
+_DERIVED_TENSOR = ".rotary_emb.inv_freq"  # stored in old checkpoints; computed here
 
 
 class HfCheckpoint:
     """One model directory."""
 
-    _warned = False  # what unpacking costs
+    _warned = False  # cost of unpacking
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -81,16 +81,16 @@ class HfCheckpoint:
             self._places.pop("lm_head.weight", None)
 
     def tensor_names(self) -> frozenset[str]:
-        """Names of the tensors in all shards."""
+        """Return the names of the tensors in all shards."""
         return frozenset(self._places)
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
-        """The tensor in `dtype`, unpacked if it was stored packed."""
+        """Load the tensor in `dtype`, unpacked if necessary."""
         place = self._place(name)
         return place.read(self._unpacked(place.stored)).to(dtype, copy=True)
 
     def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
-        """A part of it in `dtype`; nothing else is read, unless it is stored packed."""
+        """Load a part in `dtype`; only a packed tensor is read whole."""
         place = self._place(name)
         if self._parts[place.stored] != {"": place.stored}:
             return part.of(self.load(name, dtype)).clone()
@@ -100,14 +100,14 @@ class HfCheckpoint:
         return replace(place, rows=None).read(cut).to(dtype, copy=True)
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
-        """Stretches of a tensor, each read when it is taken; one that is not stored as it is used is read whole."""
+        """Yield pieces of a tensor, read on demand; a transformed tensor is read whole."""
         place = self._place(name)
         if not place.is_plain or self._parts[place.stored] != {"": place.stored}:
             yield from stretches(self.load(name, dtype), rows)
             return
         with opened_safetensors(self._files[place.stored]) as file:
             shape = file.get_slice(place.stored).get_shape()
-        if not shape:  # one number, in a damaged file
+        if not shape:  # a scalar, in a damaged file
             yield from stretches(self.load(name, dtype), rows)
             return
         count = shape[0]
@@ -115,7 +115,7 @@ class HfCheckpoint:
             yield self.load_part(name, dtype, TensorPart(rows=(start, min(start + rows, count))))
 
     def stored(self, name: str) -> Tensor:
-        """The tensor in the numbers that its file has, in memory of its own; for a file that is used as it is."""
+        """Return a copy of the tensor in its stored dtype, for copying files."""
         if not self._place(name).is_plain or self._parts[name] != {"": name}:
             raise CheckpointError(
                 f"{self.path}: tensor {name} is not stored as it is used, and cannot be copied; use another model"
@@ -136,7 +136,7 @@ class HfCheckpoint:
         return unpacked(self._scheme, stored, whole, self.path)
 
     def kept(self, name: str) -> Kept | None:
-        """A packed matrix as it is stored; None: it is not packed, or can only be unpacked."""
+        """Return a packed matrix as stored; None if it is not packed or must be unpacked."""
         place = self._place(name)
         parts = self._parts[place.stored]
         if self._scheme is None or "" in parts or place.plus_one:
@@ -155,7 +155,7 @@ class HfCheckpoint:
         return Fp8Tensor(place.read(kept.values), kept.scales[blocks], True)
 
     def _warn_once(self, scheme: Scheme) -> None:
-        """What unpacking costs, in one line."""
+        """Log the cost of unpacking once."""
         if self._warned:
             return
         self._warned = True
@@ -187,15 +187,15 @@ class HfCheckpoint:
         return tensor
 
     def quantized(self, name: str) -> QuantizedTensor | None:
-        """None: what is stored packed is unpacked."""
+        """Return None: packed tensors are unpacked."""
         self._place(name)
         return None
 
     def release(self) -> None:
-        """Nothing to do: every tensor is read into memory of its own."""
+        """Do nothing: tensors are copied when read."""
 
     def sampling_defaults(self) -> dict[str, float]:
-        """Those in generation_config.json, if there is one."""
+        """Return those in generation_config.json, if any."""
         file = self.path / "generation_config.json"
         return sampling_values(read_json_object(file), HF_KEYS, str(file)) if file.exists() else {}
 
@@ -210,7 +210,7 @@ class HfCheckpoint:
 
 
 def read_json_object(path: Path, what: str = "a whole model") -> dict[str, Any]:
-    """The object in a JSON file of a directory that should hold this."""
+    """Read a JSON object from a directory that should contain `what`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -233,7 +233,7 @@ def _refuse_lora(path: Path) -> None:
 
 
 def _tensor_files(path: Path) -> dict[str, Path]:
-    """Tensor name -> file that holds it."""
+    """Return tensor name -> file."""
     if (path / _INDEX_FILE).exists():
         files = _indexed_files(path)
     elif (path / _SINGLE_FILE).exists():

@@ -1,4 +1,4 @@
-"""config.json of a Hugging Face model as a ModelConfig."""
+"""Converts config.json to a ModelConfig."""
 
 import math
 import re
@@ -38,7 +38,7 @@ from foreword.models.formats.hf.rope import extended_context, local_rope_spec, r
 
 
 def experts_spec(fields: ConfigFields, keys: ExpertKeys, normalize: bool) -> ExpertsSpec:
-    """What a layer with experts has."""
+    """Return the routed experts of a layer."""
     if keys.normalize.key is None and not keys.normalize.always and fields.flag("norm_topk_prob", False):
         raise fields.unsupported("normalised weights of experts in this family (norm_topk_prob)")
     _require(fields, "scoring_func", keys.scores.value)
@@ -60,7 +60,7 @@ def experts_spec(fields: ConfigFields, keys: ExpertKeys, normalize: bool) -> Exp
 
 
 def shared_size(fields: ConfigFields, keys: ExpertKeys, experts: ExpertsSpec) -> int:
-    """Width of the expert that all tokens share; 0: there is none."""
+    """Return the width of the shared expert; 0: none."""
     if keys.shared_size is not None:
         return fields.count(keys.shared_size)
     if keys.shared_count is None:
@@ -72,7 +72,7 @@ def shared_size(fields: ConfigFields, keys: ExpertKeys, experts: ExpertsSpec) ->
 
 
 def dense_layers(fields: ConfigFields, keys: ExpertKeys | None, count: int) -> set[int]:
-    """Numbers of the layers without experts."""
+    """Return the layers without experts."""
     if keys is None or keys.dense is DenseLayers.NONE:
         return set()
     if keys.dense is DenseLayers.FIRST:
@@ -86,7 +86,7 @@ def dense_layers(fields: ConfigFields, keys: ExpertKeys | None, count: int) -> s
 
 
 def _groups(fields: ConfigFields, keys: ExpertKeys) -> tuple[int, int]:
-    """Groups of experts, and how many of them a token may choose from."""
+    """Return the number of expert groups, and of groups that a token may select from."""
     if keys.grouping is Grouping.BY_METHOD:
         method = fields.text("topk_method", "greedy")
         if method not in ("greedy", "group_limited_greedy"):
@@ -125,12 +125,12 @@ _KINDS = ("full_attention", "sliding_attention")
 
 
 def has(fields: ConfigFields, switch: ConfigSwitch) -> bool:
-    """Whether the model has what its family may have."""
+    """Return whether the model has this feature."""
     return switch.always or (switch.key is not None and fields.flag(switch.key, switch.default))
 
 
 def layer_specs(fields: ConfigFields, family: Architecture, count: int) -> tuple[LayerSpec, ...]:
-    """Every layer."""
+    """Return the specs of all layers."""
     attention, mlp = attention_spec(fields, family), _mlp(fields, family)
     sparse = _experts_mlp(fields, family)
     dense = set(range(count)) if sparse is None else dense_layers(fields, family.experts, count)
@@ -157,13 +157,13 @@ def layer_specs(fields: ConfigFields, family: Architecture, count: int) -> tuple
 
 
 def layer_after_last(fields: ConfigFields, family: Architecture) -> LayerSpec:
-    """Return the spec of one more layer after the last: an MTP module."""
+    """Return the spec of an MTP module: one more layer after the last."""
     mlp = _experts_mlp(fields, family) or _mlp(fields, family)
     return LayerSpec(attention_spec(fields, family), mlp, family.norms)
 
 
 def attention_spec(fields: ConfigFields, family: Architecture) -> AttentionSpec:
-    """What the attention of all layers has in common."""
+    """Return the common part of all layers' attention."""
     heads = fields.count("num_attention_heads")
     latent = latent_spec(fields) if family.is_latent else None
     kv_heads = fields.count("num_key_value_heads", heads if family.kv_heads_may_be_missing else None)
@@ -223,7 +223,7 @@ def _mlp(fields: ConfigFields, family: Architecture) -> MlpSpec:
 
 
 def _experts_mlp(fields: ConfigFields, family: Architecture) -> MlpSpec | None:
-    """That of layers with experts; its own width is that of the shared ones."""
+    """Return the MLP of layers with experts; its own width is the shared expert's."""
     if family.experts is None:
         return None
     keys = family.experts
@@ -237,7 +237,7 @@ def _experts_mlp(fields: ConfigFields, family: Architecture) -> MlpSpec | None:
 
 
 def _rotated(fields: ConfigFields, family: Architecture, count: int) -> list[bool]:
-    """Which layers turn queries and keys by position."""
+    """Return which layers have rotary embedding."""
     every = family.rope.unrotated_every
     if every is None:
         return [True] * count
@@ -251,7 +251,7 @@ def _rotated(fields: ConfigFields, family: Architecture, count: int) -> list[boo
 
 
 def _window(fields: ConfigFields) -> int | None:
-    """How long it is; None where it is as long as the context."""
+    """Return the window size; None if it is as long as the context."""
     if fields.get("sliding_window") is None:
         return None
     width = fields.count("sliding_window")
@@ -300,7 +300,7 @@ LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 
 
 def hf_family(values: Mapping[str, Any], path: Path) -> Architecture:
-    """The family that config.json names."""
+    """Return the family that config.json names."""
     family = family_named(values, str(path))
     if family.rope.interleaved and not ConfigFields(values, str(path)).flag("rope_interleave", True):
         return replace(family, rope=replace(family.rope, interleaved=False))
@@ -308,7 +308,7 @@ def hf_family(values: Mapping[str, Any], path: Path) -> Architecture:
 
 
 def hf_config(values: Mapping[str, Any], names: frozenset[str], path: Path) -> ModelConfig:
-    """The config that config.json describes; `names` are the tensors that the files hold."""
+    """Return the model's config; `names` are the stored tensors."""
     fields = ConfigFields(values, str(path))
     family = hf_family(values, path)
     num_layers = check_layers(names, LAYER, fields.count("num_hidden_layers"), fields.origin)

@@ -1,4 +1,4 @@
-"""Quantised weights in safetensors: GPTQ, AWQ, compressed-tensors, fp8. They are unpacked at load, or kept packed."""
+"""Quantised weights in safetensors (GPTQ, AWQ, compressed-tensors, FP8): unpacked at load, or kept packed."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,16 +12,16 @@ from foreword.errors import CheckpointError
 from foreword.models.formats.fields import MAX_DIMENSION, ConfigFields
 
 Parts = Mapping[str, Tensor]
-"""Tensors of one matrix by what follows its name: "qweight", "scales", ..."""
+"""Tensors of one matrix by name suffix: "qweight", "scales", ..."""
 
 
 FP8_BLOCK = 128
-"""Rows and columns of a block with one scale that is kept as it is."""
+"""Block size (rows and columns per scale) that can be kept."""
 
 
 @dataclass(frozen=True)
 class Fp8Tensor:
-    """A matrix of 8-bit floats as it is stored."""
+    """A matrix stored in FP8."""
 
     values: Tensor  # e4m3 [out, in]
     scales: Tensor  # float32 [out, 1]; in blocks, [out / FP8_BLOCK, in / FP8_BLOCK]
@@ -35,15 +35,15 @@ class Fp8Tensor:
 
 @dataclass(frozen=True)
 class GroupedTensor:
-    """A matrix of 4-bit codes as it is stored, with a scale for every group of columns."""
+    """A matrix stored as 4-bit codes, with a scale per group of columns."""
 
     codes: Tensor  # uint8 [out, in]
     scales: Tensor  # [out, groups]
-    zeros: Tensor | None  # uint8 [out, groups], the code that stands for 0; None: 8, or floats
+    zeros: Tensor | None  # uint8 [out, groups], the code of 0; None: 8, or float codes
     order: Tensor | None = (
         None  # int32 [in], the column of the matrix that each column of codes is; None: its own
     )
-    floats: bool = False  # codes are 4-bit floats (E2M1), and scales half of what they are multiplied with
+    floats: bool = False  # codes are 4-bit floats (E2M1), with scales halved
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -62,18 +62,18 @@ Kept = Fp8Tensor | GroupedTensor
 
 @dataclass(frozen=True)
 class Scheme:
-    """How matrices are packed."""
+    """A packing format of matrices."""
 
     title: str
-    marker: str  # the part that holds the numbers; "weight" where plain matrices are called so, too
-    needed: tuple[str, ...]  # parts without which it is no packed matrix
-    extra: tuple[str, ...]  # parts that may be there
+    marker: str  # suffix of the packed numbers; "weight" if plain matrices have it too
+    needed: tuple[str, ...]  # required suffixes
+    extra: tuple[str, ...]  # optional suffixes
     unpack: Callable[[Parts], Tensor]  # float32 [out, in]
-    keep: Callable[[Parts], Kept | None] = lambda _: None  # None: it can only be unpacked
+    keep: Callable[[Parts], Kept | None] = lambda _: None  # None: it must be unpacked
 
 
 def unpacked_bits(packed: Tensor, bits: int, dim: int) -> Tensor:
-    """int32 with several numbers each, the lowest bits first -> int32 numbers, unsigned, along `dim`."""
+    """Unpack int32 words, lowest bits first, into unsigned int32 numbers along `dim`."""
     each = 32 // bits
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     numbers: Tensor = (packed.unsqueeze(-1) >> shifts) & (2**bits - 1)  # [..., each]
@@ -84,7 +84,7 @@ def unpacked_bits(packed: Tensor, bits: int, dim: int) -> Tensor:
 
 
 def spread(scales: Tensor, columns: int) -> Tensor:
-    """Scales [rows, groups] -> [rows, columns]."""
+    """Expand scales [rows, groups] to [rows, columns]."""
     groups = scales.shape[1]
     if columns % groups:
         raise ValueError(f"{columns} columns are not {groups} groups")
@@ -92,7 +92,7 @@ def spread(scales: Tensor, columns: int) -> Tensor:
 
 
 def fp8_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
-    """The scheme that a quantization_config describes."""
+    """Return the scheme of a quantization_config."""
     own = ConfigFields(section, fields.origin)
     block = own.get("weight_block_size")
     if block is None:
@@ -132,7 +132,7 @@ def _keep_rows(parts: Parts) -> Fp8Tensor | None:
 
 
 def unpack_rows(parts: Parts) -> Tensor:
-    """8-bit numbers with a scale, and perhaps a zero, per row or for all."""
+    """Unpack 8-bit numbers with a scale, and possibly a zero point, per row or tensor."""
     weight, scale = parts["weight"].float(), parts["weight_scale"].float()
     if (zero := parts.get("weight_zero_point")) is not None:
         weight = weight - _column(zero.float())
@@ -144,12 +144,13 @@ def _column(scale: Tensor) -> Tensor:
 
 
 def gptq_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
-    """The scheme that a quantization_config describes."""
+    """Return the scheme of a quantization_config."""
     own = ConfigFields(section, fields.origin)
     bits = own.count("bits")
     if bits not in (2, 4, 8):
         raise own.unsupported(f"GPTQ in {bits} bits")
-    kept_less_one = own.text("checkpoint_format", "gptq") != "gptq_v2"  # an accident that became the format
+    # a historical off-by-one of the format
+    kept_less_one = own.text("checkpoint_format", "gptq") != "gptq_v2"
     return Scheme(
         f"GPTQ, {bits} bits",
         "qweight",
@@ -189,16 +190,16 @@ def _keep_gptq(parts: Parts, less: int) -> GroupedTensor | None:
 
 
 def _bytes(numbers: Tensor) -> Tensor:
-    """int [in, out] -> uint8 [out, in]."""
+    """Convert int [in, out] to uint8 [out, in]."""
     return numbers.to(torch.uint8).T.contiguous()
 
 
 _ORDER = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
-"""For every column of eight, which number of the word it is."""
+"""Position of each of eight columns within a word."""
 
 
 def awq_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
-    """The scheme that a quantization_config describes."""
+    """Return the scheme of a quantization_config."""
     own = ConfigFields(section, fields.origin)
     version = own.text("version", "gemm").lower()
     if own.count("bits", 4) != 4 or version != "gemm":
@@ -228,7 +229,7 @@ _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
 def compressed_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
-    """The scheme that a quantization_config describes; all its groups must be packed alike."""
+    """Return the scheme of a quantization_config; all its groups must be packed alike."""
     own = ConfigFields(section, fields.origin)
     kind = own.text("format")
     if kind in ("int-quantized", "float-quantized", "naive-quantized"):
@@ -307,7 +308,7 @@ def _keep_mxfp4(parts: Parts) -> GroupedTensor | None:
 
 
 def _unpack_mxfp4(parts: Parts) -> Tensor:
-    """Two numbers in a byte, the lower half first; a scale is a power of two for 32 of them."""
+    """Unpack two numbers per byte, low nibble first, with a power-of-two scale per 32."""
     packed, exponents = parts["weight_packed"], parts["weight_scale"]
     if packed.dtype != torch.uint8 or exponents.dtype != torch.uint8:
         raise ValueError(f"it is stored in {packed.dtype} and {exponents.dtype}, not in bytes")
@@ -327,7 +328,7 @@ SCHEMES = {
 
 
 def scheme_of(fields: ConfigFields) -> Scheme | None:
-    """The scheme of a model's matrices; None: they are stored as plain floats."""
+    """Return the scheme of a model's matrices; None: plain floats."""
     section = fields.get("quantization_config") or fields.get("compression_config")
     if section is None:
         return None
@@ -343,7 +344,7 @@ def scheme_of(fields: ConfigFields) -> Scheme | None:
 
 
 def packed_matrices(names: Iterable[str], scheme: Scheme | None) -> dict[str, dict[str, str]]:
-    """Name of every tensor -> its parts, part -> stored name; a plain one has the part "" alone."""
+    """Return tensor name -> its parts (suffix -> stored name); a plain tensor has only the suffix ""."""
     present = set(names)
     parts_of: dict[str, dict[str, str]] = {}
     taken: set[str] = set()
@@ -360,10 +361,10 @@ def packed_matrices(names: Iterable[str], scheme: Scheme | None) -> dict[str, di
 
 
 def unpacked(scheme: Scheme, parts: Parts, name: str, path: Path) -> Tensor:
-    """The matrix that these parts hold."""
+    """Unpack the matrix of these parts."""
     try:
         return scheme.unpack(parts)
-    except (RuntimeError, ValueError, IndexError) as error:  # parts that do not fit each other
+    except (RuntimeError, ValueError, IndexError) as error:  # inconsistent parts
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(
             f"{path}: tensor {name} cannot be read ({reason}); the file is damaged, get it again"

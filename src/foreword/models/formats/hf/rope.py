@@ -1,4 +1,4 @@
-"""Rotary settings of a config.json."""
+"""Reads the rotary settings of a config.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 
 
 def rope_spec(fields: ConfigFields, family: Rope = _LLAMA, head_dim: int | None = None) -> RopeSpec:
-    """The rotary embedding that a config describes; without `head_dim`, whole heads turn or it is refused."""
+    """Return the rotary embedding of a config; without `head_dim`, partial rotation is refused."""
     rope = _rope_fields(fields, family)
     rotary_dim = _rotary_dim(rope, family, head_dim)
     scaling, magnitude = _scaling(rope, family, rotary_dim or head_dim)
@@ -30,7 +30,7 @@ def rope_spec(fields: ConfigFields, family: Rope = _LLAMA, head_dim: int | None 
 
 
 def local_rope_spec(fields: ConfigFields, family: Rope) -> RopeSpec | None:
-    """That of windowed layers, where it is another."""
+    """Return the rotary embedding of windowed layers, if it differs."""
     if family.local_theta is None:
         return None
     section = _sections(fields)["rope_parameters"].get(_LOCAL)
@@ -40,7 +40,7 @@ def local_rope_spec(fields: ConfigFields, family: Rope) -> RopeSpec | None:
 
 
 def extended_context(stated: int, rope: RopeSpec) -> int:
-    """YaRN's configs often state the context of the pre-training."""
+    """Return the context length extended by YaRN, whose configs often state the original one."""
     if isinstance(rope.scaling, YarnRopeScaling):
         stretched = rope.scaling.original_context * rope.scaling.factor
         return max(stated, int(min(stretched, MAX_DIMENSION)))
@@ -48,7 +48,7 @@ def extended_context(stated: int, rope: RopeSpec) -> int:
 
 
 def score_factor(fields: ConfigFields, family: Rope) -> float:
-    """What YaRN in DeepSeek's form multiplies attention scores with."""
+    """Return the factor of attention scores in DeepSeek's form of YaRN."""
     rope = _rope_fields(fields, family)
     if _kind(rope, family) == "default" or not rope.get("mscale_all_dim"):
         return 1.0
@@ -64,10 +64,10 @@ def _sections(fields: ConfigFields) -> dict[str, Mapping[str, Any]]:
 
 
 def _rope_fields(fields: ConfigFields, family: Rope) -> ConfigFields:
-    """Rotary settings, found as transformers finds them.
+    """Find the rotary settings as transformers does.
 
-    They are in `rope_parameters` (transformers 5) or in `rope_scaling` (before it). With both, the older section
-    counts and the newer one is not looked at; what a section leaves open stands beside it.
+    They are in `rope_parameters` (transformers 5) or `rope_scaling` (before). With both, the older section counts.
+    Settings missing in a section are read from the top level.
     """
     merged: dict[str, Any] = {key: fields.get(key) for key in ("rope_theta", "partial_rotary_factor")}
     merged["max_position_embeddings"] = fields.get("max_position_embeddings")
@@ -102,12 +102,13 @@ def _rotary_dim(rope: ConfigFields, family: Rope, head_dim: int | None) -> int |
 
 
 def _scaling(rope: ConfigFields, family: Rope, dim: int | None) -> tuple[RopeScaling | None, float]:
-    """How frequencies are stretched, and what rotated numbers are multiplied with."""
+    """Return the frequency scaling, and the factor of rotated dimensions."""
     kind = _kind(rope, family)
     if any(isinstance(value, Mapping) for value in rope.values.values()):
         raise rope.unsupported("rope settings that differ between layers")
     match kind:
-        case "default" | "dynamic":  # dynamic scaling begins after the stated context, the limit here
+        # dynamic scaling starts beyond the stated context, which is the limit here
+        case "default" | "dynamic":
             return None, 1.0
         case "linear":
             return LinearRopeScaling(rope.number("factor")), 1.0
@@ -151,10 +152,9 @@ def _yarn(rope: ConfigFields) -> tuple[YarnRopeScaling, float]:
 
 
 def _longrope(rope: ConfigFields, dim: int) -> tuple[FrequencyFactors, float]:
-    """The factors for long texts where the context is longer than that of the pre-training, else those for short ones.
+    """Return the factors for long texts if the context exceeds the original one, otherwise those for short texts.
 
-    Rows of KV are kept and shared between texts, so that they cannot be turned again when a text grows; vLLM and
-    llama.cpp choose by the context, too.
+    Stored KV rows cannot be rotated again as a text grows. vLLM and llama.cpp also choose by the context length.
     """
     original = rope.count("original_max_position_embeddings")
     context = rope.count("max_position_embeddings")

@@ -1,4 +1,4 @@
-"""How stored tensors become the model's: renamed, cut out of larger ones, put into order."""
+"""Maps stored tensors to the model's: renamed, split and reordered."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -15,26 +15,26 @@ from foreword.models.layer_shapes import expected_shapes
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor of the model is, and what is to be done to it."""
+    """Location of a tensor, and its transformation."""
 
     stored: str
-    rows: tuple[int, int] | None = None  # a stretch of the stored rows; None: all
+    rows: tuple[int, int] | None = None  # range of stored rows; None: all
     rotated: RotatedRows | None = None
     plus_one: bool = False
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is stored as it is used."""
+        """Whether it is stored unchanged."""
         return self.rows is None and self.rotated is None and not self.plus_one
 
     def narrowed(self, rows: tuple[int, int]) -> "Place":
-        """Where a stretch of its rows is; of whole heads where they are rotated."""
+        """Return the location of a range of its rows; of whole heads if rotated."""
         first = 0 if self.rows is None else self.rows[0]
         rotated = None if self.rotated is None else replace(self.rotated, rows=rows[1] - rows[0])
         return replace(self, rows=(first + rows[0], first + rows[1]), rotated=rotated)
 
     def read(self, stored: Tensor) -> Tensor:
-        """The tensor, from the stored one."""
+        """Return the tensor from the stored one."""
         if self.rows is not None:
             stored = stored[slice(*self.rows)]
         if self.rotated is not None:
@@ -43,14 +43,14 @@ class Place:
 
 
 def canonical_name(stored: str, rules: StoredTensors) -> str:
-    """What a stored tensor is called here."""
+    """Return the canonical name of a stored tensor."""
     for part, own in rules.renamed:
         stored = stored.replace(part, own)
     return stored
 
 
 def places(names: Iterable[str], family: Architecture, config: ModelConfig) -> dict[str, Place]:
-    """Every tensor of the model, by its name here; `names` are those that are stored, by theirs here."""
+    """Return the location of every tensor by canonical name; `names` are the canonical names of stored ones."""
     found: dict[str, Place] = {}
     for name in names:
         found |= _split(name, family.stored, config)
@@ -65,7 +65,7 @@ def places(names: Iterable[str], family: Architecture, config: ModelConfig) -> d
 
 
 def _split(name: str, rules: StoredTensors, config: ModelConfig) -> dict[str, Place]:
-    """A fused matrix as those that it is made of."""
+    """Return the parts of a fused matrix."""
     stem, _, kind = name.rpartition(".")
     whole = next((part for part in rules.fused if stem.endswith("." + part)), None)
     if whole is None:

@@ -1,4 +1,4 @@
-"""A tokenizer from a Hugging Face directory."""
+"""Creates a tokenizer from a Hugging Face directory."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def hf_tokenizer(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer in `directory`; `config` is the content of its config.json."""
+    """Return the tokenizer in `directory`; `config` is its config.json."""
     backend = _load_backend(directory / "tokenizer.json")
     settings = _optional_json(directory / "tokenizer_config.json")
     names = {key: name for key in _TEMPLATE_TOKENS if (name := _token_text(settings.get(key))) is not None}
@@ -43,7 +43,7 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
         raise TokenizerError(f"{path} is missing; save the model's fast tokenizer into the directory")
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception for everything
+    except Exception as error:  # the library raises plain Exception
         reason = " ".join(str(error).split())
         raise TokenizerError(f"{path} cannot be read ({reason}); get the file again") from None
 
@@ -61,7 +61,7 @@ def _optional_json(path: Path) -> dict[str, Any]:
 
 
 def _token_text(value: Any) -> str | None:  # noqa: ANN401
-    """The text of a token that is written as a string or as an object with its properties."""
+    """Return the text of a token given as string or object."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
@@ -75,7 +75,7 @@ def _declared_eos(directory: Path, config: Mapping[str, Any]) -> set[int | None]
 
 
 def _template_source(directory: Path, settings: Mapping[str, Any]) -> str | None:
-    """The chat template: a file of its own, or one of tokenizer_config.json (if several, the default)."""
+    """Return the chat template from its own file or from tokenizer_config.json (if several, the default)."""
     own_file = directory / "chat_template.jinja"
     if own_file.exists():
         try:

@@ -1,4 +1,4 @@
-"""What the layouts of heads share: one set of tensor names, boundaries of hidden states, layer shapes, kinds."""
+"""Common parts of head layouts: tensor names, tapped layers, layer shapes, kinds."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,16 +10,16 @@ from foreword.models.heads.spec import Shapes
 from foreword.models.layer_shapes import layer_shapes as decoder_layer_shapes
 
 SCALE = "_scale"
-"""Appended to a matrix's name, it names the scales of its 8-bit numbers."""
+"""Suffix of the scales of an 8-bit matrix."""
 
 SCALES = (SCALE, "_scale_inv")
-"""The same in files of others."""
+"""Suffixes used by others."""
 
 OURS = "foreword"
-"""The `quant_method` of heads that are written here."""
+"""`quant_method` of heads written by us."""
 
 OUR_NAMES = (OURS, "foreword-int8")
-"""Those that are read: the head that ships was written by an earlier version."""
+"""Accepted values; the shipped head was written by an earlier version."""
 
 _RENAMED = (
     (re.compile(r"^model\."), ""),  # vLLM's prefix
@@ -27,7 +27,7 @@ _RENAMED = (
     (re.compile(r"^aux_norm_low\."), "fc_norm.0."),  # SGLang
     (re.compile(r"^aux_norm_mid\."), "fc_norm.1."),
     (re.compile(r"^aux_norm_high\."), "fc_norm.2."),
-    # Medusa, as vLLM has it.
+    # Medusa, in vLLM's naming.
     (re.compile(r"^(?:medusa_heads?\.)?(\d+)\.(\d+)\.linear\."), r"blocks.\1.layers.\2."),
     (re.compile(r"^(?:medusa_heads?\.)?(\d+)\.\d+\.weight"), r"lm_heads.\1.weight"),
 )
@@ -36,15 +36,15 @@ _DERIVED = "rotary_emb.inv_freq"
 
 
 def canonical_name(name: str) -> str:
-    """The name that speculators gives to a tensor of this name."""
+    """Return speculators' name of a tensor."""
     for pattern, plain in _RENAMED:
         name = pattern.sub(plain, name)
-    # SGLang's name of the norm before attention in layers that only read the layer before.
+    # SGLang's name of the norm before attention in later layers.
     return _LATER_NORM.sub(r"layers.\1.input_layernorm.", name)
 
 
 def canonical_names(names: Iterable[str], origin: str) -> dict[str, str]:
-    """Canonical name -> name in the file; what can be computed anew is left out."""
+    """Return canonical name -> stored name, without derived tensors."""
     found: dict[str, str] = {}
     for name in names:
         if name.endswith(_DERIVED):
@@ -62,10 +62,10 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def named_boundaries(fields: ConfigFields) -> tuple[int, ...] | None:
-    """What the config says; None if it says nothing.
+    """Return the tapped layers in the config; None if it names none.
 
-    At the top level (vLLM, speculators) an id is a boundary. Inside `eagle_config` (SGLang, SpecForge, Model-Optimizer)
-    and as `target_layer_ids` (DeepSpec) it is the number of a layer, whose output is meant.
+    At the top level (vLLM, speculators) an id counts layers before the tap. Inside `eagle_config` (SGLang, SpecForge,
+    Model-Optimizer) and in `target_layer_ids` (DeepSpec) it is the index of the layer whose output is read.
     """
     nested = fields.get("eagle_config")
     inner = ConfigFields(nested if isinstance(nested, Mapping) else {}, fields.origin)
@@ -87,7 +87,7 @@ def named_boundaries(fields: ConfigFields) -> tuple[int, ...] | None:
 
 
 def layer_ids(fields: ConfigFields, key: str, offset: int) -> tuple[int, ...]:
-    """The list under `key` as boundaries, each `offset` higher; empty if there is none."""
+    """Return the list under `key`, each id raised by `offset`; empty if absent."""
     ids = fields.get(key)
     if ids is None:
         return ()
@@ -97,21 +97,21 @@ def layer_ids(fields: ConfigFields, key: str, offset: int) -> tuple[int, ...]:
 
 
 def usual_boundaries(num_layers: int) -> tuple[int, ...]:
-    """Those of a head that names none: low, middle, high."""
+    """Return the default taps of an EAGLE-3 head: low, middle, high."""
     return (2, num_layers // 2, num_layers - 3)
 
 
 def spread_boundaries(num_layers: int, taps: int) -> tuple[int, ...]:
-    """Those of a head that names none, spread over the target's layers."""
+    """Return default taps, spread over the target's layers."""
     if taps == 1:
         return (num_layers // 2 + 1,)
     return tuple(round(1 + i * (num_layers - 4) / (taps - 1)) + 1 for i in range(taps))
 
 
 def read_layers(fields: ConfigFields, present: Shapes, count: int | None = None) -> tuple[LayerSpec, ...]:
-    """Sizes from the config; biases and head norms from the tensors, which configs are often wrong about.
+    """Return the layers: sizes from the config, biases and head norms from the tensors, since configs are often wrong.
 
-    Without a `count` there are as many layers as the config says.
+    `count` overrides the config's number of layers.
     """
     activation = fields.text("hidden_act", "silu")
     if activation != "silu":
@@ -137,7 +137,7 @@ def read_layers(fields: ConfigFields, present: Shapes, count: int | None = None)
 
 
 def layer_shapes(index: int, layer: LayerSpec, hidden: int, inputs: int) -> dict[str, tuple[int, ...]]:
-    """Tensors of a layer whose attention reads `inputs` numbers; the norm before it is the caller's affair."""
+    """Return the tensors of a layer whose attention reads `inputs` numbers, without the norm before it."""
     shapes = decoder_layer_shapes(layer, hidden)
     del shapes["input_layernorm.weight"]
     for name in ("q", "k", "v"):
@@ -148,7 +148,7 @@ def layer_shapes(index: int, layer: LayerSpec, hidden: int, inputs: int) -> dict
 def all_layer_shapes(
     layers: Sequence[LayerSpec], hidden: int, *, first_inputs: int, first_norm: bool
 ) -> dict[str, tuple[int, ...]]:
-    """Tensors of all layers; `first_norm`: the first has a norm before its attention as the others have."""
+    """Return the tensors of all layers; `first_norm`: the first has a norm before its attention, too."""
     shapes: dict[str, tuple[int, ...]] = {}
     for index, layer in enumerate(layers):
         shapes |= layer_shapes(index, layer, hidden, hidden if index else first_inputs)
@@ -158,7 +158,7 @@ def all_layer_shapes(
 
 
 def mask_token(fields: ConfigFields, vocab: int) -> int:
-    """The id that stands for unknown tokens, wherever the config has it."""
+    """Return the mask token's id, wherever the config has it."""
     section = fields.get("dflash_config")
     nested = ConfigFields(section if isinstance(section, Mapping) else {}, fields.origin)
     for place, key in (
@@ -189,7 +189,7 @@ def _has(name: str) -> Callable[[Shapes], bool]:
 
 
 def _reads_both(shapes: Shapes) -> bool:
-    """Whether the first layer's attention reads embedding and features side by side."""
+    """Whether the first attention reads embedding and features concatenated."""
     query, output = (shapes.get(f"layers.0.self_attn.{name}_proj.weight", ()) for name in "qo")
     return len(query) == 2 and len(output) == 2 and query[1] == 2 * output[0]
 
@@ -212,5 +212,5 @@ _KINDS: tuple[tuple[str, Callable[[Shapes], bool]], ...] = (
 
 
 def head_kind(shapes: Shapes) -> str | None:
-    """The method that runs such a head; None: it is not a head that we know."""
+    """Return the method of a head by its tensors; None: unknown."""
     return next((kind for kind, holds in _KINDS if holds(shapes)), None)

@@ -1,6 +1,6 @@
-"""DFlash heads, as z-lab, SpecForge, DeepSpec and speculators write them: a block of draft tokens in one pass.
+"""DFlash heads (z-lab, SpecForge, DeepSpec, speculators): a block of draft tokens in one pass.
 
-DSpark is one with a small Markov head over the tokens of a block.
+DSpark adds a small Markov head over the tokens of a block.
 """
 
 from foreword.errors import CheckpointError
@@ -11,13 +11,13 @@ from foreword.models.heads.layouts.eagle import count_taps, described, section
 from foreword.models.heads.spec import CONFIDENCE, MARKOV, HeadSpec, Join, Shapes
 
 MAX_BLOCK = 64
-"""Rows of a block see each other by one bit each."""
+"""Maximum block size: rows of a block are visible by one bit each."""
 
 _UNSUPPORTED = ("final_logit_softcapping", "output_multiplier", "input_embedding_scale")
 
 
 def read_dflash(files: HeadFiles) -> HeadSpec:
-    """The head that these files describe."""
+    """Read the head's description."""
     fields, present = files.fields, files.shapes
     inner = section(fields, "transformer_layer_config") or fields
     nested = section(fields, "dflash_config") or ConfigFields({}, fields.origin)
@@ -50,12 +50,12 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
         block_size=_block_size(fields, nested),
         is_causal=nested.flag("causal", inner.flag("is_causal", False)),
         anchor_drafts=fields.flag("sample_from_anchor", is_dspark or _is_deepspec(fields)),
-        norm_output=is_dspark,  # its confidence is read from the normed states
+        norm_output=is_dspark,  # its confidence head reads normalised states
     )
 
 
 def _dspark_shapes(files: HeadFiles, vocab: int, draft_vocab: int, hidden: int) -> tuple[Shapes, Shapes]:
-    """(required, optional) tensors of the plain Markov head; gated and recurrent ones have more, and are refused."""
+    """Return (required, optional) tensors of the plain Markov head; gated and recurrent ones are refused."""
     before, after = (name + ".weight" for name in MARKOV)
     rank = files.shapes[before][-1]
     weight = CONFIDENCE + ".weight"
@@ -67,7 +67,7 @@ def _dspark_shapes(files: HeadFiles, vocab: int, draft_vocab: int, hidden: int) 
 
 
 def _boundaries(fields: ConfigFields, nested: ConfigFields, taps: int) -> tuple[int, ...] | None:
-    """`target_layer_ids` are layers, whose output is meant; speculators' ids are boundaries."""
+    """Return the tapped layers: `target_layer_ids` are layers, speculators' ids count layers."""
     found = {
         ids
         for ids in (

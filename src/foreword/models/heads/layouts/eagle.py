@@ -1,4 +1,4 @@
-"""EAGLE heads: EAGLE-3 as its publishers write it, and EAGLE-1 and -2, the same weights under two names."""
+"""EAGLE heads: EAGLE-3 in all published layouts, and EAGLE-1 and -2, which share one layout."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,11 +12,11 @@ from foreword.models.heads.layouts.common import all_layer_shapes, mask_token, n
 from foreword.models.heads.spec import HeadSpec, Join, Shapes
 
 MASK_HIDDEN = "mask_hidden"
-"""P-EAGLE's stand-in for the target's hidden states at places that are not known yet."""
+"""P-EAGLE's placeholder for hidden states of unknown positions."""
 
 
 def read_eagle3(files: HeadFiles) -> HeadSpec:
-    """The head that these files describe; what the tensors tell is not asked of the config."""
+    """Read the head's description, from tensors where possible."""
     fields, present = files.fields, files.shapes
     is_parallel = MASK_HIDDEN in present
     inner = section(fields, "transformer_layer_config") or fields
@@ -54,7 +54,7 @@ def read_eagle3(files: HeadFiles) -> HeadSpec:
         num_taps=taps,
         boundaries=boundaries if has_fc else None,
         reads_normed=not has_fc,
-        # Files in speculators' layout that say nothing mean True (vLLM reads them so); EAGLE's own and P-EAGLE False.
+        # speculators' files default to True (as in vLLM); EAGLE's own and P-EAGLE to False.
         norm_before_residual=fields.flag(
             "norm_before_residual", "speculators_model_type" in fields.values and not is_parallel
         ),
@@ -71,7 +71,7 @@ def described(
     shapes: Shapes,
     **more: Any,  # noqa: ANN401 - other fields of HeadSpec
 ) -> HeadSpec:
-    """A head; by default it drafts all tokens from the target's last hidden states, after the final norm."""
+    """Create a spec; by default the head reads the target's last hidden states after the final norm."""
     hidden, vocab = inner.count("hidden_size"), inner.count("vocab_size")
     usual: dict[str, Any] = {
         "norm": NormSpec(inner.number("rms_norm_eps", 1e-6)),
@@ -89,13 +89,13 @@ def described(
 
 
 def section(fields: ConfigFields, key: str) -> ConfigFields | None:
-    """An object inside the config."""
+    """Return an object inside the config."""
     value = fields.get(key)
     return ConfigFields(value, fields.origin) if isinstance(value, Mapping) else None
 
 
 def count_taps(files: HeadFiles, target_hidden: int) -> int:
-    """Hidden states of the target that fc.weight reads."""
+    """Return the number of hidden states that fc.weight reads."""
     columns = files.shapes["fc.weight"][-1]
     if columns % target_hidden:
         raise CheckpointError(
@@ -106,7 +106,7 @@ def count_taps(files: HeadFiles, target_hidden: int) -> int:
 
 
 def _input_shapes(files: HeadFiles, hidden: int, taps: int, width: int) -> dict[str, tuple[int, ...]]:
-    """What the features go through. A norm is there if the config asks for it, or if the file has it."""
+    """Return the tensors applied to features. Norms are present if the config or the file has them."""
     if "fc.weight" not in files:
         return {}
     fields = files.fields
@@ -127,9 +127,9 @@ def _input_shapes(files: HeadFiles, hidden: int, taps: int, width: int) -> dict[
 
 
 def read_eagle(files: HeadFiles) -> HeadSpec:
-    """The head that these files describe. Whether its fc has a bias is up to the file, whatever the config says."""
+    """Read the head's description. The file decides whether fc has a bias."""
     fields = files.fields
-    inner = section(fields, "model") or fields  # vLLM's conversions keep the layer's config inside
+    inner = section(fields, "model") or fields  # vLLM's conversions nest the layer's config
     hidden, vocab = inner.count("hidden_size"), inner.count("vocab_size")
     layers = read_layers(inner, files.shapes)
     required, optional = vocabulary_shapes(vocab, vocab, hidden)

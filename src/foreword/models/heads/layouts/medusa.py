@@ -1,4 +1,4 @@
-"""Medusa heads, as Medusa, axolotl and vLLM write them: each drafts one position, none reads a token."""
+"""Medusa heads (Medusa, axolotl, vLLM): each drafts one position; none reads a token."""
 
 import re
 
@@ -12,19 +12,19 @@ _OWN = re.compile(r"^(blocks|lm_heads)\.\d+\.|^token_map$")
 
 
 def medusa_files(files: HeadFiles) -> HeadFiles:
-    """Without the model that a Medusa-2 file also holds."""
+    """Return the heads' tensors, without the model in a Medusa-2 file."""
     return files.renamed({name: name for name in files.shapes if _OWN.match(name)})
 
 
 def read_medusa(files: HeadFiles) -> HeadSpec:
-    """The heads that these files hold. They are counted there: configs often say another number."""
+    """Read the heads' description; heads are counted, since configs are often wrong."""
     present, fields = files.shapes, files.fields
     numbers = [(int(m[1]), int(m[2])) for name in present if (m := _BLOCK.match(name))]
     heads, blocks = 1 + max(head for head, _ in numbers), 1 + max(block for _, block in numbers)
     hidden = present["blocks.0.layers.0.weight"][0] if "blocks.0.layers.0.weight" in present else 0
     outputs = [shape[0] for name, shape in present.items() if name.startswith("lm_heads.")]
     tokens = outputs[0] if outputs else fields.count("vocab_size")
-    # Heads of a whole vocabulary say how large it is; of a part of it, the config must.
+    # Heads over the whole vocabulary determine its size; otherwise the config must state it.
     vocab = fields.count("vocab_size") if "token_map" in present else tokens
     required: dict[str, tuple[int, ...]] = {}
     optional: dict[str, tuple[int, ...]] = {"token_map": (tokens,)}

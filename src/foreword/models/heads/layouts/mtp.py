@@ -1,4 +1,4 @@
-"""MTP (NextN) modules, which come inside the checkpoints of their targets under many names."""
+"""MTP (NextN) modules, stored in their targets' checkpoints under various names."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -24,10 +24,10 @@ class MtpLayout:
     """How one family stores its modules."""
 
     family: str
-    join: re.Pattern[str]  # the matrix that joins token and hidden state; its group is the module's prefix
-    names: Mapping[str, str]  # what is called otherwise here -> DeepSeek's name, or that of other heads
-    hidden_first: bool = False  # that matrix reads the hidden state before the embedding
-    layer: str = ""  # where the module's layer is
+    join: re.Pattern[str]  # matrix that joins token and hidden state; its group is the module's prefix
+    names: Mapping[str, str]  # stored name -> canonical name
+    hidden_first: bool = False  # the matrix reads the hidden state before the embedding
+    layer: str = ""  # prefix of the module's layer
 
 
 _DEEPSEEK = {
@@ -68,7 +68,7 @@ LAYOUTS = (
     ),
     MtpLayout("DeepSeek", re.compile(r"^(layers\.\d+\.)eh_proj\.weight$"), _DEEPSEEK),
 )
-"""Of several modules the first is used, again and again, as engines do."""
+"""Only the first of several modules is used, repeatedly, as in other engines."""
 
 GATED_LAYERS = replace(
     QWEN2_MOE,
@@ -81,14 +81,14 @@ GATED_LAYERS = replace(
     window=None,
     experts=replace(GATED_EXPERTS, normalize=ConfigSwitch(key="norm_topk_prob", default=True)),
 )
-"""Layers of the models whose modules are gated; the models themselves have others too, which are not supported."""
+"""Layers of models with gated modules; other layers of these models are not supported."""
 
 _LIKE_THE_MODELS_OWN = re.compile(r"self_attn\.kv_a_proj_with_mqa\.|mlp\.(experts|gate)\.")
-"""Tensors of a layer that is not of the llama kind: it is then one of the model's family."""
+"""Tensors that show a layer of the model's own family instead of a llama-style one."""
 
 
 def mtp_layout(shapes: Shapes) -> tuple[MtpLayout, str] | None:
-    """Who wrote the module in these tensors, and its prefix; None: there is none."""
+    """Return the module's layout and prefix; None: no module."""
     for layout in LAYOUTS:
         found = sorted(match[1] for name in shapes if (match := layout.join.match(name)))
         if found:
@@ -97,7 +97,7 @@ def mtp_layout(shapes: Shapes) -> tuple[MtpLayout, str] | None:
 
 
 def mtp_files(files: HeadFiles) -> HeadFiles:
-    """The first module's tensors alone, by one set of names."""
+    """Return the first module's tensors by canonical names."""
     found = mtp_layout(files.shapes)
     if found is None:
         raise CheckpointError(
@@ -114,7 +114,7 @@ def mtp_files(files: HeadFiles) -> HeadFiles:
 
 
 def read_mtp(files: HeadFiles) -> HeadSpec:
-    """The module that `mtp_files` found, as a head; what no backend can run yet is refused."""
+    """Read the module as a head; raise `CheckpointError` if no backend can run it."""
     fields = section(files.fields, "text_config") or files.fields
     _require_runnable(files)
     layer, rope, interleaved = _reader(files)(fields, files)
@@ -133,9 +133,9 @@ def read_mtp(files: HeadFiles) -> HeadSpec:
         (layer,),
         checked_shapes(files, required, optional),
         rope=rope,
-        norm_output=True,  # what it reads of itself is normed like what it reads of the target
+        norm_output=True,  # its own states are normalised like the target's
         interleaved=interleaved,
-        norms_minus_one=layer.attention.gated,  # all who have the one have the other
+        norms_minus_one=layer.attention.gated,  # gated modules store norms minus one
         hidden_first=_stored_hidden_first(files),
     )
 
@@ -149,17 +149,17 @@ def _reader(files: HeadFiles) -> Callable[[ConfigFields, HeadFiles], tuple[Layer
 
 
 def _llama_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec, bool]:
-    """Its layer, how it turns, and whether rotated pairs are stored side by side."""
+    """Return the layer, its rotary embedding, and whether rotated pairs are adjacent."""
     return read_layers(fields, files.shapes, count=1)[0], rope_spec(fields), False
 
 
 def _family_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec, bool]:
-    """The same of a module that is one more layer of its model, after the last."""
+    """Return the same for a module that is one more layer of its model."""
     return _layer_of(hf_family(fields.values, Path(fields.origin)), fields, files)
 
 
 def _gated_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec, bool]:
-    """The same of Qwen3-Next's and Qwen3.5's: gated attention, with experts or without."""
+    """Return the same for Qwen3-Next and Qwen3.5: gated attention, with or without experts."""
     has_experts = "layers.0.mlp.gate.weight" in files.shapes
     family = GATED_LAYERS if has_experts else replace(GATED_LAYERS, experts=None)
     layer, rope, interleaved = _layer_of(family, fields, files)
@@ -175,7 +175,7 @@ def _layer_of(
 
 
 def _require_runnable(files: HeadFiles) -> None:
-    """Refuse a module whose attention is not supported."""
+    """Raise `CheckpointError` for unsupported attention."""
     reasons = []
     if any("self_attn.qkv_proj." in name for name in files.shapes):
         reasons.append("one matrix for queries, keys and values")
@@ -188,5 +188,5 @@ def _require_runnable(files: HeadFiles) -> None:
 
 
 def _stored_hidden_first(files: HeadFiles) -> bool:
-    """Return it by what the norms are called in the file."""
+    """Return whether the matrix reads the hidden state first, judging by the stored norm names."""
     return files.stored_as("fc.weight").endswith("input_proj.weight")
