@@ -1,1 +1,1 @@
-"""Measure it."""
+"""Benchmarks."""

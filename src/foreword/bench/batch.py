@@ -1,4 +1,4 @@
-"""Measures how decoding scales with the batch, plain and speculative, and the engine's own time per step."""
+"""Measures throughput by batch size, plain and speculative, and host time per step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ SPECULATIVE = "speculative"
 
 @dataclass(frozen=True)
 class BatchRun:
-    """Decoding with a full batch, after the prompts."""
+    """One run of decoding with a full batch, after prefill."""
 
     batch: int
     tokens: int  # committed
@@ -38,7 +38,7 @@ class BatchRun:
 
     @property
     def token_ms(self) -> float:
-        """Mean time between two tokens of one request."""
+        """Mean time between tokens of one request."""
         return 1e3 * self.seconds * self.batch / self.tokens
 
     @property
@@ -51,23 +51,23 @@ class BatchRun:
 
     @property
     def tokens_per_pass(self) -> float:
-        """Mean tokens of one request in one pass."""
+        """Mean tokens per request and pass."""
         return self.tokens / (self.steps * self.batch)
 
 
 def medians(runs: Sequence[BatchRun], *figures: str) -> list[float]:
-    """Return the medians of these figures of all runs."""
+    """Return the medians of these attributes over all runs."""
     return [median(getattr(run, figure) for run in runs) for figure in figures]
 
 
 def speedup(runs: Sequence[BatchRun], plain: Sequence[BatchRun]) -> list[float]:
-    """Return the throughput of neighbouring runs, relative to plain decoding."""
+    """Return throughput ratios of neighbouring runs to plain decoding."""
     return neighbours([run.tokens_per_second for run in runs], [run.tokens_per_second for run in plain])
 
 
 @dataclass(frozen=True)
 class BatchRow:
-    """Plain and speculative decoding at one batch size; medians of several runs that took turns."""
+    """Plain and speculative decoding at one batch size; medians of interleaved runs."""
 
     batch: int
     plain_tokens_per_second: float
@@ -76,10 +76,10 @@ class BatchRow:
     speculative_tokens_per_second: float
     speculative_token_ms: float
     speculative_host_ms: float
-    speedup: float  # speculative over plain throughput: median of the ratios of neighbouring runs
-    scaling: float  # plain throughput over that of the first batch size
+    speedup: float  # median ratio of neighbouring runs
+    scaling: float  # plain throughput relative to the first batch size
     acceptance: float  # draft tokens committed / verified
-    tokens_per_pass: float  # of one request
+    tokens_per_pass: float  # per request
 
 
 def measure_batches(
@@ -90,7 +90,7 @@ def measure_batches(
     repeats: int,
     on_progress: Callable[[str, int, int], None],
 ) -> list[BatchRow]:
-    """Measure every batch size `repeats` times plain and speculative, in turns, about `tokens` for each request."""
+    """Measure every batch size `repeats` times plain and speculative, interleaved, `tokens` per request on average."""
     if engine.drafters.default is None:
         raise RequestError("a speculative configuration is needed to compare with")
     if repeats < 1 or tokens < 2 or not batches or min(batches) < 1:
@@ -109,7 +109,7 @@ def measure_batches(
 def full_batch(
     engine: EngineCore, wanted: Sequence[NewRequest], advance: Callable[[], object]
 ) -> Iterator[list[Request]]:
-    """Yield requests that have read their prompts and drawn their first tokens; abort them at the end."""
+    """Yield requests that have finished prefill; abort them at the end."""
     requests = [engine.add(one)[0] for one in wanted]
     try:
         while not all(request.output_ids for request in requests):
@@ -127,10 +127,10 @@ def run_batch(
     speculate: SpeculationSetting,
     warm: int = 0,
 ) -> BatchRun:
-    """Read the prompts, then decode with all of them until they have gained this many tokens on average.
+    """Run prefill, then decode until the requests have gained `tokens` tokens on average.
 
-    With `speculate` the engine's own drafter drafts, or the one that it names. `warm` tokens before that do not count:
-    remote drafters have to read the prompts too.
+    `speculate` selects the engine's own drafter or names one. The first `warm` tokens do not count, since remote
+    drafters must process the prompts too.
     """
     params = SamplingParams(temperature=0, max_tokens=_room(engine, prompts, tokens + warm), ignore_eos=True)
     setting = {"fixed": True} if speculate is True else speculate
@@ -161,7 +161,7 @@ def batch_arm(
 
 
 def _room(engine: EngineCore, prompts: Sequence[Sequence[int]], tokens: int) -> int:
-    """Return a number of tokens that no request reaches while the others gain theirs; early ones run ahead."""
+    """Return a token limit that no request reaches while the others gain theirs."""
     longest = max(len(prompt) for prompt in prompts)
     room = engine.max_model_len - longest
     if room < 4 * tokens:

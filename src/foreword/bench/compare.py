@@ -22,19 +22,19 @@ from foreword.models.sources.builtin import cache_directory
 from foreword.progress import StageProgress
 
 PAUSE_SECONDS = 0.05
-"""Between engines: threads of the last one may still spin for a while."""
+"""Pause between engines, whose threads may still spin."""
 
 
 @dataclass(frozen=True)
 class PeerAnswer:
-    """One contestant on one prompt in one round."""
+    """One contestant's answer to one prompt in one round."""
 
     contestant: str
     prompt: int
     round: int
     tokens: int
-    first_seconds: float  # to the first token
-    first_tokens: int  # that came with it
+    first_seconds: float  # until the first token
+    first_tokens: int  # tokens that arrived with it
     seconds: float
     peak_bytes: int
     token_ids: tuple[int, ...]
@@ -45,12 +45,12 @@ class PeerAnswer:
 
     @property
     def tokens_per_second(self) -> float:
-        """While decoding, after the first portion."""
+        """Tokens per second after the first portion."""
         return (self.tokens - self.first_tokens) / max(self.seconds - self.first_seconds, 1e-9)
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> "PeerAnswer":
-        """Read the fields back; ValueError if they are none."""
+        """Restore from JSON; raise ValueError if invalid."""
         try:
             return PeerAnswer(**{**value, "token_ids": tuple(value["token_ids"])})
         except (KeyError, TypeError) as error:
@@ -68,7 +68,7 @@ class Runner:
             *("-m", "foreword.bench.peers", kind.path, model, contestant.mode, str(threads)),
             *([] if contestant.draft is None else [contestant.draft]),
         ]
-        ours = str(Path(foreword.__file__).parents[1])  # another interpreter has not got us
+        ours = str(Path(foreword.__file__).parents[1])  # for interpreters without our package
         paths = os.pathsep.join([ours, os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": paths}
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "FOREWORD_THREADS"), str(threads))
@@ -109,11 +109,11 @@ class Runner:
 
 @dataclass(frozen=True)
 class Race:
-    """What all are asked."""
+    """Common settings of all contestants."""
 
     model: str
-    prompts: Sequence[Sequence[int]]  # token ids: the same for all
-    count: int  # tokens of every answer
+    prompts: Sequence[Sequence[int]]  # token ids, equal for all
+    count: int  # tokens per answer
     rounds: int
     threads: int
 
@@ -124,10 +124,10 @@ class Race:
         known: Sequence[PeerAnswer] = (),
         keep: Callable[[PeerAnswer], None] = lambda _: None,
     ) -> tuple[list[PeerAnswer], list[str]]:
-        """Return every answer, and who could not take part and why. An engine is warmed up with the first prompt.
+        """Return all answers, and who could not take part and why.
 
-        Answers that are `known` are not measured again, new ones are given to `keep`. Those of an engine that fails
-        are left out.
+        Engines are warmed up with the first prompt. `known` answers are not measured again, new ones are passed to
+        `keep`. Answers of a failing engine are dropped.
         """
         answers, have = list(known), {answer.key for answer in known}
         turns = [(turn, place) for turn in range(self.rounds) for place in range(len(self.prompts))]
@@ -180,11 +180,11 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One contestant."""
+    """Results of one contestant."""
 
     label: str
     tokens_per_second: float  # median while decoding
-    ratio: Interval  # to the baseline, answers of the same prompt and round beside each other
+    ratio: Interval  # to the baseline, by prompt and round
     first_ms: float  # median time to the first token
     peak_bytes: int
     same_as_plain: (
@@ -193,7 +193,7 @@ class ComparisonRow:
 
 
 def baseline(answers: Sequence[PeerAnswer], contestants: Sequence[Contestant]) -> str:
-    """The fastest plain peer that took part; ourselves if there is no other."""
+    """Return the fastest plain peer, or ourselves if there is none."""
     labels = {answer.contestant for answer in answers}
     others = [c.label for c in contestants if c.is_plain and c.peer != OURS and c.label in labels]
     return max(others, key=lambda label: _speed(answers, label), default=f"{OURS} {PLAIN}")
@@ -202,7 +202,7 @@ def baseline(answers: Sequence[PeerAnswer], contestants: Sequence[Contestant]) -
 def summarise(
     answers: Sequence[PeerAnswer], contestants: Sequence[Contestant]
 ) -> tuple[str, list[ComparisonRow]]:
-    """The baseline's label and a row for everybody who took part."""
+    """Return the baseline's label and one row per contestant."""
     beside = baseline(answers, contestants)
     rows = []
     for contestant in contestants:
@@ -236,7 +236,7 @@ def _speed(answers: Sequence[PeerAnswer], label: str) -> float:
 def speeds_by_category(
     answers: Sequence[PeerAnswer], categories: Sequence[str]
 ) -> dict[str, dict[str, float]]:
-    """Return each contestant's tokens per second by category; `categories` has that of every prompt."""
+    """Return each contestant's tokens per second by category; `categories` lists that of every prompt."""
     return {
         category: {
             label: _speed([a for a in answers if categories[a.prompt] == category], label)
@@ -247,7 +247,7 @@ def speeds_by_category(
 
 
 def plot_comparison(rows: Sequence[ComparisonRow], baseline: str, path: Path, title: str) -> None:
-    """A bar per contestant with its interval, the baseline at 1."""
+    """Draw one bar per contestant with its interval, baseline at 1."""
     figure = new_figure(8, 1.2 + 0.4 * len(rows))
     axes = figure.subplots()
     heights = [row.ratio.middle for row in rows]

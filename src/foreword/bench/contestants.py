@@ -1,4 +1,4 @@
-"""Engines that `foreword bench compare` can compare, and the ways in which each decodes."""
+"""Engines of `foreword bench compare`, and their modes."""
 
 import subprocess
 import sys
@@ -14,14 +14,14 @@ OURS, PLAIN = "foreword", "plain"
 
 @dataclass(frozen=True)
 class PeerKind:
-    """An engine: where it is, what it needs, and its ways to decode, the plain ones first."""
+    """An engine: implementation, package and modes, plain ones first."""
 
     path: str  # module:class of the `Peer`
-    package: str  # that must be there
-    distribution: str  # that brings it
+    package: str  # required package
+    distribution: str  # its distribution
     modes: Sequence[str]
     plain_modes: Sequence[str] = (PLAIN,)
-    draft_mode: str | None = None  # with a draft model, if it takes one
+    draft_mode: str | None = None  # mode with a draft model, if supported
 
 
 KINDS = {
@@ -52,12 +52,12 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Contestant:
-    """One engine in one mode, in a process of its own."""
+    """One engine in one mode, in its own process."""
 
     peer: str
     mode: str
-    python: str | None = None  # interpreter that has it; None: this one
-    draft: str | None = None  # the draft model's path, where the mode takes one
+    python: str | None = None  # interpreter; None: this one
+    draft: str | None = None  # draft model's path, if the mode needs one
 
     @property
     def label(self) -> str:
@@ -69,7 +69,7 @@ class Contestant:
 
     @property
     def plain_label(self) -> str:
-        """Return the label of the same weights without speculation: of `Q4_0 lookup` it is `Q4_0`."""
+        """Return the label of the same weights without speculation: `Q4_0` for `Q4_0 lookup`."""
         first = self.mode.partition(" ")[0]
         return f"{self.peer} {first if first in KINDS[self.peer].plain_modes else PLAIN}"
 
@@ -80,9 +80,9 @@ def contestants(
     draft: str | None = None,
     modes: Sequence[str] | None = None,
 ) -> list[Contestant]:
-    """Ourselves and these peers; without a list, whichever are installed here or have an interpreter.
+    """Return ourselves and these peers; by default those that are installed or have an interpreter.
 
-    With a draft model, each that takes one also with it. `modes` limits how they decode.
+    A draft model adds a mode to each engine that supports one. `modes` filters.
     """
     for name in (*(wanted or ()), *pythons):
         if name not in KINDS:
@@ -110,7 +110,7 @@ def _is_wanted(name: str, wanted: Sequence[str] | None, pythons: dict[str, str])
 
 
 def engine_versions(chosen: Sequence[Contestant]) -> dict[str, str]:
-    """Return the version of every engine that takes part, as its interpreter has it."""
+    """Return the version of every engine, from its interpreter."""
     pythons = {one.peer: one.python or sys.executable for one in chosen if one.peer != OURS}
     return {OURS: __version__} | {
         name: _version(python, KINDS[name].distribution) for name, python in pythons.items()

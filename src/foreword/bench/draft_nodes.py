@@ -1,4 +1,4 @@
-"""Costs and gains of draft nodes: latency of the link, and speed beside a draft model in the process."""
+"""Costs and gains of draft nodes: link latency, and speed compared with a local draft model."""
 
 import secrets
 import socket
@@ -31,36 +31,36 @@ from foreword.speculation.drafting import DraftRequest, DraftTask, Text
 PINGS = 200
 PROMPT = 64
 WORDS = 23
-"""Tokens of the made-up prompts, and how many different ones."""
+"""Length of synthetic prompts, and number of distinct tokens."""
 
 
 @dataclass(frozen=True)
 class PassCost:
-    """One batch size."""
+    """Costs at one batch size."""
 
     batch: int
     passes: int
-    engine_ms: float  # that the engine's thread works for one pass, the median; waits are no work
+    engine_ms: float  # median host time per pass, without waits
     waited_ms: float  # mean
-    levels: float  # at hand when the pass begins, mean
-    first_ms: float | None  # from a text to the first level after it
-    level_ms: float | None  # from one level to the next
+    levels: float  # mean available levels at the start of a pass
+    first_ms: float | None  # from a text to its first level
+    level_ms: float | None  # between levels
 
 
 @dataclass(frozen=True)
 class LinkReport:
-    """All that was measured with one node."""
+    """Measurements of one node."""
 
     node: str
-    round_trip_ms: float  # median of pings
+    round_trip_ms: float  # median ping
     round_trip_p99_ms: float
     costs: tuple[PassCost, ...]
 
     def break_even_ms(self, acceptance: float, levels: int, pass_ms: float) -> float | None:
-        """Return the round trip beyond which waiting for levels costs more than they gain, at the smallest batch.
+        """Return the round trip beyond which waiting costs more than it gains, at the smallest batch.
 
-        Levels that gain g tokens save g plain passes, less the time of drafting them. None: no level came in time, so
-        that their time is unknown.
+        Levels that gain g tokens save g plain passes minus their drafting time. None: no level arrived in time, so
+        that its time is unknown.
         """
         cost = min(self.costs, key=lambda one: one.batch)
         if not cost.levels:
@@ -72,7 +72,7 @@ class LinkReport:
 def local_node(
     model: str, method: str, device: str = "auto", *, run_ahead: bool = True, options: Sequence[str] = ()
 ) -> Iterator[NodeAddress]:
-    """Start a draft node on this machine, in a process of its own, with more options of `foreword draft-node`."""
+    """Start a draft node on this machine, with additional options of `foreword draft-node`."""
     command = [sys.executable, "-m", "foreword", "draft-node", "--model", model, "--method", method]
     command += ["--device", device, "--run-ahead" if run_ahead else "--no-run-ahead"]
     command += [*options, "--listen", "127.0.0.1:0"]
@@ -96,7 +96,7 @@ def measure_link(
     passes: int,
     pass_seconds: float,
 ) -> LinkReport:
-    """Ping, then passes of every batch size that a target might make; each lasts as long as is said."""
+    """Measure pings, then simulated passes of every batch size."""
     times = sorted(_pings(address, identity))
     drafter = RemoteDrafter(config, identity).start()
     try:
@@ -123,7 +123,7 @@ def _pings(address: NodeAddress, identity: PeerIdentity) -> list[float]:
 def _ping(connected: socket.socket, splitter: FrameSplitter, number: int) -> float:
     began = perf_counter()
     connected.sendall(encode(Ping(number)))
-    while True:  # reports of its load may come between
+    while True:  # skip load reports
         for frame in splitter.feed(connected.recv(1 << 16)):
             if from_node(frame) == Pong(number):
                 return perf_counter() - began
@@ -141,14 +141,14 @@ _MATRIX = np.ones((192, 192), np.float32)
 
 
 def _compute(seconds: float) -> None:
-    """What a pass does to a core: it stays awake, and its caches are full of something else."""
+    """Occupy a core like a pass, with cold caches afterwards."""
     until = perf_counter() + seconds
     while perf_counter() < until:
         _MATRIX @ _MATRIX
 
 
 def _token(place: int, number: int, size: int) -> int:
-    """Of a made-up text whose words come again and again, so that lookups have something to say."""
+    """Return a token of a repetitive synthetic text, which lookups can draft."""
     return (7 * place * place + place // 5 + 13 * number) % min(WORDS, size)
 
 
@@ -175,7 +175,7 @@ def _cost(
         levels += sum(draft.depth for draft in drafts)
         _compute(pass_seconds)
         for number, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
-            text.extend(draft.tokens[:2])  # some are right, then another token comes
+            text.extend(draft.tokens[:2])  # some tokens right, then another
             text.append(_token(len(text), number, size))
     node = drafter.nodes()[0]
     for place in range(batch):
@@ -192,25 +192,25 @@ def _cost(
 
 
 WARM = 16
-"""Tokens of each request before the clock starts: nodes read the prompts meanwhile."""
+"""Tokens per request before timing, while nodes process the prompts."""
 
 
 @dataclass(frozen=True)
 class PoolSpeed:
-    """One way of drafting at one batch size; medians of several runs that took turns."""
+    """One way of drafting at one batch size; medians of interleaved runs."""
 
     way: str
     batch: int
     tokens_per_second: float
-    over_plain: float  # median of the ratios to the plain run of the same turn
-    tokens_per_pass: float  # of one request
+    over_plain: float  # median ratio to the plain run of the same round
+    tokens_per_pass: float  # per request
     step_ms: float
 
 
 def ways_of_drafting(
     draft: str, devices: Sequence[str], guesses: int, nodes: ExitStack, *, run_ahead: Sequence[bool] = (True,)
 ) -> dict[str, SpeculationSetting]:
-    """Return plain decoding, drafting in the target's process, and a node of each kind on each device.
+    """Return plain decoding, a local draft model, and one node of each kind per device.
 
     Leaving `nodes` stops the nodes.
     """
@@ -237,7 +237,7 @@ def measure_pools(
     repeats: int,
     progress: Callable[[str, int, int], None],
 ) -> list[PoolSpeed]:
-    """Measure every way of drafting at every batch size, in turns; the first round warms up and does not count."""
+    """Measure every way of drafting at every batch size, interleaved; the first round is warm-up."""
     found: list[PoolSpeed] = []
     for place, batch in enumerate(batches):
         chosen = [prompts[index % len(prompts)] for index in range(batch)]

@@ -13,7 +13,7 @@ from foreword.drafters.config import SpeculationConfig, SpeculationSetting
 from foreword.drafters.registry import drafter_kinds
 from foreword.errors import RequestError
 
-if TYPE_CHECKING:  # methods are checked before anything heavy is imported
+if TYPE_CHECKING:  # methods are checked before heavy imports
     from foreword.engine.llm import LLM
 
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # methods are checked before anything heavy is imported
 class Method:
     """A drafter with its settings."""
 
-    label: str  # short and readable; different settings have different labels
-    config: Mapping[str, Any] | None  # as `SpeculationConfig` reads it; None: what the engine does by itself
+    label: str  # short and unique
+    config: Mapping[str, Any] | None  # parsed by `SpeculationConfig`; None: the engine's default
 
 
 RANDOM = "random"
@@ -33,7 +33,7 @@ DEFAULT = Method("default", None)
 
 
 def default_methods(without: str | None = None) -> list[Method]:
-    """Every drafter that needs no settings; `without`: but for those that follow this part of a request."""
+    """Return every drafter without required settings, except those that follow the part `without` of a request."""
     return [
         _method({"method": name})
         for name, kind in drafter_kinds().items()
@@ -42,9 +42,9 @@ def default_methods(without: str | None = None) -> list[Method]:
 
 
 def request_config(method: Method, llm: "LLM", folder: Path) -> Mapping[str, Any]:
-    """Return the speculation setting of requests; a method drafts at every step unless it says otherwise.
+    """Return the speculation setting of requests; a method drafts at every step unless stated otherwise.
 
-    Random heads are written into the `folder`.
+    Random heads are written into `folder`.
     """
     if method.config is not None and method.config.get("model") == RANDOM:
         from foreword.bench.random_heads import write_random_head
@@ -63,25 +63,26 @@ def request_config(method: Method, llm: "LLM", folder: Path) -> Mapping[str, Any
 
 
 class MethodBench:
-    """A model and the methods that are compared on it."""
+    """A model and the methods compared on it."""
 
     def __init__(self, llm: "LLM", methods: Sequence[Method]) -> None:
         self._llm = llm
-        self._folder = TemporaryDirectory(prefix="foreword-heads-")  # of random heads; it goes with the bench
+        # random heads; removed with the benchmark
+        self._folder = TemporaryDirectory(prefix="foreword-heads-")
         folder = Path(self._folder.name)
         configs = {method.label: request_config(method, llm, folder) for method in methods}
         llm.offer([SpeculationConfig.parse(config) for config in configs.values()])
         self._speculation: dict[str, SpeculationSetting] = {PLAIN: False, **configs}
-        self._name = secrets.token_hex(4)  # nothing that an earlier bench on this model has taught counts
+        self._name = secrets.token_hex(4)  # unique, so that earlier benchmarks have no influence
 
 
 def is_random(label: str) -> bool:
-    """Whether the method of this label is a head with random weights."""
+    """Whether this label is a head with random weights."""
     return f"model={RANDOM}" in label.split()
 
 
 def parse_methods(text: str) -> list[Method]:
-    """Names and JSON objects separated by commas: `ngram,{"method": "suffix"},a+b,default`; `a+b` is both combined."""
+    """Parse comma-separated names and JSON objects: `ngram,{"method": "suffix"},a+b,default`; `a+b` combines both."""
     methods = []
     rest = text.strip()
     while rest:
@@ -97,7 +98,7 @@ def parse_methods(text: str) -> list[Method]:
 
 
 def _first(text: str) -> tuple[Mapping[str, Any], str]:
-    """The first method of a list, and what comes after it."""
+    """Return the first method of a list, and the rest."""
     if text.startswith("{"):
         try:
             config, end = json.JSONDecoder().raw_decode(text)
@@ -114,13 +115,13 @@ def _method(config: Mapping[str, Any]) -> Method:
         raise RequestError(
             '--methods: a random model needs its method: {"method": "eagle3", "model": "random"}'
         )
-    methods = SpeculationConfig.parse(config).method  # refuses what cannot be measured before anything loads
+    methods = SpeculationConfig.parse(config).method  # refuse invalid methods before loading
     settings = [f"{key}={_short(value)}" for key, value in config.items() if key != "method"]
     return Method(" ".join(["+".join(methods), *settings]), config)
 
 
 def _short(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """A setting as a label shows it: of a path that exists its last part."""
+    """Return a setting for a label; of an existing path the last part."""
     if isinstance(value, str) and "/" in value and Path(value).expanduser().exists():
         return Path(value).name
     return value

@@ -1,4 +1,4 @@
-"""Measures the cost of a draft relative to target passes, and the engine's host time per step."""
+"""Measures the time of a draft relative to target passes, and host time per step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,18 +36,18 @@ from foreword.speculation.report import StageSeconds
 from foreword.speculation.requests import DraftPlan, PassEntry
 
 VERIFY_ROWS = (1, 6)
-"""Rows of the passes that drafting is compared with: plain decoding, and a verification of five draft tokens."""
+"""Rows of the reference passes: plain decoding, and verification of five draft tokens."""
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """Median cost of one draft at one length of context."""
+    """Median cost of one draft at one context length."""
 
     drafter: str
     context: int
-    first_ms: float  # the first draft, which reads the whole text; once per request
-    draft_ms: float  # every later one
-    verify_ms: Mapping[int, float]  # rows of a target pass -> its milliseconds
+    first_ms: float  # first draft, which reads the whole text; once per request
+    draft_ms: float  # each later draft
+    verify_ms: Mapping[int, float]  # rows of a target pass -> milliseconds
 
     @property
     def shares(self) -> dict[int, float]:
@@ -56,26 +56,26 @@ class Overhead:
 
 
 class ArbitraryDrafts(Drafter):
-    """Always drafts as many tokens as are wanted, to get passes of a known size."""
+    """Drafts the requested number of arbitrary tokens, for passes of a known size."""
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """The same token over and over."""
+        """Return repetitions of one token."""
         return [
             Draft.chain([0] * task.max_nodes, len(task.request.tokens), task.request.epoch) for task in tasks
         ]
 
 
 class TurnPolicy(FixedPolicy):
-    """Lets the drafters of one request take turns, step by step."""
+    """Alternates the drafters of one request step by step."""
 
     def __init__(self, turns: Mapping[str, tuple[Drafter, int]]) -> None:
         super().__init__()
-        self._turns = turns  # name -> (drafter, number of draft tokens)
-        self.turn: str | None = None  # the drafter of the next step; None: plain decoding
+        self._turns = turns  # name -> (drafter, draft tokens)
+        self.turn: str | None = None  # drafter of the next step; None: plain decoding
         self.max_nodes = max(nodes for _, nodes in turns.values())
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
-        """Everything to the one whose turn it is."""
+        """Return plans with the current drafter."""
         if self.turn is None:
             return [None] * len(entries)
         drafter, nodes = self._turns[self.turn]
@@ -92,13 +92,13 @@ def measure_overhead(
     repeats: int,
     on_progress: Callable[[str, int, int], None],
 ) -> list[Overhead]:
-    """Decode after every context; passes of known size and the drafters take turns within one answer."""
+    """Decode after every context; passes of known size and drafters alternate within one answer."""
     if repeats < 1:
         raise RequestError(f"repeats must be at least 1, not {repeats}")
     wild: dict[str, tuple[Drafter, int]] = {
         _rows(rows): (ArbitraryDrafts(), rows - 1) for rows in VERIFY_ROWS
     }
-    with TemporaryDirectory(prefix="foreword-heads-") as folder:  # files of random heads are read once
+    with TemporaryDirectory(prefix="foreword-heads-") as folder:  # random heads
         configs = {
             method.label: SpeculationConfig.parse(request_config(method, llm, Path(folder)))
             for method in methods
@@ -109,7 +109,7 @@ def measure_overhead(
         }
     policy = TurnPolicy(turns)
     engine = EngineCore(llm.engine.target, llm.loaded.vocabulary(), EngineParts(policy=policy))
-    tokens = (repeats + 1) * len(turns) * (policy.max_nodes + 1) + 1  # if every draft token were accepted
+    tokens = (repeats + 1) * len(turns) * (policy.max_nodes + 1) + 1  # if every draft token is accepted
     if not contexts or min(contexts) < 1 or max(contexts) + tokens > engine.max_model_len:
         raise RequestError(f"contexts must be in 1 .. {engine.max_model_len - tokens} for this model")
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
@@ -130,7 +130,7 @@ def measure_overhead(
 
 
 def _step(engine: EngineCore, policy: TurnPolicy, turn: str, _: int) -> StageSeconds:
-    """Where the time of a step of this turn went."""
+    """Run a step with this drafter; return its times."""
     policy.turn = turn
     before = engine.seconds
     engine.step()
@@ -148,7 +148,7 @@ def _rows(rows: int) -> str:
 
 
 def _text(llm: LLM, length: int) -> list[int]:
-    """Our own prompts over and over, a few tokens further in every round: much matches, not all of it."""
+    """Return our prompts repeated with small shifts: much matches, but not all."""
     tokens = [token for prompt in own_prompts() for token in llm.encode(prompt.text)]
     rounds = (tokens[start:] + tokens[:start] for start in cycle(range(0, len(tokens), 97)))
     return list(islice((token for one in rounds for token in one), length))
@@ -157,7 +157,7 @@ def _text(llm: LLM, length: int) -> list[int]:
 CONTEXT = 128
 DRAFT_TOKENS = 4
 GROUP = 10
-"""Tokens of every prompt, draft tokens per request and step, and steps that are timed together."""
+"""Prompt length, draft tokens per request and step, and steps timed together."""
 
 WAYS: Mapping[str, Mapping[str, Any] | bool] = {
     "plain": False,
@@ -165,23 +165,23 @@ WAYS: Mapping[str, Mapping[str, Any] | bool] = {
     "suffix": {"method": "suffix", "num_speculative_tokens": DRAFT_TOKENS, "fixed": True},
     "ngram, as measured": {"method": "ngram", "num_speculative_tokens": DRAFT_TOKENS},
 }
-"""How requests are decoded; the last one leaves it to the default policy."""
+"""Decoding modes; the last one uses the default policy."""
 
 _WORDS, _FIRST = 64, 300
-"""Tokens of the text, and the first of them."""
+"""Number of distinct tokens of the text, and the first id."""
 
 _TURNS = np.random.default_rng(0).random(997) < 0.15
-"""By position: where the text leaves its usual way."""
+"""By position: whether the text deviates from its usual continuation."""
 
 VOCABULARY = _FIRST + _WORDS
-"""Ids of the tokens are below this."""
+"""Upper bound of token ids."""
 
-_PASS_SECONDS, _ROW_SECONDS = 5e-3, 5e-6  # of the clock that the engine sees: on it speculation gains
+_PASS_SECONDS, _ROW_SECONDS = 5e-3, 5e-6  # simulated clock, on which speculation gains
 
 
 @dataclass(frozen=True)
 class HostTime:
-    """The processor's time for one step: median of several groups of steps."""
+    """CPU time per step: median of several groups of steps."""
 
     way: str
     batch: int
@@ -190,14 +190,14 @@ class HostTime:
 
     @property
     def request_us(self) -> float:
-        """For each request."""
+        """CPU time per request."""
         return 1e3 * self.step_ms / self.batch
 
 
 def measure_host_time(
     llm: LLM, batches: Sequence[int], groups: int, on_progress: Callable[[str, int, int], None]
 ) -> list[HostTime]:
-    """Every way of decoding with every batch. Only the tokenizer of the model is used."""
+    """Measure every decoding mode with every batch size. Only the model's tokenizer is used."""
     if groups < 1 or not batches or min(batches) < 1:
         raise RequestError("--repeats and every batch must be at least 1")
     found = []
@@ -220,7 +220,7 @@ def _host_time(llm: LLM, way: str, setting: Mapping[str, Any] | bool, batch: int
     params = SamplingParams(temperature=0, max_tokens=steps * (DRAFT_TOKENS + 1), ignore_eos=True)
     for index in range(batch):
         engine.add(NewRequest(f"host-{index}", prompt(index), params, speculation=setting))
-    for _ in range(GROUP + 1):  # the prompts, and what is only done once
+    for _ in range(GROUP + 1):  # prefill and one-time work
         engine.step()
     tokens, seconds = 0, []
     for _ in range(groups):
@@ -233,7 +233,7 @@ def _host_time(llm: LLM, way: str, setting: Mapping[str, Any] | bool, batch: int
 
 
 def prompt(start: int) -> tuple[int, ...]:
-    """A prompt that goes the usual way of the text."""
+    """Return a prompt without deviations."""
     tokens = [_FIRST + start % _WORDS]
     while len(tokens) < CONTEXT:
         tokens.append(int(_next(tokens[-1], len(tokens) - 1)))
@@ -241,18 +241,18 @@ def prompt(start: int) -> tuple[int, ...]:
 
 
 def _next(token: Any, position: Any) -> Any:  # noqa: ANN401 - numbers or arrays of them
-    """Return the token that follows: a lookup's drafts are right until the text turns."""
+    """Return the next token: lookups are right until the text deviates."""
     return usual_way(token, _TURNS[position % len(_TURNS)])
 
 
 def usual_way(token: Any, turn: Any = 0) -> Any:  # noqa: ANN401 - the same
-    """The token that follows where the text does not turn."""
+    """Return the next token without deviation."""
     return _FIRST + (5 * (token - _FIRST) + 1 + turn) % _WORDS
 
 
 @dataclass(frozen=True)
 class _NoBytes:
-    """The sizes of a KV store, and no memory."""
+    """A KV store without memory."""
 
     spec: PageSpec
     num_pages: int
@@ -264,15 +264,15 @@ class _NoBytes:
 
 
 class FreePasses:
-    """A decoder that knows what comes next without a model. Its own time is kept apart."""
+    """A decoder that knows the next tokens without a model. Its own time is excluded."""
 
     is_shape_invariant = True
     device = torch.device("cpu")
 
     def __init__(self, like: Decoder, context_length: int) -> None:
         self.config = replace(like.config, vocab_size=VOCABULARY, context_length=context_length)
-        self.clock = 0.0  # seconds, as the engine sees them: a pass takes as long as a real one might
-        self.spent = 0.0  # seconds of the processor in passes
+        self.clock = 0.0  # simulated seconds
+        self.spent = 0.0  # CPU seconds in passes
         self._logits = np.eye(VOCABULARY, dtype=np.float32)
 
     def kv_rows(self) -> RowSpec:

@@ -1,4 +1,4 @@
-"""What the timing of a stream leaks about its text: streams of a real engine, and a classifier of prompts."""
+"""Measures what stream timing reveals about the text, with a prompt classifier."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +21,11 @@ from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.errors import RequestError
 
 EVENT_BYTES = 240
-"""An event of OpenAI's completion stream without its text."""
+"""Size of an OpenAI completion event without its text."""
 
 
 class WireChunk(NamedTuple):
-    """What a watcher of the wire sees of a stream: when, and how many bytes."""
+    """Time and size of a chunk, as an observer sees it."""
 
     time: float
     size: int
@@ -37,7 +37,7 @@ class Trace:
 
     prompt: int
     repeat: int
-    bursts: tuple[tuple[float, tuple[int, ...]], ...]  # time after the first, bytes of each token's text
+    bursts: tuple[tuple[float, tuple[int, ...]], ...]  # time since the first, bytes of each token's text
 
     @property
     def key(self) -> tuple[int, int]:
@@ -45,20 +45,20 @@ class Trace:
 
     @property
     def unevenness(self) -> int:
-        """How much the number of tokens changes from one delivery to the next, in all."""
+        """Total variation of tokens per delivery."""
         return sum(abs(len(later) - len(earlier)) for (_, earlier), (_, later) in pairwise(self.bursts))
 
     def unpaced(self) -> list[WireChunk]:
-        """As `--stream-pacing burst` sends it: one event for every delivery."""
+        """Return the chunks of `--stream-pacing burst`: one event per delivery."""
         return [WireChunk(time, EVENT_BYTES + sum(sizes)) for time, sizes in self.bursts]
 
     def units(self) -> list[tuple[float, list[int]]]:
-        """The bursts with one event for every token, to be paced."""
+        """Return the bursts with one event per token, for pacing."""
         return [(time, [EVENT_BYTES + size for size in sizes]) for time, sizes in self.bursts]
 
 
 def short_prompts(count: int) -> list[str]:
-    """The first this many of fifty everyday questions."""
+    """Return the first `count` of fifty everyday questions."""
     text = (files("foreword.bench") / "data" / "short_prompts.txt").read_text(encoding="utf-8")
     known = text.splitlines()
     if count > len(known):
@@ -74,7 +74,7 @@ def record(
     speculate: bool,
     on_progress: Callable[[int, int], None],
 ) -> list[Trace]:
-    """Answer every prompt `repeats` times, alone on the engine, in turns so that a drift of speed hits all alike."""
+    """Answer every prompt `repeats` times, one at a time, interleaved."""
     arms = {
         str(number): partial(_trace, engine, prompt, params, speculate, number)
         for number, prompt in enumerate(prompts)
@@ -107,7 +107,7 @@ def _trace(
 
 
 def _sizes(delta: AnswerDelta) -> tuple[int, ...]:
-    """Bytes of the text in JSON, shared out among the tokens."""
+    """Return the bytes of JSON text, divided between the tokens."""
     tokens = max(len(delta.token_ids), 1)
     whole, rest = divmod(len(json.dumps(delta.text, ensure_ascii=False).encode()), tokens)
     return tuple(whole + (place < rest) for place in range(tokens))
@@ -115,31 +115,31 @@ def _sizes(delta: AnswerDelta) -> tuple[int, ...]:
 
 Vector = npt.NDArray[np.float64]
 
-_FIRST = 48  # chunks that are compared one by one
+_FIRST = 48  # chunks compared individually
 
 
 @dataclass(frozen=True)
 class ClassifierResult:
-    """How often a watcher named the right prompt."""
+    """How often an observer identified the prompt."""
 
-    stream: str  # how it was sent
-    features: str  # what the watcher looked at
+    stream: str  # pacing
+    features: str  # observed features
     right: int
     trials: int
     chance: float
 
     @property
     def accuracy(self) -> float:
-        """Part of the trials that were right."""
+        """Fraction of right answers."""
         return self.right / self.trials
 
 
 def features(chunks: Sequence[WireChunk]) -> dict[str, Vector]:
-    """What a watcher can look at, by name."""
+    """Return the observable features by name."""
     sizes = np.array([chunk.size for chunk in chunks], dtype=np.float64)
     times = np.array([chunk.time for chunk in chunks], dtype=np.float64)
     gaps = np.diff(times)
-    # Logarithms: whether a gap is 5 or 10 ms matters more than whether it is 105 or 110.
+    # Logarithms: the difference of 5 and 10 ms matters more than that of 105 and 110.
     sequence = {"sizes": _fit(sizes), "timing": _fit(np.log1p(1e3 * gaps))}
     totals = np.array([len(chunks), sizes.sum(), times[-1] - times[0]])
     return sequence | {
@@ -151,7 +151,7 @@ def features(chunks: Sequence[WireChunk]) -> dict[str, Vector]:
 def classify_prompts(
     stream: str, watched: Mapping[tuple[int, int], Sequence[WireChunk]]
 ) -> list[ClassifierResult]:
-    """For every kind of feature: each stream, by (prompt, repeat), is compared with those of all other repeats."""
+    """Classify each stream, by (prompt, repeat), against those of all other repeats, for every kind of feature."""
     keys = sorted(watched)
     repeats = {repeat for _, repeat in keys}
     if len(repeats) < 2:
@@ -167,20 +167,20 @@ def classify_prompts(
 
 
 def _hits(table: Vector, keys: Sequence[tuple[int, int]], left_out: int) -> int:
-    """Count the streams of one repeat that are classified right. table: [streams, features]"""
+    """Count the correctly classified streams of one repeat; table [streams, features]."""
     known = np.array([repeat != left_out for _, repeat in keys])
     names = np.array([prompt for prompt, _ in keys])
     spread = table[known].std(axis=0)
     scaled = (table - table[known].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
     distances = np.linalg.norm(scaled[~known][:, None, :] - scaled[known][None, :, :], axis=2)
-    # Of several that are equally near, one by lot: the first would be right too often where all look alike.
+    # Break ties randomly: the first would be right too often if all look alike.
     lots = np.random.default_rng(left_out).random(distances.shape)
     nearest = np.lexsort((lots, distances), axis=1)[:, 0]
     return int((names[known][nearest] == names[~known]).sum())
 
 
 def _fit(values: Vector) -> Vector:
-    """The first values. A shorter stream is filled up with its median: how long it is, is among the totals."""
+    """Return the first values; a shorter stream is padded with its median, since its length is a separate feature."""
     fitted = np.full(_FIRST, np.median(values) if len(values) else 0.0)
     fitted[: min(len(values), _FIRST)] = values[:_FIRST]
     return fitted
@@ -192,7 +192,7 @@ _SHOWN_SECONDS = 1.0
 def plot_pacing(
     examples: dict[str, Sequence[WireChunk]], rows: Sequence[ClassifierResult], path: Path
 ) -> None:
-    """Left: chunks on the wire, by kind of stream. Right: accuracy of the classifier."""
+    """Draw chunks by kind of stream (left), and the classifier's accuracy (right)."""
     figure = new_figure(11.0, 5.0)
     grid = figure.add_gridspec(len(examples), 2, width_ratios=(3, 2))
     first = None

@@ -25,7 +25,7 @@ def colours_of(names: Sequence[str]) -> dict[str, str]:
 
 
 def html_page(title: str, about: Sequence[str], colours: Mapping[str, str], sections: Sequence[str]) -> str:
-    """A page; `about` are paragraphs of plain text, `sections` are HTML."""
+    """Return a page; `about` are paragraphs of plain text, `sections` are HTML."""
     key = "".join(
         f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for name, colour in colours.items()
     )

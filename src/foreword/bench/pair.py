@@ -30,16 +30,16 @@ RULES = ("coupled", "token", "block")
 
 @dataclass(frozen=True)
 class PairSettings:
-    """How much is measured."""
+    """Size of the measurement."""
 
-    max_tokens: int = 48  # of every answer
-    guesses: int = 5  # of every draft
+    max_tokens: int = 48  # per answer
+    guesses: int = 5  # per draft
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class KindDivergence:
-    """The two laws on one kind of text at one temperature."""
+    """Divergence for one category at one temperature."""
 
     kind: str
     temperature: float
@@ -55,8 +55,8 @@ class RuleRun:
     kind: str
     tokens: int
     passes: int
-    drafts: tuple[int, ...]  # that have this level
-    accepted: tuple[int, ...]  # at this level
+    drafts: tuple[int, ...]  # by level
+    accepted: tuple[int, ...]  # by level
     draft_seconds: float
     verify_seconds: float
     accept_seconds: float
@@ -78,7 +78,7 @@ class RuleRun:
 
     @property
     def per_position(self) -> list[float]:
-        """Return, by position, the share of drafts that are accepted up to it."""
+        """Return, by position, the fraction of drafts accepted up to it."""
         return [a / d if d else 0.0 for a, d in zip(self.accepted, self.drafts, strict=True)]
 
     @property
@@ -97,7 +97,7 @@ class RuleAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class Expectation:
-    """Expected gain of drafts of k tokens, from measured acceptance and measured times."""
+    """Expected gain of drafts of k tokens, from measured acceptance and times."""
 
     rule: str
     temperature: float
@@ -108,7 +108,7 @@ class Expectation:
 
 
 class PairBench:
-    """Two loaded models with the same tokens."""
+    """Two loaded models with the same vocabulary."""
 
     def __init__(
         self, target: LoadedModel, draft: LoadedModel, draft_name: str, settings: PairSettings
@@ -129,7 +129,7 @@ class PairBench:
     def run(
         self, prompts: Sequence[BenchPrompt], progress: StageProgress
     ) -> tuple[list[KindDivergence], list[RuleAnswer]]:
-        """Every temperature, kind and rule."""
+        """Measure every temperature, category and rule."""
         tokenizer, room = self._target.tokenizer, self._room
         encoded = [(prompt.category, encode_prompt(tokenizer, prompt.text)) for prompt in prompts]
         encoded = [one for one in encoded if len(one[1]) + self._settings.max_tokens <= room]
@@ -171,7 +171,7 @@ class PairBench:
         for number, text in enumerate(texts):
             progress(f"laws, temperature {text.temperature:g}, {text.kind}", number, len(texts))
             pair = [_scores(model.decoder, text) for model in (self._target, self._draft)]
-            width = min(scores.shape[-1] for scores in pair)  # padding at the end has no token
+            width = min(scores.shape[-1] for scores in pair)  # padding has no tokens
             target, draft = (scores[:, :width] for scores in pair)
             found[text.kind, text.temperature].append(divergence(target, draft, text.temperature))
         return [KindDivergence(kind, t, combined(parts)) for (kind, t), parts in found.items()]
@@ -186,12 +186,12 @@ class _Text:
 
 
 def _scores(decoder: Decoder, text: _Text) -> Tensor:
-    """Of the answer's places alone."""
+    """Return the logits at the answer's positions."""
     return log_probabilities(decoder, text.tokens)[text.prompt_len - 1 : -1].float().cpu()
 
 
 def merged(answers: Sequence[RuleAnswer], *, by_kind: bool) -> list[RuleRun]:
-    """Answers of the same rule and temperature together, and of the same kind if that is asked for."""
+    """Merge answers of the same rule and temperature, and by category if wanted."""
     groups: dict[tuple[str, float, str], list[DecodeRun]] = defaultdict(list)
     for one in answers:
         groups[one.rule, one.temperature, one.kind if by_kind else "all"].append(one.run)
@@ -199,7 +199,7 @@ def merged(answers: Sequence[RuleAnswer], *, by_kind: bool) -> list[RuleRun]:
 
 
 def expectations(answers: Sequence[RuleAnswer], guesses: int) -> list[Expectation]:
-    """Return the expected gain for every rule, temperature and number of draft tokens up to the measured one."""
+    """Return the expected gain for every rule, temperature and number of draft tokens."""
     together = merged(answers, by_kind=False)
     plain = {run.temperature: run for run in together if run.rule == PLAIN}
     found = []

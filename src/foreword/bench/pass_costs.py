@@ -26,27 +26,27 @@ from foreword.proofs.passes import CachedRequests
 from foreword.speculation.draft import Draft, stack
 
 ADAPTER_CONTEXT = 64
-"""Committed tokens of every request with an adapter."""
+"""Committed tokens per request with an adapter."""
 
 ADAPTED = {"q, v": (0, 2), "q, k, v, o": (0, 1, 2, 3), "all seven": tuple(range(len(MODULES)))}
-"""Modules that adapters are trained for, by their place in `MODULES`."""
+"""Adapted modules, by index in `MODULES`."""
 
 
 @dataclass(frozen=True)
 class AcceptCost:
     """Cost of accepting the drafts of one batch."""
 
-    requests: int  # each with one chain
+    requests: int  # with one chain each
     ms: float  # median
     ms_per_request: float
-    ratio: float  # ms per request, to the target pass over one request's rows
+    ratio: float  # ms per request relative to the target pass of one request
 
 
 @dataclass(frozen=True)
 class AcceptCosts:
-    """All batches, and the pass that they are compared with."""
+    """All batches, and the reference pass."""
 
-    verify_ms: float  # median target pass over one request's newest token and chain
+    verify_ms: float  # median target pass over a request's newest token and chain
     rows: list[AcceptCost]
 
 
@@ -61,7 +61,7 @@ def measure_accept_cost(
     repeats: int = 15,
     progress: Progress | None = None,
 ) -> AcceptCosts:
-    """Measure acceptance of batches of chains on a real text, every repeat beside a target pass."""
+    """Measure acceptance of batches of chains on a real text, each next to a target pass."""
     if chain < 0 or len(tokens) < chain + 2 or repeats < 1 or not batches or min(batches) < 1:
         raise RequestError(
             "the text must be longer than the chain, which may be empty; repeats and batch sizes at least 1"
@@ -75,7 +75,7 @@ def measure_accept_cost(
         with cached.batch([draft]) as batch:
             began = perf_counter()
             logits = cached.runner.forward(batch).logits
-            logits[0, 0].item()  # waits for the device
+            logits[0, 0].item()  # wait for the device
             return perf_counter() - began
 
     def accept(size: int, _: int) -> float:
@@ -104,16 +104,16 @@ def _accept_seconds(logits: Tensor, draft: Draft, samplers: Sequence[RequestSamp
 class AdapterCost:
     """A pass in which every request has an adapter."""
 
-    adapters: int  # different ones; 0: none at all
+    adapters: int  # distinct adapters; 0: none
     modules: str
     ms: float  # median
-    ratio: float  # to the pass without, median of the rounds' ratios
+    ratio: float  # median ratio to the pass without adapters
 
 
 def measure_adapters(
     decoder: Decoder, batch: int, rank: int, repeats: int, progress: Progress
 ) -> list[AdapterCost]:
-    """Measure the pass over the newest tokens of all requests without adapters and with each choice of modules."""
+    """Measure the pass over all newest tokens without adapters and with each set of modules."""
     if batch < 1 or repeats < 1 or not 1 <= rank <= MAX_RANK:
         raise RequestError(f"--batch and --repeats must be at least 1, --rank 1 .. {MAX_RANK}")
     settings: list[tuple[int, str, tuple[int, ...]]] = [(0, "", ())]
@@ -127,14 +127,14 @@ def measure_adapters(
         settings.append((1, settings[-1][1], settings[-1][2][:1] * batch))
     text = random_tokens(ADAPTER_CONTEXT, decoder.config.vocab_size)
     cached = CachedRequests(decoder, [text] * batch, 1)
-    # CPU time where the CPU computes: it excludes what else runs on the machine.
+    # CPU time on a CPU: it excludes other processes.
     clock: Callable[[], float] = process_time if decoder.device.type == "cpu" else perf_counter
     with cached.batch([Draft()] * batch) as plain:
 
         def seconds(slots: tuple[int, ...], _: int) -> float:
             adapted = replace(plain, adapters=slots)
             began = clock()
-            cached.runner.forward(adapted).logits.cpu()  # waits for the device
+            cached.runner.forward(adapted).logits.cpu()  # wait for the device
             return clock() - began
 
         arms = {str(place): partial(seconds, slots) for place, (_, _, slots) in enumerate(settings)}

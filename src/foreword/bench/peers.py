@@ -1,8 +1,7 @@
-"""Other engines for `foreword bench compare`, each in a process of its own: JSON lines in, JSON lines out.
+"""Other engines for `foreword bench compare`, each in its own process with JSON lines as input and output.
 
-Started as `python -m foreword.bench.peers PATH MODEL MODE THREADS [DRAFT]`. What engines print goes to standard error.
-Engines are imported by the class that runs them; nothing else here needs torch, as a peer may live in another
-environment.
+Started as `python -m foreword.bench.peers PATH MODEL MODE THREADS [DRAFT]`. Output of engines goes to standard error.
+An engine is imported by its own class, because a peer may run in another environment without torch.
 """
 
 import ctypes
@@ -23,13 +22,13 @@ from typing import IO, Any, Protocol
 from foreword.errors import ForewordError, RequestError
 
 FILE_TYPES = {"Q8_0": 7, "Q4_0": 2}
-"""Formats that llama.cpp is measured in, with its own numbers for them."""
+"""Formats of llama.cpp to measure, with its numbers for them."""
 
 CACHE = "FOREWORD_COMPARE_CACHE"
-"""Variable with the folder for files that llama.cpp writes; set by the process that compares."""
+"""Environment variable with the folder for files that llama.cpp writes."""
 
 CONTEXT = 4096
-LOOKUP_TOKENS = 10  # the number in the documentation of llama-cpp-python and of transformers
+LOOKUP_TOKENS = 10  # as documented by llama-cpp-python and transformers
 VLLM_DRAFT_TOKENS = 5
 
 
@@ -37,12 +36,12 @@ class PeerEngine(Protocol):
     """A loaded model that answers greedily, one request at a time."""
 
     def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
-        """Yield exactly `count` tokens after the prompt, in the portions in which they come; keep nothing."""
+        """Yield exactly `count` tokens after the prompt, as they arrive; keep no state."""
         ...
 
 
 class Ours:
-    """Foreword itself: `plain`, `auto` or the name of a method; `draft_model` with its path."""
+    """Foreword: `plain`, `auto` or a method; `draft_model` with its path."""
 
     def __init__(self, model: str, mode: str, threads: int, draft: str | None = None) -> None:
         from foreword.drafters.names import named_methods
@@ -54,7 +53,7 @@ class Ours:
         self._numbers = numbers()
 
     def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
-        """Yield the tokens of every engine step; a tenant of its own finds nothing in the prefix cache."""
+        """Yield the tokens of every step; a new tenant has an empty prefix cache."""
         from foreword.acceptance.params import SamplingParams
         from foreword.engine.messages import NewRequest
 
@@ -70,7 +69,7 @@ class Ours:
 
 
 class LlamaCpp:
-    """The file as it is (`stored`) or as llama.cpp writes it (`Q8_0`, `Q4_0`); `lookup` is its prompt lookup."""
+    """The file as stored (`stored`) or requantised by llama.cpp (`Q8_0`, `Q4_0`); `lookup` is its prompt lookup."""
 
     def __init__(self, model: str, mode: str, threads: int) -> None:
         kind, _, lookup = mode.partition(" ")
@@ -93,7 +92,7 @@ class LlamaCpp:
 
 
 class Portions:
-    """A streamer for transformers that passes on what it is given; the first is the prompt."""
+    """A streamer for transformers that queues what it receives, the prompt first."""
 
     def __init__(self) -> None:
         self.queue: SimpleQueue[list[int] | None] = SimpleQueue()
@@ -106,7 +105,7 @@ class Portions:
 
 
 class Transformers:
-    """`plain`, `prompt lookup`, or `assisted` by a draft model, on the CPU or whatever torch has."""
+    """`plain`, `prompt lookup`, or `assisted` by a draft model."""
 
     def __init__(self, model: str, mode: str, threads: int, draft: str | None = None) -> None:
         import torch
@@ -131,7 +130,7 @@ class Transformers:
         return AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
 
     def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
-        """Yield tokens from a thread, as `generate` returns nothing before its end."""
+        """Yield tokens from a thread, since `generate` returns only at the end."""
         import torch
 
         inputs, portions = torch.tensor([list(prompt)]), Portions()
@@ -155,7 +154,7 @@ class Transformers:
 
 
 class Vllm:
-    """`plain` or `ngram`, offline. It returns an answer whole: the first token is timed by an answer of one."""
+    """`plain` or `ngram`, offline. Answers arrive whole: the first token is timed by an answer of one."""
 
     def __init__(self, model: str, mode: str, threads: int) -> None:
         import vllm
@@ -178,7 +177,7 @@ def _drop(level: int, text: bytes, data: int) -> None:
     """Discard a log line."""
 
 
-# Lives as long as the module: llama.cpp keeps the pointer.
+# Kept alive, since llama.cpp stores the pointer.
 _SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_drop)
 
 
@@ -187,7 +186,7 @@ class LlamaCppError(ForewordError):
 
 
 def load_llama_cpp() -> Any:  # noqa: ANN401
-    """Return llama-cpp-python's bindings, silenced; one line if they are not installed."""
+    """Return llama-cpp-python's bindings, silenced; raise `RequestError` if not installed."""
     try:
         library = importlib.import_module("llama_cpp")
     except ImportError as error:
@@ -200,7 +199,7 @@ def load_llama_cpp() -> Any:  # noqa: ANN401
 
 
 def quantized_copy(source: Path, directory: Path, kind: str) -> Path:
-    """Return the model in llama.cpp's format `kind`, written by llama.cpp itself and kept for the next time."""
+    """Return the model in llama.cpp's format `kind`, written by llama.cpp and cached."""
     library = load_llama_cpp()
     target = directory / f"{source.stem}.{kind}.gguf"
     if target.exists():
@@ -216,9 +215,9 @@ def quantized_copy(source: Path, directory: Path, kind: str) -> Path:
 
 
 def peak_resident_bytes() -> int:
-    """Return the peak resident memory of this process, by the kernel's count.
+    """Return the peak resident memory of this process.
 
-    Read from /proc where there is one: getrusage has the figure that a child inherits from the process that forked it.
+    Read from /proc if available, because getrusage inherits the parent's value.
     """
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -236,7 +235,7 @@ def main() -> None:
     try:
         module, _, name = path.partition(":")
         peer = getattr(importlib.import_module(module), name)(model, mode, int(threads), *draft)
-    except Exception as error:  # whatever an engine raises when it cannot load
+    except Exception as error:  # any exception of an engine
         _report(out, {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
         return
     _report(out, {"ready": True})

@@ -10,7 +10,7 @@ from foreword.errors import RequestError
 
 
 def require_matplotlib() -> Any:  # noqa: ANN401 - an optional package
-    """The plotting package, or a line that says how to get it."""
+    """Return matplotlib; raise `RequestError` with instructions if missing."""
     try:
         return importlib.import_module("matplotlib")
     except ImportError:
@@ -20,7 +20,7 @@ def require_matplotlib() -> Any:  # noqa: ANN401 - an optional package
 
 
 def new_figure(width: float, height: float) -> Any:  # noqa: ANN401 - an optional package
-    """An empty picture of this size in inches; it needs no display and keeps no global state."""
+    """Return an empty figure of this size in inches, without display or global state."""
     require_matplotlib()
     figure = importlib.import_module("matplotlib.figure").Figure
     return figure(figsize=(width, height), layout="constrained")
@@ -32,7 +32,7 @@ def draw_bars(
     level: tuple[float, str],
     form: str,
 ) -> None:
-    """Groups of bars with their heights: `heights` by legend and group; and a dashed line at a level."""
+    """Draw labelled groups of bars, `heights` by legend and group, and a dashed line at `level`."""
     groups = list(dict.fromkeys(group for own in heights.values() for group in own))
     width = 0.8 / len(heights)
     for place, (name, own) in enumerate(heights.items()):
@@ -45,7 +45,7 @@ def draw_bars(
 
 
 def save_figure(figure: Any, path: Path) -> None:  # noqa: ANN401 - an optional package
-    """Write the picture, in the format that the file's name asks for."""
+    """Write the figure in the format of the file name."""
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
@@ -58,17 +58,17 @@ Line = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over the same axis."""
+    """Lines over a common axis."""
 
     x_label: str
     y_label: str
-    lines: Mapping[str, Line]  # by what the legend says
-    level: tuple[float, str] | None = None  # a dashed line at this height, and what it means
-    marked: Line = ()  # single points to point at
+    lines: Mapping[str, Line]  # by legend
+    level: tuple[float, str] | None = None  # a dashed line and its label
+    marked: Line = ()  # highlighted points
 
 
 def save_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
-    """The charts side by side in one picture, all from zero up."""
+    """Draw the charts side by side, from zero up."""
     figure = new_figure(1.0 + 4.5 * len(charts), 4.2)
     for axes, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
         _draw(axes, chart)
@@ -87,7 +87,7 @@ def _draw(axes: Any, chart: Chart) -> None:  # noqa: ANN401 - an optional packag
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
     axes.set_ylim(bottom=0)
-    axes.xaxis.get_major_locator().set_params(integer=True)  # all of these axes count things
+    axes.xaxis.get_major_locator().set_params(integer=True)  # counts
     axes.spines[["top", "right"]].set_visible(False)
     if len(chart.lines) > 1 or chart.level is not None:
         axes.legend(frameon=False, fontsize=8)

@@ -1,4 +1,4 @@
-"""Prompts to measure with: the shipped ones, or a file of JSON lines."""
+"""Prompts for benchmarks: the shipped ones, or a file of JSON lines."""
 
 import hashlib
 import json
@@ -14,28 +14,28 @@ from foreword.errors import RequestError
 
 @dataclass(frozen=True)
 class BenchPrompt:
-    """One question and the kind of work that it is."""
+    """A question and its category."""
 
-    name: str  # the file's own id of it, or the number of its line
+    name: str  # id or line number in the file
     category: str
     text: str
 
     @property
     def key(self) -> str:
-        """Tells this prompt from every other, also from one of the same name in another file."""
+        """Unique key of the prompt, also across files."""
         return f"{self.name}-{hashlib.sha256(self.text.encode()).hexdigest()[:12]}"
 
 
 def own_prompts() -> list[BenchPrompt]:
-    """The prompts that ship with the package."""
+    """Return the prompts shipped with the package."""
     resource = files("foreword.bench") / "data" / "prompts.jsonl"
     return parse_prompts(resource.read_text(encoding="utf-8"), "the package's own prompts")
 
 
 def bench_prompts(paths: Sequence[Path] | None, limit: int | None) -> list[BenchPrompt]:
-    """The first `limit` prompts of every category of these files; our own without any.
+    """Return the first `limit` prompts of every category of these files; the shipped ones by default.
 
-    A category that several files have gets their names: GSM8K's "math" is not Spec-Bench's.
+    A category in several files gets their names: GSM8K's "math" is not Spec-Bench's.
     """
     if not paths:
         return take_per_category(own_prompts(), limit)
@@ -51,24 +51,24 @@ def bench_prompts(paths: Sequence[Path] | None, limit: int | None) -> list[Bench
 
 
 MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
-"""Categories of the conversations in Spec-Bench, which counts them as one kind of work."""
+"""Spec-Bench's conversation categories, which it counts as one."""
 
 
 def spec_bench_kinds(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:
-    """Return the prompts with Spec-Bench's kinds as categories; prompts of another origin stay as they are."""
+    """Return the prompts with Spec-Bench's kinds as categories; other prompts are unchanged."""
     if not {prompt.category for prompt in prompts} >= MT_BENCH:
         return list(prompts)
     return [replace(one, category="conversation") if one.category in MT_BENCH else one for one in prompts]
 
 
 def prompts_digest(prompts: Sequence[BenchPrompt]) -> str:
-    """The same for the same prompts in the same categories and order."""
+    """Return a digest of prompts, categories and order."""
     listed = "\n".join(f"{prompt.category} {prompt.key}" for prompt in prompts)
     return hashlib.sha256(listed.encode()).hexdigest()[:12]
 
 
 def read_prompts(path: Path) -> list[BenchPrompt]:
-    """Prompts from a file of JSON lines, one of the formats that `parse_prompts` knows on every line."""
+    """Read prompts from JSON lines in any format of `parse_prompts`."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -78,7 +78,7 @@ def read_prompts(path: Path) -> list[BenchPrompt]:
 
 
 def parse_prompts(text: str, source: str) -> list[BenchPrompt]:
-    """One prompt for every line that is not blank; a line that is none is refused by its number."""
+    """Parse one prompt per non-blank line; an invalid line is refused by number."""
     prompts = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -101,7 +101,7 @@ def _refuse_twice(prompts: Sequence[BenchPrompt], source: str) -> None:
 
 
 def take_per_category(prompts: Sequence[BenchPrompt], limit: int | None) -> list[BenchPrompt]:
-    """The first `limit` prompts of every category, in the order of the file; None: all."""
+    """Return the first `limit` prompts of every category, in file order; None: all."""
     if limit is None:
         return list(prompts)
     if limit < 1:
@@ -122,7 +122,7 @@ def _parse_line(line: str, number: int) -> BenchPrompt:
         raise ValueError(f"not JSON ({error.msg})") from None
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
-    if "turns" in value:  # Spec-Bench and our own: only the first turn is asked
+    if "turns" in value:  # Spec-Bench and ours: only the first turn
         turns = value["turns"]
         if not isinstance(turns, list) or not turns:
             raise ValueError("turns must be a list of at least one text")

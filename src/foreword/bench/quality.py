@@ -1,4 +1,4 @@
-"""Compares next-token distributions: CPU kernels against float32, a draft model against its target."""
+"""Compares next-token distributions: CPU kernels with float32, and a draft model with its target."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -13,21 +13,21 @@ from foreword.errors import RequestError
 from foreword.proofs.passes import prompt_pass
 
 WINDOW = 512
-"""Tokens of context that the text is cut into."""
+"""Context length into which the text is cut."""
 
 
 @dataclass(frozen=True)
 class Quality:
-    """How one form differs from float32."""
+    """Difference of one weight format from float32."""
 
     form: str
     tokens: int
-    mean_kl: float  # nats, of the form's next-token distribution from float32's
-    top1_agreement: float  # share of positions with the same most probable token
+    mean_kl: float  # nats, next-token distribution relative to float32
+    top1_agreement: float  # fraction of positions with the same argmax
 
 
 def read_text(path: Path) -> str:
-    """A text file, or a .jsonl file of which every string is taken."""
+    """Read a text file, or all strings of a .jsonl file."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -50,7 +50,7 @@ def measure_quality(
     tokens: Sequence[int],
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Quality]:
-    """KL and agreement of every form, window by window; a form is loaded when its turn comes."""
+    """Return KL and agreement of every format, window by window; formats are loaded one at a time."""
     windows = [list(tokens[i : i + WINDOW]) for i in range(0, len(tokens), WINDOW)]
     decoders = {name: load() for name, load in forms.items()}
     sums = {name: [0.0, 0.0] for name in forms}
@@ -68,7 +68,7 @@ def measure_quality(
 
 @torch.inference_mode()
 def log_probabilities(decoder: Decoder, tokens: list[int]) -> Tensor:
-    """Next-token distributions after every token of a text by itself: float32 [tokens, vocab]."""
+    """Return next-token log-probabilities after every token of a text: float32 [tokens, vocab]."""
     with prompt_pass(decoder, tokens) as (runner, batch):
         rows = torch.arange(len(tokens), dtype=torch.int32)
         return runner.forward(replace(batch, logit_rows=rows)).logits.log_softmax(-1)
@@ -76,26 +76,26 @@ def log_probabilities(decoder: Decoder, tokens: list[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Means over places of a text; p is the target's law at a temperature, q the draft's."""
+    """Means over positions; p is the target's distribution at a temperature, q the draft's."""
 
     places: int
     tv: float  # total variation, ½ Σ |p − q|
-    kl: float | None  # nats of p from q; None at temperature 0, where laws that differ are infinitely far
-    same_top: float  # share of places with the same likeliest token
+    kl: float | None  # KL(p || q) in nats; None at temperature 0, where it may be infinite
+    same_top: float  # fraction of positions with the same argmax
     token: float  # accepted by *token* (and first of *block*): 1 − TV
-    coupled: float  # accepted by *coupled* if both draw with the same noise
-    chosen: float  # accepted if the draft is its likeliest token
+    coupled: float  # acceptance under *coupled*, with shared noise
+    chosen: float  # acceptance of the draft's argmax
 
 
 def laws(logits: Tensor, temperature: float) -> Tensor:
-    """float64 [places, vocab], probabilities; at temperature 0 all of it is on the likeliest token."""
+    """float64 [positions, vocab], probabilities; at temperature 0 all on the argmax."""
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
     return (logits.double() / temperature).softmax(-1)
 
 
 def divergence(target: Tensor, draft: Tensor, temperature: float) -> Divergence:
-    """Of two [places, vocab] logits for the same texts."""
+    """Compare two [positions, vocab] logits of the same texts."""
     p, q = laws(target, temperature), laws(draft, temperature)
     tv = (p - q).abs().sum(-1) / 2
     kl = None if temperature == 0 else float((p * (p.log() - q.log())).nansum(-1).clamp(min=0).mean())
@@ -112,10 +112,10 @@ def divergence(target: Tensor, draft: Tensor, temperature: float) -> Divergence:
 
 
 def coupled_agreement(p: Tensor, q: Tensor) -> Tensor:
-    """[places], the chance that argmax(log p + G) = argmax(log q + G) for one Gumbel noise G.
+    """[positions], the probability that argmax(log p + G) = argmax(log q + G) for shared Gumbel noise G.
 
-    Token v wins both races with chance 1 / Σ_u max(p_u / p_v, q_u / q_v). Which of the two is larger depends on whether
-    p_u / q_u is above p_v / q_v: sorted by that ratio, the sum is a suffix of p and a prefix of q.
+    Token v wins both with probability 1 / Σ_u max(p_u / p_v, q_u / q_v). The maximum depends on whether p_u / q_u
+    exceeds p_v / q_v: sorted by that ratio, the sum is a suffix of p and a prefix of q.
     """
     order = torch.where(q > 0, p / q, torch.inf).argsort(-1)
     p, q = p.gather(-1, order), q.gather(-1, order)
@@ -126,7 +126,7 @@ def coupled_agreement(p: Tensor, q: Tensor) -> Tensor:
 
 
 def combined(parts: Sequence[Divergence]) -> Divergence:
-    """Means over all places of several texts."""
+    """Return means over all positions of several texts."""
     places = sum(part.places for part in parts)
     means = {}
     for name in [field.name for field in fields(Divergence) if field.name != "places"]:

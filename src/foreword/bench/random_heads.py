@@ -1,4 +1,4 @@
-"""Draft heads with random weights in their usual sizes: they cost what trained ones cost."""
+"""Draft heads with random weights in published sizes, which cost as much as trained ones."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -27,10 +27,10 @@ from foreword.models.heads.writing import layer_config
 from foreword.speculation.drafting import Drafter
 
 MEDUSA_HEADS, DFLASH_LAYERS, DFLASH_BLOCK, DRAFT_VOCAB, TAPS = 5, 5, 16, 32_000, 3
-"""As most are published: Medusa's heads, DFlash's layers and rows of a block, tokens of a reduced vocabulary."""
+"""Published sizes: Medusa heads, DFlash layers and block, reduced vocabulary, taps."""
 
 DSPARK_BLOCK, DSPARK_RANK = 7, 256
-"""And DSpark's rows of a block and the numbers of its Markov head."""
+"""DSpark's block size and Markov rank."""
 
 Shaped = tuple[dict[str, tuple[int, ...]], dict[str, Any]]
 
@@ -55,7 +55,7 @@ def write_random_head(method: str, target: ModelConfig, path: Path) -> Path:
 
 
 def _layers(target: ModelConfig, layers: int, inputs: int = 1) -> dict[str, tuple[int, ...]]:
-    """Layers like the target's without biases; the first reads `inputs` times as many numbers."""
+    """Return layers like the target's without biases; the first reads `inputs` times the width."""
     layer = target.layer
     attention = replace(layer.attention, bias=False, output_bias=False, qk_norm=False)
     plain = replace(layer, attention=attention, mlp=replace(layer.mlp, bias=False))
@@ -141,12 +141,12 @@ METHODS = ("eagle3", "p_eagle", "dflash", "dspark", "medusa")
 
 
 def random_head(decoder: Decoder, method: str, path: Path) -> Head:
-    """A head of this method, written to a new directory."""
+    """Return a head of this method, written to a new directory."""
     return open_head(write_random_head(method, decoder.config, path)).fitted(decoder.config)
 
 
 def head_drafter(decoder: Decoder, head: Head, is_reference: bool = False) -> Drafter:
-    """A drafter of chains; as a reference, the head of a torch decoder runs in plain torch, whatever its backend."""
+    """Return a drafter of chains; `is_reference` runs a torch decoder's head in plain torch."""
     method, spec = head.spec.kind, head.spec
     vocabulary = DraftVocabulary(head.token_ids, decoder.config.vocab_size, decoder.device)
     weights, heads = getattr(decoder, "weights", None), decoder.heads

@@ -1,4 +1,4 @@
-"""Models with random weights: the cost of a pass does not depend on the values of the weights."""
+"""Models with random weights, whose passes cost as much as those of trained ones."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ SHAPES = {
 
 
 def named_shape(name: str) -> ModelConfig:
-    """A shape by name, or that of a checkpoint."""
+    """Return a shape by name, or that of a checkpoint."""
     if name in SHAPES:
         return SHAPES[name]
     if Path(name).exists():
@@ -62,12 +62,12 @@ def named_shape(name: str) -> ModelConfig:
 
 
 def draft_shape(target: ModelConfig) -> ModelConfig:
-    """A small model that could draft for the target."""
+    """Return the shape of a small draft model for the target."""
     return replace(SHAPES["llama-1b"], vocab_size=target.vocab_size)
 
 
 class RandomTensors:
-    """Tensors by their names, of the size that trained ones have, drawn when they are requested; norms are ones."""
+    """Random tensors by name in the scale of trained ones, created on demand; norms are ones."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class RandomTensors:
         device: torch.device,
         gain_of: Callable[[int], float] = lambda layer: 1.0,
     ) -> None:
-        """`gain_of` is what a layer adds to the stream, compared with trained ones."""
+        """`gain_of` scales a layer's contribution to the stream."""
         self.hidden_size = config.hidden_size
         self.shapes = expected_shapes(config)
         self._generator = torch.Generator(device).manual_seed(0)
@@ -100,7 +100,7 @@ class RandomTensors:
 
 
 def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
-    """Numbers of the size that trained weights have, the same every time."""
+    """Return reproducible random weights in the scale of trained ones."""
     return weights_from(RandomTensors(config, dtype, device), config)
 
 
@@ -108,7 +108,7 @@ EXPERTS_USED = 2
 
 
 class RandomCheckpoint:
-    """Weights that keep the residual stream at a sane size, drawn when they are asked for; it has no tokenizer."""
+    """A checkpoint of random weights, created on demand, that keep the residual stream bounded; no tokenizer."""
 
     def __init__(self, config: ModelConfig, blocks: Mapping[str, QuantizedTensor] | None = None) -> None:
         self.config = config
@@ -121,7 +121,7 @@ class RandomCheckpoint:
         return frozenset(self._shapes)
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
-        """The same numbers every time."""
+        """Return the same numbers every time."""
         shape = self._shapes[name]
         values = torch.randn(shape, generator=torch.Generator().manual_seed(self._seeds[name]))
         return (1 + 0.1 * values if len(shape) == 1 else values * shape[1] ** -0.5).to(dtype)
@@ -143,7 +143,7 @@ class RandomCheckpoint:
 
 
 def as_mixture(config: ModelConfig, experts: int) -> ModelConfig:
-    """A dense model's shape with experts instead of its MLPs; those that a token takes are as wide together."""
+    """Return a dense model's shape with experts; those of one token have its MLP's total width."""
     if not EXPERTS_USED < experts <= 1024:
         raise RequestError(f"a mixture has {EXPERTS_USED + 1} .. 1024 experts, not {experts}")
     return replace(config, layers=tuple(_with_experts(layer, experts) for layer in config.layers))
@@ -158,13 +158,13 @@ def _with_experts(layer: LayerSpec, count: int) -> LayerSpec:
 
 
 QUIET = 0.02
-"""How much the layers that a draft does not have say, compared with its own."""
+"""Scale of the target's layers that a draft does not have."""
 
 _END = "<|end|>"
 
 
 def write_random_pair(config: ModelConfig, draft_layers: int, folder: Path) -> tuple[Path, Path]:
-    """Directories of the target and of its draft, as transformers would write them."""
+    """Write the target and its draft in Hugging Face's format; return their directories."""
     tensors = _tensors(config, lambda layer: 1.0 if layer < draft_layers else QUIET)
     target, draft = folder / "target", folder / "draft"
     _write(target, config, len(config.layers), tensors)
@@ -176,12 +176,12 @@ def write_random_pair(config: ModelConfig, draft_layers: int, folder: Path) -> t
 def write_agreeing_pair(
     target: ModelConfig, draft: ModelConfig, agreement: float, folder: Path
 ) -> tuple[Path, Path]:
-    """Write two models that agree on the next token after this part of all tokens; return their directories."""
+    """Write two models that agree on the next token after this fraction of tokens; return their directories."""
     size = target.vocab_size
     generator = torch.Generator().manual_seed(1)
     order = torch.randperm(size, generator=generator)
     follows = torch.empty_like(order)
-    follows[order] = order.roll(-1)  # one circle of all tokens, so that texts pass by all kinds of them
+    follows[order] = order.roll(-1)  # one cycle through all tokens, so that texts visit all kinds
     wrong = torch.randperm(size, generator=generator)[: round((1 - agreement) * size)]
     drafted = follows.clone()
     drafted[wrong] = follows[wrong].roll(1)
@@ -191,14 +191,14 @@ def write_agreeing_pair(
         tensors = _tensors(untied, lambda layer: QUIET)
         embedding = tensors["model.embed_tokens.weight"]
         tensors["lm_head.weight"][after] = embedding
-        embedding *= config.hidden_size**0.5  # louder than all layers
+        embedding *= config.hidden_size**0.5  # dominates all layers
         _write(folder / name, untied, len(config.layers), tensors)
         written.append(folder / name)
     return written[0], written[1]
 
 
 def _layer_of(name: str) -> int:
-    """-1: it belongs to none."""
+    """Return a tensor's layer; -1: none."""
     return int(name.split(".")[2]) if name.startswith("model.layers.") else -1
 
 
@@ -222,7 +222,7 @@ def _write(path: Path, config: ModelConfig, layers: int, tensors: dict[str, Tens
 
 
 def _tokenizer(size: int) -> HfTokenizer:
-    """Return a tokenizer of bytes, with made-up names for all other ids."""
+    """Return a byte tokenizer with synthetic names for other ids."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = [*alphabet, *(f"<{number}>" for number in range(size - len(alphabet) - 1)), _END]
     tokenizer = HfTokenizer(models.BPE({name: number for number, name in enumerate(names)}, []))

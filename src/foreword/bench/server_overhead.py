@@ -1,4 +1,4 @@
-"""What the server adds to the engine's own time per token, both measured in turns in one run."""
+"""Measures what the server adds to the engine's time per token, interleaved in one run."""
 
 import asyncio
 import json
@@ -26,11 +26,11 @@ _STOP_SECONDS = 60
 
 @dataclass(frozen=True)
 class StreamedAnswer:
-    """An answer and when it came, on the clock of perf_counter."""
+    """An answer and its times, on the clock of perf_counter."""
 
     text: str
-    first: float  # the first text
-    last: float  # the last text
+    first: float  # first text
+    last: float  # last text
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ServedModel:
     process_id: int
 
     def cpu_seconds(self) -> tuple[float, float]:
-        """Processor time so far of the API process and of the engine's."""
+        """Return the CPU time so far of the API process and of the engine's."""
         if not Path("/proc").is_dir():
             raise ForewordError("a server's processor time is read from /proc; run this benchmark on Linux")
         tasks = Path(f"/proc/{self.process_id}/task/{self.process_id}/children").read_text(encoding="ascii")
@@ -67,7 +67,7 @@ class ServedModel:
 
 
 def _cpu_seconds(process_id: int) -> float:
-    """User and system time; the fields are counted after the name, which may hold anything."""
+    """Return user and system time; fields are counted after the process name, which may contain anything."""
     fields = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -85,7 +85,7 @@ def _text_of(answer: bytes) -> str:
 
 
 def _chunks(body: bytes) -> Iterator[bytes]:
-    """The contents of HTTP's chunked encoding."""
+    """Yield the contents of HTTP's chunked encoding."""
     start = 0
     while start < len(body):
         end = body.index(b"\r\n", start)
@@ -96,7 +96,7 @@ def _chunks(body: bytes) -> Iterator[bytes]:
 
 @contextmanager
 def served_model(model: str, options: Sequence[str]) -> Iterator[ServedModel]:
-    """`foreword serve` on a free port of this machine, until the block ends."""
+    """Run `foreword serve` on a free port within the block."""
     command = [sys.executable, "-m", "foreword", "serve", model, "--port", "0", *options]
     environment = {name: value for name, value in os.environ.items() if name != "FOREWORD_API_KEY"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -117,9 +117,9 @@ def served_model(model: str, options: Sequence[str]) -> Iterator[ServedModel]:
 
 @dataclass(frozen=True)
 class Work:
-    """What both sides answer: the same tokens from the same prompts, all streams at once, greedily."""
+    """Common work: the same tokens from the same prompts, all streams at once, greedily."""
 
-    prompts: Sequence[list[int]]  # token ids, one list per stream
+    prompts: Sequence[list[int]]  # token ids per stream
     tokens: int  # per stream
 
 
@@ -127,9 +127,9 @@ class Work:
 class OverheadRun:
     """All streams answered once."""
 
-    token_ms: float  # first to last token of a stream, per token after the first; mean over streams
-    engine_cpu_ms: float  # processor time per token of the process that has the engine
-    api_cpu_ms: float  # the same of the API process
+    token_ms: float  # from first to last token of a stream, per token after the first; mean
+    engine_cpu_ms: float  # CPU time per token of the engine's process
+    api_cpu_ms: float  # CPU time per token of the API process
 
 
 @dataclass(frozen=True)
@@ -140,14 +140,14 @@ class OverheadReport:
     tokens: int
     engine: OverheadRun
     server: OverheadRun
-    ratio: float  # server over engine time per token: median of the ratios of neighbouring runs
+    ratio: float  # median ratio of neighbouring runs
     ratios: list[float]
 
 
 async def measure_server_overhead(
     engine: Engine, server: ServedModel, work: Work, repeats: int, on_progress: StageProgress
 ) -> OverheadReport:
-    """Engine and server in turns, one of them busy at a time, after one round that does not count."""
+    """Interleave engine and server, after one warm-up round."""
     rounds = []
     for number in range(repeats + 1):
         on_progress("measuring", number, repeats + 1)

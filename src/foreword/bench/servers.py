@@ -1,4 +1,4 @@
-"""Servers of the engines that a scoreboard examines with `foreword prove --url`."""
+"""Servers of other engines, to be examined with `foreword prove --url`."""
 
 import json
 import os
@@ -20,20 +20,20 @@ from foreword.bench.peers import LOOKUP_TOKENS, VLLM_DRAFT_TOKENS
 from foreword.errors import RequestError
 
 START_SECONDS = 600
-"""Longest start of a server: vLLM compiles for minutes."""
+"""Maximum start time of a server in seconds: vLLM compiles for minutes."""
 
 Arguments = Callable[[Path, int], list[str]]
-"""Arguments of the interpreter that start a server, by model and threads."""
+"""Returns interpreter arguments that start a server, by model and threads."""
 
 
 @dataclass(frozen=True)
 class ServedEngine:
-    """An engine's server, and how its speculation is turned on."""
+    """An engine's server, and how its speculation is enabled."""
 
     engine: str
-    label: str  # the column of the table
+    label: str  # column of the table
     arguments: Arguments
-    speculation: Sequence[str] = ()  # further arguments; the plain server, to compare with, has none
+    speculation: Sequence[str] = ()  # further arguments; the plain reference server has none
 
 
 def _llama_cpp(model: Path, threads: int) -> list[str]:
@@ -47,7 +47,7 @@ def _transformers(model: Path, threads: int) -> list[str]:
 
 
 def _vllm(model: Path, threads: int) -> list[str]:
-    # Half of a GPU: the plain server runs beside it.
+    # Half of a GPU, since the plain server runs concurrently.
     half = ("--gpu-memory-utilization", "0.45", "--max-model-len", "4096")
     return ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *half]
 
@@ -91,7 +91,7 @@ def started(python: str, arguments: Sequence[str], threads: int) -> Iterator[str
 
 
 def server_environment(threads: int) -> Mapping[str, str]:
-    """Return the variables of a server: its threads, and where an interpreter without Foreword finds it."""
+    """Return a server's environment: threads, and the path of Foreword for other interpreters."""
     ours = str(Path(foreword.__file__).parents[1])
     path = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH")]))
     threaded = dict.fromkeys(("OMP_NUM_THREADS", "FOREWORD_THREADS"), str(threads))
@@ -99,7 +99,7 @@ def server_environment(threads: int) -> Mapping[str, str]:
 
 
 def _answers(url: str) -> bool:
-    """Return whether a server completes a text; some list their models before they have loaded them."""
+    """Return whether a server completes a text; some list models before they are loaded."""
     try:
         with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as listed:
             models = json.load(listed)["data"]
@@ -116,7 +116,7 @@ def _answers(url: str) -> bool:
 def verdicts_of(
     served: ServedEngine, python: str | None, model: Path, threads: int, options: Sequence[str]
 ) -> dict[str, object]:
-    """Return what `foreword prove --url --json` says about an engine's server, or `absent`: why it says nothing."""
+    """Return the result of `foreword prove --url --json` for an engine's server, or `absent` with a reason."""
     interpreter = python or sys.executable
     plain = served.arguments(model, threads)
     try:

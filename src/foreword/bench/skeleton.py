@@ -1,7 +1,7 @@
-"""What every benchmark is made of: arms in turns, ratios with bounds, rows as a table, JSON read back.
+"""Building blocks of benchmarks: interleaved arms, ratios with bounds, tables, JSON input.
 
-A benchmark maps names of arms to functions that take one sample, calls `take_turns`, and turns the samples into rows:
-frozen dataclasses whose fields are the JSON that its command prints. `table` shows them to people.
+A benchmark maps arm names to functions that take one sample, calls `take_turns`, and turns the samples into rows:
+frozen dataclasses whose fields are its JSON output. `table` formats them.
 """
 
 import json
@@ -36,10 +36,10 @@ def take_turns(
     warm_up: int = 1,
     alternate: bool = False,
 ) -> dict[str, list[Sample]]:
-    """Return `rounds` samples of every arm; all arms run once in every round, so a slow spell hits them alike.
+    """Return `rounds` samples per arm; all arms run once per round, so that slow periods affect them alike.
 
-    The first `warm_up` rounds do not count. An arm is called with the number of its round, which is negative while
-    warming up. With `alternate` every other round runs backwards, so that a drift favours no arm.
+    The first `warm_up` rounds do not count. An arm is called with its round number, negative while warming up. With
+    `alternate`, every other round runs backwards, so that a drift favours no arm.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in arms}
     whole = (warm_up + rounds) * len(arms)
@@ -55,7 +55,7 @@ def take_turns(
 
 
 def stage_of(progress: StageProgress, stage: str, place: int, places: int) -> Progress:
-    """Return the progress of one of several stages that take equally long."""
+    """Return the progress callback of one of several equally long stages."""
     return lambda done, whole: progress(stage, place * whole + done, places * whole)
 
 
@@ -79,7 +79,7 @@ def median_ratio(rates: Sequence[float], beside: Sequence[float]) -> float:
 
 
 def bootstrap(ratios: Sequence[float], confidence: float, seed: int = 0) -> Interval:
-    """Return the geometric mean, bounded by the means of as many ratios resampled from these."""
+    """Return the geometric mean with bootstrap bounds."""
     logs, rng = [log(ratio) for ratio in ratios], Random(seed)
     means = sorted(fmean(rng.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
     outside = int(RESAMPLES * (1 - confidence) / 2)
@@ -87,13 +87,13 @@ def bootstrap(ratios: Sequence[float], confidence: float, seed: int = 0) -> Inte
 
 
 def together(confidence: float, cells: int) -> float:
-    """Return the confidence that each of several intervals needs for all of them to hold at once."""
+    """Return the confidence per interval for a joint confidence over `cells` intervals."""
     return 1 - (1 - confidence) / max(cells, 1)
 
 
 @dataclass(frozen=True)
 class BestFixed:
-    """The arm that was best in one half of the rounds, and the ratio of another arm to it in the other half."""
+    """The best arm in half of the rounds, and another arm's ratio to it in the other half."""
 
     label: str
     ratio: Interval
@@ -102,17 +102,17 @@ class BestFixed:
 def against_best(
     rates: Mapping[str, Sequence[float]], own: str, others: Sequence[str], confidence: float
 ) -> BestFixed:
-    """Choose in even rounds and compare in odd ones: the best of many is overrated where it was chosen."""
+    """Select in even rounds and compare in odd ones, because selection overrates the best."""
     best = max(others, key=lambda label: sum(map(log, rates[label][::2])))
     return BestFixed(best, bootstrap(neighbours(rates[own][1::2], rates[best][1::2]), confidence))
 
 
 Column = str | Callable[[Any], str]
-"""A cell of a row: a format of its attributes such as "{.ms:.2f}", or a function of it."""
+"""A table cell: a format of attributes such as "{.ms:.2f}", or a function."""
 
 
 def table(rows: Iterable[object], columns: Mapping[str, Column], title: str | None = None) -> Table:
-    """Return a table with a line for every row; columns of numbers are aligned to the right."""
+    """Return a table with one line per row; numeric columns are right-aligned."""
     lines = [
         [cell.format(row) if isinstance(cell, str) else cell(row) for cell in columns.values()]
         for row in rows
@@ -120,7 +120,7 @@ def table(rows: Iterable[object], columns: Mapping[str, Column], title: str | No
     found = Table(title=title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1), title_justify="left")
     for place, name in enumerate(columns):
         cells = [line[place] for line in lines]
-        if all(cell[:1] in "-0123456789" for cell in cells):  # whole numbers, under headings that may wrap
+        if all(cell[:1] in "-0123456789" for cell in cells):  # integers, under headings that may wrap
             found.add_column(name, justify="right", min_width=max(map(len, cells), default=0))
         else:
             found.add_column(name, overflow="fold")
@@ -130,12 +130,12 @@ def table(rows: Iterable[object], columns: Mapping[str, Column], title: str | No
 
 
 def optional(value: float | None, form: str, without: str = "-") -> str:
-    """Return a figure as people read it, or a dash where there is none."""
+    """Format a figure, or a dash for None."""
     return without if value is None else format(value, form)
 
 
 def read_output(option: str, path: Path, command: str, understand: Callable[[Any], _Found]) -> _Found:
-    """Read the JSON that a command printed, with or without a table before it; other files are refused."""
+    """Read a command's JSON output, with or without a table before it; refuse other files."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Measures one target pass over n new tokens: the curve that the gain of speculation depends on."""
+"""Measures a target pass by number of new tokens, which determines the gain of speculation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ from foreword.proofs.passes import CachedRequests
 from foreword.speculation.draft import Draft
 
 PROMPT_REPEATS = 5
-"""A prompt takes as long as a hundred steps, so fewer of them are timed."""
+"""Repeats for prompts, which take as long as a hundred steps."""
 
 PAUSE_SECONDS = 0.05
-"""Between engines: threads of the last one may still spin for a while."""
+"""Pause between engines, whose threads may still spin."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class StepCost:
 
 @dataclass(frozen=True)
 class PromptCost:
-    """Cost of computing a prompt of `n` tokens in one pass."""
+    """Cost of a prompt of `n` tokens in one pass."""
 
     n: int
     ms: float  # median
@@ -45,33 +45,33 @@ class PromptCost:
 
 @dataclass(frozen=True)
 class EngineCosts:
-    """The whole curve of one engine."""
+    """Costs of one engine."""
 
     steps: list[StepCost]
     prompts: list[PromptCost]
 
 
 class StepTimer(Protocol):
-    """An engine with a context in its KV that can be asked for the same pass again and again."""
+    """An engine with a computed context that can repeat a pass."""
 
     def step(self, n: int) -> float:
-        """Seconds of a pass over n new tokens after the context, with the logits of all."""
+        """Return the seconds of a pass over n new tokens after the context, with all logits."""
         ...
 
     def prefill(self, count: int) -> float:
-        """Seconds of computing a prompt of `count` tokens from nothing, with the last one's logits."""
+        """Return the seconds of a prompt of `count` tokens, with the last one's logits."""
         ...
 
 
 def random_tokens(count: int, vocab_size: int) -> list[int]:
-    """The same tokens every time, for every engine."""
+    """Return the same tokens every time."""
     generator = torch.Generator().manual_seed(0)
     tokens: list[int] = torch.randint(0, vocab_size, (count,), generator=generator).tolist()
     return tokens
 
 
 class DecoderTimer:
-    """Times passes of one of our decoders: the newest committed token and a chain after it."""
+    """Times our decoders: the newest committed token and a chain after it."""
 
     def __init__(self, target: Decoder, context: int, most_tokens: int) -> None:
         self._vocab_size = target.config.vocab_size
@@ -91,7 +91,7 @@ class DecoderTimer:
     def _seconds(self, request: Request, draft: Draft) -> float:
         with self._cached.batch([draft], [request]) as batch:
             began = perf_counter()
-            self._cached.runner.forward(batch).logits.cpu()  # waits for the device
+            self._cached.runner.forward(batch).logits.cpu()  # wait for the device
             return perf_counter() - began
 
 
@@ -103,7 +103,7 @@ def measure_step_cost(
     repeats: int = 15,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[StepCost]:
-    """Median milliseconds of a pass over each number of new tokens."""
+    """Return the median milliseconds of a pass for each number of new tokens."""
     check_sizes(new_tokens, context, repeats, target.config.context_length)
     timer = DecoderTimer(target, context, max(new_tokens))
     return compare_step_cost({"": timer}, new_tokens, repeats=repeats, progress=progress)[""].steps
@@ -117,7 +117,7 @@ def compare_step_cost(
     repeats: int = 15,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, EngineCosts]:
-    """Measure the costs of several engines in turns; the first round warms up."""
+    """Measure several engines interleaved; the first round is warm-up."""
 
     def measure(timer: StepTimer, number: int) -> tuple[list[float], list[float]]:
         if len(timers) > 1:
@@ -152,7 +152,7 @@ def check_sizes(
     context_length: int,
     prompts: Sequence[int] = (),
 ) -> None:
-    """Refuse sizes that no pass can have."""
+    """Raise `RequestError` for impossible sizes."""
     if any(not 1 <= n <= context_length for n in prompts):
         raise RequestError(f"prompts must be 1 .. {context_length} tokens long, the model's context length")
     if not new_tokens or any(not 1 <= n <= MAX_DRAFT_NODES + 1 for n in new_tokens):
@@ -166,7 +166,7 @@ def check_sizes(
 
 
 class LlamaCppTimer:
-    """Times passes of llama.cpp over the same tokens as ours."""
+    """Times llama.cpp over the same tokens."""
 
     def __init__(self, path: Path, context: int, most_tokens: int, threads: int) -> None:
         self._library = library = load_llama_cpp()

@@ -1,4 +1,4 @@
-"""Measures cost and gain of structured output: with and without a schema, with and without speculation, in turns."""
+"""Measures structured output: with and without a schema and speculation, interleaved."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ _FIXED = {"num_speculative_tokens": 16, "fixed": True}
 
 @dataclass(frozen=True)
 class StructuredArm:
-    """One of the settings that take turns."""
+    """One setting."""
 
     name: str
     has_schema: bool
@@ -62,12 +62,12 @@ class StructuredRow:
 
     way: str
     tokens_per_second: float
-    tokens_per_pass: float  # of one request
+    tokens_per_pass: float  # per request
     step_ms: float
     beside_ms: (
         float  # of these, without drafting and the pass: masks, distributions, verdicts, commits, bookkeeping
     )
-    ratio: float  # tokens per second over plain decoding with the same format, median of the rounds' ratios
+    ratio: float  # to plain decoding with the same format, median over rounds
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class StructuredCosts:
 
     batch: int
     rows: list[StructuredRow]
-    mask_share: float  # of a plain step: what the schema adds beside the pass
+    mask_share: float  # fraction of a plain step that the schema adds outside the pass
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ class _Run:
     tokens_per_second: float
     tokens_per_pass: float
     step: float  # seconds
-    beside: float  # seconds of a step, without drafting and the pass
+    beside: float  # seconds per step besides drafting and pass
 
 
 def structured_arms(engine: EngineCore) -> list[StructuredArm]:
-    """Return the settings to compare; the engine's own drafter takes part where it has one."""
+    """Return the settings to compare, including the engine's own drafter if any."""
     own = engine.drafters.default_config
     grammar = StructuredArm("schema, grammar", True, {"method": "grammar", **_FIXED})
     plain = [StructuredArm("no schema, plain", False, False), StructuredArm("schema, plain", True, False)]
@@ -108,7 +108,7 @@ def measure_structured(
     progress: Progress,
     schema: dict[str, Any] | None = None,
 ) -> StructuredCosts:
-    """Measure every setting once in every round; the first round does not count."""
+    """Measure every setting once per round; the first round is warm-up."""
     if batch < 1 or tokens < 8 or repeats < 1:
         raise RequestError("--batch and --repeats must be at least 1, --tokens at least 8")
     structured = StructuredOutputs(json=LONG_KEYS if schema is None else schema)
@@ -135,7 +135,7 @@ def _run(
     structured: StructuredOutputs,
     tokens: int,
 ) -> _Run:
-    """Decode until the first answer ends; steps that read prompts do not count."""
+    """Decode until the first answer ends; steps with prompts do not count."""
     params = SamplingParams(
         temperature=0,
         max_tokens=tokens,

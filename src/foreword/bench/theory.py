@@ -1,6 +1,6 @@
-"""Expected speed-up of speculation, from acceptance, the cost of drafting and the cost of a pass.
+"""Expected speed-up of speculation from acceptance, drafting cost and pass cost.
 
-The formulas and what they assume are in docs/theory.md.
+Formulas and assumptions: docs/theory.md.
 """
 
 import math
@@ -14,17 +14,17 @@ from foreword.errors import RequestError
 
 STEP_COMMAND = "foreword bench step --json"
 _HALVINGS = 60
-"""Of the interval in which a break-even acceptance is looked for; enough for every bit of a float."""
+"""Bisection steps for the break-even acceptance: full float precision."""
 
 
 @dataclass(frozen=True)
 class RelativeStepCurve:
-    """The time of a target pass by the number of its new tokens, relative to a pass over one."""
+    """Time of a target pass by new tokens, relative to one token."""
 
-    points: tuple[tuple[int, float], ...] = ()  # (n, t(n) / t(1)) by n, from 1 on; none: t(n) = t(1)
+    points: tuple[tuple[int, float], ...] = ()  # (n, t(n) / t(1)) by n, from 1; empty: t(n) = t(1)
 
     def ratio(self, n: int) -> float:
-        """t(n) / t(1), on a straight line between measured neighbours; beyond the last there is no answer."""
+        """Return t(n) / t(1), interpolated; raise `RequestError` beyond the last point."""
         if not self.points:
             return 1.0
         most = self.points[-1][0]
@@ -41,50 +41,50 @@ class RelativeStepCurve:
 
 
 FLAT = RelativeStepCurve()
-"""The closed form: a pass over any few tokens costs as much as a pass over one."""
+"""Assumption of the closed form: a pass over a few tokens costs as much as over one."""
 
 
 @dataclass(frozen=True)
 class DraftingCost:
-    """The cost of drafting; by default a chain on the target's machine."""
+    """Cost of drafting; by default a chain on the target's machine."""
 
-    level_cost: float  # time of one level, in plain passes
-    network_cost: float = 0.0  # time of one round trip to the drafter, in plain passes; once for every draft
-    width: int = 1  # alternatives at every level; only the likeliest is continued
+    level_cost: float  # per level, in plain passes
+    network_cost: float = 0.0  # round trip per draft, in plain passes
+    width: int = 1  # alternatives per level; only the likeliest is continued
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What drafts of k levels should bring."""
+    """Prediction for drafts of k levels."""
 
     k: int
-    nodes: int  # draft tokens of such a draft
+    nodes: int  # draft tokens
     tokens_per_pass: float
     cost: float  # of a pass and its draft, in plain passes
-    speedup: float  # tokens per pass over cost
+    speedup: float  # tokens per pass / cost
     break_even: (
         float | None
     )  # least acceptance at which the speed-up is 1; None: not even if all are accepted
 
 
 def expected_tokens(alpha: float, k: int, width: int = 1) -> float:
-    """Return the tokens of a pass with k levels, each accepted with probability alpha if those before it were.
+    """Return the tokens of a pass with k levels, each accepted with probability alpha given those before.
 
     The likeliest token of level i is reached with probability alpha**(i - 1); then one of `width` is right with
     probability 1 - (1 - alpha)**width. For chains that is (1 - alpha**(k + 1)) / (1 - alpha), summed term by term so
-    that alpha = 1 needs no case of its own.
+    that alpha = 1 is no special case.
     """
     hit = alpha if width == 1 else 1 - (1 - alpha) ** width
     return 1 + hit * math.fsum(alpha**level for level in range(k))
 
 
 def pass_cost(k: int, drafting: DraftingCost, curve: RelativeStepCurve = FLAT) -> float:
-    """Time of drafting k levels and verifying them, in plain passes."""
+    """Return the time of drafting and verifying k levels, in plain passes."""
     return k * drafting.level_cost + drafting.network_cost + curve.ratio(k * drafting.width + 1)
 
 
 def break_even(k: int, cost: float, width: int = 1) -> float | None:
-    """The least acceptance whose expected tokens pay for the cost of a pass; None if no acceptance does."""
+    """Return the minimum acceptance whose expected tokens equal the cost; None if none does."""
     if cost <= expected_tokens(0.0, k, width):
         return 0.0
     if cost > expected_tokens(1.0, k, width):
@@ -102,7 +102,7 @@ def break_even(k: int, cost: float, width: int = 1) -> float | None:
 def predict(
     alpha: float, drafting: DraftingCost, depths: Sequence[int], curve: RelativeStepCurve = FLAT
 ) -> list[Prediction]:
-    """One prediction for each number of levels."""
+    """Return one prediction per number of levels."""
     if not 0 <= alpha <= 1:
         raise RequestError(f"--alpha must be in 0 .. 1, not {alpha}")
     for option, cost in (("--draft-cost", drafting.level_cost), ("--network-cost", drafting.network_cost)):
@@ -122,7 +122,7 @@ def _predict_one(alpha: float, drafting: DraftingCost, k: int, curve: RelativeSt
 
 
 def best(predictions: Sequence[Prediction]) -> Prediction:
-    """Return the greatest speed-up, and of equal ones that with the fewest draft tokens."""
+    """Return the greatest speed-up, and among equal ones the fewest draft tokens."""
     return max(predictions, key=lambda found: (found.speedup, -found.k))
 
 
@@ -133,12 +133,12 @@ def least_break_even(predictions: Sequence[Prediction]) -> Prediction | None:
 
 
 def read_step_costs(path: Path) -> RelativeStepCurve:
-    """The curve in the output of `foreword bench step --json`."""
+    """Read the curve from the output of `foreword bench step --json`."""
     return read_output("--step-costs", path, f"{STEP_COMMAND}` with 1 among its `--tokens", step_curve)
 
 
 def step_curve(measured: Mapping[str, Any]) -> RelativeStepCurve:
-    """The curve in the object that `foreword bench step --json` prints; raises `ValueError` if it is none."""
+    """Return the curve from the object of `foreword bench step --json`; raise `ValueError` if invalid."""
     times = {int(row["n"]): float(row["ms"]) for row in measured["rows"]}
     if 1 not in times or not all(n >= 1 and 0 < ms < math.inf for n, ms in times.items()):
         raise ValueError("not positive times of passes over one and more tokens")

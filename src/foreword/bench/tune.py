@@ -1,4 +1,4 @@
-"""From what was measured to the policy file that it speaks for."""
+"""Derives a policy file from measurements."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,10 @@ from foreword.bench.methods import Method
 from foreword.control.policy_file.document import OTHER
 
 WORTH_TRYING = 0.95
-"""Least speed-up, drafting at every step, of a drafter that is left to the controller."""
+"""Minimum speed-up, drafting at every step, of a drafter to keep."""
 
 MOST_DRAFTERS = 3
-"""Of a cohort."""
+"""Maximum drafters per cohort."""
 
 EVERYTHING_ELSE = "rest"
 
@@ -24,9 +24,9 @@ WRITTEN_BY = "foreword tune"
 def recommend(
     rows: Sequence[DrafterRow], methods: Sequence[Method], made_with: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A policy file: for every kind of work the drafters that are worth trying there, the best first.
+    """Return a policy file with the best drafters per category, best first.
 
-    The controller decides from moment to moment; the file says between whom.
+    The controller chooses among them at run time.
     """
     names = _names([method.label for method in methods], ())
     configs = {names[method.label]: method.config for method in methods if method.config is not None}
@@ -71,7 +71,7 @@ def _table(rows: Sequence[DrafterRow]) -> dict[str, dict[str, float]]:
 
 
 def _left_out(rows: Sequence[DrafterRow]) -> dict[str, str]:
-    """Drafters that no cohort gets because they changed texts."""
+    """Return drafters excluded because they changed texts."""
     wrong = [row for row in rows if row.category == ALL and row.different_texts]
     return {
         row.drafter: f"{row.different_texts} of {row.prompts} texts differ from plain decoding"
@@ -80,7 +80,7 @@ def _left_out(rows: Sequence[DrafterRow]) -> dict[str, str]:
 
 
 def _names(labels: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
-    """As a policy file can have them: of few characters, and each of them once."""
+    """Return short, unique names for a policy file."""
     names: dict[str, str] = {}
     for label in labels:
         own = re.sub(r"[^\w.+-]+", "-", label).strip("-") or "unnamed"

@@ -1,4 +1,4 @@
-"""The host time that a device waits for: from a verdict to the next pass, with passes and drafters that take none."""
+"""Measures host time on the critical path, from a verdict to the next pass, with free passes and drafters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,35 +29,35 @@ from foreword.speculation.recovery import StepInFlight
 
 DRAFT_TOKENS = 5
 GROUP = 10
-"""Draft tokens per request and step, and steps that are timed together."""
+"""Draft tokens per request and step, and steps timed together."""
 
 WIDTH = 8
-"""Width of a hidden state, whose values are not read."""
+"""Width of hidden states, whose values are not read."""
 
 Numbers = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
 class VerdictTime:
-    """CPU time of the parts of one speculative step: medians of several groups of steps."""
+    """CPU time of the parts of a speculative step: medians of several groups of steps."""
 
-    guesses: str  # whose
+    guesses: str  # drafter
     batch: int
     tokens: float  # per request and step
-    verdict_ms: float  # judging, committing, telling drafters
-    launch_ms: float  # then scheduling, asking drafters and laying out, until the next pass is handed over
-    beside_ms: float  # what is left to do while that runs: early drafting, bookkeeping
+    verdict_ms: float  # acceptance, commit and notification of drafters
+    launch_ms: float  # scheduling, drafting and layout until the next pass is launched
+    beside_ms: float  # work that overlaps with the pass: early drafting, bookkeeping
 
     @property
     def waited_ms(self) -> float:
-        """That a device waits, but for what it has to draft meanwhile."""
+        """Time that a device waits, except for drafting meanwhile."""
         return self.verdict_ms + self.launch_ms
 
 
 def measure_verdicts(
     like: Decoder, batches: Sequence[int], groups: int, on_progress: Callable[[str, int, int], None]
 ) -> list[VerdictTime]:
-    """Measure drafts of a lookup and of a head that drafts early, with every batch."""
+    """Measure drafts of a lookup and of a head that drafts early, with every batch size."""
     ways: Mapping[str, Callable[[], Drafter]] = {"lookup": KnownDrafts, "head": free_head}
     found = []
     for place, batch in enumerate(batches):
@@ -83,7 +83,7 @@ def _measure(like: Decoder, name: str, drafter: Drafter, batch: int, groups: int
     for index in range(batch):
         engine.add(NewRequest(f"verdict-{index}", prompt(index), params))
     steps = _Steps(engine, target, drafter)
-    steps.run(GROUP + 1)  # the prompts, and what is only done once
+    steps.run(GROUP + 1)  # prefill and one-time work
     timed = [steps.run(GROUP) for _ in range(groups)]
     engine.close()
     tokens, *seconds = zip(*timed, strict=True)
@@ -92,7 +92,7 @@ def _measure(like: Decoder, name: str, drafter: Drafter, batch: int, groups: int
 
 
 class _Steps:
-    """Steps as on a device: the next pass is handed over before the books of the last are done."""
+    """Steps as on a device: the next pass is launched before bookkeeping of the last."""
 
     def __init__(self, engine: EngineCore, target: "_TappedPasses", drafter: Drafter) -> None:
         self._engine, self._target = engine, target
@@ -100,7 +100,7 @@ class _Steps:
         self._under_way: StepInFlight | None = None
 
     def run(self, steps: int) -> tuple[int, float, float, float]:
-        """Tokens, and the seconds of all verdicts, launches and what was done beside passes."""
+        """Return tokens, and the seconds of all verdicts, launches and overlapped work."""
         tokens, verdict, launch, beside = 0, 0.0, 0.0, 0.0
         engine, target = self._engine, self._target
         under_way = self._under_way or engine.launch()
@@ -120,15 +120,15 @@ class _Steps:
 
     @property
     def _free(self) -> float:
-        """Seconds of a lookup that counts as one that takes no time."""
+        """Return the excluded seconds of a lookup."""
         return 0.0 if self._drafter is None else self._drafter.spent
 
 
 class _TappedPasses(FreePasses):
-    """Passes with hidden states that say nothing, and the time at which the last one was handed over."""
+    """Passes with empty hidden states, and the time of the last launch."""
 
     handed_over = 0.0
-    spent_last = 0.0  # seconds of the processor in it
+    spent_last = 0.0  # CPU seconds in it
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
         self.handed_over = process_time()
@@ -139,10 +139,10 @@ class _TappedPasses(FreePasses):
 
 
 class KnownDrafts(Drafter):
-    """A lookup that goes the usual way of the text. Its own time is kept apart."""
+    """A lookup that predicts the usual continuation. Its own time is excluded."""
 
     def __init__(self) -> None:
-        self.spent = 0.0  # seconds of the processor
+        self.spent = 0.0  # CPU seconds
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         began = process_time()
@@ -158,7 +158,7 @@ class KnownDrafts(Drafter):
 
 
 def free_head() -> StepwiseHead:
-    """Return a head that drafts token by token, overlapped with verification, and computes nothing."""
+    """Return a head that drafts token by token, overlapped with verification, without computing."""
     vocabulary = DraftVocabulary(None, VOCABULARY, torch.device("cpu"))
     taps = (Tap(0), Tap(1))
     return StepwiseHead(
@@ -193,7 +193,7 @@ class _FreeChains:
 
 
 def _draft_rows(newest: Numbers) -> Numbers:
-    """Return draft tokens [texts, tokens] that are right until the text turns."""
+    """Return draft tokens [texts, tokens] that are right until the text deviates."""
     columns = []
     for _ in range(DRAFT_TOKENS):
         newest = usual_way(newest)

@@ -1,1 +1,1 @@
-"""Proofs that acceptance keeps the target's distribution, as library code: tests and `foreword prove` run them."""
+"""Proofs that acceptance preserves the target's distribution, used by tests and `foreword prove`."""

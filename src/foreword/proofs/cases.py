@@ -1,4 +1,4 @@
-"""Random requests, targets that are functions of a history, and small drafters: what the proofs run on."""
+"""Random requests, synthetic targets and small drafters for the proofs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,20 +27,20 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """One request: what it asks for, and which target answers it."""
+    """A request with its parameters, and its target."""
 
     params: SamplingParams
     limits: TokenLimits
     prompt: tuple[int, ...]
     seed: int
-    target: int  # which function of the history gives the logits
+    target: int  # identifies the function from history to logits
     sample: int = 0
     rule: Rule = Rule.COUPLED
-    spread: float = field(default=2.0)  # how far the target's logits are apart
-    grid: float = field(default=0.0)  # round logits to multiples of this, so that some are equal; 0: don't
+    spread: float = field(default=2.0)  # spread of the target's logits
+    grid: float = field(default=0.0)  # round logits to multiples of this, so that some tie; 0: no rounding
 
     def sampler(self) -> RequestSampler:
-        """A fresh sampler for the request."""
+        """Return a new sampler for the request."""
         wanted = self.params.structured
         return RequestSampler(
             self.params,
@@ -53,7 +53,7 @@ class Case:
         )
 
     def allowed(self, generated: Sequence[int]) -> frozenset[int] | None:
-        """What its grammar allows after these tokens, by a parser that reads them from the start; None: all."""
+        """Return the tokens that its grammar allows after these, by parsing from the start; None: all."""
         if self.params.structured is None:
             return None
         key = (self.limits, self.params.structured, tuple(generated))
@@ -62,7 +62,7 @@ class Case:
 
 @cache
 def letter_grammars(limits: TokenLimits) -> Grammars:
-    """Grammars over a small vocabulary: its tokens are the letters a, b, ..., those that end a text aside."""
+    """Return grammars over a small vocabulary: tokens are the letters a, b, ..., except end tokens."""
     letters = [bytes([ord("a") + place]) for place in range(limits.vocab_size - len(limits.end_ids))]
     pieces = [b"<end>" if token in limits.end_ids else letters.pop(0) for token in range(limits.vocab_size)]
 
@@ -80,13 +80,13 @@ def _allowed_after(
     try:
         for token in generated:
             state.commit([token])
-    except GrammarError:  # a drafter may go there; the target never does
+    except GrammarError:  # drafters may go there, the target never does
         return frozenset(range(limits.vocab_size))
     return frozenset(np.flatnonzero(unpacked(state.masks((), ()), limits.vocab_size)[0]).tolist())
 
 
 def target_logits(cases: Sequence[Case], histories: Sequence[Sequence[Sequence[int]]]) -> Tensor:
-    """float32 [all histories, widest vocabulary], what each case's target says after each of its histories."""
+    """float32 [all histories, widest vocabulary], each case's logits after each of its histories."""
     vocabs = torch.tensor([case.limits.vocab_size for case in cases])
     keys = [history_key(c.target, h) for c, mine in zip(cases, histories, strict=True) for h in mine]
     row = torch.repeat_interleave(torch.tensor([len(mine) for mine in histories]))
@@ -101,7 +101,7 @@ def target_logits(cases: Sequence[Case], histories: Sequence[Sequence[Sequence[i
 
 
 def history_key(target: int, history: Sequence[int]) -> int:
-    """A number that stands for the target's number and the whole history."""
+    """Hash the target's number and the whole history."""
     key = mix(target ^ TARGET_SALT)
     for token in history:
         key = mix(key ^ (token + 1))
@@ -109,7 +109,7 @@ def history_key(target: int, history: Sequence[int]) -> int:
 
 
 def random_params(rng: np.random.Generator, vocab: int) -> SamplingParams:
-    """Parameters in which everything is off about half of the time."""
+    """Return random parameters, each off about half of the time."""
 
     def maybe(on: float, off: float) -> float:
         return on if rng.random() < 0.5 else off
@@ -133,7 +133,7 @@ def random_params(rng: np.random.Generator, vocab: int) -> SamplingParams:
 
 
 def random_case(rng: np.random.Generator, rule: Rule = Rule.COUPLED) -> Case:
-    """A request of random size, parameters and target; no parameters contradict each other."""
+    """Return a request of random size, consistent parameters and target."""
     vocab = int(rng.integers(6, 24))
     params = random_params(rng, vocab)
     free = set(params.allowed_token_ids or range(vocab))
@@ -154,22 +154,22 @@ def random_case(rng: np.random.Generator, rule: Rule = Rule.COUPLED) -> Case:
 
 
 class DraftKind(Enum):
-    """How a drafter comes to its tokens."""
+    """How a drafter gets its tokens."""
 
     DRAWN = "drawn"  # from a full distribution
-    SPARSE = "q with zeros"  # from a distribution that leaves out tokens that the target has
+    SPARSE = "q with zeros"  # from a distribution that lacks some of the target's tokens
     SAME = "q = p"  # from the target's own distribution
-    CHOSEN = "chosen"  # its most likely token, without q
-    MIXED = "mixed"  # chosen and drawn in turns
+    CHOSEN = "chosen"  # argmax, without q
+    MIXED = "mixed"  # chosen and drawn alternately
 
 
 @dataclass(frozen=True)
 class SmallDrafter:
-    """A drafter whose distribution is a mixture of the target's and of a stranger's."""
+    """A drafter whose distribution mixes the target's with an unrelated one."""
 
-    case: Case  # the request that it drafts for
+    case: Case  # the drafted request
     kind: DraftKind
-    likeness: float = 0.5  # 1: the target's own distribution, 0: a stranger's
+    likeness: float = 0.5  # weight of the target's distribution
     _known: dict[tuple[int, ...], Floats] = field(default_factory=dict, repr=False, compare=False)
 
     def probabilities(self, history: tuple[int, ...]) -> Floats:
@@ -199,9 +199,9 @@ class SmallDrafter:
     def next_tokens(
         self, history: tuple[int, ...], without: tuple[int, ...] = ()
     ) -> Iterator[tuple[int, Drawn | None, float]]:
-        """Yield every next draft token after a history: token, its distribution (None: chosen), probability.
+        """Yield every possible draft token after a history: token, q (None: chosen), probability.
 
-        `without` are siblings before it that are not drafted again; where there is no other token, nothing is yielded.
+        `without` are earlier siblings, which are not drafted again; nothing is yielded if no other token exists.
         """
         q = self.probabilities(history)
         q[list(without)] = 0
@@ -220,7 +220,7 @@ class SmallDrafter:
 
 @dataclass(frozen=True)
 class PossibleTree:
-    """One draft that could happen, and how likely it is; where q has too few tokens it has fewer nodes."""
+    """A possible draft with its probability; it has fewer nodes if q has too few tokens."""
 
     tokens: Tokens = ()
     parents: tuple[int, ...] = ()
@@ -228,7 +228,7 @@ class PossibleTree:
     probability: float = 1.0
 
     def path(self, node: int) -> Tokens:
-        """The tokens from the first level down to a node."""
+        """Return the tokens from the first level to a node."""
         return () if node < 0 else (*self.path(self.parents[node]), self.tokens[node])
 
     def grown(self, token: int, parent: int, q: Drawn | None, chance: float) -> "PossibleTree":

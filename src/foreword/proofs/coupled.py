@@ -1,4 +1,4 @@
-"""*Coupled*: the same tokens as plain sampling, exactly, and the quality of the noise that everything is drawn with."""
+"""*Coupled*: exactly the tokens of plain sampling; and tests of the noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from foreword.acceptance.rules.trees import DraftTrees
 from foreword.proofs.cases import Case, PossibleTree, random_case, target_logits
 
 LENGTH = 6
-"""Tokens of plain text that each case is compared on."""
+"""Tokens of plain text compared per case."""
 
 BATCH = 128
 
@@ -22,7 +22,7 @@ BATCH = 128
 def step_batch(
     cases: Sequence[Case], texts: Sequence[Sequence[int]], drafts: Sequence[PossibleTree]
 ) -> list[list[int]]:
-    """One batched step: the tokens that each request commits after its text (prompt included)."""
+    """Run one batched step; return the tokens that each request commits after its text (prompt included)."""
     samplers = [case.sampler() for case in cases]
     for sampler, case, text in zip(samplers, cases, texts, strict=True):
         sampler.commit(text[len(case.prompt) :])
@@ -42,7 +42,7 @@ def step_batch(
 
 
 def plain_texts(cases: Sequence[Case], length: int) -> list[list[int]]:
-    """Each case's text, prompt included, one token at a time without any draft."""
+    """Return each case's text, prompt included, sampled without drafts."""
     texts = [list(case.prompt) for case in cases]
     for _ in range(length):
         for text, new in zip(texts, step_batch(cases, texts, [PossibleTree()] * len(cases)), strict=True):
@@ -51,7 +51,7 @@ def plain_texts(cases: Sequence[Case], length: int) -> list[list[int]]:
 
 
 def likely_tree(rng: np.random.Generator, vocab: int, truth: Sequence[int]) -> PossibleTree:
-    """A random tree in which many nodes continue the true text, so that verdicts of all depths occur."""
+    """Return a random tree with many nodes on the true text, so that all acceptance depths occur."""
     tree = PossibleTree()
     for node in range(int(rng.integers(0, 12))):
         parent = int(rng.integers(max(-1, node - 3), node))
@@ -63,7 +63,7 @@ def likely_tree(rng: np.random.Generator, vocab: int, truth: Sequence[int]) -> P
 
 
 def pathwise_mismatches(count: int, seed: int) -> tuple[int, int, int]:
-    """(cases tried, draft tokens accepted in them, cases whose text differs from plain sampling)."""
+    """Return (cases tried, accepted draft tokens, cases whose text differs from plain sampling)."""
     rng = np.random.default_rng(seed)
     accepted = wrong = 0
     for start in range(0, count, BATCH):
@@ -84,7 +84,7 @@ TAIL_BITS = 12
 
 @dataclass(frozen=True)
 class NoiseCheck:
-    """One property: how far off it is, in standard deviations of what chance does."""
+    """A property of the noise, with its deviation in standard deviations."""
 
     name: str
     draws: int
@@ -94,7 +94,7 @@ class NoiseCheck:
 def keys_of(
     seed: int = 1, sample: int = 0, stream: Stream = Stream.TARGET, nonce: int = 0, rows: int = 64
 ) -> Keys:
-    """[rows], keys of neighbouring positions."""
+    """[rows], keys of consecutive positions."""
     return absorbed(stems(seed, sample, stream, nonce), np.arange(rows))
 
 
@@ -105,7 +105,7 @@ def words(keys: Keys, tokens: int) -> np.ndarray:
 
 
 def noise_checks(rows: int = 64, tokens: int = 16_384) -> list[NoiseCheck]:
-    """All properties, on fixed names: the same numbers every time."""
+    """Check all properties on fixed keys, reproducibly."""
     here = words(keys_of(rows=rows), tokens)
     neighbours = {
         "tokens": (here[:, :-1], here[:, 1:]),
@@ -124,14 +124,14 @@ def noise_checks(rows: int = 64, tokens: int = 16_384) -> list[NoiseCheck]:
 
 
 def pair_deviation(a: np.ndarray, b: np.ndarray) -> float:
-    """Chi-square of the joint high bits of two aligned arrays, in standard deviations."""
+    """Return the chi-square of the joint high bits of two aligned arrays, in standard deviations."""
     shift = np.uint64(60)
     cell = (a >> shift) * np.uint64(CELLS) + (b >> shift)
     return standardised(np.bincount(cell.ravel().astype(np.int64), minlength=CELLS**2))
 
 
 def standardised(counts: np.ndarray) -> float:
-    """How far the counts of equally likely cells are from even, as a normal deviate."""
+    """Return how uneven the counts of equally likely cells are, as a normal deviate."""
     expected = counts.sum() / len(counts)
     chi = float(((counts - expected) ** 2 / expected).sum())
     freedom = len(counts) - 1
@@ -139,26 +139,26 @@ def standardised(counts: np.ndarray) -> float:
 
 
 def bit_balance(here: np.ndarray) -> NoiseCheck:
-    """Each of the 64 bits is set half of the time."""
+    """Check that each of the 64 bits is set half of the time."""
     shares = [float(((here >> np.uint64(bit)) & np.uint64(1)).mean()) for bit in range(64)]
     worst = max(abs(share - 0.5) for share in shares)
     return NoiseCheck("balance of every bit", here.size, worst * 2 * float(np.sqrt(here.size)))
 
 
 def uniformity(here: np.ndarray) -> NoiseCheck:
-    """The high bits fill 4096 cells evenly."""
+    """Check that the high bits fill 4096 cells evenly."""
     counts = np.bincount((here >> np.uint64(52)).ravel().astype(np.int64), minlength=4096)
     return NoiseCheck("uniformity", here.size, standardised(counts))
 
 
 def ties(here: np.ndarray) -> NoiseCheck:
-    """No two draws are equal, in a million; with 24 bits there would be tens of thousands of pairs."""
+    """Check that a million draws have no ties; with 24 bits there would be tens of thousands."""
     equal = here.size - len(np.unique((here >> np.uint64(10)) | np.uint64(1)))
     return NoiseCheck("ties", here.size, float(equal) * 100)
 
 
 def tails(rows: int, tokens: int) -> list[NoiseCheck]:
-    """Both ends of the Gumbel distribution, where bits are few, are as heavy as they should be and finite."""
+    """Check that both tails of the Gumbel distribution are finite and have the right weight."""
     ids = torch.arange(tokens).expand(rows, tokens)
     noise: Floats = gumbel(key_tensor(keys_of(rows=rows))[:, None].expand_as(ids), ids).numpy()
     share = 2.0**-TAIL_BITS

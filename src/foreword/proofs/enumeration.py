@@ -1,8 +1,7 @@
-"""*Token*, *block*, *traversal*: integrate over every random outcome of several steps and compare with the target.
+"""*Token*, *block*, *traversal*: enumerates every random outcome of several steps and compares with the target.
 
-For a small vocabulary every draft, every pattern of accepted and rejected nodes and every own token is listed with
-its probability, using the functions that decide in production; the joint distribution of the first tokens,
-however many steps they took, must be the target's.
+For a small vocabulary, every draft, pattern of accepted nodes and own token is listed with its probability, using the
+production functions. The joint distribution of the first tokens must equal the target's.
 """
 
 from collections import defaultdict
@@ -27,23 +26,23 @@ from foreword.proofs.cases import Case, PossibleTree, SmallDrafter, Tokens, targ
 Law = dict[Tokens, float]
 
 POSITIONS = 3
-"""The joint distribution is over this many positions."""
+"""Positions of the joint distribution."""
 
 
 @dataclass(frozen=True)
 class TreeDrafting:
-    """How trees are drawn: from what, in which shape, and whether a sibling may be drafted twice."""
+    """How trees are drawn: model, shape, and whether siblings may repeat."""
 
     model: SmallDrafter
-    parents: tuple[int, ...]  # of the nodes, -1 for those of the first level
+    parents: tuple[int, ...]  # per node, -1 on the first level
     replaced: bool = False
 
 
 def possible_trees(drafting: TreeDrafting, history: Tokens) -> Iterator[PossibleTree]:
-    """Every tree that can be drawn after a history."""
+    """Yield every tree that can be drawn after a history."""
 
     def grow(tree: PossibleTree, numbers: tuple[int | None, ...]) -> Iterator[PossibleTree]:
-        """`numbers` are the nodes that the shape's places so far have become; None: there is none."""
+        """Extend a tree; `numbers` maps shape positions to nodes, None: missing."""
         if len(numbers) == len(drafting.parents):
             yield tree
             return
@@ -77,7 +76,7 @@ def judged_rows(case: Case, drafts: Sequence[PossibleTree], history: Tokens) -> 
 
 
 def step_law(case: Case, draft: SmallDrafter, history: Tokens, length: int) -> Law:
-    """The distribution of what one step commits after a history (prompt included), with chains of this length."""
+    """Return the distribution of one step's tokens after a history, with chains of this length."""
     chains = list(possible_trees(TreeDrafting(draft, tuple(range(-1, length - 1))), history))
     rows = judged_rows(case, chains, history)
     trees, rule = rows.trees, token if case.rule is Rule.TOKEN else block
@@ -94,7 +93,7 @@ def step_law(case: Case, draft: SmallDrafter, history: Tokens, length: int) -> L
 
 
 def outcome_of_pattern(trees: DraftTrees, plan: AcceptancePlan, pattern: np.ndarray) -> tuple[Floats, Floats]:
-    """([chains], [rows]): how likely the uniforms accept just the nodes of the pattern, and such uniforms."""
+    """([chains], [rows]): probability that the uniforms accept exactly the pattern's nodes, and such uniforms."""
     wanted = np.concatenate([[True], pattern])[trees.depths]
     chance = np.where(wanted, plan.accept / 2, (plan.accept + 1) / 2)
     weight = np.where(wanted, plan.accept, 1 - plan.accept)
@@ -104,7 +103,7 @@ def outcome_of_pattern(trees: DraftTrees, plan: AcceptancePlan, pattern: np.ndar
 
 
 def _add_outcomes(law: Law, trees: DraftTrees, kept: Kept, shares: Floats, likely: Floats) -> None:
-    """Add every own token after every draft's accepted path, where that can happen at all."""
+    """Add every own token after every draft's accepted path."""
     for row, own, share in zip(kept.rows.tolist(), kept.ids.tolist(), shares.tolist(), strict=True):
         weight = likely[trees.request_of_row[row]]
         if weight > 0:
@@ -113,12 +112,12 @@ def _add_outcomes(law: Law, trees: DraftTrees, kept: Kept, shares: Floats, likel
 
 
 def text_law(case: Case, draft: SmallDrafter, length: int, positions: int = POSITIONS) -> Law:
-    """The joint distribution of the first tokens after the prompt, over as many steps as they take."""
+    """Return the joint distribution of the first tokens after the prompt, over several steps."""
     return joint_law(lambda history: step_law(case, draft, history, length), case.prompt, positions)
 
 
 def joint_law(step: Callable[[Tokens], Law], prompt: Tokens, positions: int = POSITIONS) -> Law:
-    """Return the same where `step` gives the distribution of what one step commits after a history."""
+    """Return the joint distribution for a given distribution of one step."""
     step = cache(step)
 
     def after(history: Tokens, left: int) -> Law:
@@ -135,7 +134,7 @@ def joint_law(step: Callable[[Tokens], Law], prompt: Tokens, positions: int = PO
 
 
 def target_law(case: Case, positions: int = POSITIONS) -> Law:
-    """The same joint distribution from the slow reference of the target alone."""
+    """Return the joint distribution from the slow reference of the target."""
     law: Law = {(): 1.0}
     for _ in range(positions):
         longer: Law = {}
@@ -148,12 +147,12 @@ def target_law(case: Case, positions: int = POSITIONS) -> Law:
 
 
 def worst_deviation(law: Mapping[Tokens, float], other: Mapping[Tokens, float]) -> float:
-    """The largest difference of two distributions at any text."""
+    """Return the largest difference of two distributions."""
     return max(abs(law.get(text, 0.0) - other.get(text, 0.0)) for text in {*law, *other})
 
 
 def tree_step_law(drafting: TreeDrafting, history: Tokens) -> Law:
-    """The distribution of what one step commits after a history (prompt included)."""
+    """Return the distribution of one step's tokens after a history (prompt included)."""
     drafts = list(possible_trees(drafting, history))
     rows, requests = judged_rows(drafting.model.case, drafts, history), np.arange(len(drafts))
     plan = traversal.plan(rows, requests)
@@ -168,8 +167,8 @@ def tree_step_law(drafting: TreeDrafting, history: Tokens) -> Law:
 
 
 def outcome_of_turn(trees: DraftTrees, accept: Floats, turn: int) -> tuple[Floats, Floats]:
-    """([trees], [rows]): how likely it is that all before the node of this turn are refused and it is accepted,
-    and uniforms that do so. Those of later nodes would accept them."""
+    """([trees], [rows]): probability that all nodes before this turn are rejected and its node accepted, and
+    such uniforms. Later nodes would be accepted."""
     weights, chance = [], accept / 2
     for request in range(len(trees.starts) - 1):
         order = traversal.visits(trees, request)
@@ -184,5 +183,5 @@ def outcome_of_turn(trees: DraftTrees, accept: Floats, turn: int) -> tuple[Float
 
 
 def tree_text_law(drafting: TreeDrafting, positions: int = POSITIONS) -> Law:
-    """The joint distribution of the first tokens after the prompt, over as many steps as they take."""
+    """Return the joint distribution of the first tokens after the prompt, over several steps."""
     return joint_law(lambda history: tree_step_law(drafting, history), drafting.model.case.prompt, positions)

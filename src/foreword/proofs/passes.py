@@ -1,4 +1,4 @@
-"""Requests without an engine, for single passes, and a decoder small enough to list all its short texts."""
+"""Requests for single passes without an engine, and a decoder small enough for enumeration."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ def lone_request(
     seed: int = 0,
     rule: Rule = Rule.COUPLED,
 ) -> Request:
-    """Return a prompt with KV pages of its own and nothing computed; its context never ends."""
+    """Return a request with its own KV pages, nothing computed, and unlimited context."""
     chosen = params or SamplingParams(temperature=0)
     sampler = RequestSampler(chosen, TokenLimits(vocab_size), prompt, seed, rule=rule)
     request = Request(seed, prompt, chosen, sampler, RequestLimits(1 << 30, frozenset()))
@@ -42,10 +42,10 @@ def lone_request(
 
 
 class CachedRequests:
-    """Requests whose texts are in the KV store, for passes that are repeated and never committed."""
+    """Requests with computed KV, for repeated passes that are never committed."""
 
     def __init__(self, decoder: Decoder, texts: Sequence[Sequence[int]], room: int) -> None:
-        """`room` is the number of new tokens that every request may have in a pass."""
+        """`room` is the maximum number of new tokens per request and pass."""
         pages = sum(-(-(len(text) + room) // PAGE_SIZE) + 1 for text in texts)
         self.cache, self._vocab_size = PagedCache(pages), decoder.config.vocab_size
         self.runner = ModelRunner.allocate(decoder, pages, PAGE_SIZE)
@@ -57,21 +57,21 @@ class CachedRequests:
                     transaction.commit([NOTHING_DRAWN])
 
     def open(self, text: Sequence[int], seed: int = 0) -> Request:
-        """Return a request with KV pages of its own and nothing computed."""
+        """Return a request with its own KV pages and nothing computed."""
         return lone_request(self.cache, text, self._vocab_size, seed=seed)
 
     @contextmanager
     def batch(self, drafts: Sequence[Draft], requests: Sequence[Request] = ()) -> Iterator[ForwardBatch]:
-        """Yield the pass over what is not computed of the first requests, or of these, and their drafts."""
+        """Yield a pass over the uncomputed tokens and drafts of the first, or the given, requests."""
         chosen = requests or self.requests[: len(drafts)]
         entries = [PassEntry.of(request, len(request.tokens) - request.kv.computed) for request in chosen]
-        with Transaction(self.cache, entries) as transaction:  # left without commit: every pass starts alike
+        with Transaction(self.cache, entries) as transaction:  # not committed: every pass starts alike
             yield transaction.batch(drafts)
 
 
 @contextmanager
 def prompt_pass(decoder: Decoder, tokens: Sequence[int]) -> Iterator[tuple[ModelRunner, ForwardBatch]]:
-    """Yield the pass over a whole prompt, on fresh memory."""
+    """Yield a pass over a whole prompt, on new memory."""
     cache = PagedCache(-(-len(tokens) // PAGE_SIZE))
     runner = ModelRunner.allocate(decoder, cache.pool.num_pages, PAGE_SIZE)
     request = lone_request(cache, tokens, decoder.config.vocab_size)
@@ -83,7 +83,7 @@ HIDDEN, HEAD_DIM = 8, 4
 
 
 def tiny_decoder(vocab_size: int, seed: int) -> TorchDecoder:
-    """Return a decoder with one layer of random weights, whose logits are a few units apart."""
+    """Return a decoder with one layer of random weights, whose logits differ by a few units."""
     generator = torch.Generator().manual_seed(seed)
 
     def weight(*shape: int, scale: float = 0.5) -> Tensor:

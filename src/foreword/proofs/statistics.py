@@ -1,7 +1,6 @@
-"""The whole step, from prompt to committed tokens, on a tiny real decoder: does the joint distribution fit?
+"""Tests the joint distribution of the whole step, from prompt to committed tokens, on a tiny decoder.
 
-The threshold is set for 0.1% false alarms. The power of the test is measured: samples from a distribution with a
-planted bias, as many as the test takes, must be caught.
+The threshold allows 0.1% false alarms. The power is measured: samples with a planted bias must be detected.
 """
 
 from collections import Counter
@@ -31,10 +30,10 @@ from foreword.speculation.step import Stepper
 
 
 class DrawingDrafter(Drafter):
-    """Knows nothing of the target: its q after a token is the same every time. Siblings are never equal."""
+    """A drafter unrelated to the target: its q after a token is fixed. Siblings are distinct."""
 
     def __init__(self, vocab_size: int, shape: int | Sequence[int]) -> None:
-        """`shape` of all that it draws: a chain's length, or the parents of a tree's nodes, as in a draft."""
+        """`shape` of its drafts: a chain's length, or the parents of a tree's nodes."""
         parents = range(-1, shape - 1) if isinstance(shape, int) else shape
         rng = np.random.default_rng(vocab_size)
         self._laws = rng.dirichlet(np.ones(vocab_size) * 2, vocab_size)
@@ -42,7 +41,7 @@ class DrawingDrafter(Drafter):
         self._shape = Draft((0,) * len(parents), tuple(parents))
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """One drawn draft for every request."""
+        """Return one sampled draft per request."""
         return [self._draw(task) for task in tasks]
 
     def _draw(self, task: DraftTask) -> Draft:
@@ -61,7 +60,7 @@ class DrawingDrafter(Drafter):
         return Draft(tuple(tokens), shape.parents, end, task.request.epoch, tuple(drawn))
 
     def _noise(self, request: DraftRequest, shape: Draft) -> Floats:
-        """[nodes, vocab], the same for all siblings."""
+        """[nodes, vocab], equal for all siblings."""
         depths = (*shape.depths(), 0)  # the last for the root
         levels = [depths[parent] for parent in shape.parents]
         branches = [depths[: max(parent, 0)].count(depths[parent]) for parent in shape.parents]
@@ -74,7 +73,7 @@ class DrawingDrafter(Drafter):
 
 
 VOCAB, POSITIONS, CHAIN = 3, 3, 2
-TREE = (-1, -1, 0, 1, 0)  # parents: two siblings, the first with two below it, the second with one
+TREE = (-1, -1, 0, 1, 0)  # parents: two siblings, the first with two children, the second with one
 PROMPT = (1, 2)
 PARAMS = SamplingParams(temperature=1.3, max_tokens=POSITIONS)
 FALSE_ALARMS = 0.001
@@ -84,23 +83,23 @@ MODEL_SEED = 5
 
 @dataclass(frozen=True)
 class Power:
-    """What a test with this many samples catches."""
+    """Detection power of a test."""
 
     samples: int
     threshold: float  # of the chi-square statistic
-    bias: float  # total variation of the planted bias
-    runs: int  # biased runs tried
-    caught: float  # share of them beyond the threshold
-    false_alarms: float  # share of clean runs beyond it
+    bias: float  # total variation
+    runs: int  # biased runs
+    caught: float  # detected fraction
+    false_alarms: float  # fraction of unbiased runs above the threshold
 
 
 def texts() -> list[tuple[int, ...]]:
-    """Every text of the tested length."""
+    """Return every text of the tested length."""
     return list(product(range(VOCAB), repeat=POSITIONS))
 
 
 def true_law(decoder: Decoder) -> Floats:
-    """[texts], the decoder's own joint distribution, from one plain pass per history and the slow reference."""
+    """[texts], the decoder's joint distribution, from plain passes and the slow reference."""
     limits = TokenLimits(VOCAB)
     rows: dict[tuple[int, ...], list[float]] = {}
     for length in range(POSITIONS):
@@ -111,21 +110,21 @@ def true_law(decoder: Decoder) -> Floats:
 
 
 def plain_logits(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
-    """Logits after a text, on fresh memory."""
+    """Return the logits after a text, on new memory."""
     with prompt_pass(decoder, tokens) as (runner, batch):
         row: list[float] = runner.forward(batch).logits[0].tolist()
         return row
 
 
 def new_request(seed: int, rule: Rule, cache: PagedCache, prompt: Sequence[int] = PROMPT) -> Request:
-    """A request with pages of its own."""
+    """Return a request with its own pages."""
     return lone_request(cache, prompt, VOCAB, PARAMS, seed=seed, rule=rule)
 
 
 def sampled_counts(
     decoder: Decoder, rule: Rule, samples: int, seed: int, progress: Callable[[int, int], None] | None = None
 ) -> Floats:
-    """[texts], how often each text came out of the real step, drafts and all."""
+    """[texts], counts of each text from the real step with drafts."""
     cache = PagedCache(BATCH)
     runner = ModelRunner.allocate(decoder, BATCH, PAGE_SIZE)
     drafter = DrawingDrafter(VOCAB, TREE if rule is Rule.TRAVERSAL else CHAIN)
@@ -146,13 +145,13 @@ def sampled_counts(
 
 
 def chi_square(counts: Floats, law: Floats) -> Floats:
-    """The statistic of one run, or of each row of several."""
+    """Return the statistic of one run, or of each row."""
     expected = law * counts.sum(axis=-1, keepdims=True)
     return np.asarray(((counts - expected) ** 2 / expected).sum(axis=-1))
 
 
 def biased_law(law: Floats, bias: float) -> Floats:
-    """Return the distribution of a sampler that prefers one text by this much total variation."""
+    """Return a distribution biased towards one text by this total variation."""
     text = int(np.argsort(law)[len(law) // 2])
     share = bias / (1 - law[text])
     biased: Floats = law * (1 - share)
@@ -161,7 +160,7 @@ def biased_law(law: Floats, bias: float) -> Floats:
 
 
 def measure_power(law: Floats, samples: int, bias: float, runs: int, seed: int) -> Power:
-    """Threshold by clean runs, then the share of biased runs beyond it."""
+    """Determine the threshold from unbiased runs, then the detected fraction of biased runs."""
     rng = np.random.default_rng(seed)
     clean = np.sort(chi_square(rng.multinomial(samples, law, 20_000).astype(np.float64), law))
     threshold = float(clean[int(len(clean) * (1 - FALSE_ALARMS))])
@@ -172,5 +171,5 @@ def measure_power(law: Floats, samples: int, bias: float, runs: int, seed: int) 
 
 
 def default_decoder() -> Decoder:
-    """The decoder that the proof runs on."""
+    """Return the decoder of the proof."""
     return tiny_decoder(VOCAB, MODEL_SEED)

@@ -1,4 +1,4 @@
-"""The suites that `foreword prove` runs, each a function from its size to rows of the report."""
+"""The suites of `foreword prove`, each a function from a size to report rows."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,21 +38,21 @@ from foreword.structured.params import StructuredOutputs
 
 @dataclass(frozen=True)
 class ProofRow:
-    """What was shown of a rule in one kind of case."""
+    """Result for a rule in one kind of case."""
 
-    rule: str  # the rule, or "all", or "noise"
+    rule: str  # a rule, "all" or "noise"
     case: str  # what was tried
     tried: int  # cases, draws or samples
-    deviation: float  # the worst that was seen
-    limit: float  # what it must not exceed
+    deviation: float  # the worst deviation
+    limit: float  # its limit
     passed: bool
-    # Share of planted faults that the check catches, where it is a statistical one.
+    # Detected fraction of planted faults, for statistical checks.
     power: float | None = None
-    note: str = ""  # what else is worth knowing
+    note: str = ""  # additional information
 
 
 def bounded(rule: str, case: str, tried: int, deviation: float, limit: float) -> ProofRow:
-    """A row that passes if its deviation stays within the limit."""
+    """Return a row that passes if its deviation is within the limit."""
     return ProofRow(rule, case, tried, deviation, limit, bool(deviation <= limit))
 
 
@@ -61,23 +61,23 @@ class Agreement:
     """How often two distributions draw the same token with shared noise."""
 
     distance: float  # total variation
-    agreed: float  # share of draws
-    error: float  # standard error of that share
+    agreed: float  # fraction of draws
+    error: float  # its standard error
 
     @property
     def bound(self) -> float:
-        """What sharing Gumbel noise guarantees."""
+        """Lower bound for shared Gumbel noise."""
         return (1 - self.distance) / (1 + self.distance)
 
 
 def expected_accepted(case: Case, draft: SmallDrafter, length: int) -> float:
-    """Draft tokens that one step accepts in expectation, by enumeration."""
+    """Return the expected accepted draft tokens of one step, by enumeration."""
     law = step_law(case, draft, case.prompt, length)
     return sum((len(tokens) - 1) * chance for tokens, chance in law.items())
 
 
 def coupled_agreement(p: Floats, q: Floats, draws: int, seed: int) -> Agreement:
-    """*Coupled* at one position: target and drafter draw from p and q with the same noise."""
+    """Draw from p and q with the same noise, as *coupled* does at one position."""
     keys = key_tensor(absorbed(stems(seed, 0, Stream.TARGET, 0), np.arange(draws)))
     ids = torch.arange(len(p)).expand(draws, len(p))
     noise = gumbel(keys[:, None].expand_as(ids), ids).numpy()
@@ -90,7 +90,7 @@ def coupled_agreement(p: Floats, q: Floats, draws: int, seed: int) -> Agreement:
 
 EXACT = 1e-9
 NOISE_LIMIT = 4.5
-"""Standard deviations: chance does worse once in a hundred thousand checks."""
+"""Standard deviations: exceeded by chance once in 100,000 checks."""
 
 CHAIN_RULES = (Rule.TOKEN, Rule.BLOCK)
 
@@ -117,18 +117,18 @@ PARAMETERS = {
 
 @dataclass(frozen=True)
 class ProofSize:
-    """How much to try."""
+    """Size of the suites."""
 
     chains: tuple[int, ...]  # draft lengths to enumerate
     trees: tuple[str, ...]  # of TREES
-    targets: int  # targets to enumerate for each shape, drafter and parameter
+    targets: int  # targets per shape, drafter and parameter
     pathwise: int  # random cases of the coupled rule
-    samples: int  # requests through the real step for each rule
-    bias: float  # total variation that the samples must show with 95% power
+    samples: int  # requests through the real step per rule
+    bias: float  # total variation to detect with 95% power
 
     @property
     def name(self) -> str:
-        """What a user calls it."""
+        """Public name of the size."""
         return "full" if self == FULL else "quick"
 
 
@@ -139,19 +139,19 @@ FULL = ProofSize(
 
 
 def run_suites(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
-    """All rows of the report, as they become known."""
+    """Yield all rows of the report."""
     for suite in (enumerated, enumerated_trees, like_block, pathwise, noise, acceptance, sampled):
         yield from suite(size, progress)
 
 
 def small_case(rule: Rule, params: SamplingParams, target: int) -> Case:
-    """A request over three tokens, one of which may end it, with one bad word."""
+    """Return a request over three tokens, one of which may end it, with one bad word."""
     words = ((1, 2), (2, 2, 0)) if params.min_tokens else ()
     return Case(params, TokenLimits(3, (0,), words), (1, 2), 0, 1000 + target, rule=rule, spread=1.0)
 
 
 def _worst(size: ProofSize, rule: Rule, laws: Callable[[Case], Iterator[Law]]) -> tuple[int, float]:
-    """(laws tried, the largest deviation from the target's) over all parameters and targets."""
+    """Return (number tried, largest deviation from the target) over all parameters and targets."""
     worst, tried = 0.0, 0
     for params in PARAMETERS.values():
         for target in range(size.targets):
@@ -163,7 +163,7 @@ def _worst(size: ProofSize, rule: Rule, laws: Callable[[Case], Iterator[Law]]) -
 
 
 def enumerated(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
-    """*Token* and *block*: the joint law of three positions over several steps, to 1e-9."""
+    """*Token* and *block*: compare the joint distribution of three positions over several steps, to 1e-9."""
     for rule in CHAIN_RULES:
         for done, kind in enumerate(DraftKind):
 
@@ -176,7 +176,7 @@ def enumerated(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
 
 
 def enumerated_trees(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
-    """*Traversal*: the same for trees, their siblings drawn with and without replacement."""
+    """*Traversal*: the same for trees, with siblings drawn with and without replacement."""
     for done, (kind, replaced) in enumerate(product(DraftKind, (False, True)), 1):
 
         def laws(case: Case, kind: DraftKind = kind, replaced: bool = replaced) -> Iterator[Law]:
@@ -190,7 +190,7 @@ def enumerated_trees(size: ProofSize, progress: StageProgress) -> Iterator[Proof
 
 
 def like_block(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
-    """On a chain *traversal* is *block*."""
+    """Compare *traversal* with *block* on chains."""
     worst, tried = 0.0, 0
     for done, draft_kind in enumerate(DraftKind):
         for length in size.chains:
@@ -204,7 +204,7 @@ def like_block(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
 
 
 def pathwise(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
-    """*Coupled*: the text of plain sampling, exactly."""
+    """*Coupled*: compare with the text of plain sampling, exactly."""
     parts, accepted, wrong = 10, 0, 0
     for part in range(parts):
         _, more, differing = pathwise_mismatches(size.pathwise // parts, seed=part)
@@ -215,14 +215,14 @@ def pathwise(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
 
 
 def noise(_: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
-    """The noise that everything is drawn with."""
+    """Test the noise."""
     progress("noise", 0, 1)
     for check in noise_checks():
         yield bounded("noise", check.name, check.draws, abs(check.deviation), NOISE_LIMIT)
 
 
 def acceptance(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
-    """Block accepts at least what token does; coupled keeps its bound; token accepts 1 - TV at one position."""
+    """Compare acceptance: block at least token's; coupled within its bound; token 1 - TV at one position."""
     progress("acceptance", 0, 1)
     gap, matched = 0.0, 0.0
     tried = 12 * size.targets
@@ -252,7 +252,7 @@ def acceptance(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
 
 
 def sampled(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
-    """All rules through the real step on a tiny decoder, with the power of the test."""
+    """Sample all rules through the real step on a tiny decoder, and measure the test's power."""
     decoder = default_decoder()
     law = true_law(decoder)
     power = measure_power(law, size.samples, size.bias, runs=1000, seed=1)

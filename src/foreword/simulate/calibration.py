@@ -1,4 +1,4 @@
-"""Numbers out of files that `foreword bench` has written."""
+"""Reads costs from results of `foreword bench`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,21 +13,21 @@ from foreword.simulate.costs import ILLUSTRATIVE, AcceptanceCurve, LevelTimes, P
 from foreword.simulate.scenario import Network
 
 _P99 = 2.326  # of the normal distribution
-_WIDEST = 1.0  # spread of a round trip's logarithm
+_WIDEST = 1.0  # maximum standard deviation of log round trips
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Costs, acceptance and network, and what of them was measured."""
+    """Costs, acceptance and network, and which of them were measured."""
 
     costs: SimulatedCosts = ILLUSTRATIVE
     kinds: tuple[AcceptanceCurve, ...] = ()
     network: Network = field(default_factory=Network)
-    measured: dict[str, str] = field(default_factory=dict)  # what, and by which file
+    measured: dict[str, str] = field(default_factory=dict)  # quantity -> file
 
     @property
     def assumed(self) -> list[str]:
-        """What is made up."""
+        """Return the quantities that are assumed."""
         parts = {
             "steps": "the target's passes",
             "drafter": "acceptance and drafting on the target's device",
@@ -42,7 +42,7 @@ def calibrate(
     link: Path | None = None,
     method: str | None = None,
 ) -> Calibration:
-    """All that the files say; the rest is illustrative."""
+    """Read the files; other quantities are illustrative."""
     found = Calibration()
     if step is not None:
         found = read_output(
@@ -64,7 +64,7 @@ def calibrate(
 
 
 def with_steps(known: Calibration, value: Mapping[str, Any]) -> Calibration:
-    """The pass by its rows, and what a token of a prompt takes where that was measured."""
+    """Set pass times by rows, and the time per prompt token if measured."""
     times = sorted((int(row["n"]), _ms(row["ms"])) for row in value["rows"])
     if not times or times[0][0] != 1:
         raise ValueError("no pass over one row")
@@ -82,9 +82,9 @@ def with_steps(known: Calibration, value: Mapping[str, Any]) -> Calibration:
 def with_drafter(
     known: Calibration, whole: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> Calibration:
-    """Acceptance by kind of work; of all together, drafting on the target's device and what a step takes besides."""
+    """Set acceptance by kind of work, local drafting time, and host time."""
     drafted, passes = whole["drafted_per_position"], int(whole["passes"])
-    levels = sum(drafted) / max(drafted[0], 1)  # of a draft that has any
+    levels = sum(drafted) / max(drafted[0], 1)  # mean levels of non-empty drafts
     draft, own = _ms(whole["draft_ms"]), _ms(whole["accept_ms"]) + _ms(whole["rest_ms"])
     parts = [drafter_kinds().get(part) for part in _methods(str(whole["drafter"]))]
     is_slow = any(kind is not None and kind.traits.drafts_by_level for kind in parts)
@@ -103,12 +103,12 @@ def with_drafter(
 
 def _acceptance(row: Mapping[str, Any]) -> AcceptanceCurve:
     if not sum(row["drafted_per_position"]):
-        return AcceptanceCurve((0.0,), (0.0,))  # it had nothing to say
+        return AcceptanceCurve((0.0,), (0.0,))  # no drafts
     return acceptance_of(row["drafted_per_position"], row["accepted_per_position"], int(row["passes"]))
 
 
 def acceptance_of(drafted: Sequence[int], accepted: Sequence[int], passes: int) -> AcceptanceCurve:
-    """From counts by place in the draft; what was hardly ever drafted says nothing."""
+    """Return the curve from counts by position; rare positions are ignored."""
     places = [place for place, count in enumerate(drafted) if count > 0]
     if not places or passes < 1:
         raise ValueError("nothing was drafted")
@@ -123,9 +123,9 @@ def acceptance_of(drafted: Sequence[int], accepted: Sequence[int], passes: int) 
 
 
 def with_link(known: Calibration, value: Mapping[str, Any], runs_ahead: bool = True) -> Calibration:
-    """Round trips, levels of a node by the requests that it has, and the engine's own work.
+    """Set round trips, level times by number of requests, and host time.
 
-    A node that runs ahead is in the middle of a round, on average, when it hears of a text.
+    A node that runs ahead is, on average, in the middle of a round when a text arrives.
     """
     trip, worst = _ms(value["round_trip_ms"]), _ms(value["round_trip_p99_ms"])
     costs = sorted(value["costs"], key=lambda cost: int(cost["batch"]))
@@ -158,7 +158,7 @@ def with_link(known: Calibration, value: Mapping[str, Any], runs_ahead: bool = T
 def _with_best(
     known: Calibration, value: Mapping[str, Any], method: str | None, path: Path
 ) -> tuple[Calibration, str]:
-    """The drafter that is asked for, or else the fastest."""
+    """Use the requested drafter, or the fastest."""
     wholes = [row for row in value["rows"] if row["category"] == "all"]
     if not wholes:
         raise ValueError("no row over all kinds of work")
@@ -172,7 +172,7 @@ def _with_best(
 
 
 def _methods(label: str) -> list[str]:
-    """The names in a label such as `suffix+draft_model` or `eagle3 (random)`."""
+    """Return the names in a label such as `suffix+draft_model` or `eagle3 (random)`."""
     return [part.split()[0].split("(")[0] for part in label.split("+") if part.split()]
 
 

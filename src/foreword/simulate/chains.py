@@ -1,4 +1,4 @@
-"""Draft nodes, and the chains that they have drafted for one target: how many levels are there at which moment."""
+"""Simulated draft nodes and their chains for one target: which levels exist at which time."""
 
 from heapq import heappop, heappush
 from itertools import count
@@ -13,13 +13,13 @@ from foreword.simulate.costs import Counts, Dice, LevelTimes
 from foreword.simulate.scenario import Scenario, WaitRule
 
 SLOW_FACTOR = 10.0
-"""How much longer the levels of a slow node take."""
+"""Slow-down of a slow node."""
 
 _numbers = count()
 
 
 class DraftJob:
-    """What a node has to do for one target, until its chains are as long as they get."""
+    """A node's work for one target, until its chains reach their maximum length."""
 
     __slots__ = ("requests", "until")
 
@@ -29,45 +29,45 @@ class DraftJob:
 
 
 class SimNode:
-    """Sessions of many targets, drafted for in common rounds."""
+    """A node that drafts for sessions of many targets in common rounds."""
 
     def __init__(self, number: int, zone: int, born: float, ready: float) -> None:
         self.number = number
         self.zone = zone
-        self.born = born  # from when on it is paid for
-        self.ready = ready  # from when on it drafts
-        self.gone: float | None = None  # it was given back
+        self.born = born  # start of its cost
+        self.ready = ready  # start of drafting
+        self.gone: float | None = None  # when it was removed
         self.sessions = 0
         self.is_dead = False
-        self.silent_since: float | None = None  # for targets of all zones, or of the others
+        self.silent_since: float | None = None  # for targets of all zones, or of other zones
         self.is_partitioned = False
         self.factor = 1.0
-        self.busy_seconds = 0.0  # in which it had something to do
+        self.busy_seconds = 0.0  # with work
         self._busy_until = 0.0
         self._active = 0
         self._jobs: list[tuple[float, int, DraftJob]] = []
 
     def takes(self, now: float) -> bool:
-        """Whether it can be a home."""
+        """Whether requests may be assigned to it."""
         return not self.is_dead and self.gone is None and now >= self.ready and self.silent_since is None
 
     def is_silent_for(self, zone: int) -> bool:
         return self.silent_since is not None and (not self.is_partitioned or zone != self.zone)
 
     def level_seconds(self, requests: int, times: LevelTimes, round_batch: int) -> float:
-        """One level for all of so many requests: more than a round holds take turns."""
+        """Return the seconds of one level for `requests` requests; more than a round holds take turns."""
         turns = max(1.0, requests / round_batch)
         return times.seconds(min(requests, round_batch)) * turns * self.factor
 
     def active(self, now: float) -> int:
-        """Requests that it is drafting for."""
+        """Return the number of requests that it drafts for."""
         jobs = self._jobs
         while jobs and jobs[0][0] <= now:
             self._active -= heappop(jobs)[2].requests
         return self._active
 
     def take(self, job: DraftJob, now: float, old: DraftJob | None) -> None:
-        """Work for a target, in place of what it had before."""
+        """Replace a target's work."""
         if old is not None and old.until > now:
             self._active -= old.requests
             old.requests = 0
@@ -82,32 +82,32 @@ SILENCE = 30.0
 """Seconds after which a silent node counts as gone (`cluster/connection.py`)."""
 
 NO_HOME = -1
-_DRAWN = 256  # random numbers at once
-_SHORTEST = 1e-9  # seconds of a level: lookups say all at once
+_DRAWN = 256  # random numbers drawn at once
+_SHORTEST = 1e-9  # seconds per level of lookups, whose levels arrive together
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 
 class NodeDirectory(Protocol):
-    """What a target knows of the nodes."""
+    """A target's view of the nodes."""
 
     nodes: list[SimNode]
 
     def find_home(self, zone: int, now: float) -> SimNode | None:
-        """A near node with room."""
+        """Return a near node with capacity."""
         ...
 
     def round_trip(self, zone: int, node: SimNode) -> float:
-        """Seconds, as it happens to be this time."""
+        """Return a random round trip in seconds."""
         ...
 
 
 class Chains:
-    """One draft chain for every request of a target, growing on its node while the target verifies.
+    """One draft chain per request of a target, growing on its node while the target verifies.
 
-    Level l (from 1 on) of a request's chain is there from `first_at + (l - 1) * pace` on, levels up to `base` at once,
-    and none beyond `cap`.
+    Level l (from 1) of a chain exists from `first_at + (l - 1) * pace` on, levels up to `base` immediately, and none
+    beyond `cap`.
     """
 
     def __init__(
@@ -132,35 +132,35 @@ class Chains:
         self._counted = np.zeros(slots, np.int64)
         self._moves = MoveBudget(0.0)
         self._jobs: dict[int, DraftJob] = {}
-        self._in_vain: set[int] = set()  # nodes that were waited for once, and are silent since
+        self._in_vain: set[int] = set()  # silent nodes that were awaited once
         self._rate = TokenRate()
-        self._chances: list[float] = []  # random numbers to come
-        self.drafted = 0  # levels
+        self._chances: list[float] = []  # random numbers in advance
+        self.drafted = 0  # number of levels
         self.moves = 0
         self.waits_in_vain = 0
         self._most = 2 * scenario.k + 1 if scenario.runs_ahead else scenario.k
 
     @property
     def homes(self) -> list[int]:
-        """Of every request, the number of its node."""
+        """Return the node number of every request."""
         return [home for home in self._home if home != NO_HOME]
 
     def open(self, slot: int, now: float) -> None:
-        """A request that came at this moment: its node reads the prompt while it waits for its turn."""
+        """Open a session for a new request; its node processes the prompt while the request waits."""
         self._pair(slot, now)
 
     def close(self, slot: int) -> None:
-        """It has ended."""
+        """End a session."""
         if self._home[slot] != NO_HOME:
             self._cluster.nodes[self._home[slot]].sessions -= 1
         self._home[slot], self._is_moving[slot] = NO_HOME, False
 
     def came(self, tokens: int, now: float) -> None:
-        """Tokens of all requests since the last pass."""
+        """Record tokens committed since the last pass."""
         self._rate.came(tokens, now)
 
     def levels(self, now: float, live: Flags, wants: Flags) -> tuple[Counts, float]:
-        """Return the draft tokens of each request's pass, and when the pass begins."""
+        """Return the draft tokens of each request's pass, and its start time."""
         hears, silent, trips, paces, rests = self._ask_nodes(now, live)
         self._follow(now, hears, trips, paces, rests)
         go = self._go(now, hears & wants, silent, trips)
@@ -168,7 +168,7 @@ class Chains:
         return np.where(wants, np.minimum(self._arrived(go), k), 0), go
 
     def judged(self, used: Counts, right: Counts) -> None:
-        """The verdict: a chain goes on if all that was used is right, and the target's own token is its next."""
+        """Record the verdict: a chain continues if all used levels are right and it predicted the target's token."""
         self._goes_on = right > used
         self._passed = used + 1
 
@@ -186,7 +186,7 @@ class Chains:
         self._ready[slot] = now + prompt
 
     def _lose(self, slot: int) -> None:
-        """Its node is gone; another home may be had, a few a second (`MoveBudget`)."""
+        """Drop a request's node; few requests per second get another (`MoveBudget`)."""
         self._cluster.nodes[self._home[slot]].sessions -= 1
         self._home[slot], self._is_moving[slot], self._cap[slot] = NO_HOME, True, 0
 
@@ -197,7 +197,8 @@ class Chains:
         return since is not None and node.is_silent_for(self._zone) and now - since > SILENCE
 
     def _ask_nodes(self, now: float, live: Flags) -> tuple[Flags, Flags, Floats, Floats, Floats]:
-        """Tell every node what was committed; by request: who hears it, whose node is silent, and what it will take."""
+        """Notify every node of the commits; return by request: informed, silent, round trip, level time,
+        remaining round."""
         slots = len(self._home)
         hears, silent = [False] * slots, [False] * slots
         times = [(0.0, 1.0, 0.0)] * slots
@@ -230,7 +231,7 @@ class Chains:
         return np.array(hears), np.array(silent), trips, paces, rests
 
     def _ask(self, node: SimNode, requests: int, now: float) -> tuple[float, float, float]:
-        """Round trip, seconds of a level, and what is left of the round that the node is in."""
+        """Return round trip, seconds per level, and the remaining time of the node's current round."""
         scenario, old = self._scenario, self._jobs.get(node.number)
         busy = node.active(now)
         others = busy - (old.requests if old is not None and old.until > now else 0)
@@ -249,7 +250,7 @@ class Chains:
         return self._chances.pop()
 
     def _follow(self, now: float, hears: Flags, trips: Floats, paces: Floats, rests: Floats) -> None:
-        """Chains that go on are shifted by what was committed; the others begin again after the text."""
+        """Shift continuing chains by the committed tokens; restart the others."""
         arrived = self._arrived(now)
         self.drafted += int(np.maximum(arrived - self._counted, 0).sum())
         on = self._goes_on
@@ -270,7 +271,7 @@ class Chains:
         return np.minimum(np.maximum(steps, self._base), self._cap)
 
     def _go(self, now: float, hears: Flags, silent: Flags, trips: Floats) -> float:
-        """When the pass begins."""
+        """Return when the pass starts."""
         waiting, k = self._scenario.waiting, self._scenario.k
         if waiting is WaitRule.ALL:
             wanted = np.minimum(self._cap, k)
@@ -288,7 +289,7 @@ class Chains:
         return now + worth_waiting(prospects, rate)
 
     def _prospects(self, now: float, hears: Flags, trips: Floats) -> list[ExpectedArrival]:
-        """Requests for which equally much comes at equal times are one."""
+        """Return expected arrivals, grouped by equal amounts and times."""
         k, costs, survival = self._scenario.k, self._scenario.costs.node, self._dice.chances
         there = np.minimum(self._arrived(now), k)
         nexts = self._first_at + there * self._pace - now
@@ -313,7 +314,7 @@ class Chains:
         ]
 
     def _hung(self, silent: Flags) -> dict[int, ExpectedArrival]:
-        """By node, what a target expects of it that has not noticed yet that it is silent."""
+        """Return, by node, what a target expects that has not noticed the node's silence."""
         found: dict[int, ExpectedArrival] = {}
         if not silent.any():
             return found

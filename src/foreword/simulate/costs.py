@@ -1,4 +1,4 @@
-"""What things take, in seconds, and how often draft tokens are there and accepted: measured or assumed."""
+"""Simulated costs in seconds, and coverage and acceptance of drafts."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Seconds of a target's pass by its rows: straight lines between what is known, and on beyond the last."""
+    """Pass time by rows: piecewise linear, extrapolated beyond the last point."""
 
-    points: tuple[tuple[int, float], ...]  # by rows, rising
+    points: tuple[tuple[int, float], ...]  # by rows, ascending
 
     @staticmethod
     def straight(first: float, per_row: float) -> "PassTimes":
-        """A pass over one row, and what every further one adds."""
+        """Return a line from the time of one row and the time per further row."""
         return PassTimes(((1, first), (2, first + per_row)))
 
     @property
     def most_measured(self) -> int:
-        """Rows beyond which times are drawn on from the last two."""
+        """Rows beyond which times are extrapolated."""
         return self.points[-1][0]
 
     def seconds(self, rows: int) -> float:
@@ -37,45 +37,45 @@ class PassTimes:
 
 @dataclass(frozen=True)
 class LevelTimes:
-    """Drafting on one device."""
+    """Drafting times of one device."""
 
-    level: float  # one level for one request
-    per_request: float = 0.0  # more, for each further request of the same round
-    first: float = 0.0  # before the first level of a draft
+    level: float  # per level of one request
+    per_request: float = 0.0  # per further request in a round
+    first: float = 0.0  # before the first level
 
     def seconds(self, requests: int) -> float:
-        """One level for so many requests."""
+        """Return the time of one level for `requests` requests."""
         return self.level + self.per_request * (requests - 1)
 
     def scaled(self, level: float) -> "LevelTimes":
-        """With a level that takes as long as this, and further requests in proportion."""
+        """Return the times scaled to this time per level."""
         per_request = self.per_request * level / self.level if self.level else 0.0
         return LevelTimes(level, per_request, self.first)
 
 
 @dataclass(frozen=True)
 class SimulatedCosts:
-    """All of them."""
+    """All costs of a simulation."""
 
     passes: PassTimes
-    local: LevelTimes  # drafting on the target's own device
-    node: LevelTimes  # drafting on a draft node
-    host: float = 0.0  # of a step, beside its pass and its draft
-    guessing_host: float = 0.0  # more of a step with drafts
-    per_row: float = 0.0  # of a step, for every row that is judged
-    remote: float = 0.0  # work of the target's own thread for its draft nodes, per step
+    local: LevelTimes  # on the target's device
+    node: LevelTimes  # on a draft node
+    host: float = 0.0  # host time per step, besides pass and draft
+    guessing_host: float = 0.0  # additional host time of a step with drafts
+    per_row: float = 0.0  # per judged row
+    remote: float = 0.0  # host time for draft nodes, per step
     remote_per_request: float = 0.0
-    prompt: float = 0.0  # a token of a prompt, at the target
-    node_prompt: float = 0.0  # and at a draft node
+    prompt: float = 0.0  # per prompt token on the target
+    node_prompt: float = 0.0  # per prompt token on a draft node
 
     def step(self, requests: int, drafted: int, prompt_tokens: int = 0) -> float:
-        """A step without its draft."""
+        """Return the time of a step without its draft."""
         rows = requests + drafted
         seconds = self.passes.seconds(rows) + self.host + self.per_row * rows + self.prompt * prompt_tokens
         return seconds + self.guessing_host if drafted else seconds
 
     def telling(self, requests: int) -> float:
-        """The target's work for its nodes in a step."""
+        """Return the target's time for notifying nodes in a step."""
         return self.remote + self.remote_per_request * (requests - 1)
 
 
@@ -88,50 +88,50 @@ ILLUSTRATIVE = SimulatedCosts(
     prompt=0.05e-3,
     node_prompt=0.005e-3,
 )
-"""A large target and a draft model about twenty times as fast: assumed values of the right size."""
+"""A large target and a draft model about twenty times as fast: plausible assumptions."""
 
 
 MOST_LEVELS = 130
-"""Of a chain; what nodes draft ahead included."""
+"""Maximum chain length including run-ahead."""
 
 Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class AcceptanceCurve:
-    """Level by level. Levels beyond the last go on as the last one does."""
+    """Acceptance by level; deeper levels continue the last one."""
 
-    survival: tuple[float, ...]  # chance that a draft is accepted up to this level, where it has it
-    coverage: tuple[float, ...] = (1.0,)  # chance that a draft has this level
+    survival: tuple[float, ...]  # probability that a draft is accepted up to this level, if it has it
+    coverage: tuple[float, ...] = (1.0,)  # probability that a draft has this level
 
     @staticmethod
     def of_rate(alpha: float) -> "AcceptanceCurve":
-        """Return the curve where every level is accepted with this chance if those before it were."""
+        """Return the curve of a constant acceptance rate per level."""
         return AcceptanceCurve((alpha,))
 
     @property
     def first(self) -> float:
-        """Return the chance that a first draft token is accepted."""
+        """Return the acceptance of a first draft token."""
         return self.survival[0]
 
     @cached_property
     def chances(self) -> tuple[float, ...]:
-        """`survival`, for all levels that there can be."""
+        """`survival` for all possible levels."""
         before = self.survival[-2] if len(self.survival) > 1 else 1.0
         return _continued(self.survival, self.survival[-1] / before if before else 0.0)
 
     @property
     def is_everywhere(self) -> bool:
-        """Return whether a draft always has every level."""
+        """Return whether drafts always have every level."""
         return min(self.coverage) >= 1.0
 
 
 class Dice:
-    """Draws drafts and acceptance of a batch, whose requests are of several kinds of work."""
+    """Samples drafts and acceptance of a batch with several kinds of work."""
 
     def __init__(self, kinds: Sequence[AcceptanceCurve], requests: int) -> None:
         self._kinds = kinds
-        self._of = np.arange(requests) % len(kinds)  # the kind of each request
+        self._of = np.arange(requests) % len(kinds)  # kind of each request
         self._next = requests % len(kinds)
         self._is_everywhere = all(kind.is_everywhere for kind in kinds)
         self._right = np.array([kind.chances for kind in kinds])
@@ -142,20 +142,20 @@ class Dice:
 
     @cached_property
     def chances(self) -> tuple[float, ...]:
-        """By level, that it is right: the mean of all kinds, which is what is known of a node."""
+        """Mean acceptance by level over all kinds, which is what a target knows of a node."""
         return tuple(self._right.mean(0).tolist())
 
     def renew(self, place: int) -> None:
-        """Another request, of the kind whose turn it is."""
+        """Replace a request by one of the next kind."""
         self._of[place] = self._next
         self._next = (self._next + 1) % len(self._kinds)
 
     def right(self, rng: np.random.Generator) -> Counts:
-        """Return, for each request, the levels that are accepted before the first rejected one."""
+        """Return, per request, the accepted levels."""
         return _below(self._right, self._of, rng)
 
     def lengths(self, rng: np.random.Generator, most: int) -> Counts:
-        """For each request, levels that its draft has, of `most` that are wanted."""
+        """Return, per request, the available levels out of `most`."""
         if self._is_everywhere:
             return np.full(len(self._of), most)
         found = _below(self._there, self._of, rng)
@@ -163,7 +163,7 @@ class Dice:
 
 
 def _below(chances: npt.NDArray[np.float64], kinds: Counts, rng: np.random.Generator) -> Counts:
-    """For each request, how many of its kind's falling chances are above a number drawn for it."""
+    """Return, per request, how many of its kind's falling probabilities exceed a random number."""
     drawn = rng.random(len(kinds))
     if len(chances) == 1:
         return np.searchsorted(-chances[0], -drawn)

@@ -1,4 +1,4 @@
-"""A simulation as one page, and the autoscaler's effect as one line."""
+"""Simulation results as an HTML page, and a summary of autoscaling."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from foreword.simulate.world import LOOK_SECONDS, SimulationResult
 
 
 def scaling_summary(scenario: Scenario, outcome: SimulationResult) -> str:
-    """One line."""
+    """Return one line."""
     rule, over_time = scenario.autoscale, outcome.nodes_over_time
     assert rule is not None
     have, wanted = over_time[0], outcome.nodes_wanted
@@ -29,7 +29,7 @@ def _too_short(rule: Autoscale, is_more: bool) -> str:
     what = f"one is added after {after:g} s of too few and drafts {rule.boot:g} s later (--boot-s)"
     if not is_more:
         what = f"one is given back after {after:g} s of too many"
-    # The first tenth of the time is warm-up, and the load is looked at every second.
+    # The first tenth of the time is warm-up, and the load is checked every second.
     seconds = math.ceil((after + is_more * rule.boot + 3 * LOOK_SECONDS) / 0.9)
     return f"{what}: simulate --seconds {seconds} or more"
 
@@ -57,7 +57,7 @@ def simulation_page(
     points: Sequence[Point],
     about: Sequence[str],
 ) -> str:
-    """What was compared, what happened when, and each axis with its three pictures."""
+    """Return the page: comparison, time lines, and three charts per axis."""
     fleet = scenario.fleet
     title = (
         f"simulated: {fleet.targets} targets, {fleet.nodes} draft nodes, batch {fleet.batch}, K {scenario.k}"

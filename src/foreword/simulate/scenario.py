@@ -1,4 +1,4 @@
-"""What is simulated."""
+"""Parameters of a simulation."""
 
 import re
 from dataclasses import dataclass, field
@@ -12,34 +12,34 @@ class DraftPlacement(StrEnum):
     """Where drafts are made."""
 
     PLAIN = "plain"  # speculation is off
-    LOCAL = "local"  # each target for itself, on its own device
+    LOCAL = "local"  # on each target's own device
     REMOTE = "remote"  # draft nodes
 
 
 class WaitRule(StrEnum):
     """How long a pass waits for levels in flight."""
 
-    WORTH = "worth"  # it waits while that brings more than it costs, as the drafter `remote` does
-    ALL = "all"  # it waits for all that it wants
-    NONE = "none"  # it takes what is there
+    WORTH = "worth"  # while the expected gain is positive, like the drafter `remote`
+    ALL = "all"  # for all wanted levels
+    NONE = "none"  # not at all
 
 
 class FailureKind(StrEnum):
-    """What goes wrong with draft nodes."""
+    """Failures of draft nodes."""
 
-    KILL = "kill"  # gone, and its connections end at once
-    HANG = "hang"  # silent; after half a minute its connections end
-    PARTITION = "partition"  # silent for the targets of other zones
+    KILL = "kill"  # connections end immediately
+    HANG = "hang"  # silent; connections end after 30 s
+    PARTITION = "partition"  # silent for targets of other zones
     SLOW = "slow"  # ten times as slow
 
 
 MOST_REQUESTS = 1e6
-"""That can be simulated."""
+"""Maximum number of simulated requests."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Some nodes, for a while."""
+    """A failure of some nodes for some time."""
 
     kind: FailureKind
     nodes: int
@@ -48,7 +48,7 @@ class Failure:
 
     @staticmethod
     def parse(text: str) -> "Failure":
-        """`kill:2@10+5`: two nodes die at 10 s and are back 5 s later."""
+        """Parse `kill:2@10+5`: two nodes die at 10 s and are back 5 s later."""
         found = re.fullmatch(r"(\w+):(\d+)@([\d.]+)(?:\+([\d.]+))?", text)
         try:
             if found is None or found[1] not in list(FailureKind):
@@ -63,14 +63,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class FleetSize:
-    """Machines."""
+    """Number of machines and capacities."""
 
     targets: int = 8
     nodes: int = 2
-    zones: int = 1  # targets and nodes are dealt out to them in turn
-    batch: int = 16  # requests that a target has at once
-    capacity: int = 256  # requests of all targets that a node takes
-    round_batch: int = 64  # of those, the most that it drafts for in one round
+    zones: int = 1  # targets and nodes are distributed in turn
+    batch: int = 16  # concurrent requests per target
+    capacity: int = 256  # requests per node, of all targets
+    round_batch: int = 64  # requests per round
 
 
 @dataclass(frozen=True)
@@ -79,25 +79,25 @@ class Network:
 
     round_trip: float = 0.3e-3  # within a zone
     zone_round_trip: float = 2e-3  # between zones
-    jitter: float = 0.1  # spread of its logarithm
-    tail_chance: float = 0.002  # of a round trip that is longer by `tail_seconds`
+    jitter: float = 0.1  # standard deviation of the log
+    tail_chance: float = 0.002  # probability of an additional `tail_seconds`
     tail_seconds: float = 0.02
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Requests: as many as fit, or as many a second as is said."""
+    """Requests: always full batches, or at given rates."""
 
     rates: tuple[
         float, ...
     ] = ()  # requests per second of the fleet, in equal parts of the time; none: always full
     prompt: int = 512  # tokens
-    answer: float = 256.0  # tokens, the mean; how many there are is as random as it can be
+    answer: float = 256.0  # mean tokens, geometrically distributed
 
 
 @dataclass(frozen=True)
 class HourlyPrices:
-    """Of an hour."""
+    """Prices per hour."""
 
     target: float = 10.0
     node: float = 1.0
@@ -105,9 +105,9 @@ class HourlyPrices:
 
 @dataclass(frozen=True)
 class Autoscale:
-    """Draft nodes by the ratio formula (`cluster/pools/scaling.py`), after what it says has held for a while."""
+    """Autoscaling of draft nodes by the ratio formula (`cluster/pools/scaling.py`)."""
 
-    boot: float = 60.0  # seconds until a node that is wanted drafts; it is paid for meanwhile
+    boot: float = 60.0  # seconds until a new node drafts; it costs meanwhile
     up_after: float = 10.0
     down_after: float = 300.0
     least: int = 1
@@ -116,7 +116,7 @@ class Autoscale:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One run."""
+    """One simulation run."""
 
     fleet: FleetSize = field(default_factory=FleetSize)
     network: Network = field(default_factory=Network)
@@ -132,7 +132,7 @@ class Scenario:
     k: int = 5
     failures: tuple[Failure, ...] = ()
     autoscale: Autoscale | None = None
-    seconds: float = 20.0  # simulated; the first tenth does not count
+    seconds: float = 20.0  # simulated time; the first tenth is warm-up
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -175,5 +175,5 @@ class Scenario:
 
     @property
     def counts_from(self) -> float:
-        """What happens before is warm-up."""
+        """End of the warm-up."""
         return self.seconds / 10

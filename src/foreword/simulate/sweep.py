@@ -1,4 +1,4 @@
-"""One scenario varied along one axis at a time, and the smallest fleet that reaches a goal."""
+"""Varies a scenario along one axis at a time, and finds the smallest fleet for a goal."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,12 +12,12 @@ from foreword.simulate.scenario import DraftPlacement, Scenario
 from foreword.simulate.world import SimulationResult, World
 
 IN_STEP = "no run-ahead"
-"""Draft nodes that draft while their targets wait."""
+"""Draft nodes without run-ahead."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Something that is varied."""
+    """A varied parameter."""
 
     name: str
     values: tuple[float, ...]
@@ -30,14 +30,14 @@ class Point:
 
     axis: str
     value: float
-    who: str  # drafts
+    who: str  # way of drafting
     outcome: SimulationResult
 
 
 def axes_of(scenario: Scenario, points: int = 5) -> list[Axis]:
-    """Draft nodes for each target, distance, acceptance, K and batch, around what the scenario has."""
+    """Return axes around the scenario: nodes per target, distance, acceptance, K and batch."""
     targets, network = scenario.fleet.targets, scenario.network
-    least = max((failure.nodes for failure in scenario.failures), default=1)  # that there are to fail
+    least = max((failure.nodes for failure in scenario.failures), default=1)  # nodes that fail
     ratios = sorted({max(round(targets * part), least) for part in (0.125, 0.25, 0.5, 1.0, 2.0)})[:points]
     return [
         Axis(
@@ -65,7 +65,7 @@ def axes_of(scenario: Scenario, points: int = 5) -> list[Axis]:
 
 
 def ways(scenario: Scenario) -> dict[str, Scenario]:
-    """Return the same traffic with plain decoding, local drafting and draft nodes, where there are any."""
+    """Return the scenario with plain decoding, local drafting and, if any, draft nodes."""
     has_nodes = scenario.fleet.nodes > 0 or scenario.autoscale is not None
     found = {
         who.value: replace(scenario, drafting=who)
@@ -78,7 +78,7 @@ def ways(scenario: Scenario) -> dict[str, Scenario]:
 
 
 def compare_ways(scenario: Scenario, on_progress: StageProgress) -> dict[str, SimulationResult]:
-    """All of them, on the scenario as it is."""
+    """Simulate all ways of drafting."""
     found, ordered = {}, ways(scenario)
     for number, (who, one) in enumerate(ordered.items()):
 
@@ -90,7 +90,7 @@ def compare_ways(scenario: Scenario, on_progress: StageProgress) -> dict[str, Si
 
 
 def sweep(scenario: Scenario, axes: Sequence[Axis], on_progress: StageProgress) -> list[Point]:
-    """Every value of every axis; where an axis does not matter to somebody, that one runs once."""
+    """Simulate every value of every axis; runs that an axis does not affect are reused."""
     runs = [
         (axis, value, who, one)
         for axis in axes
@@ -109,7 +109,7 @@ def sweep(scenario: Scenario, axes: Sequence[Axis], on_progress: StageProgress) 
 
 
 def _relevant(scenario: Scenario) -> Scenario:
-    """Without what plain and local decoding do not depend on."""
+    """Return the scenario without parameters that plain and local decoding ignore."""
     plain = Scenario()
     if scenario.drafting is DraftPlacement.REMOTE:
         return scenario
@@ -123,21 +123,21 @@ def _relevant(scenario: Scenario) -> Scenario:
 
 
 class Vary(StrEnum):
-    """The machines that are counted."""
+    """The varied machines."""
 
-    TARGETS = "targets"  # with draft nodes in the scenario's proportion
+    TARGETS = "targets"  # with draft nodes in proportion
     NODES = "nodes"  # for the scenario's targets
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What the fleet is to reach; None: any value will do."""
+    """Goals of a fleet; None: unrestricted."""
 
     tokens_per_second: float | None = None
-    token_ms_p95: float | None = None  # by request, the mean time of a token
+    token_ms_p95: float | None = None  # mean time per token, by request
 
     def missed(self, found: SimulationResult) -> list[str]:
-        """Return the figures that fall short, with their values."""
+        """Return the missed figures with their values."""
         missed = []
         if self.tokens_per_second is not None and found.tokens_per_second < self.tokens_per_second:
             missed.append(f"{found.tokens_per_second:.0f} tokens/s")
@@ -151,9 +151,9 @@ class Goal:
 
 @dataclass(frozen=True)
 class FleetTrial:
-    """One fleet that was simulated."""
+    """One simulated fleet."""
 
-    who: str  # drafts
+    who: str  # way of drafting
     targets: int
     nodes: int
     tokens_per_second: float
@@ -167,17 +167,17 @@ class SmallestFleet:
     """The smallest fleet for one way of drafting."""
 
     who: str
-    fleet: FleetTrial | None  # None: no fleet up to the bound reaches the goal
+    fleet: FleetTrial | None  # None: not reached within the limit
     why_not: str = ""
 
 
 def find_fleets(
     scenario: Scenario, goal: Goal, vary: Vary, most: int, on_progress: StageProgress
 ) -> tuple[list[FleetTrial], list[SmallestFleet]]:
-    """Return every fleet that was tried, and the smallest one for each way of drafting.
+    """Return every tried fleet, and the smallest one for each way of drafting.
 
-    The search doubles the number of machines until the goal is reached and then bisects, so it takes for granted that
-    more machines are never worse.
+    The search doubles the number of machines until the goal is reached, then bisects; it assumes that more machines
+    are never worse.
     """
     _check(scenario, goal)
     trials: list[FleetTrial] = []
@@ -216,7 +216,7 @@ def _drafting_choices(scenario: Scenario, vary: Vary) -> list[DraftPlacement]:
 def _least(
     reaches: Callable[[int], bool], start: int, most: int, is_hopeless: Callable[[], bool]
 ) -> int | None:
-    """Return the least count from 1 to `most` that reaches the goal, if counts above it do too."""
+    """Return the smallest count from 1 to `most` that reaches the goal, assuming monotonicity."""
     low, high = 0, min(start, most)
     while not reaches(high):
         if high == most or is_hopeless():
@@ -237,7 +237,7 @@ class _Fleets:
         self._last: FleetTrial | None = None
 
     def tried(self, count: int) -> FleetTrial:
-        """Return what a fleet of this size does."""
+        """Return the result of a fleet of this size."""
         if count not in self._known:
             fleet, prices = self._scenario.fleet, self._scenario.prices
             targets = count if self._vary is Vary.TARGETS else fleet.targets
@@ -258,7 +258,7 @@ class _Fleets:
         return self._last
 
     def _nodes(self, count: int) -> int:
-        """In proportion to the targets, and at least as many as fail."""
+        """Return the nodes in proportion to the targets, at least as many as fail."""
         if self._vary is Vary.NODES:
             wanted = count
         else:
@@ -266,14 +266,14 @@ class _Fleets:
         return max([wanted, *(failure.nodes for failure in self._scenario.failures)])
 
     def is_hopeless(self) -> bool:
-        """Whether more targets cannot change what is missed: full batches are as slow on every target."""
+        """Whether more targets cannot help, because full batches are equally slow on every target."""
         assert self._last is not None
         p95, most = self._last.token_ms_p95, self._goal.token_ms_p95
         is_slow = p95 is not None and most is not None and p95 > most
         return is_slow and self._vary is Vary.TARGETS and not self._scenario.traffic.rates
 
     def why_not(self, most: int) -> str:
-        """Say what the last fleet fell short of."""
+        """Return what the last fleet missed."""
         assert self._last is not None
         if self.is_hopeless():
             return f"{self._last.missed[-1]} with full batches on any number of targets; lower --batch, or give --rate"

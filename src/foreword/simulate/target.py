@@ -1,4 +1,4 @@
-"""A target: its requests, and one pass of them."""
+"""A simulated target: its requests and passes."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -10,27 +10,27 @@ from foreword.simulate.costs import Counts, Dice
 from foreword.simulate.scenario import DraftPlacement, Scenario
 
 _LEAST_TOKENS = 16
-"""A request that is cut off by the end counts if it has had so many."""
+"""Minimum tokens for an unfinished request to count."""
 
 
 @dataclass
 class TargetTally:
-    """What a target has done since the warm-up."""
+    """Totals since the warm-up."""
 
     tokens: int = 0
     passes: int = 0
     request_passes: int = 0
-    used: int = 0  # draft tokens that were verified
+    used: int = 0  # verified draft tokens
     accepted: int = 0
     waited: float = (
         0.0  # seconds between the beginning of a step and that of its pass, drafting here included
     )
-    token_seconds: list[float] = field(default_factory=list)  # by request, the mean time of a token
-    latencies: list[float] = field(default_factory=list)  # from a request's arrival to its end
+    token_seconds: list[float] = field(default_factory=list)  # mean time per token, by request
+    latencies: list[float] = field(default_factory=list)  # from arrival to end
 
 
 class SimTarget:
-    """A full or half-full batch in lock step."""
+    """A batch of requests in lock step."""
 
     def __init__(
         self, scenario: Scenario, zone: int, cluster: NodeDirectory, seeds: np.random.SeedSequence
@@ -39,7 +39,7 @@ class SimTarget:
         lengths, drafts, nodes = (np.random.default_rng(seed) for seed in seeds.spawn(3))
         self.scenario = scenario
         self.tally = TargetTally()
-        self.queue: deque[float] = deque()  # arrivals
+        self.queue: deque[float] = deque()  # arrival times
         self.is_idle = True
         self._lengths, self._draft_rng = lengths, drafts
         self._live = np.zeros(slots, np.bool_)
@@ -53,11 +53,11 @@ class SimTarget:
 
     @property
     def load(self) -> int:
-        """Requests that it has."""
+        """Number of its requests."""
         return int(self._live.sum()) + len(self.queue)
 
     def step(self, now: float) -> float | None:
-        """One step from here; when it ends, or None: there is nothing to do."""
+        """Run one step; return its end time, or None if idle."""
         fresh = self._admit(now)
         live = self._live
         requests = int(live.sum())
@@ -80,12 +80,12 @@ class SimTarget:
         return end
 
     def finish(self, now: float) -> None:
-        """End the run: requests in flight count by what they have had."""
+        """End the run: unfinished requests count by their tokens so far."""
         for slot in np.flatnonzero(self._live & (self._gained >= _LEAST_TOKENS)).tolist():
             self._note(slot, now)
 
     def _admit(self, now: float) -> Flags:
-        """Fill the batch; which of its requests are new."""
+        """Fill the batch; return which requests are new."""
         fresh = np.zeros(len(self._live), np.bool_)
         if self._live.all():
             return fresh

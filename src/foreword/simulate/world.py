@@ -1,4 +1,4 @@
-"""The events of a run (passes, arrivals, failures, autoscaling), and its result."""
+"""Events of a simulation (passes, arrivals, failures, autoscaling), and its result."""
 
 import math
 from collections.abc import Callable
@@ -18,33 +18,33 @@ from foreword.simulate.target import SimTarget
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """After the warm-up, all targets together. None: there was nothing to measure it by."""
+    """Results after the warm-up, over all targets. None: not measurable."""
 
     tokens: int
     seconds: float
     tokens_per_second: float
     tokens_per_second_per_target: float
-    tokens_per_pass: float | None  # of one request
+    tokens_per_pass: float | None  # per request
     acceptance: float  # draft tokens accepted / verified
-    token_ms_p50: float | None  # by request, the mean time of a token
+    token_ms_p50: float | None  # mean time per token, by request
     token_ms_p95: float | None
-    latency_p50: float | None  # seconds from a request's arrival to its end
+    latency_p50: float | None  # from arrival to end, seconds
     latency_p95: float | None
-    requests: int  # that have ended
-    waiting_share: float  # of the targets' time, between the beginning of a step and that of its pass
-    drafted_per_used: float | None  # levels that nodes have drafted for each that was verified
+    requests: int  # ended
+    waiting_share: float  # fraction of the targets' time between the start of a step and of its pass
+    drafted_per_used: float | None  # drafted levels per verified one
     node_busy_share: float | None
-    cost_per_million: float | None  # tokens, both pools paid by the hour
-    moves: int  # requests that got another home
+    cost_per_million: float | None  # tokens, with both pools paid per hour
+    moves: int  # requests that changed their node
     waits_in_vain: int
     events: int
-    tokens_over_time: tuple[float, ...]  # per second, in equal parts of the time
+    tokens_over_time: tuple[float, ...]  # per second, in equal time bins
     nodes_over_time: tuple[int, ...]
-    nodes_wanted: int | None  # by the autoscaler, at the end; None: there is none
+    nodes_wanted: int | None  # by the autoscaler, at the end
 
 
 def outcome_of(world: "World") -> SimulationResult:
-    """Sum up."""
+    """Summarise a run."""
     scenario, tallies = world.scenario, [target.tally for target in world.targets]
     seconds = scenario.seconds - scenario.counts_from
     tokens = sum(tally.tokens for tally in tallies)
@@ -88,21 +88,21 @@ def _percentile(values: list[float], percent: float) -> float | None:
 
 
 BINS = 60
-"""Parts of the time, for pictures of what happened when."""
+"""Time bins of charts."""
 
 LOOK_SECONDS = 1.0
-"""Between two looks of the autoscaler."""
+"""Seconds between checks of the autoscaler."""
 
 AHEAD = 2.2
-"""Levels that nodes draft for each level wanted where they run ahead."""
+"""Drafted levels per wanted level with run-ahead."""
 
 _EVENTS_PER_REPORT = 2000
-_DRAWN = 4096  # random numbers at once
+_DRAWN = 4096  # random numbers drawn at once
 _TRIES = 4
 
 
 class World:
-    """One run of a scenario: the same seed, the same events."""
+    """One run of a scenario; reproducible by seed."""
 
     def __init__(self, scenario: Scenario) -> None:
         fleet, self.scenario = scenario.fleet, scenario
@@ -121,14 +121,14 @@ class World:
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = count()
         self._near: dict[int, list[SimNode]] = {}
-        self._weather: list[tuple[float, float]] = []  # of round trips to come: a factor, and what is added
-        self._step_seconds = 0.0  # a running mean
+        self._weather: list[tuple[float, float]] = []  # upcoming round trips: factor and addition
+        self._step_seconds = 0.0  # moving average
         self._since: tuple[int, float] | None = (
             None  # the autoscaler wants more (1) or fewer (-1), since when
         )
 
     def run(self, on_progress: Progress = lambda done, total: None) -> SimulationResult:
-        """Until the time is over."""
+        """Run to the end."""
         scenario = self.scenario
         for target in self.targets:
             if not scenario.traffic.rates:
@@ -151,7 +151,7 @@ class World:
         return outcome_of(self)
 
     def find_home(self, zone: int, now: float) -> SimNode | None:
-        """A near node with room, by chance, as a hash would have it, and none far above its share."""
+        """Return a random near node with capacity, below its load limit."""
         zones = self.scenario.fleet.zones
         for away in range(zones):
             near = self._there((zone + away) % zones, now)
@@ -169,7 +169,7 @@ class World:
         return None
 
     def round_trip(self, zone: int, node: SimNode) -> float:
-        """Log-normal, and now and then much longer."""
+        """Return a log-normal round trip, occasionally much longer."""
         network = self.scenario.network
         base = network.round_trip if zone == node.zone else network.zone_round_trip
         if not network.jitter and not network.tail_chance:
@@ -204,7 +204,7 @@ class World:
         return now + float(self._rng.exponential(1 / rate))
 
     def _arrival(self, now: float) -> None:
-        """To the less loaded of two targets."""
+        """Send an arrival to the less loaded of two targets."""
         one, other = (self.targets[i] for i in self._rng.integers(len(self.targets), size=2).tolist())
         target = one if one.load <= other.load else other
         target.queue.append(now)
@@ -214,7 +214,7 @@ class World:
         self._at(self._gap(now), self._arrival)
 
     def _there(self, zone: int, now: float) -> list[SimNode]:
-        """Nodes of a zone that can be homes; they are the same until something happens to one."""
+        """Return a zone's usable nodes; cached until something changes."""
         if zone not in self._near:
             own = self.nodes[zone :: self.scenario.fleet.zones]
             self._near[zone] = [node for node in own if node.takes(now)]
@@ -236,7 +236,7 @@ class World:
         self._near.clear()
 
     def _look(self, now: float) -> None:
-        """Count nodes, and take on or give back some."""
+        """Count nodes, and add or remove some."""
         scenario = self.scenario
         there = [node for node in self.nodes if node.gone is None]
         first = int(now / scenario.seconds * BINS)

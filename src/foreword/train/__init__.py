@@ -1,1 +1,1 @@
-"""`foreword train`: the target writes its own training set, and a head learns from it."""
+"""`foreword train`: trains heads and draft models on texts that the target writes."""

@@ -1,4 +1,4 @@
-"""Files of a training run: written whole or not at all, in directories that are its own."""
+"""Atomic file writes of a training run, and checks of its directories."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from foreword.models.heads.shipped import NORMS, some_tokens
 
 
 def identity_of(checkpoint: Checkpoint) -> str:
-    """A digest of sizes, some tokens and some norms: the same whatever file the model comes in."""
+    """Return a digest of sizes, some tokens and some norms, independent of the file format."""
     config, names = checkpoint.config, checkpoint.tensor_names()
     norms = [checkpoint.load(name, torch.float32).tolist() for name in NORMS if name in names]
     about = {
@@ -34,13 +34,13 @@ def identity_of(checkpoint: Checkpoint) -> str:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A name to write to. The file gets its own name when it is whole; otherwise nothing is left of it."""
+    """Yield a temporary path, renamed when complete and removed on failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
     try:
         yield partial
         partial.replace(path)
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own errors
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors raise their own errors
         reason = " ".join(str(error).split())
         raise RequestError(
             f"{path} cannot be written ({reason}); make room or choose another directory"
@@ -50,26 +50,26 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """A safetensors file; the same bytes whenever the same is written."""
+    """Write a safetensors file with reproducible bytes."""
     with written_whole(path) as partial:
         save_file(dict(tensors), partial, dict(metadata))
         _sort_metadata(partial)
 
 
 def _sort_metadata(path: Path) -> None:
-    """The library writes metadata in the order of a hash table, which is another one with every call."""
+    """Sort the metadata, which the library writes in random order."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        assert len(text) <= size  # the same text in another order
+        assert len(text) <= size  # same text, other order
         file.seek(8)
         file.write(text.ljust(size))
 
 
 def write_state(path: Path, state: Mapping[str, object]) -> None:
-    """A file that `torch.load` reads with weights alone."""
+    """Write a file for `torch.load` with weights_only."""
     with written_whole(path) as partial:
         torch.save(dict(state), partial)
 
@@ -84,7 +84,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def require_directory(path: Path) -> None:
-    """Refuse what is no directory and cannot become one, before there is something to write into it."""
+    """Raise `RequestError` for a path that cannot become a writable directory."""
     place = _nearest(path)
     if not place.is_dir():
         raise RequestError(f"{path} cannot be a directory: {place} is a file; give another path")
@@ -93,7 +93,7 @@ def require_directory(path: Path) -> None:
 
 
 def require_space(directory: Path, size: int, what: str) -> None:
-    """Refuse to begin what the disk has no room for."""
+    """Raise `RequestError` if the disk has too little space."""
     free = shutil.disk_usage(_nearest(directory)).free
     if free < size:
         raise RequestError(
@@ -103,23 +103,23 @@ def require_space(directory: Path, size: int, what: str) -> None:
 
 
 def _nearest(path: Path) -> Path:
-    """The path, or the first above it that is there."""
+    """Return the path, or its nearest existing parent."""
     return next(place for place in (path.absolute(), *path.absolute().parents) if os.path.lexists(place))
 
 
 WEIGHTS = "model.safetensors"
 MANIFEST = "pieces.json"
 TEXTS, TRAINING = "texts", "training"
-"""What a run keeps beside what was trained: texts that it wrote first, states and measurements."""
+"""Subfolders of a run: written texts; states and measurements."""
 
 
 def state_in(out: Path) -> Path:
-    """The newest state of the training in a directory."""
+    """Return the newest training state in a directory."""
     return out / TRAINING / "state.pt"
 
 
 def require_own(out: Path, *, resume: bool) -> None:
-    """Refuse to train into a directory with files of others, over a training, or on from none."""
+    """Raise `RequestError` for a directory with other files, an existing training, or none to resume."""
     require_directory(out)
     if resume and not state_in(out).exists():
         raise RequestError(f"{out} holds no training to go on with; leave out --resume for a new one")
@@ -133,7 +133,7 @@ def require_own(out: Path, *, resume: bool) -> None:
 
 
 def require_pieces_alone(export: Path, trained: Path) -> None:
-    """Refuse to write pieces among files of others, or over what they are made of."""
+    """Raise `RequestError` for an export directory with other files or the training itself."""
     require_directory(export)
     if export.resolve() == trained.resolve():
         raise RequestError(f"{export} is where the training itself goes; give pieces another directory")
@@ -143,14 +143,14 @@ def require_pieces_alone(export: Path, trained: Path) -> None:
 
 
 def require_new(out: Path) -> None:
-    """Refuse a directory with anything in it."""
+    """Raise `RequestError` for a directory that is not empty."""
     require_directory(out)
     if _names(out):
         raise RequestError(f"{out} is not empty; give a new directory")
 
 
 def require_same_kind(begin: Path, method: str) -> None:
-    """Refuse to begin with weights of another kind of drafter."""
+    """Raise `RequestError` for initial weights of another kind of drafter."""
     kind = trained_kind(begin)
     if kind != method:
         found = "no trained weights" if kind is None else f"weights of kind {kind}"

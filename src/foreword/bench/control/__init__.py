@@ -1,1 +1,1 @@
-"""What the controller is worth: against plain decoding and the best fixed setting, and when things change."""
+"""Evaluates the controller against plain decoding and fixed settings, also under changing conditions."""

@@ -1,4 +1,4 @@
-"""The whole measurement on one engine."""
+"""The controller benchmark on one engine."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -45,16 +45,16 @@ SLOWER = 10.0
 
 @dataclass(frozen=True)
 class ControlSizes:
-    """How much is measured."""
+    """Size of the benchmark."""
 
     kinds: Sequence[str]  # empty: all, and mixed
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32)
     windows: int = 12
-    tokens: int = 48  # that a request gains in a window, on average
-    phase_seconds: float = 15.0  # of a change; 0: none is measured
-    learning_seconds: float = 5.0  # of the controller in each cell before it is measured
+    tokens: int = 48  # mean tokens per request and window
+    phase_seconds: float = 15.0  # per change; 0: no changes
+    learning_seconds: float = 5.0  # of the controller per cell before it is measured
     mixed_batch: int = 8
-    most_kinds: int = 100  # of those that were not named
+    most_kinds: int = 100  # limit of categories that were not named
 
     @staticmethod
     def of(
@@ -64,7 +64,7 @@ class ControlSizes:
         windows: int | None = None,
         changes: bool = True,
     ) -> "ControlSizes":
-        """Everything, or what two cores of a small machine measure within a quarter of an hour; None: as usual."""
+        """Return the full size, or one that a small machine measures in 15 minutes; None: default."""
         usual = QUICK if quick else ControlSizes(())
         return ControlSizes(
             kinds or usual.kinds,
@@ -77,13 +77,13 @@ class ControlSizes:
         )
 
     def check(self, known: Set[str]) -> None:
-        """Refuse kinds that there are no prompts of."""
+        """Raise `RequestError` for categories without prompts."""
         for kind in self.kinds:
             if kind not in {*known, MIXED}:
                 raise RequestError(f"--kinds: {kind!r} is none of {', '.join(sorted(known))}, {MIXED}")
 
     def chosen(self, known: Sequence[str]) -> list[str]:
-        """The kinds to measure."""
+        """Return the categories to measure."""
         return list(self.kinds) or [*known[: self.most_kinds - 1], MIXED]
 
 
@@ -110,7 +110,7 @@ def measure_control(
     known = _encoded(loaded, prompts)
     kinds = sizes.chosen([kind for kind in known.kinds if kind != MIXED])
     try:
-        # A drafter that knows the answers of earlier windows: every window is then another tenant's.
+        # For drafters that remember answers, every window is another tenant's.
         methods = [name for one in (_default(loaded), *parsed) for name in one.method]
         learns = any(drafter_kinds()[name].traits.learns_answers for name in methods)
         station = EngineStation(engine, known, sizes.tokens, are_strangers=learns)
@@ -130,7 +130,7 @@ def measure_control(
 
 
 def default_fixed(loaded: LoadedModel) -> list[Method]:
-    """The first of the default drafters at some depths, and a lookup."""
+    """Return the first default drafter at several depths, and a lookup."""
     config = _default(loaded)
     first = config.method[0]
     alone = SpeculationConfig.parse({"method": first}, config).as_mapping()

@@ -1,4 +1,4 @@
-"""Changes in the middle of a run, and plain requests beside speculative ones."""
+"""Measures reactions to changes, and plain requests next to speculative ones."""
 
 import subprocess
 import sys
@@ -26,14 +26,14 @@ from foreword.speculation.drafting import Drafter, DraftTask
 
 
 class Brake:
-    """Shared by all drafters of an engine."""
+    """Slows all drafters of an engine."""
 
     def __init__(self) -> None:
         self.factor = 1.0
 
     @contextmanager
     def pulled(self, factor: float) -> Iterator[None]:
-        """Every call takes this many times as long meanwhile."""
+        """Multiply the time of every call by `factor` within the block."""
         self.factor = factor
         try:
             yield
@@ -42,7 +42,7 @@ class Brake:
 
 
 class SlowedDrafter(FirstOf):
-    """Another drafter whose calls a brake makes longer."""
+    """A drafter whose calls a brake slows down."""
 
     def __init__(
         self,
@@ -66,41 +66,41 @@ class SlowedDrafter(FirstOf):
 
 
 def slowed(drafter: Drafter, brake: Brake) -> Drafter:
-    """Return the drafter with a brake; each one of those that a policy chooses between."""
+    """Return the drafter with a brake, also on each of its choices."""
     choices = {name: SlowedDrafter(one, brake) for name, one in drafter.choices.items()}
     return Routed(choices) if choices else SlowedDrafter(drafter, brake)
 
 
 LEAST_WORST = 0.9
-"""Of plain decoding, in the five seconds that go worst."""
+"""Minimum ratio to plain decoding in the worst five seconds."""
 
 OFF_WITHIN, ON_WITHIN = 3.0, 10.0
-"""Seconds after a change until drafting without gain is off, and until it is on again."""
+"""Seconds within which useless drafting must stop, and useful drafting start."""
 
 
 @dataclass(frozen=True)
 class ChangedCondition:
-    """A change and, where it goes away again, its end."""
+    """A change and, if temporary, its end."""
 
     name: str
-    phases: Mapping[str, Phase]  # by what has happened
+    phases: Mapping[str, Phase]  # by event
 
 
 @dataclass(frozen=True)
 class Reaction:
-    """How the controller took a change."""
+    """The controller's reaction to a change."""
 
     condition: str
     phase: str
-    seconds: float  # until the rate was near where it settled, or near plain decoding where speculation may not gain
-    within: float  # seconds that it should take at most
-    ratio: float  # of the rate where it settled, to plain decoding in the same circumstances
-    worst: float  # the same of the worst five seconds
+    seconds: float  # until the rate settled, or reached plain decoding if speculation has no gain
+    within: float  # allowed seconds
+    ratio: float  # settled rate to plain decoding under the same conditions
+    worst: float  # ratio in the worst five seconds
 
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What can be done to an engine."""
+    """Disturbances of an engine."""
 
     slow_drafter: Callable[[], AbstractContextManager[object]]
     busy_core: Callable[[], AbstractContextManager[object]]
@@ -109,7 +109,7 @@ class Circumstances:
 def conditions(
     good: str, bad: str, most_batch: int, seconds: float, can: Circumstances
 ) -> list[ChangedCondition]:
-    """Return the changes to measure; speculation gains on `good` texts, and hardly on `bad` ones."""
+    """Return the changes to measure; speculation gains on `good` texts and hardly on `bad` ones."""
     alone = Phase(good, 1, seconds)
     return [
         ChangedCondition(
@@ -134,7 +134,7 @@ def conditions(
 def measure_conditions(
     line: Line, changes: Sequence[ChangedCondition], controller: ControlArm, on_progress: StageProgress
 ) -> list[Reaction]:
-    """Every change twice: decoding plainly, to compare with, and as the controller likes."""
+    """Run every change twice: with plain decoding as reference, and with the controller."""
     found = []
     for place, change in enumerate(changes):
         on_progress(change.name, place, len(changes))
@@ -159,7 +159,7 @@ def _reaction(
 
 @contextmanager
 def busy_core() -> Iterator[None]:
-    """Another process that computes and computes."""
+    """Run another process that keeps a core busy."""
     other = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
     try:
         yield
@@ -173,16 +173,16 @@ MOST_RATIO = 1.05
 
 @dataclass(frozen=True)
 class MixedTraffic:
-    """Time per token of requests, in an all-plain run and where half of them speculate.
+    """Time per token of plain requests, alone and next to speculative ones.
 
-    Of whole answers: those around it make up for one step that others' drafts lengthen.
+    Measured over whole answers, so that one step lengthened by others' drafts averages out.
     """
 
     batch: int
-    plain_ms: float  # 95th percentile of an all-plain run
-    mixed_ms: float  # of the plain requests in a mixed one
-    gap_ratio: float  # the same ratio of single tokens
-    others_gain: float | None  # speed of those that speculate, relative to an all-plain run; None: not seen
+    plain_ms: float  # p95 without speculation
+    mixed_ms: float  # p95 of plain requests next to speculative ones
+    gap_ratio: float  # the same ratio for single tokens
+    others_gain: float | None  # speed of the speculative requests relative to plain; None: not measured
 
     @property
     def ratio(self) -> float:
@@ -194,7 +194,7 @@ class MixedTraffic:
 
     @property
     def line(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         others = "" if self.others_gain is None else f"; the others {self.others_gain:.2f} of its speed"
         return (
             f"plain requests, half of a batch of {self.batch}: p95 {self.mixed_ms:.1f} ms a token, "
@@ -205,7 +205,7 @@ class MixedTraffic:
 def measure_mixed(
     line: Line, controller: ControlArm, batch: int, seconds: float, turns: int = 3
 ) -> MixedTraffic:
-    """Plain and mixed runs in turns."""
+    """Interleave plain and mixed runs."""
     half = ControlArm(controller.label, controller.setting, is_half=True)
     phase = Phase(MIXED, batch, seconds / turns)
     alone: list[Step] = []
@@ -213,7 +213,7 @@ def measure_mixed(
     for _ in range(turns):
         alone += line.run(PLAIN_ARM, [phase])[0]
         together += line.run(half, [phase])[0]
-    # On a machine that is so slow that no answer ends, single tokens must do.
+    # If no answer ends on a slow machine, use single tokens.
     plain, mixed = _per_token(alone, True) or _waits(alone), _per_token(together, True) or _waits(together)
     others = _per_token(together, False)
     return MixedTraffic(
@@ -235,5 +235,5 @@ def _waits(steps: Sequence[Step]) -> list[float]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that this share of them does not exceed."""
+    """Return the smallest value that this fraction of the values does not exceed."""
     return sorted(values)[max(ceil(share * len(values)) - 1, 0)]

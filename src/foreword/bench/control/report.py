@@ -1,4 +1,4 @@
-"""The controller's goals and figures as tables and as JSON."""
+"""Goals and results of the controller benchmark as tables and JSON."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -12,24 +12,24 @@ from foreword.bench.pictures import Chart
 from foreword.bench.skeleton import Column, Interval, optional, table
 
 MOST_PROBES = 0.01
-"""Largest share of step time for shadow drafts, which are only compared with the text."""
+"""Maximum fraction of step time for shadow drafts."""
 
 LEAST_OF_BEST_MIXED = 1.0
-"""Of the best fixed setting, where requests differ."""
+"""Minimum ratio to the best fixed setting with mixed requests."""
 
 
 @dataclass(frozen=True)
 class GoalResult:
-    """One promise."""
+    """Result of one goal."""
 
     goal: str
     holds: bool
-    figure: str  # where it is closest to failing
+    figure: str  # the most critical value
     misses: Sequence[str] = ()  # where it failed
 
 
 def cell_verdicts(cells: Sequence[ControlCell]) -> list[GoalResult]:
-    """Of every kind at every batch; a cell fails if all of its bounds are below the line."""
+    """Judge every category and batch size; a cell fails if its interval is below the limit."""
 
     def to_plain(cell: ControlCell) -> Interval:
         return cell.ratios[CONTROLLER]
@@ -61,7 +61,7 @@ def _cell_text(cell: ControlCell, ratio: Interval) -> str:
 
 
 def reaction_verdicts(reactions: Sequence[Reaction]) -> list[GoalResult]:
-    """How soon, and how bad meanwhile."""
+    """Judge reaction time, and the rate meanwhile."""
     found = []
     for within in sorted({one.within for one in reactions}):
         these = [one for one in reactions if one.within == within]
@@ -85,7 +85,7 @@ def _low(one: Reaction) -> str:
 
 
 def other_verdicts(mixed: MixedTraffic | None, probe_share: float) -> list[GoalResult]:
-    """Of plain requests beside others, and of the time that is spent on finding out."""
+    """Judge plain requests next to others, and exploration time."""
     spent, is_dear = f"{100 * probe_share:.2f}%", probe_share > MOST_PROBES
     goal = f"probes take at most {100 * MOST_PROBES:.0f}% of the time"
     found = [GoalResult(goal, not is_dear, spent, _if(is_dear, spent))]
@@ -101,7 +101,7 @@ def _if(is_missed: bool, figure: str) -> Sequence[str]:
 
 
 def goal_table(verdicts: Sequence[GoalResult]) -> Table:
-    """A line for every promise."""
+    """Return a table with one line per goal."""
     columns: dict[str, Column] = {
         "goal": "{.goal}",
         "": lambda one: "[green]pass[/green]" if one.holds else "[red]miss[/red]",
@@ -116,16 +116,16 @@ def shown(ratio: Interval) -> str:
 
 @dataclass(frozen=True)
 class ControlBenchReport:
-    """All that was measured."""
+    """All results."""
 
     cells: Sequence[ControlCell]
     reactions: Sequence[Reaction] = ()
     mixed: MixedTraffic | None = None
-    probe_share: float = 0.0  # of the time of all steps, for shadow drafts
+    probe_share: float = 0.0  # fraction of step time for shadow drafts
 
     @property
     def verdicts(self) -> list[GoalResult]:
-        """What is promised, one by one."""
+        """Return all goals."""
         return [
             *cell_verdicts(self.cells),
             *reaction_verdicts(self.reactions),
@@ -134,7 +134,7 @@ class ControlBenchReport:
 
     @property
     def failures(self) -> list[str]:
-        """What is promised and did not hold."""
+        """Return the missed goals."""
         return [f"{one.goal}: {miss}" for one in self.verdicts for miss in one.misses]
 
     def as_json(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class ControlBenchReport:
 
 
 def cell_table(cells: Sequence[ControlCell], title: str) -> Table:
-    """A line for every cell. Fits 80 columns."""
+    """Return a table with one line per cell, 80 columns wide."""
 
     def to_plain(cell: ControlCell) -> str:
         colour = "green" if cell.holds else "red"
@@ -170,7 +170,7 @@ def cell_table(cells: Sequence[ControlCell], title: str) -> Table:
 
 
 def reaction_table(reactions: Sequence[Reaction]) -> Table:
-    """A line for every change."""
+    """Return a table with one line per change."""
     columns = {
         "what changes": "{.condition}",
         "": "{.phase}",
@@ -182,7 +182,7 @@ def reaction_table(reactions: Sequence[Reaction]) -> Table:
 
 
 def ratio_chart(cells: Sequence[ControlCell]) -> Chart:
-    """The controller's ratio to plain decoding by batch, a line for every kind."""
+    """Return a chart of the controller's ratio to plain decoding by batch size, one line per category."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for cell in cells:
         lines.setdefault(cell.kind, []).append((float(cell.batch), cell.ratios[CONTROLLER].middle))

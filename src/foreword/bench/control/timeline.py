@@ -1,4 +1,4 @@
-"""A closed loop of requests whose kind, number or circumstances change while it runs."""
+"""A closed loop of requests under changing conditions."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +19,7 @@ ANSWER_TOKENS = 96
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of a run in which nothing changes."""
+    """A phase of constant conditions."""
 
     kind: str
     batch: int
@@ -31,16 +31,16 @@ class Phase:
 class Step:
     """One step of a run."""
 
-    end: float  # seconds since its phase began
+    end: float  # seconds since the start of its phase
     tokens: int
-    plain_seconds: Sequence[float] = ()  # what the requests that decode plainly waited for their token
-    ended: Sequence["Ended"] = ()  # answers that ended with it
-    reads: bool = False  # whether it read prompts
+    plain_seconds: Sequence[float] = ()  # waits of plain requests for their token
+    ended: Sequence["Ended"] = ()  # answers that ended
+    reads: bool = False  # whether it had prompts
 
 
 @dataclass(frozen=True)
 class Ended:
-    """An answer, by its steps without prompts."""
+    """An ended answer, measured over decode-only steps."""
 
     is_plain: bool
     seconds_per_token: float
@@ -48,23 +48,23 @@ class Ended:
 
 @dataclass
 class _Decoding:
-    """What an answer has taken so far, in steps without prompts."""
+    """An answer in progress, measured over decode-only steps."""
 
     seconds: float = 0.0
     tokens: int = 0
 
 
 class Line(Protocol):
-    """Runs phases one after the other."""
+    """Runs phases in sequence."""
 
     def run(self, arm: ControlArm, phases: Sequence[Phase]) -> list[list[Step]]:
-        """The steps of every phase that made tokens."""
+        """Return the token-producing steps of every phase."""
         ...
 
 
 @dataclass
 class EngineLine:
-    """Phases on an engine; a request that ends is followed by another at once."""
+    """Runs phases on an engine; an ended request is replaced immediately."""
 
     engine: EngineCore
     prompts: Prompts
@@ -74,7 +74,7 @@ class EngineLine:
     _decoding: dict[str, _Decoding] = field(default_factory=dict)  # by request
 
     def run(self, arm: ControlArm, phases: Sequence[Phase]) -> list[list[Step]]:
-        """All requests are one tenant's, so that what is known of them is known of the next."""
+        """Run all phases as one tenant, so that estimates carry over."""
         tenant = f"line {next(self._numbers)}"
         try:
             return [self._phase(arm, phase, tenant) for phase in phases]
@@ -82,7 +82,7 @@ class EngineLine:
             self._trim(0)
 
     def _phase(self, arm: ControlArm, phase: Phase, tenant: str) -> list[Step]:
-        self._trim(0)  # requests of another kind
+        self._trim(0)  # drop requests of another category
         steps = []
         with phase.circumstances():
             began = self.clock()
@@ -101,14 +101,14 @@ class EngineLine:
         return steps
 
     def _note(self, gained: Sequence[int], seconds: float) -> None:
-        """A step without prompts."""
+        """Count a decode-only step."""
         for request, tokens in zip(self._running, gained, strict=True):
             one = self._decoding.setdefault(request.name, _Decoding())
             one.seconds += seconds
             one.tokens += tokens
 
     def _ended(self) -> list[Ended]:
-        """Answers that have just ended."""
+        """Return answers that have just ended."""
         ended = [request for request in self._running if request.finish_reason is not None]
         taken = [(request, self._decoding.pop(request.name, _Decoding())) for request in ended]
         return [
@@ -135,9 +135,9 @@ class EngineLine:
 
 
 def decoding(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps without prompts, as if there had been no others: reading does not depend on speculation.
+    """Return the decode-only steps, with their times adjusted: prefill does not depend on speculation.
 
-    All of them if there are no such steps.
+    All steps if there are no such steps.
     """
     now, found = 0.0, []
     for before, step in pairwise([Step(0.0, 0), *steps]):
@@ -150,7 +150,7 @@ def decoding(steps: Sequence[Step]) -> list[Step]:
 def rates_by_second(
     steps: Sequence[Step], width: float = 1.0, stride: float = 0.25
 ) -> list[tuple[float, float]]:
-    """(where a stretch begins, tokens per second in it) for stretches of this width."""
+    """Return (start, tokens per second) of overlapping intervals of this width."""
     if not steps:
         return []
     last, found, begin = steps[-1].end, [], 0.0
@@ -166,18 +166,18 @@ def rates_by_second(
 
 
 def worst_stretch(steps: Sequence[Step], plain_rate: float, width: float = 5.0) -> float:
-    """The lowest rate of any stretch of this many seconds, relative to plain decoding."""
+    """Return the lowest rate of any interval of this width, relative to plain decoding."""
     rates = rates_by_second(steps, min(width, steps[-1].end))
     return min(rate for _, rate in rates) / plain_rate
 
 
 def settled_rate(steps: Sequence[Step]) -> float:
-    """Tokens per second of the second half."""
+    """Return the tokens per second of the second half."""
     rates = [rate for begin, rate in rates_by_second(steps) if begin >= steps[-1].end / 2]
     return median(rates or [rate for _, rate in rates_by_second(steps, steps[-1].end)])
 
 
 def reaction_seconds(steps: Sequence[Step], aim: float, tolerance: float = 0.1) -> float:
-    """When the rate of a second has come near this one for good."""
+    """Return when the rate has come near `aim` permanently."""
     slow = [begin for begin, rate in rates_by_second(steps) if rate < (1 - tolerance) * aim]
     return slow[-1] + 1.0 if slow else 0.0

@@ -1,4 +1,4 @@
-"""Short windows of a full batch on one engine: every category and batch size with every arm, in turns."""
+"""Interleaved short windows of a full batch, by category, batch size and arm."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,16 +28,16 @@ from foreword.progress import StageProgress
 
 @dataclass(frozen=True)
 class ControlArm:
-    """A way to decode."""
+    """A decoding setting."""
 
     label: str
     setting: SpeculationSetting
-    is_half: bool = False  # whether every other request decodes plainly all the same
+    is_half: bool = False  # every other request decodes without drafts
 
 
 @dataclass(frozen=True)
 class MeasuredWindow:
-    """What a full batch has made, after its prompts."""
+    """Tokens and time of a full batch after prefill."""
 
     tokens: int
     seconds: float
@@ -48,22 +48,22 @@ class MeasuredWindow:
 
 
 MOST_AHEAD = 1024
-"""Tokens that a request may gain before the last prompt of its batch is read: prompts are read in chunks."""
+"""Maximum tokens that a request may gain before the last prompt of its batch is processed."""
 
 MIXED = "mixed"
-"""The kind that is all kinds in turns."""
+"""Category that mixes all others."""
 
 MANY = 8
-"""Requests at once from which on a window is shorter: all of them together make enough tokens."""
+"""Batch size from which windows are shorter, since many requests make enough tokens."""
 
 
 def tokens_at(batch: int, tokens: int) -> int:
-    """That a request gains in a window, on average."""
+    """Return the mean tokens per request in a window."""
     return tokens if batch <= MANY else max(tokens // 2, 1)
 
 
 class Prompts:
-    """Prompts by kind, as token ids."""
+    """Prompts by category, as token ids."""
 
     def __init__(self, by_kind: Mapping[str, Sequence[Sequence[int]]]) -> None:
         longest = max(map(len, by_kind.values()))
@@ -75,13 +75,13 @@ class Prompts:
         return list(self._by_kind)
 
     def take(self, kind: str, number: int, how_many: int) -> list[Sequence[int]]:
-        """So many from a place on, which differs from number to number."""
+        """Return `how_many` prompts, starting at an offset that depends on `number`."""
         prompts = self._by_kind[kind]
         return [prompts[(number * how_many + place) % len(prompts)] for place in range(how_many)]
 
 
 class EngineStation:
-    """Windows on an engine that has nothing else to do."""
+    """Runs windows on an otherwise idle engine."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class EngineStation:
         ahead: int = MOST_AHEAD,
         are_strangers: bool = False,
     ) -> None:
-        """`tokens` is what a request of a window gains on average; `are_strangers`: every window is a new tenant."""
+        """`tokens` is the mean per request and window; `are_strangers`: every window is a new tenant."""
         self._engine = engine
         self._prompts = prompts
         self._tokens = tokens
@@ -102,13 +102,11 @@ class EngineStation:
         self._numbers = count()
 
     def window(self, arm: ControlArm, kind: str, batch: int, number: int) -> MeasuredWindow:
-        """Measure from when all prompts are read until the answers together have gained their tokens.
+        """Measure from the end of prefill until the answers have gained their tokens in total.
 
-        The batch is full all the time, and every arm makes as many tokens. A window that ended with the fastest answer
-        would measure speculation only where acceptance is best.
-
-        Every arm is a tenant of its own for every kind and batch: it finds nothing that another has computed or
-        learned, and knows its own traffic after the first window.
+        The batch stays full and every arm makes equally many tokens. Ending with the fastest answer would measure
+        speculation only where acceptance is best. Every arm is its own tenant per category and batch: it shares no
+        cache or estimate with others, and knows its own traffic after the first window.
         """
         engine, name = self._engine, f"window {next(self._numbers)}"
         tenant = name if self._are_strangers else f"{arm.label}, {kind}, batch {batch}"
@@ -134,10 +132,10 @@ PLAIN_ARM = ControlArm(PLAIN, False)
 CONTROLLER = "controller"
 
 CONFIDENCE = 0.95
-"""That all bounds of a run hold at once."""
+"""Joint confidence of all bounds of a run."""
 
 LEAST_RATIO, LEAST_OF_BEST = 0.99, 0.96
-"""What the controller promises, of plain decoding and of the best fixed setting."""
+"""Goals relative to plain decoding and to the best fixed setting."""
 
 
 @dataclass(frozen=True)
@@ -147,24 +145,24 @@ class CellRates:
     kind: str
     batch: int
     rates: Mapping[str, Sequence[float]]
-    learning: float | None = None  # tokens per second of the controller before they were counted
+    learning: float | None = None  # of the controller while learning
 
 
 @dataclass(frozen=True)
 class ControlCell:
-    """One kind of work at one batch size."""
+    """Results of one category at one batch size."""
 
     kind: str
     batch: int
     plain_rate: float  # tokens per second, mean
-    ratios: Mapping[str, Interval]  # of every arm but plain, to plain
-    best: BestFixed  # plain decoding is a fixed setting, too
+    ratios: Mapping[str, Interval]  # of every arm to plain
+    best: BestFixed  # plain decoding counts as a fixed setting
     windows: int
-    learning: float | None = None  # the controller while it was learning, to plain
+    learning: float | None = None  # ratio of the controller while learning
 
     @property
     def holds(self) -> bool:
-        """Whether what is promised is within the bounds."""
+        """Whether the goals are within the bounds."""
         return self.ratios[CONTROLLER].high >= LEAST_RATIO and self.best.ratio.high >= LEAST_OF_BEST
 
 
@@ -176,10 +174,10 @@ def measure_cells(
     on_progress: StageProgress,
     learning_seconds: float = 0.0,
 ) -> list[CellRates]:
-    """Measure every cell with all arms in turns, forwards and backwards.
+    """Measure every cell with all arms interleaved, alternating directions.
 
-    A first round does not count: prompts of a new kind, or another batch, are new to every arm. The controller then has
-    `learning_seconds` of the same work to learn; its rate meanwhile is reported separately.
+    The first round does not count. The controller then has `learning_seconds` of the same work; its rate in that time
+    is reported separately.
     """
     if windows < 4:
         raise RequestError(
@@ -205,7 +203,7 @@ def measure_cells(
 def _learned(
     station: EngineStation, own: ControlArm, cell: tuple[str, int], windows: int, seconds: float
 ) -> float | None:
-    """Run the controller on further windows for this many seconds; return its tokens per second."""
+    """Run the controller on further windows for this time; return its tokens per second."""
     tokens, spent = 0, 0.0
     while spent < seconds:
         windows += 1
@@ -215,7 +213,7 @@ def _learned(
 
 
 def summarise(measured: Sequence[CellRates]) -> list[ControlCell]:
-    """Ratios with bounds that hold for all cells together."""
+    """Return ratios with joint bounds."""
     confidence = together(CONFIDENCE, len(measured))
     return [_cell(cell, confidence) for cell in measured]
 

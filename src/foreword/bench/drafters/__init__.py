@@ -1,1 +1,1 @@
-"""How much each drafter helps, by kind of work, always relative to plain decoding in the same run."""
+"""Compares drafters with plain decoding, by category."""

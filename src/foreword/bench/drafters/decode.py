@@ -1,4 +1,4 @@
-"""Decodes one prompt and records where passes and time went."""
+"""Decodes one prompt and records passes and times."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
@@ -14,29 +14,29 @@ from foreword.errors import RequestError
 from foreword.speculation.drafting import added_memory
 
 OnTokens = Callable[[Sequence[int]], None]
-"""Called with the newly committed tokens after every pass that committed any."""
+"""Called with new tokens after every pass that committed any."""
 
 _PASSES_PER_QUESTION = 16
-"""Passes between two readings of a drafter's memory, whose time is not counted."""
+"""Passes between two reads of a drafter's memory, whose time is excluded."""
 
 
 @dataclass(frozen=True)
 class DecodeRun:
-    """One answer. Except for memory and the answer itself, only decoding after the prompt counts."""
+    """One answer. Except for memory and the answer itself, only decoding counts, without prefill."""
 
     tokens: int  # committed while decoding
     passes: int  # target passes
-    drafted: int  # draft tokens that were verified
-    accepted: int  # draft tokens that were committed
+    drafted: int  # verified draft tokens
+    accepted: int  # committed draft tokens
     seconds: float  # wall-clock
     draft_seconds: float
     verify_seconds: float
     accept_seconds: float
-    memory_bytes: int | None  # most that the drafter said it adds meanwhile, if it says
+    memory_bytes: int | None  # maximum that the drafter reported
     token_ids: tuple[int, ...]  # the whole answer
     drafted_per_position: tuple[int, ...] = ()  # drafts with a token at this position
     accepted_per_position: tuple[int, ...] = ()  # drafts accepted up to this position
-    cpu_seconds: float = 0.0  # CPU time of this process; 0: another device did the work
+    cpu_seconds: float = 0.0  # of this process; 0: another device did the work
 
     @property
     def rest_seconds(self) -> float:
@@ -52,7 +52,7 @@ def decode(
     speculation: SpeculationSetting = None,
     on_tokens: OnTokens | None = None,
 ) -> DecodeRun:
-    """Answer a prompt on an engine that has nothing else to do."""
+    """Answer a prompt on an idle engine."""
     (request,) = engine.add(NewRequest("decode", tuple(prompt), params, tenant, speculation))
     try:
         while not request.output_ids and request.finish_reason is None:
@@ -91,16 +91,16 @@ def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | Non
 
 
 class _MemoryQuestions:
-    """Asks the drafter for its memory while it has the request: lookups forget it when it ends."""
+    """Reads the drafter's memory during the request, since lookups release it at the end."""
 
     def __init__(self, request: Request) -> None:
         self._drafters = [] if request.speculation is None else [request.speculation.drafter]
         self._passes = 0
-        self.largest: int | None = None  # that it answered
-        self.seconds = self.cpu_seconds = 0.0  # that the questions took
+        self.largest: int | None = None  # maximum reported
+        self.seconds = self.cpu_seconds = 0.0  # time of the reads
 
     def ask_now_and_then(self) -> None:
-        """To be called before every pass; asks before the first two and then every sixteenth."""
+        """Read before the first two passes and then before every sixteenth."""
         if self._passes < 2 or self._passes % _PASSES_PER_QUESTION == 0:
             asked, worked = perf_counter(), process_time()
             answer = added_memory(self._drafters)
@@ -121,7 +121,7 @@ def _step(engine: EngineCore, request: Request, on_tokens: OnTokens | None) -> N
 
 @dataclass(frozen=True)
 class Record:
-    """One drafter on one prompt, and plain decoding of the same prompt beside it in the same run."""
+    """One drafter on one prompt, with plain decoding of the prompt in the same run."""
 
     drafter: str  # label of the method
     prompt: str  # key of the prompt
@@ -131,12 +131,12 @@ class Record:
 
     @property
     def identical(self) -> bool:
-        """Whether speculation left the text unchanged."""
+        """Whether the text is unchanged."""
         return self.speculative.token_ids == self.plain.token_ids
 
     @property
     def speedup(self) -> float:
-        """Tokens per second, relative to plain decoding."""
+        """Tokens per second relative to plain decoding."""
         plain, own = self.plain, self.speculative
         return (
             own.tokens * plain.seconds / (own.seconds * plain.tokens) if own.seconds and plain.tokens else 1.0
@@ -144,7 +144,7 @@ class Record:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> "Record":
-        """Read the fields back; ValueError if they are none."""
+        """Restore from JSON; raise ValueError if invalid."""
         try:
             runs = {name: _run(value[name]) for name in ("speculative", "plain")}
             return Record(str(value["drafter"]), str(value["prompt"]), str(value["category"]), **runs)
@@ -153,9 +153,9 @@ class Record:
 
 
 def cpu_speedup(records: Sequence[Record]) -> float | None:
-    """Tokens per second of the processor's time, which other programs do not lengthen, relative to plain decoding.
+    """Return the speed-up by CPU time, which other processes do not affect.
 
-    None: for some of them it did not do the work. Answers that ended with their first token took no time.
+    None: another device did some of the work. Answers of one token took no time.
     """
     decoded = [record for record in records if record.plain.tokens and record.speculative.tokens]
     speculative_runs, plain = [record.speculative for record in decoded], [record.plain for record in decoded]

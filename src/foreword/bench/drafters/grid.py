@@ -1,4 +1,4 @@
-"""Drafters by category, temperature and concurrent requests."""
+"""Compares drafters by category, temperature and concurrency."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,12 +21,12 @@ from foreword.engine.requests.request import Request
 from foreword.progress import StageProgress
 
 ROUNDS = 2
-"""Each place of a cell answers so many requests, one after the other, so that the batch stays full for a while."""
+"""Requests per slot of a cell, so that the batch stays full for a while."""
 
 
 @dataclass(frozen=True)
 class GridCell:
-    """Where something is measured."""
+    """One point of the grid."""
 
     category: str
     temperature: float
@@ -35,7 +35,7 @@ class GridCell:
 
 @dataclass(frozen=True)
 class GridRecord:
-    """One drafter in one cell, prompts included in its times."""
+    """One drafter in one cell; times include prefill."""
 
     drafter: str
     category: str
@@ -43,16 +43,16 @@ class GridRecord:
     concurrency: int
     requests: int
     tokens: int
-    passes: int  # that gave tokens, of requests: one over a batch of four counts four times
+    passes: int  # with tokens, counted per request
     seconds: float  # wall-clock of the whole cell
     draft_seconds: float
     verify_seconds: float
     accept_seconds: float
-    latency_p50: float  # seconds from a request's beginning to its end
+    latency_p50: float  # from start to end of a request
     latency_max: float
     drafted_per_position: tuple[int, ...] = ()
     accepted_per_position: tuple[int, ...] = ()
-    cpu_seconds: float = 0.0  # of this process, whatever else runs; 0 if the processor does not do the work
+    cpu_seconds: float = 0.0  # of this process; 0 if another device did the work
 
     @property
     def cell(self) -> GridCell:
@@ -72,22 +72,22 @@ class GridRecord:
 
     @property
     def acceptance(self) -> float:
-        """Return the acceptance rate: draft tokens that were committed, of all."""
+        """Return the acceptance rate."""
         return sum(self.accepted_per_position) / max(sum(self.drafted_per_position), 1)
 
     @property
     def per_position(self) -> list[float]:
-        """Return, by position, the share of drafts that reach it and are accepted up to it."""
+        """Return, by position, the fraction of drafts accepted up to it."""
         pairs = zip(self.accepted_per_position, self.drafted_per_position, strict=True)
         return [accepted / drafted if drafted else 0.0 for accepted, drafted in pairs]
 
     def cost_per_million(self, cost_per_hour: float) -> float:
-        """Of tokens, on a machine that costs this much an hour: drafting and verifying together."""
+        """Return the cost of a million tokens on a machine with this price per hour."""
         return cost_per_hour / 3600 * self.seconds / self.tokens * 1e6
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> "GridRecord":
-        """Read the fields back; ValueError if they are none."""
+        """Restore from JSON; raise ValueError if invalid."""
         try:
             known = {field.name: value[field.name] for field in fields(GridRecord)}
         except (KeyError, TypeError) as error:
@@ -98,7 +98,7 @@ class GridRecord:
 
 @dataclass(frozen=True)
 class GridSettings:
-    """The same for every cell."""
+    """Settings of all cells."""
 
     max_tokens: int = 64
     seed: int = 0
@@ -106,7 +106,7 @@ class GridSettings:
 
 
 class GridBench(MethodBench):
-    """A model and the methods that are compared on it."""
+    """A model and the methods compared on it."""
 
     def __init__(self, llm: LLM, methods: Sequence[Method], settings: GridSettings) -> None:
         super().__init__(llm, methods)
@@ -119,7 +119,7 @@ class GridBench(MethodBench):
         known: Sequence[GridRecord],
         progress: StageProgress,
     ) -> Iterator[GridRecord]:
-        """Every drafter and plain decoding, side by side in every cell that is not known yet."""
+        """Measure every drafter and plain decoding, interleaved, in every unknown cell."""
         have = {record.key for record in known}
         wanted = [(label, cell) for cell in cells for label in self._speculation if (label, cell) not in have]
         for number, (label, cell) in enumerate(wanted):
@@ -127,7 +127,7 @@ class GridBench(MethodBench):
             progress(stage, number, len(wanted))
             ids = [self._llm.encode(prompt.text) for prompt in prompts if prompt.category == cell.category]
             if number == 0:
-                self._run(label, GridCell(cell.category, 0.0, 1), ids[:1])  # warm
+                self._run(label, GridCell(cell.category, 0.0, 1), ids[:1])  # warm-up
             yield self._run(label, cell, ids)
 
     def _run(self, label: str, cell: GridCell, prompts: Sequence[Sequence[int]]) -> GridRecord:
@@ -177,7 +177,7 @@ class GridBench(MethodBench):
             seed=settings.seed + number,
             ignore_eos=settings.ignore_eos,
         )
-        # A tenant of its own: nothing is in the prefix cache, and no drafter has seen the answer.
+        # A new tenant: empty prefix cache, unseen answer.
         name = f"{self._name}: {label}, {cell}, {number}"
         (request,) = self._llm.engine.add(
             NewRequest(name, tuple(prompt), params, name, self._speculation[label])
@@ -186,7 +186,7 @@ class GridBench(MethodBench):
 
 
 def _deciding(accounting: Accounting) -> int:
-    """Passes from the first token on: those before it read a long prompt piece by piece."""
+    """Return the passes from the first token on, without earlier prefill chunks."""
     return accounting.passes - accounting.first_passes + 1
 
 
@@ -209,7 +209,7 @@ _HEADS = (
 def grid_page(
     records: Sequence[GridRecord], title: str, made: Mapping[str, str], cost_per_hour: float
 ) -> str:
-    """Everything that was measured, by kind of work and temperature."""
+    """Return the page by category and temperature."""
     colours = colours_of(list(dict.fromkeys(record.drafter for record in records)))
     about = ", ".join(f"{name} {value}" for name, value in made.items())
     ordered = sorted(records, key=lambda r: (r.category, r.temperature))
@@ -221,13 +221,13 @@ def grid_page(
 
 
 def speedups(records: Sequence[GridRecord]) -> dict[tuple[str, GridCell], float]:
-    """Tokens per second relative to plain decoding in the same cell, where that was measured."""
+    """Return tokens per second relative to plain decoding in the same cell."""
     plain = {record.cell: record.tokens_per_second for record in records if record.drafter == PLAIN}
     return {r.key: r.tokens_per_second / plain[r.cell] for r in records if r.cell in plain}
 
 
 def cpu_speedups(records: Sequence[GridRecord]) -> dict[tuple[str, GridCell], float]:
-    """The same by the processor's time, where it does the work."""
+    """Return the same by CPU time, if the CPU does the work."""
     timed = [record for record in records if record.cpu_seconds]
     return speedups([replace(record, seconds=record.cpu_seconds) for record in timed])
 

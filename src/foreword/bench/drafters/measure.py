@@ -1,4 +1,4 @@
-"""Decodes every prompt plainly and with every drafter, in turn; finished measurements are kept in a file."""
+"""Decodes every prompt plainly and with every drafter, interleaved, and stores results in a file."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,18 +20,18 @@ R = TypeVar("R")
 """A measurement: a dataclass."""
 
 _BEFORE = {"ignore_eos": True}
-"""What files were measured with that do not say it."""
+"""Settings of files that do not state them."""
 
 
 class Ledger(Generic[R]):
-    """One JSON line for the settings, then one for every measurement."""
+    """A file with one JSON line for the settings and one per measurement."""
 
     def __init__(
         self, path: Path, settings: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], R]
     ) -> None:
-        """Open a file of the same settings, or begin one; a file of other settings is refused.
+        """Open a file with the same settings, or create one; other settings are refused.
 
-        `parse` reads a measurement back, or raises `ValueError`.
+        `parse` restores a measurement or raises `ValueError`.
         """
         self._path = path
         self.records: list[R] = []
@@ -47,12 +47,12 @@ class Ledger(Generic[R]):
                 raise RequestError(f"{path}, line {number} is no measurement: {error}") from None
 
     def add(self, record: R) -> None:
-        """Keep a finished measurement; it is on disk when this returns."""
+        """Append a measurement durably."""
         self._append(asdict(record))  # type: ignore[call-overload]
         self.records.append(record)
 
     def _complete_lines(self) -> list[str]:
-        """The file's lines; one that an interruption cut short is taken off the file."""
+        """Return the file's lines; remove an incomplete last one."""
         try:
             content = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
             complete = content[: content.rfind("\n") + 1]
@@ -90,13 +90,13 @@ OnProgress = Callable[[str, int, int, str], None]
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """The same for every drafter and prompt."""
+    """Settings of all drafters and prompts."""
 
-    max_tokens: int = 64  # most tokens of an answer
+    max_tokens: int = 64  # per answer
     temperature: float = 0.0  # 0 is greedy
     seed: int = 0  # of every answer
-    repeats: int = 1  # answers for each drafter and prompt; the one with the median time counts
-    history: bool = False  # whether drafters may learn from earlier answers of the run
+    repeats: int = 1  # answers per drafter and prompt; the median time counts
+    history: bool = False  # whether drafters may learn from earlier answers
     ignore_eos: bool = False  # continue to `max_tokens` after an end token
 
     def __post_init__(self) -> None:
@@ -114,12 +114,12 @@ class BenchSettings:
         )
 
     def tenant(self, prompt: BenchPrompt, repeat: int) -> str:
-        """Whose request it is: drafters learn nothing from one tenant for another, nor from repeats."""
+        """Return the tenant of a request, which limits what drafters learn from."""
         return f"repeat {repeat}" if self.history else f"repeat {repeat} of {prompt.key}"
 
 
 class DrafterBench(MethodBench):
-    """A model and the methods that are compared on it; one answers at a time."""
+    """A model and the methods compared on it, one answer at a time."""
 
     def __init__(self, llm: LLM, methods: Sequence[Method], settings: BenchSettings) -> None:
         super().__init__(llm, methods)
@@ -128,7 +128,7 @@ class DrafterBench(MethodBench):
     def measure(
         self, prompts: Sequence[BenchPrompt], known: Sequence[Record], on_progress: OnProgress
     ) -> Iterator[Record]:
-        """One record for every drafter and prompt that is not known yet, as each prompt is finished."""
+        """Yield one record per unknown drafter and prompt, prompt by prompt."""
         have = {(record.drafter, record.prompt) for record in known}
         drafters = [label for label in self._speculation if label != PLAIN]
         warm = False
@@ -150,13 +150,13 @@ class DrafterBench(MethodBench):
     ) -> DecodeRun:
         on_label(label)
         ids = self._llm.encode(prompt.text)
-        # A drafter reads the prompt along: it must not find pages that were filled without it.
+        # Drafters observe prefill, so the prefix cache must not have pages computed without them.
         tenant = f"{self._name}: {label}, {self._settings.tenant(prompt, repeat)}"
         setting = self._speculation[label]
         return decode(self._llm.engine, ids, self._settings.sampling(), tenant=tenant, speculation=setting)
 
     def _warm_up(self, prompt: BenchPrompt) -> None:
-        """A few tokens with every method, so that none pays for what happens only once."""
+        """Decode a few tokens with every method as warm-up."""
         params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
         for label, setting in self._speculation.items():
             ids = self._llm.encode(prompt.text)
@@ -165,6 +165,6 @@ class DrafterBench(MethodBench):
 
 
 def median_run(runs: Sequence[DecodeRun]) -> DecodeRun:
-    """The run whose time is the median, the lower one of two."""
+    """Return the run with the median time, the lower of two."""
     middle = median_low(run.seconds for run in runs)
     return next(run for run in runs if run.seconds == middle)

@@ -1,4 +1,4 @@
-"""One row per drafter and category: figures, table and picture; and the slowest prompts."""
+"""Summary per drafter and category as table and picture, and the slowest prompts."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,39 +13,39 @@ from foreword.bench.methods import is_random
 from foreword.bench.pictures import draw_bars, new_figure, save_figure
 
 ALL = "all"
-"""Name of the row over all categories."""
+"""Label of the row over all categories."""
 
 
 @dataclass(frozen=True)
 class DrafterRow:
-    """A drafter on one category of prompts. Sums over the prompts are compared, never ratios averaged."""
+    """A drafter on one category. Ratios are of sums over prompts, never averaged."""
 
     drafter: str
     category: str
     prompts: int
-    alpha: float | None  # draft tokens accepted, of those verified; None: nothing was drafted
+    alpha: float | None  # accepted / verified; None: nothing was drafted
     tau: float  # tokens per target pass while decoding
     plain_tokens_per_second: float
     tokens_per_second: float
-    speedup: float  # tokens per second relative to plain decoding of the same prompts
-    draft_ms: float  # per step, like the three below
+    speedup: float  # relative to plain decoding of the same prompts
+    draft_ms: float  # per step, like the next three
     verify_ms: float
     accept_ms: float
     rest_ms: float
-    plain_step_ms: float  # a whole step of plain decoding
-    memory_bytes: int | None  # most that the drafter said it adds
-    different_texts: int  # answers that are not those of plain decoding: must be 0 but for ties in rounding
-    # Time of draft and target together for a token, on whichever device.
+    plain_step_ms: float  # of plain decoding
+    memory_bytes: int | None  # maximum that the drafter reported
+    different_texts: int  # answers that differ from plain decoding: 0 except for rounding ties
+    # Device time of drafting and target per token.
     device_ms_per_token: float
     plain_device_ms_per_token: float
-    passes: int  # of the target, while decoding
+    passes: int  # while decoding
     drafted_per_position: tuple[int, ...]  # drafts with a token at this position
     accepted_per_position: tuple[int, ...]  # drafts accepted up to this position
-    cpu_speedup: float | None = None  # by the processor's time; None if it did not do the work
+    cpu_speedup: float | None = None  # by CPU time; None if another device did the work
 
 
 def summarise(records: Sequence[Record]) -> list[DrafterRow]:
-    """For every drafter its categories in order of appearance, then all of them together."""
+    """Return rows per drafter: its categories in order of appearance, then all together."""
     rows = []
     for drafter in _distinct([record.drafter for record in records]):
         own = [record for record in records if record.drafter == drafter]
@@ -91,7 +91,7 @@ def _row(drafter: str, category: str, records: Sequence[Record]) -> DrafterRow:
 
 
 def summed(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Place by place; some lists may be longer than others."""
+    """Add lists element-wise; they may differ in length."""
     width = max((len(values) for values in lists), default=0)
     return tuple(sum(values[place] for values in lists if place < len(values)) for place in range(width))
 
@@ -117,7 +117,7 @@ _FIGURES = ("n", "α", "τ", "speed-up", "draft", "verify", "accept", "rest", "m
 
 
 def drafter_table(rows: Sequence[DrafterRow], title: str) -> Table:
-    """Drafter by drafter, a line for every category and one for all of them. Fits 80 columns."""
+    """Return a table by drafter with one line per category, 80 columns wide."""
     caption = _CAPTION + (_RANDOM if any(is_random(row.drafter) for row in rows) else "")
     table = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0)
     table.title_justify = table.caption_justify = "left"
@@ -173,7 +173,7 @@ def _megabytes(size: int | None) -> str:
 
 
 def plot_rows(rows: Sequence[DrafterRow], path: Path, title: str) -> None:
-    """Two charts above each other, a group of bars for every category: τ and speed-up."""
+    """Draw τ and speed-up as grouped bars per category."""
     categories, drafters = _distinct([row.category for row in rows]), _distinct([row.drafter for row in rows])
     figure = new_figure(max(7.0, 1.2 + 0.3 * len(categories) * (len(drafters) + 1)), 7.0)
     upper, lower = figure.subplots(2, 1, sharex=True)
@@ -193,22 +193,22 @@ def plot_rows(rows: Sequence[DrafterRow], path: Path, title: str) -> None:
 
 
 LEAST_RATIO = 0.95
-"""Least speed-up of a single prompt with the default drafter."""
+"""Minimum speed-up of a single prompt with the default drafter."""
 
 MOST_SHOWN = 5
 
 LEAST_TOKENS = 16
-"""Of an answer that is judged by itself: a few steps are over before a clock tells them apart."""
+"""Minimum tokens of an answer judged by itself, for reliable timing."""
 
 
 @dataclass(frozen=True)
 class Slowest:
-    """Of one drafter, the prompts with the lowest speed-up."""
+    """The prompts with the lowest speed-up of one drafter."""
 
     drafter: str
-    prompts: int  # with answers of at least `LEAST_TOKENS`
-    below: int  # prompts with less than `LEAST_RATIO`
-    worst: Sequence[tuple[str, str, float]]  # (category, key of the prompt, speed-up), the lowest first
+    prompts: int  # with at least `LEAST_TOKENS`
+    below: int  # below `LEAST_RATIO`
+    worst: Sequence[tuple[str, str, float]]  # (category, prompt key, speed-up), lowest first
     cpu_speedup: float | None = (
         None  # over all prompts by the processor's time; None if it did not do the work
     )
@@ -220,7 +220,7 @@ class Slowest:
 
     @property
     def line(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         if not self.prompts:
             return (
                 f"{self.drafter}: no plain answer has {LEAST_TOKENS} tokens, so no prompt is judged by itself"
@@ -238,7 +238,7 @@ class Slowest:
 
 
 def slowest_prompts(records: Sequence[Record], most: int = MOST_SHOWN) -> list[Slowest]:
-    """For every drafter, in order of appearance."""
+    """Return the slowest prompts per drafter, in order of appearance."""
     found = []
     for drafter in dict.fromkeys(record.drafter for record in records):
         all_own = [record for record in records if record.drafter == drafter]
@@ -257,7 +257,7 @@ def slowest_prompts(records: Sequence[Record], most: int = MOST_SHOWN) -> list[S
 def _lowest(
     rated: Sequence[tuple[float, Record]], most: int
 ) -> tuple[int, tuple[tuple[str, str, float], ...]]:
-    """How many are below the line, and the lowest of all."""
+    """Return how many are below the limit, and the lowest."""
     ordered = sorted((ratio, record.prompt, record.category) for ratio, record in rated)
     below = sum(ratio < LEAST_RATIO for ratio, _, _ in ordered)
     return below, tuple((category, key, ratio) for ratio, key, category in ordered[:most])

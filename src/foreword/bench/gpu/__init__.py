@@ -1,1 +1,1 @@
-"""What a GPU could do, and how much of it a decoder gets."""
+"""Measures a GPU's peak rates, and the fraction that decoding reaches."""

@@ -1,4 +1,4 @@
-"""The rates of a device, and the device time of a decoder's passes."""
+"""Peak rates of a device, and device times of passes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from foreword.speculation.draft import Draft
 
 
 def timing_event() -> torch.cuda.Event:
-    """A mark in the stream of work whose time can be read."""
+    """Return a CUDA event with timing."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def device_seconds(body: Callable[[], object], repeats: int = 10) -> float:
-    """Median seconds that the device works on what `body` hands over, after one round that warms up."""
+    """Return the median device seconds of `body`, after one warm-up."""
     body()
     times = []
     for _ in range(repeats):
@@ -33,26 +33,26 @@ def device_seconds(body: Callable[[], object], repeats: int = 10) -> float:
 
 
 def copy_bandwidth(device: torch.device, gigabytes: float = 4.0) -> float:
-    """Bytes a second that a copy reads and writes."""
+    """Return the bytes per second that a copy reads and writes."""
     source = torch.zeros(int(gigabytes * 1e9) // 2, dtype=torch.bfloat16, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / device_seconds(lambda: target.copy_(source))
 
 
 def read_bandwidth(device: torch.device, gigabytes: float = 4.0) -> float:
-    """Bytes a second that a sum reads."""
+    """Return the bytes per second that a sum reads."""
     source = torch.zeros(int(gigabytes * 1e9) // 4, dtype=torch.float32, device=device)
     return source.nbytes / device_seconds(source.sum)
 
 
 def matrix_rate(device: torch.device, size: int = 8192) -> float:
-    """Operations a second of a large bf16 matrix product on random numbers."""
+    """Return the FLOP/s of a large bf16 matrix product on random numbers."""
     a, b = (torch.randn((size, size), device=device).bfloat16() for _ in range(2))
     return 2 * size**3 / device_seconds(lambda: a @ b)
 
 
 PASSES = 20
-"""Passes that are handed over one after the other before the device is waited for."""
+"""Passes launched before waiting for the device."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +61,19 @@ class PassTime:
 
     requests: int
     rows: int
-    device_ms: float  # of a pass, with many in flight
-    host_ms: float  # of handing one over
+    device_ms: float  # per pass, with many in flight
+    host_ms: float  # per launch
 
 
 class PassTimer:
-    """A decoder with texts of one length in its memory."""
+    """A decoder with computed texts of one length."""
 
     def __init__(self, decoder: Decoder, context: int, requests: int, most_rows: int) -> None:
         text = random_tokens(context, decoder.config.vocab_size)
         self._cached = CachedRequests(decoder, [text] * requests, most_rows)
 
     def time(self, requests: int, rows: int, repeats: int = 5) -> PassTime:
-        """A pass over the newest token of each and a chain after it, with all logits."""
+        """Time a pass over each newest token and a chain after it, with all logits."""
         cached = self._cached
         drafts = [
             Draft.chain(request.tokens[: rows - 1], len(request.tokens))
@@ -98,7 +98,7 @@ class PassTimer:
 
 
 def prompt_seconds(decoder: Decoder, tokens: int, repeats: int = 5) -> float:
-    """Of a prompt in one pass, with the last token's logits."""
+    """Return the seconds of a prompt in one pass, with the last token's logits."""
     times = []
     with prompt_pass(decoder, random_tokens(tokens, decoder.config.vocab_size)) as (runner, batch):
         for _ in range(repeats + 2):
@@ -111,5 +111,5 @@ def prompt_seconds(decoder: Decoder, tokens: int, repeats: int = 5) -> float:
 
 
 def matrix_operations(decoder: Decoder, rows: int) -> float:
-    """Of the layers' matrix products over this many rows."""
+    """Return the FLOPs of the layers' matrix products over this many rows."""
     return 2.0 * rows * decoder.layer_bytes / 2

@@ -1,4 +1,4 @@
-"""Engines on a device: their start, plain decoding by batch, and all figures of `foreword bench gpu`."""
+"""Engines on a device: start-up, plain decoding by batch size, and all figures of `foreword bench gpu`."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -38,16 +38,16 @@ from foreword.progress import Progress
 from foreword.speculation.drafting import Drafter
 
 DECODED = 64
-"""Tokens that every request gains while an engine is timed."""
+"""Tokens per request while an engine is timed."""
 
 
 def timed_engine(decoder: Decoder, context: int, batch: int, policy: FixedPolicy | None = None) -> EngineCore:
-    """An engine with room for a batch of texts that grow by some multiples of `DECODED`."""
+    """Return an engine with room for a batch of texts that grow by multiples of `DECODED`."""
     return _engine(decoder, EngineParts(_config(decoder, context, batch), policy or FixedPolicy()))
 
 
 def controlled_engine(decoder: Decoder, context: int, batch: int, drafter: Drafter, depth: int) -> EngineCore:
-    """The same with the controller, and a drafter for those that do not decode plainly."""
+    """Return an engine with the controller and a drafter."""
     speculation = SpeculationConfig.parse({"method": "ngram", "num_speculative_tokens": depth})
     config = _config(decoder, context, batch)
     engine = _engine(decoder, EngineParts(config, MeasuredPolicy(), lambda _: drafter, speculation))
@@ -57,7 +57,7 @@ def controlled_engine(decoder: Decoder, context: int, batch: int, drafter: Draft
 
 def _config(decoder: Decoder, context: int, batch: int) -> EngineConfig:
     length = context + 5 * DECODED
-    row_bytes = decoder.kv_rows().bytes_per_row * 2  # draft tokens, and a head's rows, which are far fewer
+    row_bytes = decoder.kv_rows().bytes_per_row * 2  # draft tokens, and a head's rows
     return EngineConfig(
         kv_cache_memory_bytes=batch * (length + 128) * row_bytes,
         max_model_len=length,
@@ -77,7 +77,7 @@ def random_prompts(decoder: Decoder, context: int, batch: int) -> list[list[int]
 
 
 PROMPT = 4096
-"""Tokens of the timed prompt."""
+"""Length of the timed prompt."""
 
 
 @dataclass(frozen=True)
@@ -87,22 +87,22 @@ class BatchSpeed:
     batch: int
     tokens_per_second: float
     step_ms: float
-    host_ms: float  # of a step, beside the pass and acceptance
+    host_ms: float  # per step, besides pass and acceptance
 
 
 @dataclass(frozen=True)
 class GpuReport:
-    """What the device can do, and what the decoder gets of it."""
+    """The device's rates, and what the decoder reaches."""
 
     device: str
-    copy_terabytes: float  # a second, read and written
-    read_terabytes: float  # a second
+    copy_terabytes: float  # per second, read and written
+    read_terabytes: float  # per second
     matrix_teraflops: float
-    floor_ms: float  # of reading all weights once
+    floor_ms: float  # time to read all weights once
     rows: list[PassTime]  # passes of one request
     batches: list[BatchSpeed]
     prompt_ms: float  # of PROMPT tokens
-    prompt_rate: float  # of the matrix rate
+    prompt_rate: float  # fraction of the matrix rate
 
 
 def measure_gpu(
@@ -113,7 +113,7 @@ def measure_gpu(
     context: int,
     progress: Callable[[str, int, int], None],
 ) -> GpuReport:
-    """Measure all figures; `progress` is called with the stage and how far it is."""
+    """Measure all figures; `progress` receives stage and progress."""
     stages = [
         "ceilings",
         *(f"{count} rows" for count in rows),
@@ -157,24 +157,24 @@ def measure_gpu(
 
 def _batch_speed(engine: EngineCore, size: int, context: int) -> BatchSpeed:
     prompts = random_prompts(engine.target, context, size)
-    run_batch(engine, prompts, 8, speculate=False)  # captures what is captured
+    run_batch(engine, prompts, 8, speculate=False)  # captures graphs
     run = run_batch(engine, prompts, DECODED, speculate=False)
     return BatchSpeed(size, run.tokens_per_second, run.step_ms, run.host_ms)
 
 
 @dataclass(frozen=True)
 class StartTime:
-    """The parts follow each other."""
+    """Consecutive parts of an engine's start."""
 
-    seconds: float  # of all
-    decoder_seconds: float  # finding out which products the library may compute
-    memory_seconds: float  # trying the largest pass, and taking the rest for KV
+    seconds: float  # total
+    decoder_seconds: float  # selecting products that the library may compute
+    memory_seconds: float  # trying the largest pass, and allocating KV
     prepare_seconds: float  # compiling and capturing
-    prepared: int  # sizes of passes
-    wanted: int  # sizes that there was something to prepare for
-    profile_seconds: float  # finding out what passes cost
+    prepared: int  # pass sizes
+    wanted: int  # pass sizes to prepare
+    profile_seconds: float  # measuring pass costs
     first_token_seconds: float  # of the first request
-    second_token_seconds: float  # until the next token
+    second_token_seconds: float  # until the second token
 
 
 Made = TypeVar("Made", bound=Decoder)
@@ -187,7 +187,7 @@ def measure_start(
     config: EngineConfig | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> tuple[Made, StartTime]:
-    """`make` makes the decoder of weights that are there; the engine's memory is given back."""
+    """Measure the start with `make`, which creates the decoder from loaded weights; memory is released."""
     config = config or EngineConfig()
     marks = [clock()]
     decoder = make()
@@ -212,14 +212,14 @@ def measure_start(
 
 
 def _default_engine(decoder: Decoder, config: EngineConfig) -> EngineCore:
-    """As a server makes it for a model without a head."""
+    """Return an engine as a server creates it for a model without a head."""
     speculation = SpeculationConfig.parse(WITHOUT_A_HEAD)
     parts = EngineParts(config, MeasuredPolicy(), lambda _: SuffixDrafter(SuffixConfig()), speculation)
     return EngineCore(decoder, Vocabulary(decoder.config.vocab_size), parts)
 
 
 def _tokens(core: EngineCore, context: int, clock: Callable[[], float]) -> tuple[float, float]:
-    """When the first two tokens of a request are there."""
+    """Return the times of a request's first two tokens."""
     (prompt,) = random_prompts(core.target, context, 1)
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
     (request,) = core.add(NewRequest("start", tuple(prompt), params))

@@ -1,8 +1,8 @@
-"""Speculative decoding of a model with random weights: draft tokens are recorded and spoilt at a rate.
+"""Speculative decoding with random weights: drafts are replaced by recorded tokens with a given error rate.
 
-The acceptance of a trained drafter needs its weights, but its cost does not: a drafter of the usual shape really
-drafts, and its tokens are replaced by the target's own, wrong as often as gives the wanted tokens per pass. The target
-verifies these as any others.
+Only acceptance depends on trained weights, not cost. So a drafter of the usual shape really drafts, and its tokens
+are replaced by the target's own, with errors that give the wanted tokens per pass. The target verifies them like any
+others.
 """
 
 import random
@@ -35,13 +35,13 @@ from foreword.speculation.draft import DeviceTokens, Draft
 from foreword.speculation.drafting import Commit, Drafter, DraftRequest, DraftTask, InFlight, Traits
 
 DEPTH = 5
-"""Draft tokens of a pass."""
+"""Draft tokens per pass."""
 
 DEALT = 24
-"""Drafts after which the pattern of wrong tokens repeats."""
+"""Drafts after which the error pattern repeats."""
 
 WARM_UP, RUNS = 2, 3
-"""Runs in which what is captured is captured, and those of which the middle one counts."""
+"""Warm-up runs, which capture graphs, and measured runs, whose median counts."""
 
 
 @dataclass(frozen=True)
@@ -50,21 +50,21 @@ class SpeculativeSpeed:
 
     drafter: str
     batch: int
-    tokens_per_pass: float  # of one request
+    tokens_per_pass: float  # per request
     tokens_per_second: float
     step_ms: float
-    draft_ms: float  # of a step
+    draft_ms: float  # per step
 
 
 class RecordedDrafter(Drafter):
-    """Drafts the recorded text with tokens right at a rate; another drafter takes the time of drafting."""
+    """Drafts the recorded text with a given rate of right tokens; another drafter provides the cost."""
 
     def __init__(self, truth: dict[tuple[int, ...], list[int]], rate: float, payer: Drafter | None) -> None:
-        """`truth` are answers by prompt."""
+        """`truth` maps prompts to answers."""
         self._truth = truth
         self._payer: Any = payer
-        self._runs = cycle(dealt_runs(rate))  # how many tokens of each draft are right
-        self._known: dict[int, list[int]] = {}  # by request: a long prompt is looked up once
+        self._runs = cycle(dealt_runs(rate))  # number of right tokens per draft
+        self._known: dict[int, list[int]] = {}  # by request, so that a prompt is looked up once
         self.traits = Traits() if payer is None else payer.traits
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
@@ -104,7 +104,7 @@ class RecordedDrafter(Drafter):
 
 
 def _in_its_place(pending: HostCopy, tasks: Sequence[DraftTask], said: Sequence[list[int]]) -> list[Draft]:
-    """Return recorded tokens as drafts on the device, which arrive when the other drafter's arrive."""
+    """Return recorded tokens as drafts on the device that arrive with the other drafter's."""
     tokens = torch.tensor([token for its in said for token in its])
     there = uploaded(tokens, pending.on_device.device)
     source = HostCopy(there, tokens, pending.arrived, pending.began)
@@ -119,19 +119,19 @@ def _in_its_place(pending: HostCopy, tasks: Sequence[DraftTask], said: Sequence[
 
 
 def dealt_runs(rate: float) -> list[int]:
-    """Return the numbers of accepted tokens of drafts whose tokens are right at this rate.
+    """Return numbers of accepted tokens per draft for this acceptance rate.
 
-    They are dealt, not drawn: a short run would else make half a token more or less a pass.
+    They are a fixed pattern instead of random, because a short run would vary by half a token per pass.
     """
     chances = [rate**level for level in range(DEPTH + 1)]
-    least = [round(DEALT * chance) for chance in chances]  # drafts with at least so many
+    least = [round(DEALT * chance) for chance in chances]  # drafts with at least this many
     runs = [sum(count > place for count in least[1:]) for place in range(DEALT)]
     random.Random(0).shuffle(runs)
     return runs
 
 
 def rate_for(tokens_per_pass: float, depth: int) -> float:
-    """Return the acceptance rate at which a pass makes this many tokens."""
+    """Return the acceptance rate for this many tokens per pass."""
     low, high = 0.0, 1.0
     for _ in range(50):
         rate = (low + high) / 2
@@ -148,7 +148,7 @@ def measure_speculation(
     context: int,
     progress: Callable[[str, int, int], None],
 ) -> list[SpeculativeSpeed]:
-    """Measure free drafts (as a lookup's) at 3.0 tokens per pass, an EAGLE-3 head and a draft model at 3.9."""
+    """Measure free drafts (like a lookup) at 3.0 tokens per pass, an EAGLE-3 head and a draft model at 3.9."""
     with TemporaryDirectory() as folder:
         head = head_drafter(decoder, random_head(decoder, "eagle3", Path(folder) / "eagle3"))
     texts = max(batches, default=1) * (context + 6 * DECODED)
@@ -176,7 +176,7 @@ def measure_heads(
     progress: Callable[[str, int, int], None],
     methods: Sequence[str] = METHODS,
 ) -> list[SpeculativeSpeed]:
-    """Every kind of head at 3.9 tokens a pass, as it runs and in plain torch."""
+    """Measure every kind of head at 3.9 tokens per pass, with its own runner and in plain torch."""
     found: list[SpeculativeSpeed] = []
     texts = {size: random_prompts(decoder, context, size) for size in batches}
     cases = [(size, prompts, recorded(decoder, prompts)) for size, prompts in texts.items()]
@@ -197,7 +197,7 @@ def measure_heads(
 
 
 def recorded(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> dict[tuple[int, ...], list[int]]:
-    """What the target says after each prompt."""
+    """Return the target's answer to each prompt."""
     engine = timed_engine(decoder, len(prompts[0]), len(prompts))
     params = SamplingParams(temperature=0, max_tokens=4 * DECODED, ignore_eos=True)
     requests = [
@@ -221,15 +221,15 @@ def _speculative_speed(engine: EngineCore, name: str, prompts: Sequence[Sequence
 
 
 QUALITIES = (3.9, 1.2)
-"""Tokens that a pass with full drafts would make."""
+"""Tokens per pass with full drafts."""
 
 CONTROL_ARMS: Mapping[str, SpeculationSetting] = {"plain": False, "controller": None}
 
 ROUNDS = 6
-"""Windows of each way that count."""
+"""Measured windows per arm."""
 
 WARM_UP_WINDOWS = 4
-"""Windows before them: graphs are captured there, and the controller learns."""
+"""Warm-up windows: graphs are captured, and the controller learns."""
 
 
 @dataclass(frozen=True)
@@ -237,12 +237,12 @@ class ControlledSpeed:
     """The controller at one batch size."""
 
     batch: int
-    offered: float  # tokens that a pass with full drafts would make
+    offered: float  # tokens per pass with full drafts
     plain_tokens_per_second: float
     tokens_per_second: float
     ratio: float  # of neighbouring windows
-    lowest: float  # of these
-    tokens_per_pass: float  # of one request
+    lowest: float  # lowest ratio
+    tokens_per_pass: float  # per request
 
 
 def measure_controller(
@@ -253,7 +253,7 @@ def measure_controller(
     progress: Callable[[str, int, int], None],
     rounds: int = ROUNDS,
 ) -> list[ControlledSpeed]:
-    """Every batch with either head; windows of both ways take turns on one engine."""
+    """Measure every batch size with either head; windows of both arms are interleaved."""
     with TemporaryDirectory() as folder:
         head = head_drafter(decoder, random_head(decoder, "eagle3", Path(folder) / "eagle3"))
     found: list[ControlledSpeed] = []

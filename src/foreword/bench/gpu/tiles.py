@@ -1,4 +1,4 @@
-"""How fast every way of computing a product is, for the shapes of one model: the grounds of backends/cuda/products."""
+"""Times all kernels for the matrix products of a model, as input for backends/cuda/products."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,24 +17,24 @@ from foreword.backends.cuda.products import REFERENCE_TILE, added_up, library_su
 from foreword.bench.gpu.device import device_seconds
 
 _COLD_BYTES = 256 << 20
-"""Weights that are read in turn, so that none is still in the cache."""
+"""Weight bytes read in rotation, so that none is cached."""
 
 
 @dataclass(frozen=True)
 class TileTime:
-    """One way of computing one product."""
+    """One kernel for one product."""
 
     shape: tuple[int, int]  # of the weights, [N, K]
     rows: int
-    parts: int  # that K is added up in
+    parts: int  # splits of K
     tile: Tile | TallTile | None  # None: the library
     microseconds: float
-    terabytes: float  # a second, of weights
+    terabytes: float  # per second, of weights
     same_bits: bool  # as the reference tile
 
 
 def candidates(rows: int) -> Iterator[Tile | TallTile]:
-    """Tiles worth trying for this many rows."""
+    """Yield tiles to try for this many rows."""
     least = next((size for size in (16, 32, 64) if rows <= size), 64)
     for height, columns in product((least, 128) if rows > 64 else (least,), (16, 32, 64, 128)):
         yield from _candidates(height, columns)
@@ -62,7 +62,7 @@ def _tall_candidates(rows: int) -> Iterator[TallTile]:
 
 
 def compile_ahead(tiles: Sequence[Tile | TallTile], workers: int) -> None:
-    """Let several processes fill Triton's cache: compiling one after the other takes minutes."""
+    """Fill Triton's cache with several processes, since compiling sequentially takes minutes."""
     parts = [list(tiles[worker::workers]) for worker in range(workers)]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         list(pool.map(_compile, parts))
@@ -72,7 +72,7 @@ def _compile(tiles: Sequence[Tile | TallTile]) -> None:
     x = torch.zeros((1, 1024), dtype=torch.bfloat16, device="cuda")
     weight = torch.zeros((1024, 1024), dtype=torch.bfloat16, device="cuda")
     for tile in tiles:
-        with suppress(Exception):  # what does not compile shows when it is timed
+        with suppress(Exception):  # compile errors show when timed
             for rows, kind in product((1, 16), (torch.bfloat16, torch.float32)):
                 out = torch.empty((1, rows, 1024), dtype=kind, device="cuda")
                 _product(x.expand(rows, -1).contiguous(), weight, out, tile, 1024)
@@ -87,7 +87,7 @@ def _product(x: Tensor, weight: Tensor, out: Tensor, tile: Tile | TallTile, part
 def time_products(
     weights: Tensor, part_depth: int, rows: int, tiles: Sequence[Tile | TallTile]
 ) -> list[TileTime]:
-    """All ways, the fastest first. What adds up parts of K comes after the kernels; the library does it itself."""
+    """Return all kernels, fastest first. Splits of K are added after the kernels; the library adds its own."""
     columns, depth = weights.shape
     copies, parts = max(2, _COLD_BYTES // weights.nbytes), depth // part_depth
     cold = [weights.clone() for _ in range(copies)]
@@ -119,7 +119,7 @@ def time_products(
             continue
         try:
             found.append(timed(tile))
-        except Exception as error:  # too large for this GPU's shared memory: not a way
+        except Exception as error:  # too large for this GPU's shared memory
             if "out of resource" not in str(error) and "OutOfResources" not in type(error).__name__:
                 raise
     return sorted(found, key=lambda way: way.microseconds)

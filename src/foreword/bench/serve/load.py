@@ -1,4 +1,4 @@
-"""The settings of a load test, and everything random in it: arrivals, order of prompts, dropped streams."""
+"""Settings and randomness of a load test: arrivals, prompt order, dropped streams."""
 
 import itertools
 import json
@@ -16,16 +16,16 @@ ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 @dataclass(frozen=True)
 class Question:
-    """What every request of the run has in common."""
+    """Common fields of all requests."""
 
-    model: str  # the server's name of it
+    model: str  # name on the server
     endpoint: str = "completions"  # completions or chat
     max_tokens: int = 64  # the answer's bound
     temperature: float = 0.0  # 0 is greedy
     seed: int = 0  # request i is sent with seed + i
-    # Let every chunk say how many tokens there are: not every server knows that.
+    # Request token counts in every chunk; not all servers support it.
     continuous_usage: bool = False
-    extra: Mapping[str, Any] = field(default_factory=dict)  # more fields of the body; they win over ours
+    extra: Mapping[str, Any] = field(default_factory=dict)  # further fields of the body, with precedence
 
     def __post_init__(self) -> None:
         if self.endpoint not in ENDPOINTS:
@@ -37,11 +37,11 @@ class Question:
 
     @property
     def path(self) -> str:
-        """Where requests go, after the server's base address."""
+        """Path of requests."""
         return ENDPOINTS[self.endpoint]
 
     def body(self, prompt: str, index: int) -> dict[str, Any]:
-        """The JSON of the index-th request."""
+        """Return the body of request `index`."""
         chat = self.endpoint == "chat"
         options = {"include_usage": True} | (
             {"continuous_usage_stats": True} if self.continuous_usage else {}
@@ -61,15 +61,15 @@ class Question:
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """When requests are sent, how many, and which of them are left midway."""
+    """Arrival, number and abandonment of requests."""
 
-    rate: float | None = None  # open loop: requests per second, inf is all at once; None is closed loop
-    concurrency: int = 8  # closed loop: requests in flight at any time
-    num_requests: int | None = None  # None: as many as start within the duration
-    duration: float | None = None  # seconds in which requests are started; None: until num_requests
-    timeout: float = 600.0  # seconds that one request may take
-    disconnect: float = 0.0  # share of streams that are dropped midway
-    seed: int = 0  # of arrivals, of the prompts' order and of the dropped streams
+    rate: float | None = None  # open loop: requests per second, inf: all at once; None: closed loop
+    concurrency: int = 8  # closed loop: requests in flight
+    num_requests: int | None = None  # None: those started within the duration
+    duration: float | None = None  # seconds in which requests start; None: until num_requests
+    timeout: float = 600.0  # per request, seconds
+    disconnect: float = 0.0  # fraction of streams dropped midway
+    seed: int = 0  # of arrivals, prompt order and dropped streams
 
     def __post_init__(self) -> None:
         if self.rate is not None and not self.rate > 0:
@@ -94,7 +94,7 @@ def _check_seconds(option: str, seconds: float | None) -> None:
 
 
 def extra_fields(speculation: str | None, extra_body: str | None) -> dict[str, Any]:
-    """The body's further fields, from the texts of --speculation and --extra-body."""
+    """Return further body fields from --speculation and --extra-body."""
     extra = {} if extra_body is None else _parse_json("--extra-body", extra_body)
     if not isinstance(extra, dict):
         raise RequestError("--extra-body must be a JSON object")
@@ -117,9 +117,9 @@ def _parse_json(option: str, text: str) -> Any:  # noqa: ANN401 - any JSON
 
 
 def arrival_times(load: LoadSettings) -> Iterator[float]:
-    """Seconds after the start at which the requests of an open loop are due: a Poisson process.
+    """Yield the due times of an open loop, in seconds after the start: a Poisson process.
 
-    The gaps, the one before the first request included, are exponential with mean 1 / rate.
+    Gaps, including the first, are exponential with mean 1 / rate.
     """
     if load.rate is None:
         raise ValueError("a closed loop has no arrival times")
@@ -136,16 +136,16 @@ def _poisson(rate: float, seed: int) -> Iterator[float]:
 
 
 def prompts_in_turn(prompts: Sequence[BenchPrompt], seed: int) -> Iterator[str]:
-    """The prompts, shuffled once and then in turn without end: kinds of work are mixed at any time."""
+    """Yield the prompts forever, shuffled once."""
     shuffled = [prompt.text for prompt in prompts]
     random.Random(f"{seed} prompts").shuffle(shuffled)
     return itertools.cycle(shuffled)
 
 
 def drop_points(share: float, max_tokens: int, seed: int) -> Iterator[int | None]:
-    """For every request the number of content chunks after which its stream is dropped; None: never.
+    """Yield, per request, the number of content chunks after which its stream is dropped; None: never.
 
-    The number is uniform over the first half of the longest answer, so that most answers are still running.
+    Uniform over the first half of the longest answer, so that most answers are still running.
     """
     chance = random.Random(f"{seed} drops")
     while True:

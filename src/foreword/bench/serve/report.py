@@ -1,4 +1,4 @@
-"""Sums up a load test: latencies, rates, goodput, failures."""
+"""Summary of a load test: latencies, rates, goodput, failures."""
 
 import math
 from collections import Counter
@@ -17,17 +17,17 @@ PERCENTILES = (50, 90, 95, 99)
 
 
 def time_to_first_token(outcome: RequestOutcome) -> float | None:
-    """TTFT: first chunk with text - when the request was due. None: there was no text."""
+    """TTFT: first chunk with text - due time. None: no text."""
     return outcome.chunks[0].time - outcome.due if outcome.chunks else None
 
 
 def end_to_end(outcome: RequestOutcome) -> float | None:
-    """E2E: last chunk of the answer - when the request was due."""
+    """E2E: last chunk - due time."""
     return None if outcome.last is None else outcome.last - outcome.due
 
 
 def output_tokens(outcome: RequestOutcome) -> int:
-    """From usage; else the tokens that chunks say they hold; else one for every chunk with text."""
+    """Return the tokens by usage, otherwise by chunk counts, otherwise one per chunk with text."""
     if outcome.usage_tokens is not None:
         return outcome.usage_tokens
     if says_tokens(outcome):
@@ -36,14 +36,14 @@ def output_tokens(outcome: RequestOutcome) -> int:
 
 
 def says_tokens(outcome: RequestOutcome) -> bool:
-    """Whether there was text, and every chunk of it said how many tokens it holds."""
+    """Whether there was text and every chunk stated its tokens."""
     return bool(outcome.chunks) and all(chunk.tokens is not None for chunk in outcome.chunks)
 
 
 def time_per_output_token(outcome: RequestOutcome) -> float | None:
-    """TPOT: (E2E - TTFT) / (output tokens - those of the first chunk). None: no text, or none after that.
+    """TPOT: (E2E - TTFT) / (output tokens - those of the first chunk).
 
-    The tokens of the first chunk all came at TTFT. Where it does not say how many they are, one is assumed.
+    None: no text after it. All tokens of the first chunk arrive at TTFT; one is assumed if it does not state them.
     """
     ttft, e2e = time_to_first_token(outcome), end_to_end(outcome)
     if ttft is None or e2e is None:
@@ -54,15 +54,15 @@ def time_per_output_token(outcome: RequestOutcome) -> float | None:
 
 
 def gaps(outcome: RequestOutcome) -> list[float]:
-    """ITL: the time between two chunks with text, whatever number of tokens the second holds."""
+    """ITL: time between chunks with text, whatever their tokens."""
     times = [chunk.time for chunk in outcome.chunks]
     return [after - before for before, after in pairwise(times)]
 
 
 def gaps_per_token(outcome: RequestOutcome) -> list[float] | None:
-    """ITL per token: gap / tokens of the second chunk, once for each of them. None: tokens are not known.
+    """ITL per token: gap / tokens of the second chunk, once per token.
 
-    Text that came with no token of its own (it was held back) leaves its gap to the next chunk.
+    None: tokens unknown. Held-back text without a token leaves its gap to the next chunk.
     """
     if not says_tokens(outcome):
         return None
@@ -78,22 +78,22 @@ def gaps_per_token(outcome: RequestOutcome) -> list[float] | None:
 
 @dataclass(frozen=True)
 class Spread:
-    """A sample of times in milliseconds: how many, mean and percentiles."""
+    """A sample of times in milliseconds."""
 
     n: int
-    mean: float | None = None  # None: there is no value
-    percentiles: tuple[float, ...] = ()  # one for each of PERCENTILES
+    mean: float | None = None  # None: no values
+    percentiles: tuple[float, ...] = ()  # as in PERCENTILES
     most: float | None = None
 
     def as_json(self) -> dict[str, float | int | None]:
-        """One object; without values only n is not null."""
+        """Return one object; without values only n is not null."""
         points = self.percentiles or (None,) * len(PERCENTILES)
         named = {f"p{percent}_ms": point for percent, point in zip(PERCENTILES, points, strict=True)}
         return {"n": self.n, "mean_ms": self.mean, **named, "max_ms": self.most}
 
 
 def spread(seconds: Sequence[float]) -> Spread:
-    """Percentiles are interpolated linearly between the two nearest values (numpy's default)."""
+    """Summarise; percentiles are interpolated linearly (NumPy's default)."""
     if not seconds:
         return Spread(0)
     ms = 1e3 * np.asarray(seconds, dtype=np.float64)
@@ -103,7 +103,7 @@ def spread(seconds: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True)
 class GoodputLimits:
-    """The most milliseconds that a good request may take; None: no limit."""
+    """Maximum milliseconds of a good request; None: no limit."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -129,7 +129,7 @@ def _within(seconds: float, limit_ms: float | None) -> bool:
 
 
 def parse_limits(text: str) -> GoodputLimits:
-    """`ttft:500,tpot:50,e2el:5000`, any of them, in milliseconds."""
+    """Parse `ttft:500,tpot:50,e2el:5000`, any of them, in milliseconds."""
     limits: dict[str, float] = {}
     for part in text.split(","):
         name, _, number = part.strip().partition(":")
@@ -148,13 +148,13 @@ def parse_limits(text: str) -> GoodputLimits:
 
 @dataclass(frozen=True)
 class Failures:
-    """Requests that were sent and not answered in full, other than those dropped on purpose."""
+    """Requests that were sent and not completed, except those dropped on purpose."""
 
     by_kind: dict[str, int]  # by ending; HTTP errors by status, such as `HTTP 429`
-    details: dict[str, str]  # the first message of each kind
-    too_many: int  # answered 429
-    too_many_with_retry_after: int  # of those, how many said when to come back
-    retry_after: tuple[str, ...]  # the different values of that header
+    details: dict[str, str]  # first message of each kind
+    too_many: int  # answered with 429
+    too_many_with_retry_after: int  # with a Retry-After header
+    retry_after: tuple[str, ...]  # distinct values of that header
 
     @property
     def total(self) -> int:
@@ -163,30 +163,30 @@ class Failures:
 
 @dataclass(frozen=True)
 class Report:
-    """One run, summed up. Latencies and rates are of completed requests alone."""
+    """Summary of one run. Latencies and rates are of completed requests."""
 
     seconds: float
     sent: int
     completed: int
-    dropped: int  # left midway on purpose
-    drops_too_late: int  # answers that were whole before the chunk at which they were to be left
+    dropped: int  # on purpose
+    drops_too_late: int  # answers complete before their drop point
     failures: Failures
-    without_usage: int  # completed requests whose tokens were counted without `usage`
-    counted_by_chunks: int  # of those, the ones of which only chunks could be counted
-    with_text: int  # completed requests that had any
-    tokens_per_chunk_known: int  # completed requests whose chunks said how many tokens they hold
-    prompt_tokens: int | None  # None: not every completed answer had them in `usage`
+    without_usage: int  # completed requests without `usage`
+    counted_by_chunks: int  # of these, counted by chunks only
+    with_text: int  # completed requests with text
+    tokens_per_chunk_known: int  # completed requests whose chunks state their tokens
+    prompt_tokens: int | None  # None: some completed answers lack them
     output_tokens: int
-    good: int | None  # completed within the limits; None: no limits were given
+    good: int | None  # completed within the limits; None: no limits
     latencies: dict[str, Spread]
 
     def per_second(self, count: int) -> float:
-        """So many in the time of the run."""
+        """Return a count per second of the run."""
         return count / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def good_share(self) -> float | None:
-        """Of all requests that were sent and not dropped on purpose: a failed one is not good."""
+        """Fraction of good requests of all not dropped on purpose."""
         counted = self.sent - self.dropped
         return None if self.good is None or not counted else self.good / counted
 
@@ -225,7 +225,7 @@ def _latencies(completed: Sequence[RequestOutcome]) -> dict[str, Spread]:
 
 
 def _lateness(run: LoadRun) -> dict[str, Spread]:
-    """The generator's own: of sending, over all requests that went out, and of reading."""
+    """Return the generator's own delays in sending and reading."""
     sent = [outcome.sent - outcome.due for outcome in run.outcomes if outcome.sent is not None]
     return {"sent_late": spread(sent), "read_late": spread(run.read_late)}
 
@@ -259,7 +259,7 @@ def _kind(outcome: RequestOutcome) -> str:
 
 
 def report_json(report: Report) -> dict[str, Any]:
-    """The report as JSON; times are milliseconds but for `seconds`."""
+    """Return the report as JSON; times in milliseconds except `seconds`."""
     found, failures = asdict(report), report.failures
     for only_shown in ("with_text", "good"):
         del found[only_shown]

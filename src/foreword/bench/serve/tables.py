@@ -1,4 +1,4 @@
-"""The report of a load test as tables and as a picture."""
+"""The report of a load test as tables and picture."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -23,7 +23,7 @@ ROWS = {
 
 
 def latency_table(report: Report, title: str) -> Table:
-    """Return latencies in milliseconds, with the number of values of each line."""
+    """Return latencies in milliseconds, with the number of values."""
     headings = ["ms", "n", "mean", *(f"p{percent}" for percent in PERCENTILES), "max"]
     table = Table(*headings, title=escape(title))
     table.columns[0].no_wrap = True
@@ -41,14 +41,14 @@ def _cells(spread: Spread) -> list[str]:
 
 
 def _short(ms: float | None) -> str:
-    """Few enough digits for the table to fit a narrow terminal."""
+    """Format with few digits, for a narrow terminal."""
     if ms is None:
         return "-"
     return f"{ms:.{2 if ms < 100 else 1 if ms < 1000 else 0}f}"
 
 
 def summary_table(report: Report, limits: GoodputLimits | None) -> Table:
-    """Counts, rates, goodput and failures, one to a line."""
+    """Return counts, rates, goodput and failures, one per line."""
     table = Table.grid(padding=(0, 2))
     for name, text in _lines(report, limits):
         table.add_row(escape(name), escape(text))
@@ -102,7 +102,7 @@ def _notes(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def plot_latencies(outcomes: Sequence[RequestOutcome], path: Path, title: str) -> None:
-    """Two charts side by side, of completed requests: the distributions of TTFT and ITL, as cumulative shares."""
+    """Draw cumulative distributions of TTFT and ITL of completed requests."""
     completed = [outcome for outcome in outcomes if outcome.ending is Ending.COMPLETED]
     samples = {
         "TTFT": [value for outcome in completed if (value := time_to_first_token(outcome)) is not None],

@@ -1,1 +1,1 @@
-"""`foreword prove --url`: what a stranger can find out about any server that speaks OpenAI's HTTP."""
+"""`foreword prove --url`: black-box tests of any server with OpenAI's API."""

@@ -1,4 +1,4 @@
-"""A server under examination: requests in, answers out, every request counted."""
+"""Client of a server under examination; counts its requests."""
 
 import asyncio
 import json
@@ -12,17 +12,20 @@ from foreword.errors import RequestError
 from foreword.wire.openai_http import EventParser, error_words, refusal_of
 
 HALF = "\ufffd"
-"""A token that is part of a character is listed as this. Several tokens then have one text: in a list by texts only one
-of them is left, and lengths say nothing."""
+"""Placeholder for a token that is part of a character.
+
+Several tokens share it, so that only one remains in a list by text, and lengths are unreliable.
+"""
 
 
 @dataclass(frozen=True)
 class Token:
-    """One token of an answer, with what the server says of it."""
+    """A token of an answer with its log-probabilities."""
 
     text: str
     logprob: float
-    top: tuple[tuple[str, float], ...]  # the likeliest in its place, with their logprobs, likeliest first
+    # most likely tokens at its position with log-probabilities, likeliest first
+    top: tuple[tuple[str, float], ...]
 
 
 @dataclass
@@ -31,12 +34,12 @@ class ReceivedChoice:
 
     text: str = ""
     finish_reason: str | None = None
-    tokens: list[Token] = field(default_factory=list)  # where log probabilities were asked for
+    tokens: list[Token] = field(default_factory=list)  # if log-probabilities were requested
     offsets: list[int] = field(default_factory=list)  # completions only
     token_ids: list[int] | None = None
 
     def take(self, received: Mapping[str, Any]) -> None:
-        """A choice of a whole answer, or of a chunk."""
+        """Add a choice of a complete answer or of a chunk."""
         self.text += _text(received)
         self.finish_reason = received.get("finish_reason") or self.finish_reason
         if isinstance(ids := received.get("token_ids"), list):
@@ -52,14 +55,14 @@ class ReceivedChoice:
             return
         tops = received.get("top_logprobs") or [None] * len(received["tokens"])
         for text, logprob, top in zip(received["tokens"], received["token_logprobs"], tops, strict=True):
-            # Of a prompt's first token nothing is known.
+            # A prompt's first token has none.
             self.tokens.append(Token(text, 0.0 if logprob is None else logprob, _ranked((top or {}).items())))
         self.offsets += received.get("text_offset") or []
 
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """Tokens as the server counts them."""
+    """Token counts reported by the server."""
 
     prompt: int
     completion: int
@@ -70,13 +73,13 @@ class TokenUsage:
 class ServerAnswer:
     """All answers to one request."""
 
-    body: Mapping[str, Any]  # what was asked
-    choices: dict[int, ReceivedChoice] = field(default_factory=dict)  # by the index that the server gave
+    body: Mapping[str, Any]  # the request
+    choices: dict[int, ReceivedChoice] = field(default_factory=dict)  # by index
     usage: TokenUsage | None = None
     prompt_ids: list[int] | None = None
 
     def take(self, received: Mapping[str, Any]) -> None:
-        """A whole answer, or a chunk of it; KeyError, TypeError or ValueError if it is none."""
+        """Add a complete answer or a chunk; raise KeyError, TypeError or ValueError if invalid."""
         for choice in received["choices"]:
             self.choices.setdefault(int(choice.get("index", 0)), ReceivedChoice()).take(choice)
             if isinstance(ids := choice.get("prompt_token_ids"), list):
@@ -89,17 +92,17 @@ class ServerAnswer:
 
     @property
     def first(self) -> ReceivedChoice:
-        """The only answer of a request for one."""
+        """The answer of a request for one."""
         return self.choices.get(0) or ReceivedChoice()
 
     @property
     def is_cut(self) -> bool:
-        """Whether the answer breaks off: every whole choice has a finish_reason."""
+        """Whether a choice has no finish_reason."""
         return not self.choices or any(choice.finish_reason is None for choice in self.choices.values())
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of every choice, as listed, else the mean by `usage`; empty where the server gives neither."""
+        """Return the tokens of every choice, as listed or by mean `usage`; empty if unknown."""
         listed = [len(choice.token_ids or choice.tokens) for choice in self.choices.values()]
         if all(listed) or self.usage is None:
             return [length for length in listed if length]
@@ -111,7 +114,7 @@ class ServerAnswer:
 
     @property
     def said(self) -> list[tuple[int, str, str | None]]:
-        """What a user reads: index, text and reason of every choice."""
+        """Index, text and finish reason of every choice."""
         return [(i, self.choices[i].text, self.choices[i].finish_reason) for i in sorted(self.choices)]
 
 
@@ -129,17 +132,17 @@ Body = dict[str, Any]
 
 ROUTES = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 BUSY = (429, 503)  # come back later
-PATIENCE = 8  # times that a busy server is asked again
-LONGEST_PAUSE = 5.0  # seconds before it is asked again
+PATIENCE = 8  # retries of a busy server
+LONGEST_PAUSE = 5.0  # seconds between retries
 DONE = b"[DONE]"
 
 
 class RefusedByServer(Exception):  # noqa: N818 - says what the server did
-    """The server does not take such a request."""
+    """The server refuses such a request."""
 
 
 class Broken(Exception):  # noqa: N818 - says what the server did
-    """The server failed, or its answer is none."""
+    """The server failed, or its answer is invalid."""
 
     def __init__(self, message: str, body: Mapping[str, Any]) -> None:
         super().__init__(message)
@@ -147,7 +150,7 @@ class Broken(Exception):  # noqa: N818 - says what the server did
 
 
 class Server:
-    """Asks one model of one server; `extra` goes into every body."""
+    """Client for one model of a server; `extra` is added to every body."""
 
     def __init__(
         self,
@@ -169,7 +172,7 @@ class Server:
         return f"{str(self._client.base_url).rstrip('/')}{ROUTES[self.route]}"
 
     def wire_body(self, body: Body, *, streamed: bool = False) -> Body:
-        """Return the JSON that is sent: a prompt becomes a message where the route is chat."""
+        """Return the JSON to send; on the chat route a prompt becomes a message."""
         sent: Body = {"model": self.model, **body, **self.extra}
         if streamed:
             sent |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -180,11 +183,11 @@ class Server:
         return sent
 
     async def send(self, body: Body, *, streamed: bool) -> ServerAnswer:
-        """Return the answer, whole or put together from its chunks."""
+        """Return the answer, complete or assembled from chunks."""
         return await (self.stream(body) if streamed else self.ask(body))
 
     async def ask(self, body: Body) -> ServerAnswer:
-        """Return the answer to a request that is not streamed."""
+        """Return the answer to a request without streaming."""
         sent = self.wire_body(body)
         response = await self._post(sent)
         try:
@@ -197,7 +200,7 @@ class Server:
         return answer
 
     async def stream(self, body: Body) -> ServerAnswer:
-        """Return the answer put together from its chunks."""
+        """Return the answer assembled from chunks."""
         sent = self.wire_body(body, streamed=True)
         response = await self._post(sent)
         answer, events, is_done = ServerAnswer(sent), EventParser(), False

@@ -1,4 +1,4 @@
-"""Sends requests to compare: two ways to one text, many at once, many draws; and shrinks a failing request."""
+"""Compares answers: two ways to one text, concurrent requests, many draws; and shrinks a failing request."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -22,26 +22,26 @@ _FAILURES = (Broken, RefusedByServer, RequestError)
 
 @dataclass(frozen=True)
 class Call:
-    """One request of several that are sent at once."""
+    """One of several concurrent requests."""
 
     body: Body
     streamed: bool = False
 
 
 class FailsTogether(Exception):  # noqa: N818 - says what the server did
-    """A request fails beside others and succeeds alone."""
+    """A request fails next to others and succeeds alone."""
 
     def __init__(self, failure: str, prompt: str, alone: ServerAnswer, bodies: Sequence[Body]) -> None:
         super().__init__(failure)
         self.prompt = prompt
-        self.alone = alone  # the answer to the same request alone
-        self.bodies = bodies  # sent at once, they show it
+        self.alone = alone  # answer to the same request alone
+        self.bodies = bodies  # concurrent requests that show it
 
 
 async def send_together(server: Server, calls: Sequence[Call]) -> list[ServerAnswer]:
-    """Return the answers to calls sent at once.
+    """Return the answers to concurrent calls.
 
-    `FailsTogether` if a call fails that succeeds alone; a call that fails alone too raises what it raised alone.
+    Raise `FailsTogether` if a call fails that succeeds alone; a call that fails alone raises its own error.
     """
     found = await _send(server, calls)
     for place, result in enumerate(found):
@@ -49,14 +49,14 @@ async def send_together(server: Server, calls: Sequence[Call]) -> list[ServerAns
             continue
         alone = await server.send(calls[place].body, streamed=calls[place].streamed)
         if isinstance(result, ServerAnswer) and alone.is_cut:
-            continue  # it never has a finish_reason: concurrency has no part in it
+            continue  # it never has a finish_reason, even alone
         group = await _smallest_group(server, calls, place)
         raise FailsTogether(failure, calls[place].body["prompt"], alone, group)
     return [result for result in found if isinstance(result, ServerAnswer)]
 
 
 async def _smallest_group(server: Server, calls: Sequence[Call], failing: int) -> list[Body]:
-    """Return the bodies of two calls that show the failure, or of all where no pair does."""
+    """Return two bodies that show the failure, or all if no pair does."""
     group = calls
     for other in range(len(calls)):
         pair = [calls[place] for place in sorted((failing, other))]
@@ -72,7 +72,7 @@ async def _send(server: Server, calls: Sequence[Call]) -> list[ServerAnswer | Ba
 
 
 def _failure(result: ServerAnswer | BaseException) -> str:
-    """Return why a result is no whole answer; empty if it is one."""
+    """Return why a result is not a complete answer; empty if it is."""
     if isinstance(result, ServerAnswer):
         return "the answer was cut off: it has no finish_reason" if result.is_cut else ""
     if isinstance(result, _FAILURES):
@@ -81,11 +81,11 @@ def _failure(result: ServerAnswer | BaseException) -> str:
 
 
 MOST_TRIES = 16
-"""Requests (or comparisons) that finding a small one may cost."""
+"""Maximum requests or comparisons to shrink a failing one."""
 
 
 async def smallest(body: Body, shows: Callable[[Body], Awaitable[bool]]) -> Body:
-    """The body with fewer tokens and fewer words as long as it still shows the fault."""
+    """Return a body with fewer tokens and words that still shows the fault."""
     tries = MOST_TRIES
 
     async def still(smaller: Body) -> bool:
@@ -119,13 +119,13 @@ Ask = Callable[[Body], Awaitable[ServerAnswer]]
 AnswerPart = Callable[[ServerAnswer], str]
 
 CONTEXT = 40
-"""Characters shown before the place where two texts part."""
+"""Characters shown before the first difference."""
 
 
 async def must_agree(
     ground: Ground, bodies: Sequence[Body], ways: tuple[Ask, Ask], words: tuple[str, str]
 ) -> ClaimVerdict:
-    """Return the verdict of a claim that two ways to send a request lead to one text; `words` name the ways."""
+    """Return the verdict of a claim that two ways of sending give one text; `words` name the ways."""
     one, other = ways
     ties: list[tuple[ServerAnswer, ServerAnswer]] = []
     for tried, body in enumerate(bodies, 1):
@@ -143,7 +143,7 @@ async def must_agree(
         place = _first_difference(left, right)
         small = await smallest(body, shows)
         left, right = await one(small), await other(small)
-        if left.said == right.said:  # it does not happen every time: show the request with which it did
+        if left.said == right.said:  # not reproducible every time: show the original request
             small, left, right = body, await one(body), await other(body)
         return refuted(tried, f"{words[0]} and {words[1]} differ {place}", shown(left, right, words))
     if not ties:
@@ -157,7 +157,7 @@ async def must_agree(
 async def refuted_by(
     ground: Ground, body: Body, fault: str, tried: int, fault_of: AnswerPart, got: AnswerPart
 ) -> ClaimVerdict:
-    """Return the verdict of a claim that one answer refutes, with a small request that shows the fault."""
+    """Return the verdict of a claim refuted by one answer, with a small reproduction."""
 
     async def shows(smaller: Body) -> bool:
         return bool(fault_of(await ground.server.ask(smaller)))
@@ -167,7 +167,7 @@ async def refuted_by(
 
 
 def shown(left: ServerAnswer, right: ServerAnswer, words: tuple[str, str]) -> Reproduction:
-    """Return two answers that should be equal, from shortly before they differ."""
+    """Return two differing answers from shortly before their difference."""
     begin = max(0, _common(left.text, right.text) - CONTEXT)
     bodies = [left.body] if left.body == right.body else [left.body, right.body]
     got, expected = brief(right, begin), brief(left, begin)
@@ -175,14 +175,14 @@ def shown(left: ServerAnswer, right: ServerAnswer, words: tuple[str, str]) -> Re
 
 
 def brief(answer: ServerAnswer, begin: int = 0) -> str:
-    """Return texts and reasons, from a character on, cut to what a line holds."""
+    """Return texts and finish reasons from a character on, cut to one line."""
     dots = "…" if begin else ""
     parts = [f"{dots}{text[begin : begin + 120]!r} ({reason})" for _, text, reason in answer.said]
     return "; ".join(parts[:4])
 
 
 def _first_difference(left: ServerAnswer, right: ServerAnswer) -> str:
-    """Return where two answers part: the token where both list them, else the character."""
+    """Return where two answers differ: the token if both list them, otherwise the character."""
     for place, (a, b) in enumerate(zip(left.first.tokens, right.first.tokens, strict=False)):
         if a.text != b.text:
             return f"from token {place} on"
@@ -190,13 +190,13 @@ def _first_difference(left: ServerAnswer, right: ServerAnswer) -> str:
 
 
 def _common(left: str, right: str) -> int:
-    """Return the number of characters that two texts begin with in common."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 def is_near_tie(left: ReceivedChoice, right: ReceivedChoice, tolerance: float) -> bool:
-    """Return whether two greedy texts part at two tokens that are equally likely up to rounding."""
+    """Return whether two greedy texts differ at two tokens that are equally likely up to rounding."""
     for a, b in zip(left.tokens, right.tokens, strict=False):
         if a.text != b.text:
             return a.logprob - dict(a.top).get(b.text, -inf) <= tolerance
@@ -204,21 +204,21 @@ def is_near_tie(left: ReceivedChoice, right: ReceivedChoice, tolerance: float) -
 
 
 SEEDS_APART = 1_000_003
-"""Between the seeds of draws and those of other checks."""
+"""Offset between the seeds of draws and of other checks."""
 
 MOST_ANSWERS = 64
-"""Answers in flight together: servers refuse what they have no room for (ours begins at 128)."""
+"""Maximum answers in flight; servers refuse more than they have room for (ours starts at 128)."""
 
 
 def requests_for(ground: Ground) -> int:
-    """Requests that all draws take."""
+    """Return the number of requests for all draws."""
     return -(-ground.plan.draws // ground.abilities.n)
 
 
 async def draw(
     ground: Ground, server: Server, depth: int, stream_of_seeds: int, *, logprobs: bool
 ) -> AsyncIterator[tuple[str, ServerAnswer, ReceivedChoice]]:
-    """(prompt, answer, choice) of all draws, prompts by turns, some requests at a time."""
+    """Yield (prompt, answer, choice) of all draws, alternating prompts, several requests at a time."""
     texts, n = ground.plan.texts, ground.abilities.n
     whole = requests_for(ground)
     at_once = max(1, min(ground.plan.at_once, MOST_ANSWERS // n))

@@ -1,7 +1,7 @@
-"""Statistical tests of draws, and how the chance of a false alarm is shared out among them.
+"""Statistical tests of draws, with a bound on false alarms.
 
-Most checks compare texts that must be equal: on a correct server chance cannot refute them. The others draw, and
-the sum of their shares bounds the chance that a correct server is refuted at all (Bonferroni).
+Most checks compare texts that must be equal, so that chance cannot refute a correct server. The others sample; their
+error shares add up to the total probability of a false alarm (Bonferroni).
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from foreword.proofs.server.ground import CONFIDENCE
 
 FAMILY = 1e-4
-OWN_LOGPROBS = 4e-5  # draws against the server's own log probabilities
+OWN_LOGPROBS = 4e-5  # draws against the server's log-probabilities
 WITHOUT_SPECULATION = 4e-5  # draws against draws without speculation
 COPIES = 1e-5  # answers of one request that are equal by chance
 
@@ -24,13 +24,13 @@ COPIES = 1e-5  # answers of one request that are equal by chance
 Floats = NDArray[np.float64]
 
 BETS = np.array([sign * size for size in (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 3.0) for sign in (1, -1)])
-"""λ of each gambler: the event comes too often, or too seldom, a little or much."""
+"""λ of each gambler: the event is too frequent or too rare, slightly or strongly."""
 
-_NORMAL = 1.645  # standard deviations that CONFIDENCE leaves on one side
+_NORMAL = 1.645  # one-sided standard deviations of CONFIDENCE
 
 
 def gains(chances: Floats, happened: NDArray[np.bool_]) -> Floats:
-    """[events, bets], what each gambler has gained, as a logarithm; both arguments are [draws, events]."""
+    """[events, bets], log gain of each gambler; both arguments are [draws, events]."""
     stakes = np.empty((chances.shape[1], len(BETS)))
     for place, bet in enumerate(BETS):
         fair = np.log1p(chances * np.expm1(bet))
@@ -39,7 +39,7 @@ def gains(chances: Floats, happened: NDArray[np.bool_]) -> Floats:
 
 
 def log_evidence(chances: Floats, happened: NDArray[np.bool_]) -> float:
-    """Logarithm of what all gamblers together have of each unit that they began with."""
+    """Return the log of all gamblers' total gain per initial unit."""
     if not chances.size:
         return 0.0
     return log_mean(gains(chances, happened))
@@ -51,10 +51,10 @@ def log_mean(logs: Floats) -> float:
 
 
 def visible_bias(chances: Floats, gamblers: int, alarm: float) -> float:
-    """The smallest total variation that would have been seen with `CONFIDENCE`.
+    """Return the smallest total variation that would have been detected with `CONFIDENCE`.
 
-    Of a sampler that takes the event too easily: it forces it with chance b and draws rightly otherwise. The gamblers'
-    logarithms are sums over draws, taken as normal; one gambler alone has to make the alarm.
+    The assumed fault forces the event with probability b and samples correctly otherwise. The gamblers' logs are sums
+    over draws, approximated as normal; one gambler alone must raise the alarm.
     """
     if not chances.size:
         return 1.0
@@ -80,14 +80,14 @@ def visible_bias(chances: Floats, gamblers: int, alarm: float) -> float:
 
 @dataclass(frozen=True)
 class Distance:
-    """Total variation between a known law and draws from what should be it."""
+    """Total variation between a known distribution and samples."""
 
-    seen: float  # between the law and the draws' shares
-    upper: float  # what the true one exceeds with 1 - CONFIDENCE at most (McDiarmid)
+    seen: float  # between the distribution and sample fractions
+    upper: float  # upper confidence bound of the true distance (McDiarmid)
 
 
 def distance(counts: Floats, law: Floats) -> Distance:
-    """Of one place: counts and chances of the same cells."""
+    """Return the distance at one position from counts and probabilities of the same cells."""
     draws = counts.sum()
     seen = float(np.abs(counts / draws - law).sum() / 2)
     spread = float(np.sqrt(np.log(1 / (1 - CONFIDENCE)) / (2 * draws)))
@@ -95,22 +95,22 @@ def distance(counts: Floats, law: Floats) -> Distance:
 
 
 PREFIXES = (4, 8, None)
-"""Characters by which texts are distinguished: the first, some more, all."""
+"""Numbers of leading characters that distinguish texts; None: all."""
 MOST_CELLS = 24
-LEAST_COUNT = 8  # of a text in both samples: rarer ones can show nothing
+LEAST_COUNT = 8  # minimum count over both samples
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """The cell in which two samples differ most."""
+    """The cell with the largest difference between two samples."""
 
     cell: str
     counts: tuple[int, int]
-    p: float  # of a difference as large anywhere, if there is none
+    p: float  # p-value over all cells
 
 
 def contrast(one: Sequence[str], other: Sequence[str]) -> Contrast:
-    """Compare two samples of texts, by their first characters and whole."""
+    """Compare two samples of texts, by first characters and whole."""
     found = [
         (*cell, fisher(cell[1], cell[2], len(one), len(other)))
         for characters in PREFIXES
@@ -121,7 +121,7 @@ def contrast(one: Sequence[str], other: Sequence[str]) -> Contrast:
 
 
 def _cells(one: Sequence[str], other: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Texts that are common enough in both samples together, and all others; which sample had them plays no part."""
+    """Return frequent texts of the joint sample, and the rest, independent of which sample has them."""
     left, right = Counter(one), Counter(other)
     pooled = sorted((left + right).items(), key=lambda entry: (-entry[1], entry[0]))
     common = [cell for cell, count in pooled[:MOST_CELLS] if count >= LEAST_COUNT]
@@ -131,7 +131,7 @@ def _cells(one: Sequence[str], other: Sequence[str]) -> list[tuple[str, int, int
 
 
 def fisher(a: int, b: int, left: int, right: int) -> float:
-    """Two-sided chance of a split at least as uneven as `a` of `left` against `b` of `right`."""
+    """Return the two-sided p-value of `a` of `left` against `b` of `right`."""
     both, draws = a + b, left + right
     low, high = max(0, both - right), min(both, left)
     whole = _log_choose(draws, both)
@@ -145,7 +145,7 @@ def fisher(a: int, b: int, left: int, right: int) -> float:
 
 
 def visible_shift(share: float, draws: int, alarm: float) -> float:
-    """By how much a cell of this share would have had to differ to be seen with `CONFIDENCE`, by the normal law."""
+    """Return the difference of a cell's fraction that would be detected with `CONFIDENCE`, in normal approximation."""
     normal = NormalDist()
     deviations = normal.inv_cdf(1 - alarm / (2 * len(PREFIXES) * (MOST_CELLS + 1))) + normal.inv_cdf(
         CONFIDENCE

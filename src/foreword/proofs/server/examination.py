@@ -1,4 +1,4 @@
-"""The whole examination: what it costs, every check in turn, the verdicts."""
+"""The examination: its cost, all checks in order, and the verdicts."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,12 +40,12 @@ CHECKS: Sequence[Check] = (
     distributions.own_law,
     distributions.without_speculation,
 )
-"""In the order in which they rest on each other."""
+"""In order of dependence."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Numbers of requests, known before they are made."""
+    """Number of requests, known in advance."""
 
     probing: int
     checks: Mapping[str, int]
@@ -58,12 +58,12 @@ class Cost:
 async def prepare(
     server: Server, plan: ExaminationPlan, plain: Server | None = None, tolerance: float = 0.05, seed: int = 0
 ) -> Ground:
-    """Find out what the server takes; `Broken` if it fails already now."""
+    """Determine the server's abilities; raise `Broken` if it fails."""
     return Ground(server, plan, await probe(server), plain, tolerance, seed)
 
 
 def chosen(names: Sequence[str]) -> Sequence[Check]:
-    """The checks of these claims and of those that they rest on."""
+    """Return the checks of these claims and of their dependencies."""
     known = {check.name: check for check in CHECKS}
     if unknown := [name for name in names if name not in known]:
         raise RequestError(f"--only: there is no claim {unknown[0]!r}; there are {', '.join(known)}")
@@ -75,14 +75,14 @@ def chosen(names: Sequence[str]) -> Sequence[Check]:
 
 
 def cost(ground: Ground, checks: Sequence[Check] = CHECKS) -> Cost:
-    """What the examination costs at most, as long as nothing is refuted."""
+    """Return the maximum number of requests, if nothing is refuted."""
     return Cost(MOST_REQUESTS, {check.name: check.cost(ground) for check in checks})
 
 
 async def examine(
     ground: Ground, progress: StageProgress | None = None, checks: Sequence[Check] = CHECKS
 ) -> AsyncIterator[ClaimVerdict]:
-    """Every verdict as it is found."""
+    """Yield verdicts as they are found."""
     before = _asked(ground)
     whole = cost(ground, checks).whole - MOST_REQUESTS
     refuted_names: set[str] = set()
@@ -98,7 +98,7 @@ async def examine(
         verdict = await _verdict(check, fresh, refuted_names)
         if verdict.outcome is ClaimStatus.REFUTED:
             refuted_names.add(check.name)
-        if verdict.outcome is ClaimStatus.FAILS_TOGETHER:  # the checks to come send one request at a time
+        if verdict.outcome is ClaimStatus.FAILS_TOGETHER:  # send later requests one at a time
             plan = replace(plan, at_once=1)
         yield verdict
 
@@ -108,7 +108,7 @@ def _asked(ground: Ground) -> int:
 
 
 async def _verdict(check: Check, ground: Ground, refuted_names: set[str]) -> ClaimVerdict:
-    # Where the server gives one answer per request, draws take one request each and do not depend on `n`.
+    # With one answer per request, draws do not depend on `n`.
     unused = {parameters.several.name} if ground.abilities.n == 1 else set()
     if lost := [name for name in check.rests_on if name in refuted_names - unused]:
         found = not_tried(f"rests on {', '.join(lost)}, which was refuted")
@@ -118,7 +118,7 @@ async def _verdict(check: Check, ground: Ground, refuted_names: set[str]) -> Cla
 
 
 async def _examined(check: Check, ground: Ground) -> ClaimVerdict:
-    """Return the check's verdict, or the one of a server that refuses or fails its requests."""
+    """Return the check's verdict, or that of a server that refuses or fails its requests."""
     try:
         return await check.examine(ground)
     except RefusedByServer as refusal:
@@ -135,7 +135,7 @@ async def _examined(check: Check, ground: Ground) -> ClaimVerdict:
 
 
 def as_json(verdict: ClaimVerdict) -> dict[str, Any]:
-    """For machines."""
+    """Return a verdict as JSON."""
     shown = verdict.reproduction
     return {
         "check": verdict.check,

@@ -1,4 +1,4 @@
-"""What every check is given: the server, its abilities and the plan; and what it returns: a verdict."""
+"""Input of all checks (server, abilities, plan), and their verdicts."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,32 +22,32 @@ FILTERS_OFF: Body = {
     "mirostat": 0,  # llama.cpp
     "mirostat_mode": 0,  # llama-cpp-python
 }
-"""Filters and penalties under their usual names, each with the value that switches it off.
+"""Filters and penalties by common names, with the value that disables each.
 
-Servers have some of them on by default, and ignore or refuse the names that they do not know.
+Servers enable some by default, and ignore or refuse unknown names.
 """
 
-_LISTED = (20, 5)  # alternatives per token, most first
-_ANSWERS = (16, 4, 2)  # answers per request, most first
+_LISTED = (20, 5)  # alternatives per token, largest first
+_ANSWERS = (16, 4, 2)  # answers per request, largest first
 
 MOST_REQUESTS = 2 + len(FILTERS_OFF) + len(_LISTED) + 2 + len(_ANSWERS)
-"""Requests that probing sends at most."""
+"""Maximum requests of probing."""
 
 _PROBE: Body = {"prompt": "a b c", "max_tokens": 2, "temperature": 0.0}
 
 
 @dataclass(frozen=True)
 class Abilities:
-    """Fields that a server understands."""
+    """Fields that a server supports."""
 
-    filters_off: Body  # fields that switch its filters off
-    logprobs: int = 0  # alternatives that it lists per token
-    token_ids: bool = False  # it returns token ids, and takes them as a prompt
+    filters_off: Body  # fields that disable its filters
+    logprobs: int = 0  # alternatives per token
+    token_ids: bool = False  # returns token ids, and accepts them as a prompt
     n: int = 1  # answers per request
 
 
 async def probe(server: Server) -> Abilities:
-    """Send one optional field after the other; `Broken` or `Refused` if a request without them fails."""
+    """Try optional fields one by one; raise `Broken` or `RefusedByServer` if a plain request fails."""
     await server.ask(_PROBE)
     filters = await _filters_off(server)
     logprobs = 0
@@ -70,21 +70,21 @@ async def probe(server: Server) -> Abilities:
 
 
 async def _filters_off(server: Server) -> Body:
-    """Return all filters' fields, or those that the server takes one by one where it refuses all together."""
+    """Return all filter fields, or those accepted one by one if all together are refused."""
     if await _answer(server, **FILTERS_OFF):
         return FILTERS_OFF
     return {name: off for name, off in FILTERS_OFF.items() if await _answer(server, **{name: off})}
 
 
 async def _answer(server: Server, **fields: Any) -> ServerAnswer | None:  # noqa: ANN401 - any JSON
-    """Return the answer to a request with these fields; None where the server refuses it or fails."""
+    """Return the answer to a request with these fields; None if refused or failed."""
     try:
         return await server.ask({**_PROBE, **fields})
     except (Broken, RefusedByServer):
         return None
 
 
-# Texts that repeat themselves, which lookups draft well, and others.
+# Repetitive texts, which lookups draft well, and others.
 PROMPTS = (
     "one two three one two three one two three one two",
     "The capital of France is",
@@ -103,14 +103,14 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class ExaminationPlan:
-    """The size of an examination."""
+    """Size of an examination."""
 
     name: str
-    prompts: int  # texts that are tried for what must be equal
-    tokens: int  # of their answers
-    at_once: int  # requests in flight together
-    draws: int  # sampled answers for the law
-    depth: int  # tokens of each of them
+    prompts: int  # texts that must be equal
+    tokens: int  # per answer
+    at_once: int  # requests in flight
+    draws: int  # sampled answers
+    depth: int  # tokens per sampled answer
 
     @property
     def texts(self) -> Sequence[str]:
@@ -118,7 +118,7 @@ class ExaminationPlan:
 
 
 LEAST_TOKENS = 128
-"""Of every text that is compared: speculation that changes texts may do so only after dozens of tokens."""
+"""Minimum length of compared texts: differences may appear only after dozens of tokens."""
 
 SMALL = ExaminationPlan("small", prompts=3, tokens=LEAST_TOKENS, at_once=4, draws=256, depth=4)
 STANDARD = ExaminationPlan("standard", prompts=8, tokens=LEAST_TOKENS, at_once=8, draws=4_000, depth=8)
@@ -127,11 +127,11 @@ FULL = ExaminationPlan("full", prompts=12, tokens=2 * LEAST_TOKENS, at_once=16, 
 
 @dataclass
 class Extent:
-    """Prompts of a check and the lengths of the answers that it judged."""
+    """Prompts and answer lengths of a check."""
 
     prompts: set[str] = field(default_factory=set)
     most: int = 0  # tokens of the longest answer
-    fewest: int | None = None  # tokens of the shortest one; None where the server counts none
+    fewest: int | None = None  # None if the server reports no counts
     limit: int = 0  # the largest max_tokens
 
     def add(self, prompt: str, answers: Sequence[ServerAnswer]) -> None:
@@ -145,7 +145,7 @@ class Extent:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the longest answer; the limit where the server counts none."""
+        """Length of the longest answer; the limit if unknown."""
         return self.limit if self.fewest is None else self.most
 
     def __str__(self) -> str:
@@ -158,25 +158,25 @@ class Extent:
 
 
 CONFIDENCE = 0.95
-"""Probability with which a fault of the stated size would have been seen."""
+"""Probability of detecting a fault of the stated size."""
 
 
 class ClaimStatus(StrEnum):
-    """How a claim stands after its check."""
+    """Result of a claim's check."""
 
-    HELD = "held"  # in every case that was tried; says nothing of other prompts or longer texts
-    DIFFERS_AT_TIES = "differs at near-ties"  # greedy texts part, but only where rounding may decide
-    NOT_REFUTED = "not refuted"  # a statistical test with a stated power
+    HELD = "held"  # in every case tried
+    DIFFERS_AT_TIES = "differs at near-ties"  # greedy texts differ only where rounding may decide
+    NOT_REFUTED = "not refuted"  # by a statistical test of stated power
     REFUTED = "refuted"
-    FAILS_TOGETHER = "fails under concurrency"  # requests fail beside others that succeed alone
-    NOT_TRIED = "not tried"  # the server has not got what it takes, or it rests on a claim that was refuted
+    FAILS_TOGETHER = "fails under concurrency"  # requests fail next to others and succeed alone
+    NOT_TRIED = "not tried"  # missing ability, or dependence on a refuted claim
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """The smallest request that shows the fault, what came of it and what should have."""
+    """The smallest request that shows a fault, with actual and expected result."""
 
-    bodies: Sequence[Mapping[str, Any]]  # sent in this order, or at once if `at_once`
+    bodies: Sequence[Mapping[str, Any]]  # sent in order, or concurrently if `at_once`
     got: str
     expected: str
     at_once: bool = False
@@ -187,22 +187,22 @@ class ClaimVerdict:
     """One line of the report."""
 
     outcome: ClaimStatus
-    tried: int = 0  # cases: requests compared, tokens drawn
+    tried: int = 0  # requests compared or tokens drawn
     detail: str = ""
-    visible: str = ""  # the fault that would have been seen
+    visible: str = ""  # the smallest detectable fault
     reproduction: Reproduction | None = None
     extent: Extent = field(default_factory=Extent)
     check: str = ""  # the claim's name
 
     @property
     def words(self) -> str:
-        """The verdict as people read it, with its number of cases."""
+        """The verdict with its number of cases, for people."""
         has_cases = self.outcome in (ClaimStatus.HELD, ClaimStatus.NOT_REFUTED)
         return f"{self.outcome.value} in {self.tried:,}" if has_cases else self.outcome.value
 
 
 def held(tried: int, detail: str = "") -> ClaimVerdict:
-    """Return the verdict of a claim that held in every case; not tried if there was none."""
+    """Return the verdict of a claim that held in every case; `not tried` without cases."""
     if not tried:
         return not_tried(detail or "no request showed it")
     share = 1 - (1 - CONFIDENCE) ** (1 / tried)
@@ -220,16 +220,16 @@ def refuted(tried: int, detail: str, reproduction: Reproduction) -> ClaimVerdict
 
 @dataclass(frozen=True)
 class Ground:
-    """The server, its fields and how much to ask."""
+    """The server, its abilities and the size of the examination."""
 
     server: Server
     plan: ExaminationPlan
     abilities: Abilities
-    plain: Server | None = None  # the same model without speculation: another server, or a field of this one
-    tolerance: float = 0.05  # nats between two computations of one log probability that rounding may explain
-    seed: int = 0  # the first of the seeds that are sent
+    plain: Server | None = None  # the same model without speculation: another server, or another field
+    tolerance: float = 0.05  # nats that rounding may explain
+    seed: int = 0  # first seed
     on_judged: Callable[[], None] = field(default=lambda: None)  # called after every case
-    extent: Extent = field(default_factory=Extent)  # of the check that is running
+    extent: Extent = field(default_factory=Extent)  # of the running check
 
     def judged(self, prompt: str, *answers: ServerAnswer) -> None:
         """Count the answers of one case, and report progress."""
@@ -237,26 +237,26 @@ class Ground:
         self.on_judged()
 
     def greedy(self, prompt: str, **fields: object) -> Body:
-        """Return a request for the most likely text, without filters: a penalty changes greedy texts too."""
+        """Return a greedy request without filters, since penalties change greedy texts too."""
         body: Body = {"prompt": prompt, "max_tokens": self.plan.tokens, "temperature": 0.0}
         return self.with_logprobs({**body, **self.abilities.filters_off, **fields})
 
     def sampled(self, prompt: str, seed: int, **fields: object) -> Body:
-        """Return a request for a text drawn from the model's own distribution, without filters."""
+        """Return a request for a sample from the model's distribution, without filters."""
         body: Body = {"prompt": prompt, "max_tokens": self.plan.tokens, "temperature": 1.0}
         return {**body, "seed": self.seed + seed, **self.abilities.filters_off, **fields}
 
     def with_logprobs(self, body: Body) -> Body:
-        """As many alternatives as the server lists."""
+        """Request as many alternatives as the server lists."""
         return {**body, "logprobs": self.abilities.logprobs} if self.abilities.logprobs else body
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a check takes."""
+    """A prerequisite of a check."""
 
     is_met: Callable[[Ground], bool]
-    without: str  # why the check is not tried without it
+    without: str  # why the check is skipped without it
 
 
 LOGPROBS = Need(lambda ground: bool(ground.abilities.logprobs), "the server lists no log probabilities")
@@ -270,19 +270,19 @@ Examine = Callable[[Ground], Awaitable[ClaimVerdict]]
 
 @dataclass(frozen=True)
 class Check:
-    """A claim that a server makes to its users, and how it is examined."""
+    """A claim about a server, and its examination."""
 
     name: str
     claim: str  # a sentence
     requests: Callable[
         [Ground], int
     ]  # at most; a few more where it is refuted, to find a small one that shows it
-    verdict: Examine  # asks and judges; `RefusedByServer`: the server has not got what it takes
-    rests_on: tuple[str, ...]  # names of claims without which its outcome would say nothing
+    verdict: Examine  # raises `RefusedByServer` for a missing ability
+    rests_on: tuple[str, ...]  # claims that must hold for a meaningful result
     needs: Need | None
 
     def cost(self, ground: Ground) -> int:
-        """Requests at most, unless the claim is refuted."""
+        """Return the maximum number of requests, unless refuted."""
         return self.requests(ground) if self._can_try(ground) else 0
 
     async def examine(self, ground: Ground) -> ClaimVerdict:
@@ -301,5 +301,5 @@ def check(
     rests_on: tuple[str, ...] = (),
     needs: Need | None = None,
 ) -> Callable[[Examine], Check]:
-    """Make a check of a function that asks and judges."""
+    """Create a check from a function."""
     return lambda verdict: Check(name, claim, requests, verdict, rests_on, needs)

@@ -1,1 +1,1 @@
-"""What can be trained: one file for each method."""
+"""Trainable drafters, one file per method."""

@@ -1,4 +1,4 @@
-"""config.json and tokenizer files of trained heads and draft models, as speculators and Hugging Face write them."""
+"""config.json and tokenizer files of trained heads and draft models, in speculators' and Hugging Face's format."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 
 
 def speculators_section(algorithm: str, checkpoint: Checkpoint, draft_tokens: int) -> dict[str, Any]:
-    """What speculators says of every head: how it is asked, and for which target."""
+    """Return speculators' section of a head: algorithm, target and proposal."""
     family = next(family for family in ARCHITECTURES if family.name == checkpoint.config.architecture)
     return {
         "algorithm": algorithm,
@@ -29,7 +29,7 @@ def speculators_section(algorithm: str, checkpoint: Checkpoint, draft_tokens: in
 
 
 def hf_settings(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """config.json of a decoder."""
+    """Return config.json of a decoder."""
     family = next(family for family in ARCHITECTURES if family.name == config.architecture)
     attention, mlp = config.layer.attention, config.layer.mlp
     settings: dict[str, Any] = {
@@ -58,7 +58,7 @@ def hf_settings(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
-    """tokenizer.json and what belongs to it."""
+    """Return tokenizer.json and related files."""
 
     def text(token: int) -> str:
         return tokenizer.token_bytes(token, skip_special_tokens=False).decode("utf-8", errors="replace")

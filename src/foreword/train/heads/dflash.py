@@ -1,7 +1,7 @@
-"""A DFlash head: a block of masks after the newest token is filled in one pass.
+"""Trains a DFlash head, which fills a block of masks after the newest token in one pass.
 
-Every row from which an answer's token is predicted is an anchor: the block begins with the token after it, sees the
-target's states up to it and the whole of itself, and nothing of the text in between.
+Every row that predicts an answer token is an anchor: its block starts with the next token and attends to the target's
+states up to the anchor and to the whole block, but not to the text in between.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,10 +37,10 @@ _NORMS = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "se
 
 @dataclass(frozen=True)
 class DFlashRecipe:
-    """A head of some layers with the target's sizes."""
+    """Layers with the target's sizes."""
 
     layers: int = 2
-    draft_tokens: int = 4  # masks in a block
+    draft_tokens: int = 4  # masks per block
     taps: tuple[int, ...] | None = None
     intermediate: int | None = None
     draft_vocab: int = 16384
@@ -57,13 +57,13 @@ class DFlashRecipe:
 
 
 def spread_taps(num_layers: int, count: int = 3) -> tuple[int, ...]:
-    """Boundaries from the second to the third last, evenly spread."""
+    """Return evenly spaced taps from the second to the third last layer."""
     last = max(num_layers - 4, 1)
     return tuple(sorted({min(2 + round(i * (last - 1) / (count - 1)), num_layers) for i in range(count)}))
 
 
 class DFlashLearner(TapsHead):
-    """Layers whose keys and values of the past are made from the target's states, and of the block from itself."""
+    """Layers whose keys and values of the past come from the target's states, and of the block from itself."""
 
     mask_token: Tensor
 
@@ -94,7 +94,7 @@ class DFlashLearner(TapsHead):
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:
-        """The mask is a token that texts hardly have."""
+        """Initialise the weights; the mask is a rare token."""
         super().begin(documents, seed)
         counts = np.zeros(self.target.config.vocab_size, np.int64)
         for document in documents:
@@ -113,7 +113,7 @@ class DFlashLearner(TapsHead):
         past = rms_norm(past, weights["hidden_norm.weight"], eps)
         rows = batch.tail_rows
         masks = self.mask_token.expand(len(rows) * (slots - 1))
-        stream = embedding(torch.cat((batch.held(0), masks)), target.weights.embedding)  # slot after slot
+        stream = embedding(torch.cat((batch.held(0), masks)), target.weights.embedding)  # slot by slot
         positions = torch.cat([batch.positions[rows] + 1 + slot for slot in range(slots)])
         stream = tracked(stream) if self._recipe.layers > 1 else stream
         rotation, past_rotation = target.head_rotation(positions), target.head_rotation(batch.positions)
@@ -132,7 +132,7 @@ class DFlashLearner(TapsHead):
         tensors: LayerTensors,
         batch: PackedBatch,
     ) -> Tensor:
-        """One layer over all slots of all blocks."""
+        """Run one layer over all slots of all blocks."""
         halves = self._halves if torch.is_grad_enabled() else self._plain
         eps, slots = self.target.config.norm.eps, self._recipe.draft_tokens + 1
         q, k, v = (
@@ -146,7 +146,7 @@ class DFlashLearner(TapsHead):
     def _keys_values(
         self, past: Tensor, tensors: LayerTensors, rotation: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Of the text's own tokens, from the target's states; these pass through no layer."""
+        """Return keys and values of the text's tokens from the target's states, which pass through no layer."""
         heads, kv_heads, dim = self.target.sizes
         qkv, key_norm = tensors[1], tensors[4]
         assert qkv is not None and key_norm is not None
@@ -159,7 +159,7 @@ class DFlashLearner(TapsHead):
         return {key.replace("/", ".") + ".weight": value for key, value in both}
 
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
-        """Speculators' layout."""
+        """Return the files in speculators' layout."""
         layer = layer_config(checkpoint.config, self.intermediate, self._recipe.layers)
         config = {
             "architectures": ["DFlashSpeculator"],

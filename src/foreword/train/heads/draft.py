@@ -1,4 +1,4 @@
-"""A small decoder of any shape that learns to write as the target does."""
+"""Trains a small decoder to imitate the target."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +22,11 @@ from foreword.train.texts.documents import Document
 
 @dataclass(frozen=True)
 class DraftRecipe:
-    """A decoder's shape; what is not said is the target's."""
+    """Shape of a decoder; defaults are the target's."""
 
     layers: int = 4
-    copied: tuple[int, ...] | None = None  # layers of the target that it begins as; None: evenly spread ones
-    random: bool = False  # begin with small random layers instead
+    copied: tuple[int, ...] | None = None  # initial layers of the target; None: evenly spaced
+    random: bool = False  # random initial layers
     hidden: int | None = None
     intermediate: int | None = None
     heads: int | None = None
@@ -65,7 +65,7 @@ class DraftRecipe:
         )
 
     def _copied(self, target: ModelConfig, config: ModelConfig) -> tuple[int, ...]:
-        """The target's layers that it begins as; none where its own are of another shape."""
+        """Return the target's layers to start from; empty if the shapes differ."""
         fits = config.layer == target.layer and config.hidden_size == target.hidden_size
         if self.random or not fits:
             if self.copied is not None:
@@ -80,7 +80,7 @@ class DraftRecipe:
 
 
 class DraftModel(LayerStack):
-    """Where it is as wide as the target, embedding and output matrix are the target's and stay as they are."""
+    """A draft model; at the target's width, embedding and output matrix are the target's and frozen."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class DraftModel(LayerStack):
         yield from states_by_level(self.run(embedding(batch.token_ids, table), batch, weights), batch, count)
 
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
-        """A directory as any model's; what it borrows is copied into it."""
+        """Return the files of a complete model, with copies of the target's matrices."""
         tensors: dict[str, Tensor] = self.file_tensors()
         borrowed: dict[str, Tensor] = {}
         if self._borrows:

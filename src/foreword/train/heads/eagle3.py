@@ -1,4 +1,4 @@
-"""An EAGLE-3 head as it is trained: its chain unrolled with its own states."""
+"""Trains an EAGLE-3 head by unrolling its chain on its own states."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _NORMS = ("input_layernorm", "hidden_norm", "post_attention_layernorm", "norm")
 
 @dataclass(frozen=True)
 class Eagle3Recipe:
-    """A head with the sizes of one of the target's layers, unless it says otherwise."""
+    """Sizes of a head; defaults are those of a target's layer."""
 
     draft_vocab: int = 16384
     taps: tuple[int, ...] | None = None
@@ -48,9 +48,9 @@ class Eagle3Recipe:
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """What EAGLE-3 heads read where their config does not say; of small models, three boundaries one after the other.
+    """Return the default taps of EAGLE-3 heads; for small models, three consecutive ones.
 
-    Engines expect them in ascending order; below three layers there are not enough.
+    Engines expect ascending order; fewer than three layers are not enough.
     """
     if num_layers < 3:
         return (num_layers, num_layers // 2, 1)
@@ -60,7 +60,7 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
 
 
 class Eagle3Head(TapsHead):
-    """One layer that reads a token and a state side by side; its own state is the next step's."""
+    """One layer that reads token and state side by side; its output state is the next step's input."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Eagle3Head(TapsHead):
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:
-        """The state begins as the last tap."""
+        """Initialise the weights; the state starts as the last tap."""
         super().begin(documents, seed)
         fc, hidden = self.matrices["fc"], self.target.config.hidden_size
         fc.zero_()
@@ -111,7 +111,7 @@ class Eagle3Head(TapsHead):
 
     def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
         target, eps, sizes = self.target, self.target.config.norm.eps, self.target.sizes
-        # Compiling everything again without gradients, for measuring, would not pay.
+        # Compiling again without gradients, for evaluation, would not pay off.
         parts = self._parts if torch.is_grad_enabled() else self._plain
         weights = self._cast(target.dtype)
         rows = batch.tail_rows
@@ -139,13 +139,13 @@ class Eagle3Head(TapsHead):
             yield output
 
     def _cast(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """All weights in `dtype` but the output matrix; gradients flow through."""
+        """Return all weights except the output matrix in `dtype`; gradients flow through."""
         groups: Mapping[str, Tensor] = {**self.matrices, **self.norms}
         return {name: tensor.to(dtype) for name, tensor in groups.items()}
 
 
 class _Parts:
-    """The pieces of a step between two attentions."""
+    """Compiled parts of a step between two attentions."""
 
     def __init__(self, *, compiled: bool) -> None:
         self.state = torch.compile(_state, dynamic=False) if compiled else _state
@@ -155,7 +155,7 @@ class _Parts:
 
 
 def _state(taps: Tensor, fc: Tensor, norm: Tensor, eps: float) -> Tensor:
-    """The head's first state for every slot, normed (`norm_before_residual`)."""
+    """Return the initial state of every slot, normalised (`norm_before_residual`)."""
     return rms_norm(linear(taps, fc), norm, eps)
 
 
@@ -182,7 +182,7 @@ def _queries(token: Tensor, state: Tensor, matrix: Tensor, cos: Tensor, sin: Ten
 def _after(
     state: Tensor, attended: Tensor, weights: Mapping[str, Tensor], eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The next step's state (normed, as the next step will read it), and the state for the output matrix."""
+    """Return the next step's state (normalised), and the state for the output matrix."""
     stream = state + linear(attended.flatten(1), weights["o_proj"])
     normed = rms_norm(stream, weights["post_attention_layernorm"], eps)
     gated = silu(linear(normed, weights["gate_proj"])) * linear(normed, weights["up_proj"])
@@ -191,7 +191,7 @@ def _after(
 
 
 def eagle3_config(head: "Eagle3Head", checkpoint: Checkpoint, draft_tokens: int) -> dict[str, Any]:
-    """config.json."""
+    """Return config.json."""
     return {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",

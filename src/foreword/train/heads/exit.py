@@ -1,4 +1,4 @@
-"""An early exit: one layer and a norm that turn the target's state after its first layers into draft logits."""
+"""Trains an early exit: one layer and a norm after the target's first layers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ from foreword.train.texts.documents import Document
 
 @dataclass(frozen=True)
 class ExitRecipe:
-    """Where the target is left."""
+    """Position of the exit."""
 
-    layer: int | None = None  # layers of the target that run; None: a quarter of them
+    layer: int | None = None  # target layers before the exit; None: a quarter of them
 
     method: ClassVar[str] = "exit"
     draft_vocab: ClassVar[None] = None  # all tokens
@@ -46,7 +46,7 @@ class ExitRecipe:
 
 
 class ExitAdapter(LayerStack):
-    """It reads the residual stream after `layer` layers; embedding and output matrix are the target's."""
+    """Reads the residual stream after `layer` layers; embedding and output matrix are the target's."""
 
     def __init__(
         self, target: FrozenTarget, vocabulary: HeadVocabulary, layer: int, *, compiled: bool = False
@@ -57,7 +57,7 @@ class ExitAdapter(LayerStack):
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:
-        """As the target's last layer, which also writes for the output matrix."""
+        """Initialise the weights from the target's last layer."""
         self.copy_layer(self.target.config.num_layers - 1, 0)
         self.weights()[NORM].copy_(self.target.weights.final_norm)
 
@@ -65,7 +65,7 @@ class ExitAdapter(LayerStack):
         yield from states_by_level(self.run(features.taps[0], batch, self.cast()), batch, count)
 
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
-        """Tensors as in a model of one layer that has no embedding."""
+        """Return the files of a one-layer model without embedding."""
         settings = hf_settings(without_factors(self.config), checkpoint.tokenizer())
         settings |= {"exit_layer": self.taps[0], "exit_of": checkpoint.path.name}
         return LearnedFiles(settings, self.file_tensors())

@@ -1,4 +1,4 @@
-"""What every method that can be trained offers to the training loop."""
+"""Interface of trainable methods for the training loop."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,57 +19,57 @@ from foreword.train.texts.documents import Document
 
 @dataclass(frozen=True)
 class LearnedFiles:
-    """What a directory holds in the end; its config.json is written last."""
+    """Contents of the output directory; config.json is written last."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
-    texts: dict[str, str] = field(default_factory=dict)  # other files, by name
-    # Tensors that are the target's own: left out where weights travel, since the target is there.
+    texts: dict[str, str] = field(default_factory=dict)  # other files by name
+    # Tensors of the target, omitted when weights are exported.
     borrowed: frozenset[str] = frozenset()
 
 
 TAPS_MATRIX = "fc.weight"
-"""Reads the target's states at the taps, multiplied by `tap_scales`."""
+"""Reads the target's states at the taps, scaled by `tap_scales`."""
 
 
 class Learner(nn.Module, ABC):
-    """Weights that learn to draft for a frozen target.
+    """Trainable weights that draft for a frozen target.
 
-    Draft token s of a tail row predicts `batch.predicted(s)`. A method says which state an output matrix turns into
-    the logits of that token. Weights are float32; a pass casts them to the target's numbers once.
+    Draft token s of a tail row predicts `batch.predicted(s)`. A method provides the states that the output matrix
+    turns into logits. Weights are float32; a pass casts them to the target's dtype once.
     """
 
-    matrices: nn.ParameterDict  # Muon moves these, AdamW all other parameters
+    matrices: nn.ParameterDict  # optimised by Muon; all others by AdamW
 
     def __init__(self, target: FrozenTarget, vocabulary: HeadVocabulary, taps: Sequence[int] = ()) -> None:
         super().__init__()
         self.target = target
         self.vocabulary = vocabulary.to(target.device)
-        self.taps = tuple(taps)  # boundaries whose states it reads
+        self.taps = tuple(taps)  # tapped layers
 
     @abstractmethod
     def begin(self, documents: Sequence[Document], seed: int) -> None:
-        """First weights; a few of the texts show what the target's states are like."""
+        """Initialise the weights; a few texts calibrate the scale of the target's states."""
 
     @abstractmethod
     def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
-        """For each of the first `count` draft tokens the states [tails, hidden] that the output matrix reads."""
+        """Yield, for each of the first `count` draft tokens, the states [tails, hidden] for the output matrix."""
 
     @abstractmethod
     def output(self, step: int) -> Tensor:
-        """The output matrix [vocabulary, hidden] of a draft token."""
+        """Return the output matrix [vocabulary, hidden] of a draft token."""
 
     def loss_steps(self, depth: int) -> int:
-        """Return how many draft tokens have a loss of their own."""
+        """Return how many draft tokens have their own loss."""
         return depth
 
     @abstractmethod
     def weights(self) -> dict[str, nn.Parameter]:
-        """All that is learned, by the names that files have for it."""
+        """Return all trainable weights by file name."""
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Begin with weights of files that `files` wrote."""
+        """Initialise from weights written by `files`."""
         for name, parameter in self.weights().items():
             tensor = tensors.get(name)
             if tensor is None or tensor.shape != parameter.shape:
@@ -81,7 +81,7 @@ class Learner(nn.Module, ABC):
                 parameter.div_(self._tap_columns())
 
     def file_tensors(self) -> dict[str, Tensor]:
-        """The weights as files have them; scales of taps are folded into the projection that reads them."""
+        """Return the weights for files; tap scales are folded into their projection."""
         found: dict[str, Tensor] = dict(self.weights())
         if TAPS_MATRIX in found:
             found[TAPS_MATRIX] = found[TAPS_MATRIX] * self._tap_columns()
@@ -93,16 +93,16 @@ class Learner(nn.Module, ABC):
 
     @abstractmethod
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
-        """The head or model as others read it; `draft_tokens` is how many should be drafted at a time."""
+        """Return the published files; `draft_tokens` is the recommended number per draft."""
 
     def others(self) -> list[nn.Parameter]:
-        """The parameters that are no matrices inside the head."""
+        """Return the parameters that are not matrices inside the head."""
         matrices = {id(matrix) for matrix in self.matrices.values()}
         return [parameter for parameter in self.parameters() if id(parameter) not in matrices]
 
 
 class TapsHead(Learner):
-    """A head on the target's states at the taps, with an output matrix of its own over the draft vocabulary."""
+    """A head on the target's tapped states, with its own output matrix over the draft vocabulary."""
 
     tap_scales: Tensor
 
@@ -116,7 +116,7 @@ class TapsHead(Learner):
     ) -> None:
         """`shapes` are those of its matrices, `widths` those of its norms."""
         super().__init__(target, vocabulary, taps)
-        # Names of parameters must have no dots.
+        # Parameter names must not contain dots.
         self.matrices = nn.ParameterDict(
             {name.replace(".", "/"): nn.Parameter(torch.empty(shape)) for name, shape in shapes.items()}
         )
@@ -128,7 +128,8 @@ class TapsHead(Learner):
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:
-        """Small random matrices, smaller still where they write into the residual stream; the target's own output."""
+        """Initialise with small random matrices, smaller ones into the residual stream, and the target's
+        output matrix."""
         generator = torch.Generator().manual_seed(seed)
         for name, matrix in self.matrices.items():
             matrix.copy_(torch.randn(matrix.shape, generator=generator) * (0.5 / matrix.shape[1] ** 0.5))
@@ -137,13 +138,13 @@ class TapsHead(Learner):
         self.norms["norm"].copy_(self.target.weights.final_norm)
         self.lm_head.copy_(self.target.weights.head[self.vocabulary.token_ids])
         taps = self.target.features(sample_batch(documents, self.target.device), self.taps).taps
-        # Factors that make all taps about equally large, so that the optimiser treats them alike. By the median,
-        # since a few tokens (a text's first, above all) have states a hundred times larger.
+        # Scale all taps to a similar size, so that the optimiser treats them alike. By the median, because a few
+        # tokens (above all a text's first) have states a hundred times larger.
         sizes = [tap.float().pow(2).mean(-1).sqrt().median() for tap in taps]
         self.tap_scales.copy_(1 / torch.stack(sizes).clamp(min=1e-6))
 
     def scaled_taps(self, features: Features) -> Tensor:
-        """The taps side by side, [rows, taps * hidden]."""
+        """Return the scaled taps, [rows, taps * hidden]."""
         taps = torch.cat(features.taps, dim=-1)
         return taps * self._tap_columns().to(taps.dtype)
 
@@ -152,30 +153,30 @@ class TapsHead(Learner):
 
 
 class Recipe(Protocol):
-    """The shape of a learner, from which it can be made again; a frozen dataclass of plain values."""
+    """Shape of a learner: a frozen dataclass of plain values."""
 
     method: ClassVar[str]
 
     @property
     def draft_vocab(self) -> int | None:
-        """Tokens that can be drafted: the most frequent ones; None: all."""
+        """Number of draftable tokens, the most frequent ones; None: all."""
         ...
 
     def check(self, target: ModelConfig) -> None:
-        """Refuse a shape that this target cannot have, before anything is loaded or written."""
+        """Raise `RequestError` for a shape that does not fit the target."""
         ...
 
     def build(self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool) -> Learner:
-        """A learner on the target's device, without values."""
+        """Create an uninitialised learner on the target's device."""
         ...
 
 
 def check_taps(taps: Sequence[int] | None, target: ModelConfig) -> None:
-    """Refuse boundaries that the target does not have."""
+    """Raise `RequestError` for taps that the target does not have."""
     if wrong := [tap for tap in taps or () if not 0 <= tap <= target.num_layers]:
         raise RequestError(f"--taps must be within 0 .. {target.num_layers}, not {wrong[0]}")
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """A tensor as files have it."""
+    """Return a tensor in its file format."""
     return tensor.detach().to(torch.bfloat16).cpu().contiguous()

@@ -1,4 +1,4 @@
-"""Medusa heads: one for each draft token, all from the same state of the target."""
+"""Trains Medusa heads: one per draft token, all on the same state of the target."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from foreword.train.texts.documents import Document
 
 @dataclass(frozen=True)
 class MedusaRecipe:
-    """How many heads, and how deep each is."""
+    """Number and depth of heads."""
 
     heads: int = 4
     blocks: int = 1
@@ -28,7 +28,7 @@ class MedusaRecipe:
     method: ClassVar[str] = "medusa"
 
     def check(self, target: ModelConfig) -> None:
-        """Any target will do."""
+        """Accept any target."""
 
     def build(
         self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool = False
@@ -37,7 +37,7 @@ class MedusaRecipe:
 
 
 class MedusaHeads(Learner):
-    """Head i reads the state of the newest token that the target has seen, and drafts the token i + 2 after it."""
+    """Head i reads the state of the newest processed token and drafts the token i + 2 after it."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class MedusaHeads(Learner):
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:
-        """Blocks that do nothing yet, and the target's own output: as Medusa's authors begin."""
+        """Initialise blocks as identity and outputs as the target's, like Medusa's authors."""
         for matrix in self.lm_heads:
             matrix.copy_(self.target.weights.head[self.vocabulary.token_ids])
 
@@ -91,7 +91,7 @@ class MedusaHeads(Learner):
         return found | {f"lm_heads.{head}.weight": matrix for head, matrix in enumerate(self.lm_heads)}
 
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
-        """vLLM's names: the layout that has a table of tokens."""
+        """Return the files with vLLM's names, whose layout supports a token table."""
         tensors = self.file_tensors()
         tokens = self.vocabulary.token_ids.cpu()
         if len(tokens) < checkpoint.config.vocab_size:

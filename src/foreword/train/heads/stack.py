@@ -1,8 +1,7 @@
-"""Decoder layers that learn, by their Hugging Face names: what `draft` and `exit` share.
+"""Trainable decoder layers by Hugging Face names, for `draft` and `exit`.
 
-Both write token by token. Where all earlier draft tokens were right, their state is that of reading the text
-itself. One causal pass over the text therefore holds every draft token: number s of tail row i
-is made at row i + s + 1.
+Both draft token by token. If all earlier draft tokens are right, the state equals that of reading the text itself. So
+one causal pass over the text yields every draft token: token s of tail row i is made at row i + s + 1.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,7 @@ _RESIDUAL_WRITERS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 
 
 class LayerStack(Learner):
-    """Some layers and a final norm of their own; embedding and output matrix may be the target's."""
+    """Layers with a final norm; embedding and output matrix may be the target's."""
 
     def __init__(
         self,
@@ -43,7 +42,7 @@ class LayerStack(Learner):
         is_matrix = {name: len(shape) == 2 and name != EMBEDDING for name, shape in shapes.items()}
 
         def parameters(wanted: bool) -> nn.ParameterDict:
-            # Names of parameters must have no dots.
+            # Parameter names must not contain dots.
             names = [name for name, shape in shapes.items() if is_matrix[name] is wanted]
             return nn.ParameterDict({_key(name): nn.Parameter(torch.zeros(shapes[name])) for name in names})
 
@@ -53,23 +52,23 @@ class LayerStack(Learner):
         self._plain, self._halves = LayerHalves(compiled=False), LayerHalves(compiled=compiled, dynamic=False)
 
     def _learns(self, name: str) -> bool:
-        """Whether a tensor of the config is this learner's own."""
+        """Whether a tensor of the config is trained here."""
         return name not in (EMBEDDING, "lm_head.weight")
 
     def loss_steps(self, depth: int) -> int:
-        """The first draft token alone: all others are the same function of later rows."""
+        """Return 1: later draft tokens are the same function of later rows."""
         return 1
 
     def output(self, step: int) -> Tensor:
         return self.target.weights.head
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """By their Hugging Face names."""
+        """Return the weights by Hugging Face names."""
         return {_name(key): value for key, value in (*self.matrices.items(), *self.vectors.items())}
 
     @torch.no_grad()
     def begin_random(self, seed: int) -> None:
-        """Norms of 1, small matrices; layers begin as if they were hardly there."""
+        """Initialise norms with 1 and small matrices, so that layers start near identity."""
         generator = torch.Generator().manual_seed(seed)
         depth = self.config.num_layers
         for name, tensor in self.weights().items():
@@ -83,7 +82,7 @@ class LayerStack(Learner):
 
     @torch.no_grad()
     def copy_layer(self, source: int, place: int) -> None:
-        """Begin a layer as one of the target's."""
+        """Copy one of the target's layers."""
         layer, spec = self.target.weights.layers[source], self.target.attention
         mlp = self.config.layer.mlp.intermediate_size
         widths = [spec.query_width, spec.kv_width, spec.kv_width]
@@ -113,7 +112,7 @@ class LayerStack(Learner):
                 own[f"model.layers.{place}.{name}"].copy_(tensor)
 
     def run(self, stream: Tensor, batch: PackedBatch, weights: Mapping[str, Tensor]) -> Tensor:
-        """The layers and the final norm over all rows; `weights` are cast."""
+        """Run the layers and the final norm over all rows; `weights` are cast."""
         spec, eps = self.config.layer.attention, self.config.norm.eps
         layers = [layer_tensors(weights, f"model.layers.{i}.") for i in range(self.config.num_layers)]
         stream = run_layers(
@@ -128,18 +127,18 @@ class LayerStack(Learner):
         return rms_norm(stream, weights[NORM], eps)
 
     def cast(self) -> dict[str, Tensor]:
-        """All weights in the target's numbers; gradients flow through."""
+        """Return all weights in the target's dtype; gradients flow through."""
         return {name: tensor.to(self.target.dtype) for name, tensor in self.weights().items()}
 
 
 def states_by_level(states: Tensor, batch: PackedBatch, count: int) -> Iterator[Tensor]:
-    """Return the states of every draft token from one pass over the text."""
+    """Yield the states of every draft token from one pass over the text."""
     for step in range(count):
         yield states[(batch.tail_rows + step + 1).clamp(max=len(states) - 1)]
 
 
 def without_factors(config: ModelConfig) -> ModelConfig:
-    """A config that config.json can spell: GGUF's table of rotary factors has no name there."""
+    """Return a config that config.json can express: GGUF's rotary factors have no key there."""
     if isinstance(config.rope.scaling, FrequencyFactors):
         return replace(config, rope=replace(config.rope, scaling=None))
     return config

@@ -1,1 +1,1 @@
-"""The training loop: steps, measurements, states on disk, what is left at the end."""
+"""The training loop: steps, evaluation, saved states and output."""

@@ -1,4 +1,4 @@
-"""Training states on disk: the old one stays until the new one is whole."""
+"""Training states on disk, replaced atomically."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -14,11 +14,11 @@ from foreword.train.passes.packing import BatchSize
 from foreword.train.passes.vocabulary import HeadVocabulary
 
 _RENAMED = {"guesses": "draft_tokens"}
-"""Keys of recipes in states that version 0.1 saved, and what they are called now."""
+"""Old keys of recipes saved by version 0.1, and their current names."""
 
 
 def save_training(path: Path, trainer: Trainer, recipe: Recipe, model: str | None) -> None:
-    """Everything from which training goes on exactly; `model` is the target's identity."""
+    """Save everything needed to resume exactly; `model` is the target's identity."""
     vocabulary = trainer.learner.vocabulary
     about = {
         "method": recipe.method,
@@ -32,14 +32,14 @@ def save_training(path: Path, trainer: Trainer, recipe: Recipe, model: str | Non
 
 
 class SavedTraining:
-    """A state that was read."""
+    """A loaded training state."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         self._path = path
         self.state = _read(path, device)
 
     def check(self, recipe: Recipe, model: str | None) -> None:
-        """Refuse to go on with another target or shape: its weights would mean something else."""
+        """Raise `RequestError` for another target or shape."""
         if None not in (model, self.state.get("model")) and model != self.state["model"]:
             raise RequestError(
                 f"{self._path} was trained for another model; resume with that one or choose another --out"
@@ -63,12 +63,12 @@ class SavedTraining:
 
 
 def _read(path: Path, device: torch.device) -> dict[str, Any]:
-    """Tensors and plain values alone: nothing in the file is run."""
+    """Load tensors and plain values; nothing in the file is executed."""
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
         raise RequestError(f"there is no training state {path} to resume") from None
-    except Exception as error:  # torch raises many kinds for damaged files
+    except Exception as error:  # torch raises various exceptions for damaged files
         raise RequestError(
             f"{path} is no training state ({type(error).__name__}); remove it and start anew"
         ) from None

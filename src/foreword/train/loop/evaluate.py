@@ -1,4 +1,4 @@
-"""Tokens per target pass that drafts would give, without running them: chains from every place, then a walk."""
+"""Computes tokens per target pass without running speculation: chains from every position, then a walk."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ class TauReport:
     """Tokens per pass of chains of `depth` draft tokens."""
 
     depth: int
-    tokens: dict[str, int]  # by kind: committed tokens after the first of each answer
-    passes: dict[str, int]  # by kind: target passes for them
-    first_hit: float  # share of places at which the first draft token is right
-    by_level: tuple[float, ...] = ()  # of each level, where all before it are right
+    tokens: dict[str, int]  # by kind: committed tokens after each answer's first
+    passes: dict[str, int]  # by kind: target passes
+    first_hit: float  # fraction of positions with a right first draft token
+    by_level: tuple[float, ...] = ()  # by level, given that all before are right
 
     def tau(self, kind: str | None = None) -> float:
         kinds = [kind] if kind is not None else list(self.tokens)
@@ -33,9 +33,9 @@ class TauReport:
 
 @torch.no_grad()
 def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize, depth: int) -> TauReport:
-    """Greedy chains along texts that the target wrote greedily: exact up to rounding.
+    """Evaluate greedy chains along texts that the target wrote greedily: exact up to rounding.
 
-    A chain's draft token s counts only if all before it are the text's own tokens, so those are fed to it.
+    Draft token s counts only if all before it equal the text, so the text's tokens are fed to it.
     """
     tokens: dict[str, int] = {}
     passes: dict[str, int] = {}
@@ -46,7 +46,7 @@ def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize
         hits, counts = _hits(learner, batch, depth)
         first_hits += int((hits[0] & counts).sum())
         first_places += int(counts.sum())
-        accepted = hits.long().cumprod(0).sum(0).tolist()  # accepted draft tokens from each place on
+        accepted = hits.long().cumprod(0).sum(0).tolist()  # accepted draft tokens from each position
         begin = 0
         for document in group:
             length = len(document.tokens) - tail_begin(document)
@@ -54,7 +54,7 @@ def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize
             tokens[document.kind] = tokens.get(document.kind, 0) + sum(runs) + len(runs)
             passes[document.kind] = passes.get(document.kind, 0) + len(runs)
             begin += length
-            for run in runs[:-1]:  # the end of the answer may have cut the last
+            for run in runs[:-1]:  # the last may be cut by the answer's end
                 for level in range(min(run + 1, depth)):
                     reached[level] += 1
                     right[level] += level < run
@@ -63,11 +63,10 @@ def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize
 
 
 def walk(accepted: Sequence[int], document: Document, depth: int) -> list[int]:
-    """Return the accepted draft tokens of every pass that decodes the document's first answer.
+    """Return the accepted draft tokens of every pass over the document's first answer.
 
-    The prompt's pass gives its first token.
-
-    `accepted` counts from the slot `tail_begin` on; the slot before the newest token says what is accepted next.
+    Prefill yields the first token. `accepted` counts from the slot `tail_begin`; the slot before the newest token
+    determines the next pass.
     """
     first = tail_begin(document)
     newest = document.answer_begin
@@ -80,7 +79,7 @@ def walk(accepted: Sequence[int], document: Document, depth: int) -> list[int]:
 
 
 def _hits(learner: Learner, batch: PackedBatch, depth: int) -> tuple[Tensor, Tensor]:
-    """bool [draft tokens, tails]: each is the text's own token; and which tail rows predict an answer's token."""
+    """bool [draft tokens, tails]: equal to the text; and which tail rows predict an answer token."""
     target, token_ids_of = learner.target, learner.vocabulary.token_ids
     features = target.features(batch, learner.taps)
     hits = []
@@ -98,7 +97,7 @@ def _hits(learner: Learner, batch: PackedBatch, depth: int) -> tuple[Tensor, Ten
 
 
 def _groups(documents: Iterable[Document], size: BatchSize) -> Iterable[list[Document]]:
-    """In their order, as many as fit."""
+    """Group documents in order, as many as fit."""
     group: list[Document] = []
     heads, tails = size.rows - size.tails, size.tails
     for document in documents:

@@ -1,4 +1,4 @@
-"""The optimizer, its learning rate, and when training ends."""
+"""Optimisers, learning-rate schedule, and the end of training."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,15 +10,15 @@ from torch import Tensor
 
 @dataclass
 class Stretch:
-    """A constant rate, so that stretches add up; the final one ends with a decay."""
+    """One phase of training at a constant learning rate, so that phases add up; the final one decays."""
 
     seconds: float | None = None
     last_step: int | None = None
     final: bool = False
-    decay_share: float = 0.4  # of the stretch
+    decay_share: float = 0.4  # of the phase
     clock: Callable[[], float] = time.monotonic
     first_step: int = 0
-    stop: Callable[[], bool] = lambda: False  # whether to end early, before the next step
+    stop: Callable[[], bool] = lambda: False  # whether to end before the next step
     _begin: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -28,13 +28,13 @@ class Stretch:
         return self.stop() or self.done(step) >= 1.0
 
     def rate(self, step: int) -> float:
-        """Factor on the learning rate of the next step."""
+        """Return the learning-rate factor of the next step."""
         if not self.final:
             return 1.0
         return max(0.02, min(1.0, (1.0 - self.done(step)) / self.decay_share))
 
     def done(self, step: int) -> float:
-        """Share of the stretch that is over, by whichever limit is closer."""
+        """Return the completed fraction, by the closer limit."""
         shares = [0.0]
         if self.seconds is not None:
             shares.append((self.clock() - self._begin) / max(self.seconds, 1e-9))
@@ -49,7 +49,7 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration
 
 @dataclass(frozen=True)
 class LearningRates:
-    """How fast to learn."""
+    """Learning rates of both optimisers."""
 
     muon: float = 0.02
     adam: float = 1e-3
@@ -69,13 +69,13 @@ class HeadOptimizer:
         self._all = [*matrices, *others]
 
     def clip(self, norm: float) -> Tensor:
-        """Scale all gradients down to a norm; the norm that they had."""
+        """Clip all gradients to a norm; return their norm before."""
         before: Tensor = torch.nn.utils.clip_grad_norm_(self._all, norm)
         return before
 
     @torch.no_grad()
     def step(self, factor: float) -> None:
-        """Move along the gradients, and forget them."""
+        """Apply and reset the gradients."""
         for matrix, momentum in zip(self._matrices, self._momentum, strict=True):
             if matrix.grad is None:
                 continue
@@ -103,7 +103,7 @@ class HeadOptimizer:
 
 
 def orthogonalized(matrix: Tensor, iterations: int = 5) -> Tensor:
-    """About the nearest matrix whose singular values are all equal, by Newton-Schulz iteration."""
+    """Return approximately the nearest matrix with equal singular values (Newton-Schulz iteration)."""
     a, b, c = _COEFFICIENTS
     x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
     tall = x.shape[0] > x.shape[1]

@@ -1,4 +1,4 @@
-"""Writes what was trained: files, a model card, and pieces that can be carried."""
+"""Writes the result: files, a model card, and pieces for transfer."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ PIECE_BYTES = 15_000_000
 
 
 def write_output(directory: Path, files: LearnedFiles) -> str:
-    """Weights first, config.json last: a directory without one is taken for nothing. The SHA-256 of the weights."""
+    """Write weights first and config.json last, which marks the directory as complete; return the weights' SHA-256."""
     config = directory / "config.json"
     config.unlink(missing_ok=True)
     metadata = {"format": "pt", "borrowed": json.dumps(sorted(files.borrowed))}
@@ -53,10 +53,10 @@ def digest_of(path: Path) -> str:
 
 
 def write_pieces(source: Path, out: Path, *, bits: int = 16, model: str = "") -> list[Path]:
-    """A trained directory in files of at most 15 MB; tensors that are the target's own stay away.
+    """Write a trained directory as files of at most 15 MB, without tensors of the target.
 
-    With 8 bits, matrices are rounded as `foreword head quantize` does. `join_pieces` makes the directory again, with
-    the target whose `identity_of` is `model`; empty: with any.
+    With 8 bits, matrices are rounded as by `foreword head quantize`. `join_pieces` restores the directory with the
+    target whose `identity_of` is `model`; empty: any.
     """
     require_pieces_alone(out, source)
     tensors, borrowed = _read(source / WEIGHTS)
@@ -81,13 +81,13 @@ def write_pieces(source: Path, out: Path, *, bits: int = 16, model: str = "") ->
     }
     whole.unlink()
     write_json(out / MANIFEST, manifest)
-    for stale in set(out.glob(f"{WEIGHTS}.*")) - set(paths):  # of an earlier export that had more
+    for stale in set(out.glob(f"{WEIGHTS}.*")) - set(paths):  # of a larger earlier export
         stale.unlink()
     return [*paths, out / MANIFEST]
 
 
 def join_pieces(pieces: Path, out: Path, checkpoint: Checkpoint) -> None:
-    """The directory that pieces were made of. What was the target's own is taken from the target."""
+    """Restore the directory from pieces, with the target's own tensors."""
     require_new(out)
     manifest = _manifest(pieces)
     parts = [pieces / Path(name).name for name in manifest["pieces"]]
@@ -115,7 +115,7 @@ def join_pieces(pieces: Path, out: Path, checkpoint: Checkpoint) -> None:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a trained directory's file; matrices in 8 bits as the numbers that they stand for."""
+    """Return the tensors of a trained directory's file, dequantised."""
     return _in_16_bits(_read(path)[0])
 
 
@@ -177,12 +177,12 @@ _NAMES = {
     "draft": ("A draft model", "draft_model"),
     "exit": ("An early exit", "layer_skip"),
 }
-"""By method: what was trained, and the method of speculation that runs it."""
+"""By method: description, and the speculation method that runs it."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """What a card says."""
+    """Contents of a model card."""
 
     method: str
     target: str
@@ -195,7 +195,7 @@ class Card:
 
 
 def write_card(directory: Path, card: Card) -> None:
-    """README.md."""
+    """Write README.md."""
     title, method = _NAMES[card.method]
     key = "adapter" if card.method == "exit" else "model"
     lines = [

@@ -1,4 +1,4 @@
-"""A whole training run in one directory: states, measurements, and in the end what was trained."""
+"""A training run in one directory: states, evaluations and the result."""
 
 import json
 import time
@@ -26,18 +26,18 @@ from foreword.train.passes.vocabulary import choose_vocabulary, stored_vocabular
 _SAVE_SECONDS = 50.0
 
 FIRST_MEASURED = 0.25
-"""Share of a run that is limited by time after which it is measured for the first time."""
+"""Fraction of a time-limited run after which it is first evaluated."""
 
 
 class Watcher(Protocol):
-    """Who looks on."""
+    """Displays progress."""
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line."""
         ...
 
     def progress(self, share: float, line: str) -> None:
-        """How far the stretch is, and how it stands."""
+        """Show the completed fraction and the current state."""
         ...
 
 
@@ -47,16 +47,16 @@ class TrainRun:
 
     out: Path
     recipe: Recipe
-    model: str | None = None  # the target's identity, which a state to resume must have
+    model: str | None = None  # the target's identity, which a resumed state must have
     batch_rows: int = 61440
     tail_multiple: int = 4096
-    seconds: float | None = None  # of the whole run, with the last measurement
-    began: float | None = None  # time of `clock` from which they count; None: from the first step
+    seconds: float | None = None  # of the whole run, including the last evaluation
+    began: float | None = None  # start on `clock`; None: the first step
     steps: int | None = None
     final: bool = False  # end with a decay
     decay_share: float = 0.4
     resume: bool = False
-    begin: Path | None = None  # weights of another run to begin with; the optimiser warms up again
+    begin: Path | None = None  # initial weights of another run; the optimiser warms up again
     evaluate_every: float = 90.0  # seconds
     report_every: int = 50  # steps
     settings: TrainSettings = field(default_factory=TrainSettings)
@@ -76,9 +76,9 @@ class TrainRun:
 def train(
     checkpoint: Checkpoint, target: FrozenTarget, run: TrainRun, texts: RunTexts, watcher: Watcher
 ) -> dict[str, TauReport] | None:
-    """Train and leave the outcome in `run.out`; the last measurements by set of texts.
+    """Train and write the result to `run.out`; return the last evaluations by set of texts.
 
-    None if it was stopped before the end: then a state is left, from which it can be resumed.
+    None if stopped early: a state is left, from which it can be resumed.
     """
     trainer = _trainer(target, texts, run, watcher)
     session = _Session(trainer, run, texts, watcher)
@@ -89,7 +89,7 @@ def train(
     watcher.say(f"{trainer.step:,} steps of {trainer.size.rows:,} tokens")
     reports = session.measure()
     files = trainer.learner.files(checkpoint, min(3, run.settings.depth))
-    for report in list(reports.values())[:1]:  # what an engine expects of it before it has seen anything
+    for report in list(reports.values())[:1]:  # published acceptance: an engine's prior
         rates = [round(rate, 3) for rate in report.by_level]
         files = replace(files, config={**files.config, "acceptance_by_level": rates})
     digest = write_output(run.out, files)
@@ -100,7 +100,7 @@ def train(
 
 
 class _Session:
-    """One stretch: what is done beside the steps."""
+    """Work besides the steps of one phase."""
 
     def __init__(self, trainer: Trainer, run: TrainRun, texts: RunTexts, watcher: Watcher) -> None:
         self._trainer, self._run, self._texts, self._watcher = trainer, run, texts, watcher
@@ -116,7 +116,7 @@ class _Session:
             stop=run.stop,
         )
         self._saved_at = self._measured_at = run.clock()
-        self._measuring: float | None = None  # seconds of the longest measurement; None: there was none yet
+        self._measuring: float | None = None  # seconds of the longest evaluation; None: none yet
         self._decaying = False
         self._standing = ""  # the newest loss
         self._tau = ""
@@ -130,7 +130,7 @@ class _Session:
         )
 
     def measure(self) -> dict[str, TauReport]:
-        """Measure, and keep as much time for the last measurement."""
+        """Evaluate, and reserve as much time for the last evaluation."""
         began = self._run.clock()
         reports = self._measure()
         self._measuring = max(self._run.clock() - began, self._measuring or 0.0)
@@ -139,7 +139,7 @@ class _Session:
         return reports
 
     def _is_due(self, step: int, now: float) -> bool:
-        """Return whether to measure now. Where time is limited, the first time is early: the last takes as long."""
+        """Return whether to evaluate now; with a time limit the first one is early, to learn its duration."""
         is_unknown = self._seconds is not None and self._measuring is None
         is_early = is_unknown and self._stretch.done(step) > FIRST_MEASURED
         return is_early or now - self._measured_at > self._run.evaluate_every
@@ -168,7 +168,7 @@ class _Session:
         run, now = self._run, self._run.clock()
         self._watcher.progress(self._stretch.done(step), f"step {step}{self._standing}{self._tau}")
         if not self._decaying and self._stretch.rate(step) < 1.0:
-            self._decaying = True  # a later stretch can go on from here
+            self._decaying = True  # a later phase can continue from here
             save_training(run.state.with_name("before_decay.pt"), self._trainer, run.recipe, run.model)
         if now - self._saved_at > _SAVE_SECONDS:
             save_training(run.state, self._trainer, run.recipe, run.model)
@@ -184,7 +184,7 @@ class _Session:
 
 
 def _seconds_left(run: TrainRun) -> float | None:
-    """Return the seconds from now to the end of the run; None: it is not limited by time."""
+    """Return the remaining seconds of the run; None: no time limit."""
     if run.seconds is None or run.began is None:
         return run.seconds
     left = run.began + run.seconds - run.clock()
@@ -237,7 +237,7 @@ def _millions(count: int) -> str:
 
 
 def _disk_bytes(learner: Learner) -> int:
-    """Two states with both optimisers' moments, a third while it is written, and the outcome."""
+    """Return the bytes of two states with optimiser moments, a third while it is written, and the result."""
     numbers = sum(parameter.numel() for parameter in learner.parameters())
     return 3 * 3 * 4 * numbers + 4 * numbers
 

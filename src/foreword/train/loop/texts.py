@@ -1,4 +1,4 @@
-"""What a run trains on and what it measures with: never the same prompts."""
+"""Texts of a run for training and evaluation, with disjoint prompts."""
 
 import hashlib
 import itertools
@@ -14,7 +14,7 @@ from foreword.train.texts.prompts import FilePrompt
 HELD_OUT, FILES = "held out", "files"
 
 Answer = Callable[[Sequence[FilePrompt]], list[Document]]
-"""Greedy answers of the target to prompts."""
+"""Returns the target's greedy answers to prompts."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class RunTexts:
     """Texts of one run."""
 
     trained: list[Document]
-    measured: dict[str, list[Document]]  # by set: held-out texts of the target's own, prompts from files
-    left_out: int  # texts that begin with a prompt that is measured on
+    measured: dict[str, list[Document]]  # by set: held-out texts of the target, prompts from files
+    left_out: int  # texts omitted because their prompt is evaluated
 
     def summary(self) -> list[str]:
-        """For the card: what it was trained on, and how it was split."""
+        """Return sentences for the card: training data and split."""
         tokens = sum(len(document.tokens) for document in self.trained)
         kinds: Counter[str] = Counter()
         for document in self.trained:
@@ -42,7 +42,7 @@ class RunTexts:
         ]
 
     def check_tokens(self, vocab_size: int) -> None:
-        """Refuse texts with tokens that the target does not have: a model with more of them wrote these."""
+        """Raise `RequestError` for tokens that the target does not have."""
         for document in itertools.chain(self.trained, *self.measured.values()):
             if (largest := int(document.tokens.max())) >= vocab_size:
                 raise RequestError(
@@ -54,9 +54,9 @@ class RunTexts:
 def gather_texts(
     directory: Path, evaluation: Sequence[FilePrompt], answer: Answer, most_held_out: int, target: str
 ) -> RunTexts:
-    """The shards of a directory; answers to the prompts of files are kept beside them, for the next run.
+    """Read the shards of a directory; answers to prompts from files are stored next to them for the next run.
 
-    `target` is a name that no other target has.
+    `target` is a unique name of the target.
     """
     documents = list(read_shards(directory))
     measured: dict[str, list[Document]] = {}

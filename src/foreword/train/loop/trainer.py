@@ -1,4 +1,4 @@
-"""Training: batches of the target's own texts, its states recomputed, a loss for every draft token of a chain."""
+"""Training: batches of the target's texts, its states recomputed, and a loss per draft token."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -19,10 +19,10 @@ from foreword.train.texts.documents import Document
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How it is trained."""
+    """Hyperparameters."""
 
-    depth: int = 4  # draft tokens of a chain
-    step_decay: float = 0.85  # weight of each further draft token
+    depth: int = 4  # draft tokens per chain
+    step_decay: float = 0.85  # weight factor per further draft token
     rates: LearningRates = field(default_factory=LearningRates)
     clip: float = 1.0
     warm_up: int = 50  # steps
@@ -37,7 +37,7 @@ class TrainProgress:
 
     step: int
     loss: float  # of the first draft token, per answer token
-    hits: tuple[float, ...]  # by level: share of right tokens, given that all before were right
+    hits: tuple[float, ...]  # by level: fraction of right tokens, given that all before are right
     gradient: float
     rows_per_second: float
     steps_per_second: float
@@ -58,9 +58,9 @@ class Trainer:
         self._judge = torch.compile(judge_rows, dynamic=False) if settings.compiled else judge_rows
         self._kept_rows = self.target.weights.head[learner.vocabulary.token_ids]
         self._optimizer = HeadOptimizer(list(learner.matrices.values()), learner.others(), settings.rates)
-        # Seed of the order, its first step, texts that it is about.
+        # Seed of the order, its first step, and its number of texts.
         self._order = (settings.seed, 0, len(documents))
-        self._alive = [1.0] * self._depth  # share of tail rows whose chain holds up to each level
+        self._alive = [1.0] * self._depth  # fraction of tail rows whose chain is right up to each level
         self._generator = torch.Generator(self.target.device).manual_seed(settings.seed)
 
     def train(
@@ -71,9 +71,9 @@ class Trainer:
         on_report: Callable[[TrainProgress], None] | None = None,
         on_step: Callable[[int], None] | None = None,
     ) -> None:
-        """Go on until the stretch is over; `on_step` is called after every step, with its number."""
+        """Train until the phase ends; `on_step` is called after every step with its number."""
         seed, first, _ = self._order
-        skip = self.step - first  # the same order as without an interruption
+        skip = self.step - first  # continue the same order after an interruption
         source = batches(self._documents, self.size, (seed, first), self.target.device, skip)
         sums: list[Tensor] = []
         begin, begun_at = time.monotonic(), self.step
@@ -94,11 +94,11 @@ class Trainer:
                 on_step(self.step)
 
     def evaluate(self, documents: Sequence[Document]) -> TauReport:
-        """Tokens per pass along these documents."""
+        """Return tokens per pass along these documents."""
         return measure_tau(self.learner, documents, self.size, self.settings.depth)
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next step depends on."""
+        """Return everything that the next step depends on."""
         return {
             "step": self.step,
             "head": self.learner.state_dict(),
@@ -109,18 +109,18 @@ class Trainer:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on where another trainer was when it gave its state."""
+        """Restore another trainer's state."""
         self.step = state["step"]
         self.learner.load_state_dict(state["head"])
         self._optimizer.load(state["optimizer"])
         self._alive = state["alive"]
         self._order = tuple(state["order"])
-        if self._order[2] != len(self._documents):  # texts came or went: another order from here on
+        if self._order[2] != len(self._documents):  # the texts changed: start a new order
             self._order = (self.settings.seed, self.step, len(self._documents))
         self._generator.set_state(state["generator"].cpu())
 
     def _one(self, batch: PackedBatch, factor: float) -> Tensor:
-        """One step; sums for the report: loss, gradient norm, then alive rows and hits by level."""
+        """Run one step; return sums for the report: loss, gradient norm, alive rows and hits by level."""
         losses, alive, hits = self._losses(batch, self.target.features(batch, self.learner.taps))
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         gradient = self._optimizer.clip(self.settings.clip)
@@ -158,9 +158,9 @@ class Trainer:
         return losses, alive, all_hits
 
     def _rows(self, step: int, living: Tensor, counts: Tensor) -> Tensor:
-        """Tail rows for the output matrix: those whose chain still holds, and some others to fill up.
+        """Return the tail rows for the output matrix: those whose chain is right so far, padded with others.
 
-        Where an earlier draft token was wrong, the target never sees the later ones.
+        After a wrong draft token, the target never sees later ones.
         """
         size = self._output_rows(step)
         if size == self.size.tails:
@@ -169,7 +169,7 @@ class Trainer:
         return torch.topk(living * 4.0 + counts * 2.0 + noise, size, sorted=False).indices
 
     def _output_rows(self, step: int) -> int:
-        """How many tail rows of a step get logits: a whole number of chunks."""
+        """Return the number of tail rows with logits in a step: whole chunks."""
         share = 1.0 if step == 0 else min(1.0, 1.15 * self._alive[step] + 0.03)
         return min(-(-round(self.size.tails * share) // CHUNK) * CHUNK, self.size.tails)
 

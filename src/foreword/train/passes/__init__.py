@@ -1,1 +1,1 @@
-"""Passes over whole texts: the target's, and what all learners share with it."""
+"""Passes over whole texts, of the target and of learners."""

@@ -1,4 +1,4 @@
-"""Attention over texts that lie one after the other without padding; flash kernels on a GPU, dense elsewhere."""
+"""Attention over concatenated texts without padding; flash kernels on a GPU, dense elsewhere."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device; from page-locked memory, so that the host goes on at once."""
+    """Copy to the device from page-locked memory, without blocking the host."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -17,7 +17,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Spans:
-    """Where each text begins, and the longest one's length; the last bound is the number of rows."""
+    """Start of each text, and the longest length; the last bound is the number of rows."""
 
     bounds: Tensor  # int32 [texts + 1]
     longest: int
@@ -29,7 +29,10 @@ class Spans:
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans) -> Tensor:
-    """Causal attention within each text. Queries [rows, heads, dim] may be the last rows of their texts only."""
+    """Return causal attention within each text.
+
+    Queries [rows, heads, dim] may be only the last rows of their texts.
+    """
     if q.is_cuda:
         return _flash(q, k, v, queries, keys)[0]
     scores = _dense_scores(q, k, queries, keys)
@@ -39,9 +42,9 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Span
 def chain_attention(
     q: Tensor, k: Tensor, v: Tensor, own: list[tuple[Tensor, Tensor]], queries: Spans, keys: Spans
 ) -> Tensor:
-    """Causal attention in which a query also sees keys and values of its own: one for each draft token before it.
+    """Return causal attention in which a query also sees its own keys and values of earlier draft tokens.
 
-    `own` holds keys and values [query rows, kv heads, dim] of the chain's earlier steps, row by row.
+    `own` has keys and values [query rows, kv heads, dim] of the chain's earlier steps.
     """
     if not own:
         if q.is_cuda:
@@ -169,7 +172,7 @@ def _join(
 def _own_backward(
     q: Tensor, own_keys: Tensor, own_values: Tensor, out: Tensor, logsumexp: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # Sums of products and not matrix products: a hundred thousand matrices of three rows would each be a call.
+    # Sums of products instead of 100,000 tiny matrix products.
     kv_heads = own_keys.shape[1]
     queries, grads = _grouped(q, kv_heads), _grouped(grad, kv_heads)  # [rows, kv heads, group, 1, dim]
     # [rows, kv heads, 1, steps, dim]
@@ -204,7 +207,7 @@ def _grouped(rows: Tensor, kv_heads: int) -> Tensor:
 
 
 def _dense_scores(q: Tensor, k: Tensor, queries: Spans, keys: Spans) -> Tensor:
-    """float32 [heads, query rows, key rows], -inf where a query does not see a key."""
+    """float32 [heads, query rows, key rows], -inf for invisible keys."""
     rows, heads, dim = q.shape
     grouped = q.view(rows, k.shape[1], -1, dim).float()
     scores = torch.einsum("rhgd,chd->hgrc", grouped, k.float()) / math.sqrt(dim)
@@ -215,10 +218,10 @@ def _dense_scores(q: Tensor, k: Tensor, queries: Spans, keys: Spans) -> Tensor:
 
 
 def _places(spans: Spans, keys: Spans) -> tuple[Tensor, Tensor]:
-    """Each row's text, and its place in it: queries are the last rows of their texts."""
+    """Return each row's text, and its position in it: queries are the last rows of their texts."""
     lengths = spans.bounds.diff().long()
     text = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    before = (keys.bounds.diff() - spans.bounds.diff()).long()  # rows of the text that are no queries
+    before = (keys.bounds.diff() - spans.bounds.diff()).long()  # rows before the queries
     place = torch.arange(len(text)) - spans.bounds[:-1].long()[text] + before[text]
     return text, place
 

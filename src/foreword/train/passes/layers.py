@@ -1,4 +1,4 @@
-"""A decoder layer in two halves around its attention, for frozen weights and for weights that learn."""
+"""A decoder layer in two halves around its attention, for frozen and trainable weights."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,14 +11,14 @@ from foreword.models.rope import rotate
 from foreword.train.passes.attention import Spans, chain_attention
 
 LayerTensors = tuple[Tensor | None, ...]
-"""A LayerWeights' values in their order: a tuple and not the class, so that one compiled form fits all layers."""
+"""Values of a LayerWeights in order: a tuple, so that one compiled function serves all layers."""
 
 Sizes = tuple[int, int, int]
-"""Heads, kv heads, width of a head."""
+"""Heads, KV heads, head size."""
 
 
 class LayerHalves:
-    """Both halves of a layer. Compiled they are made for the sizes that they see first, and again for others."""
+    """Both halves of a layer, compiled for the first sizes seen and again for others."""
 
     def __init__(self, *, compiled: bool, dynamic: bool | None = None) -> None:
         self.before = torch.compile(before_attention, dynamic=dynamic) if compiled else before_attention
@@ -28,7 +28,7 @@ class LayerHalves:
 def before_attention(
     stream: Tensor, cos: Tensor, sin: Tensor, tensors: LayerTensors, sizes: Sizes, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotated queries and keys, and values: [rows, heads, dim]."""
+    """Return rotated queries and keys, and values: [rows, heads, dim]."""
     input_norm, qkv, qkv_bias, query_norm, key_norm = tensors[:5]
     heads, kv_heads, dim = sizes
     joined = linear(rms_norm(stream, _there(input_norm), eps), _there(qkv), qkv_bias)
@@ -40,7 +40,7 @@ def before_attention(
 
 
 def after_attention(stream: Tensor, attended: Tensor, tensors: LayerTensors, eps: float) -> Tensor:
-    """The stream after the layer."""
+    """Return the stream after the layer."""
     output, output_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias = tensors[5:]
     stream = stream + linear(attended.flatten(1), _there(output), output_bias)
     normed = rms_norm(stream, _there(mlp_norm), eps)
@@ -49,7 +49,7 @@ def after_attention(stream: Tensor, attended: Tensor, tensors: LayerTensors, eps
 
 
 def layer_tensors(weights: Mapping[str, Tensor], prefix: str) -> LayerTensors:
-    """The tensors of one layer by their Hugging Face names, joined as the halves read them."""
+    """Return the tensors of one layer by Hugging Face names, joined for the halves."""
 
     def joined(kind: str, *names: str) -> Tensor | None:
         parts = [weights[name] for part in names if (name := f"{prefix}{part}.{kind}") in weights]
@@ -85,7 +85,7 @@ def run_layers(
     sizes: Sizes,
     eps: float,
 ) -> Tensor:
-    """Causal layers over whole texts, with gradients."""
+    """Run causal layers over whole texts, with gradients."""
     for tensors in layers:
         q, k, v = halves.before(stream, *rotation, tensors, sizes, eps)
         stream = halves.after(stream, chain_attention(q, k, v, [], spans, spans), tensors, eps)
@@ -93,14 +93,14 @@ def run_layers(
 
 
 def tracked(stream: Tensor) -> Tensor:
-    """A stream with a gradient that is not needed: the first layer is then compiled together with the others."""
+    """Return a stream that requires a gradient, so that the first layer shares the compiled code."""
     return (
         stream.detach().requires_grad_() if torch.is_grad_enabled() and not stream.requires_grad else stream
     )
 
 
 def rotation_of(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [rows, dim / 2] for these positions."""
+    """Return cosines and sines [rows, dim / 2] for these positions."""
     angles = positions.unsqueeze(1).float() * frequencies
     return angles.cos().to(dtype), angles.sin().to(dtype)
 

@@ -1,4 +1,4 @@
-"""Cross-entropy against the target's distribution over a large vocabulary, without keeping logits for backward."""
+"""Cross-entropy against the target's distribution over a large vocabulary, without storing logits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 
 from foreword.train.passes.target import wide_logits
 
-CHUNK = 4096  # rows whose logits exist at a time
+CHUNK = 4096  # rows with logits at once
 
 Judge = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
@@ -17,7 +17,7 @@ Judge = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]
 def judge_rows(
     logits: Tensor, wanted: Tensor, labels: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Weighted loss of every row, its gradient, and whether the most likely token is the label.
+    """Return the weighted loss of every row, its gradient, and whether argmax equals the label.
 
     `wanted` are the target's probabilities [rows, vocabulary].
     """
@@ -30,9 +30,9 @@ def judge_rows(
 
 
 class OutputLoss(torch.autograd.Function):
-    """Loss of states [rows, hidden] through the output matrix; also whether each row's draft token is right.
+    """Loss of states [rows, hidden] through the output matrix, and whether each draft token is right.
 
-    The gradient is made along the way: its scale is known, since the loss is the last thing computed.
+    The gradient is computed in the forward pass: its scale is known, since the loss comes last.
     """
 
     @staticmethod
@@ -46,10 +46,10 @@ class OutputLoss(torch.autograd.Function):
         weights: Tensor,
         judge: Judge,
     ) -> tuple[Tensor, Tensor]:
-        """`wanted_rows` says which row of `wanted` belongs to each state."""
+        """`wanted_rows` maps each state to its row of `wanted`."""
         cast = matrix.to(states.dtype)
         grad_states = torch.empty_like(states)
-        learns = ctx.needs_input_grad[1]  # an output matrix that is the target's own does not
+        learns = ctx.needs_input_grad[1]  # the target's own output matrix is frozen
         grad_matrix = torch.zeros_like(matrix) if learns else None
         hits = torch.empty(len(states), dtype=torch.bool, device=states.device)
         total = torch.zeros((), device=states.device)
@@ -73,7 +73,7 @@ class OutputLoss(torch.autograd.Function):
 
 @torch.no_grad()
 def target_probabilities(last: Tensor, matrix: Tensor, sharpness: float = 1.0) -> Tensor:
-    """The target's probabilities over the kept vocabulary [rows, vocabulary]; above 1, sharpness favours the likely."""
+    """Return the target's probabilities over the draft vocabulary; sharpness above 1 favours likely tokens."""
     out = torch.empty(len(last), len(matrix), dtype=last.dtype, device=last.device)
     for begin in range(0, len(last), CHUNK):
         part = slice(begin, begin + CHUNK)

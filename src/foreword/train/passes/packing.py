@@ -1,7 +1,7 @@
-"""Batches of fixed size: texts one after the other, and of each the rows from which answers are predicted.
+"""Batches of fixed size: concatenated texts, and the rows from which answers are predicted.
 
 A slot at row i holds token i + 1 and the target's state at i, and predicts token i + 2. A head needs every slot's key
-and value, but draft tokens only in the tail of a text: from the slot that predicts the answer's first token on.
+and value, but drafts only in the tail of a text: from the slot that predicts the answer's first token on.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from foreword.train.texts.documents import Document
 
 @dataclass(frozen=True)
 class BatchSize:
-    """Rows of a batch: all, and those in tails. What is left over is filled with a text that counts nothing."""
+    """Rows of a batch, in total and in tails; the rest is padded with a text of weight zero."""
 
     rows: int
     tails: int
@@ -33,30 +33,30 @@ class PackedBatch:
     is_answer: Tensor  # bool [rows]
     texts: Spans  # of the rows
     tails: Spans  # of the tail rows
-    tail_rows: Tensor  # int64 [tails], where each stands among the rows
-    text_ends: Tensor  # int64 [tails], the row after its text's last
+    tail_rows: Tensor  # int64 [tails], index among the rows
+    text_ends: Tensor  # int64 [tails], one past the last row of its text
     num_answer_tokens: int
     documents: tuple[Document, ...]
 
     def predicted(self, step: int) -> tuple[Tensor, Tensor]:
-        """The token that each tail row's draft token `step` predicts, and whether it counts: part of an answer."""
+        """Return the token that draft token `step` of each tail row predicts, and whether it is part of an answer."""
         rows = self.tail_rows + step + 2
         inside = rows < self.text_ends
         rows = rows.clamp(max=len(self.token_ids) - 1)
         return self.token_ids[rows], inside & self.is_answer[rows]
 
     def held(self, step: int) -> Tensor:
-        """The token that each tail row's slot holds at a step."""
+        """Return the token in each tail row's slot at a step."""
         return self.token_ids[(self.tail_rows + step + 1).clamp(max=len(self.token_ids) - 1)]
 
 
 def tail_begin(document: Document) -> int:
-    """The first slot that predicts a token of an answer."""
+    """Return the first slot that predicts an answer token."""
     return max(document.answer_begin - 2, 0)
 
 
 def fitting_size(documents: Sequence[Document], rows: int, multiple: int = 256) -> BatchSize:
-    """Tails in proportion to what these documents have."""
+    """Return a batch size whose tails match these documents' proportion."""
     total = sum(len(document.tokens) for document in documents)
     tails = sum(len(document.tokens) - tail_begin(document) for document in documents)
     share = max(1, round(rows * tails / max(total, 1) / multiple)) * multiple
@@ -64,19 +64,19 @@ def fitting_size(documents: Sequence[Document], rows: int, multiple: int = 256) 
 
 
 def exact_size(documents: Sequence[Document]) -> BatchSize:
-    """The size of a batch that these documents fill."""
+    """Return the size of a batch filled exactly by these documents."""
     rows = sum(len(document.tokens) for document in documents)
     return BatchSize(rows, rows - sum(tail_begin(document) for document in documents))
 
 
 def sample_batch(documents: Sequence[Document], device: torch.device, count: int = 64) -> PackedBatch:
-    """The first few documents."""
+    """Pack the first documents."""
     sample = documents[:count]
     return pack(sample, exact_size(sample), device)
 
 
 def require_fitting(documents: Sequence[Document], size: BatchSize) -> None:
-    """Refuse a size of steps that none of these fits into."""
+    """Raise `RequestError` if no document fits."""
     if next(_groups(documents, size), None) is None:
         shortest = min(len(document.tokens) for document in documents)
         raise RequestError(
@@ -87,7 +87,7 @@ def require_fitting(documents: Sequence[Document], size: BatchSize) -> None:
 def batches(
     documents: Sequence[Document], size: BatchSize, seed: Sequence[int], device: torch.device, skip: int = 0
 ) -> Iterator[PackedBatch]:
-    """Endless: every epoch in another order, which the seed decides. The first `skip` batches are left out."""
+    """Yield batches forever, each epoch in another seeded order; skip the first `skip`."""
     require_fitting(documents, size)
     epoch = count = 0
     while True:
@@ -100,7 +100,7 @@ def batches(
 
 
 def _groups(documents: Sequence[Document], size: BatchSize, look_ahead: int = 48) -> Iterator[list[Document]]:
-    """Fill both parts of a batch; one that does not fit waits for the next batch."""
+    """Fill both parts of a batch; documents that do not fit wait for the next batch."""
     waiting: list[Document] = []
     source = iter(documents)
     dry = False
@@ -116,7 +116,7 @@ def _groups(documents: Sequence[Document], size: BatchSize, look_ahead: int = 48
             head = tail_begin(document)
             tail = len(document.tokens) - head
             if head > size.rows - size.tails or tail > size.tails:
-                continue  # would fit into no batch
+                continue  # fits into no batch
             if head <= heads and tail <= tails:
                 heads, tails = heads - head, tails - tail
                 group.append(document)
@@ -128,7 +128,7 @@ def _groups(documents: Sequence[Document], size: BatchSize, look_ahead: int = 48
 
 
 def pack(documents: Sequence[Document], size: BatchSize, device: torch.device) -> PackedBatch:
-    """These documents as one batch; they must fit."""
+    """Pack these documents into one batch; they must fit."""
     lengths = [len(document.tokens) for document in documents]
     heads = [tail_begin(document) for document in documents]
     tail_lengths = [length - head for length, head in zip(lengths, heads, strict=True)]

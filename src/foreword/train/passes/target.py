@@ -1,4 +1,4 @@
-"""The target as the trainer runs it: whole texts at once, every layer's parts compiled once for all layers."""
+"""The frozen target in training: whole texts at once, with layer parts compiled once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ from foreword.train.passes.layers import LayerHalves, Sizes, rotation_of
 from foreword.train.passes.packing import PackedBatch
 
 KeepKv = Callable[[int, Tensor, Tensor], None]
-"""Hears of a layer's keys and values."""
+"""Receives a layer's keys and values."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """What a head reads of a target pass."""
+    """Output of a target pass for a head."""
 
-    taps: tuple[Tensor, ...]  # residual streams at the boundaries that were asked for, [rows, hidden]
-    last: Tensor  # the stream after all layers, after the final norm
+    taps: tuple[Tensor, ...]  # residual streams at the taps, [rows, hidden]
+    last: Tensor  # final stream after the norm
 
 
 class FrozenTarget:
-    """A frozen decoder with the weights of a checkpoint."""
+    """A frozen decoder with a checkpoint's weights."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, *, compiled: bool = False) -> None:
         self.config = config
@@ -54,7 +54,7 @@ class FrozenTarget:
 
     @property
     def sizes(self) -> Sizes:
-        """Heads, kv heads, width of a head."""
+        """Heads, KV heads, head size."""
         return self.attention.num_heads, self.attention.num_kv_heads, self.attention.head_dim
 
     @property
@@ -62,11 +62,11 @@ class FrozenTarget:
         return self.weights.embedding.dtype
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [rows, dim / 2] for these positions."""
+        """Return cosines and sines [rows, dim / 2] for these positions."""
         return rotation_of(positions, self._frequencies, self.dtype)
 
     def head_rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for attention of a head's own: without stretched frequencies, which its config does not name."""
+        """Return the same for a head's own attention, without frequency scaling, which its config does not have."""
         return rotation_of(positions, self._plain_frequencies, self.dtype)
 
     @torch.no_grad()
@@ -78,7 +78,7 @@ class FrozenTarget:
         taps: Sequence[int] = (),
         keep_kv: KeepKv | None = None,
     ) -> Features:
-        """One pass over whole texts."""
+        """Run one pass over whole texts."""
         rotation = self.rotation(positions)
         stream = embedding(token_ids, self.weights.embedding)
         kept = {0: stream}
@@ -92,17 +92,17 @@ class FrozenTarget:
         return Features(tuple(kept[tap] for tap in taps), self.final_norm(stream))
 
     def features(self, batch: PackedBatch, taps: Sequence[int]) -> Features:
-        """What a learner reads of a batch."""
+        """Return a batch's features for a learner."""
         return self.forward(batch.token_ids, batch.positions, batch.texts, taps)
 
     def before(self, index: int, stream: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys, and values of one layer: [rows, heads, dim]."""
+        """Return rotated queries and keys, and values of one layer: [rows, heads, dim]."""
         for tensor in (stream, cos, sin):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
         return self._halves.before(stream, cos, sin, self._layers[index], self.sizes, self.config.norm.eps)
 
     def after(self, index: int, stream: Tensor, attended: Tensor) -> Tensor:
-        """The stream after the layer."""
+        """Return the stream after the layer."""
         for tensor in (stream, attended):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
         return self._halves.after(stream, attended, self._layers[index], self.config.norm.eps)
@@ -112,7 +112,7 @@ class FrozenTarget:
 
 
 def wide_logits(rows: Tensor, head: Tensor) -> Tensor:
-    """Logits in float32: bf16 ones tie, and a tie broken wrongly is another text."""
+    """Return logits in float32: bf16 ties, broken differently, would change the text."""
     if rows.is_cuda and rows.dtype != torch.float32:
         return torch.mm(rows, head.t(), out_dtype=torch.float32)
     return linear(rows.float(), head.float())

@@ -1,4 +1,4 @@
-"""The tokens that a head can draft: those that answers use most."""
+"""Draft vocabulary of a head: the most frequent tokens of answers."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from foreword.train.texts.documents import Document
 
 @dataclass(frozen=True)
 class HeadVocabulary:
-    """Numbers of the head's outputs, and the target's tokens that they stand for."""
+    """Mapping between a head's outputs and the target's tokens."""
 
     token_ids: Tensor  # int64 [draft], ascending
-    draft_ids: Tensor  # int64 [target], -1 where the head has no such token
-    coverage: float  # share of the answers' tokens that are in it
+    draft_ids: Tensor  # int64 [target], -1 if not in the draft vocabulary
+    coverage: float  # covered fraction of the answers' tokens
 
     @staticmethod
     def of(token_ids: Tensor, vocab_size: int, coverage: float) -> "HeadVocabulary":
@@ -30,24 +30,24 @@ class HeadVocabulary:
 
     @property
     def d2t(self) -> Tensor:
-        """Target id minus draft id, as head files have it."""
+        """Target id minus draft id, as in head files."""
         return self.token_ids - torch.arange(len(self.token_ids), device=self.token_ids.device)
 
 
 def whole_vocabulary(vocab_size: int) -> HeadVocabulary:
-    """All of the target's tokens."""
+    """Return all of the target's tokens."""
     return HeadVocabulary.of(torch.arange(vocab_size), vocab_size, 1.0)
 
 
 def vocabulary_tensors(vocabulary: HeadVocabulary) -> dict[str, Tensor]:
-    """`d2t` and `t2d` of a head file; nothing where the head can draft every token."""
+    """Return `d2t` and `t2d` of a head file; empty for the whole vocabulary."""
     if len(vocabulary.token_ids) == len(vocabulary.draft_ids):
         return {}
     return {"d2t": vocabulary.d2t.cpu(), "t2d": (vocabulary.draft_ids >= 0).cpu()}
 
 
 def stored_vocabulary(tensors: Mapping[str, Tensor], vocab_size: int) -> HeadVocabulary:
-    """The one that a head file tells of."""
+    """Return the vocabulary of a head file."""
     if "token_map" in tensors:
         return HeadVocabulary.of(tensors["token_map"].long(), vocab_size, 1.0)
     if "d2t" in tensors:
@@ -57,7 +57,7 @@ def stored_vocabulary(tensors: Mapping[str, Tensor], vocab_size: int) -> HeadVoc
 
 
 def choose_vocabulary(documents: Iterable[Document], size: int, vocab_size: int) -> HeadVocabulary:
-    """The `size` most frequent tokens of all answers; never seen ones by their number."""
+    """Return the `size` most frequent tokens of all answers; unseen ones by id."""
     counts = np.zeros(vocab_size, np.int64)
     for some in _batched(documents, 4096):
         answers = np.concatenate([document.tokens[document.is_answer] for document in some])

@@ -1,1 +1,1 @@
-"""The texts that are trained on: written by the target itself, kept in shards."""
+"""Training texts, written by the target and stored in shards."""

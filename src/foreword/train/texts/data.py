@@ -1,4 +1,4 @@
-"""Writing a training set: the target's own texts, into shards, until time or size is up."""
+"""Writes a training set of the target's own texts in shards, up to a time or size limit."""
 
 import time
 from collections import Counter
@@ -15,45 +15,45 @@ from foreword.train.texts.prompts import FilePrompt
 from foreword.train.texts.writing import Writer, WritingLimits
 
 _SHARD_TOKENS = 2_000_000
-_SHARD_SECONDS = 50.0  # an interruption loses no more
+_SHARD_SECONDS = 50.0  # maximum loss at an interruption
 _DISK_BYTES = 64_000_000  # about four shards
 
 
 @dataclass(frozen=True)
 class WritingSettings:
-    """How a training set is written."""
+    """Settings of a training set."""
 
-    context: int = 1280  # longest prompt and answer together
+    context: int = 1280  # maximum prompt and answer tokens
     seconds: float | None = None
     answer_tokens: int | None = None
-    only_prompts: bool = False  # nothing but the prompts that are given
+    only_prompts: bool = False  # only the given prompts
     seed: int = 0
-    model: str | None = None  # identity of who writes, for the shards
+    model: str | None = None  # identity of the writing model
     stop: Callable[[], bool] = lambda: False  # whether to end early
     clock: Callable[[], float] = time.monotonic
 
 
 @dataclass
 class WritingReport:
-    """What was written so far."""
+    """Progress so far."""
 
     documents: int = 0
-    tokens: int = 0  # of documents, prompts included
+    tokens: int = 0  # including prompts
     answer_tokens: int = 0
-    seconds: float = 0.0  # since the first stretch had ended
-    written_tokens: int = 0  # everything that was drawn, prompts that the target wrote included
+    seconds: float = 0.0  # since the end of the first batch step
+    written_tokens: int = 0  # all sampled tokens, including self-written prompts
     kinds: Counter[str] = field(default_factory=Counter)  # answer tokens by kind
 
 
 class _Shards:
-    """Documents that are being written into shards."""
+    """Collects documents into shards."""
 
     def __init__(self, directory: Path, settings: WritingSettings) -> None:
         self._directory = directory
         self._model = settings.model
         clock = self._clock = settings.clock
         self._pending: list[Document] = []
-        self._tokens = 0  # of these
+        self._tokens = 0  # tokens of pending documents
         self._flushed_at = clock()
         self.report = WritingReport()
 
@@ -67,7 +67,7 @@ class _Shards:
         self.report.kinds[document.kind] += answers
 
     def flush_if_due(self) -> None:
-        """When there is enough for a shard, or when an interruption would lose a minute."""
+        """Write a shard when it is full or old enough."""
         if self._tokens >= _SHARD_TOKENS or self._clock() - self._flushed_at > _SHARD_SECONDS:
             self.flush()
 
@@ -88,7 +88,7 @@ def write_training_set(
     prompts: Sequence[FilePrompt] = (),
     on_progress: Callable[[WritingReport], None] | None = None,
 ) -> WritingReport:
-    """Add shards to a directory; what is in it stays."""
+    """Add shards to a directory; existing ones stay."""
     require_space(directory, _DISK_BYTES, "training texts")
     shards = _Shards(directory, settings)
     report = shards.report
@@ -117,7 +117,7 @@ def write_training_set(
 def write_answers(
     batch: TextBatch, tokenizer: Tokenizer, prompts: Sequence[FilePrompt], *, max_new: int, context: int
 ) -> list[Document]:
-    """Greedy answers to prompts' first turns, for measuring; one that is too long is left out."""
+    """Return greedy answers to the prompts' first turns, for evaluation; prompts that are too long are omitted."""
     documents: list[tuple[int, Document]] = []
 
     def job(number: int, kind: str, prompt: list[int]) -> Job:

@@ -1,4 +1,4 @@
-"""Texts to train on, in shards on disk: whole or not there."""
+"""Training texts in atomic shards on disk."""
 
 import hashlib
 import json
@@ -17,15 +17,15 @@ from foreword.train.files import write_tensors
 
 HELD_OUT_PERMILLE = 10
 _PATTERN = "shard-*.safetensors"
-_MODEL = "model"  # in the metadata; older shards do not have it
+_MODEL = "model"  # metadata key; missing in older shards
 
 
 @dataclass(frozen=True)
 class Document:
-    """A conversation. Its answers are what the target wrote as assistant."""
+    """A conversation; its answers were written by the target."""
 
     tokens: NDArray[np.int32]
-    is_answer: NDArray[np.bool_]  # one for each token
+    is_answer: NDArray[np.bool_]  # per token
     kind: str
     temperature: float  # of the last answer
     held_out: bool  # never trained on

@@ -1,1 +1,1 @@
-"""Claims that a server makes to its users, each a `Check`."""
+"""Claims about a server, each a `Check`."""

@@ -1,4 +1,4 @@
-"""Log probabilities are the model's own, and tokens are drawn with them, with speculation and without."""
+"""Checks of log-probabilities, and of the distribution of sampled tokens with and without speculation."""
 
 from collections import defaultdict
 from math import exp, log
@@ -35,7 +35,7 @@ from foreword.proofs.server.ground import (
 )
 
 PLACES = 3
-"""Tokens of an answer that are scored again by a request of their own."""
+"""Tokens per answer that are scored again."""
 
 
 @check(
@@ -46,7 +46,7 @@ PLACES = 3
     LOGPROBS,
 )
 async def logprobs(ground: Ground) -> ClaimVerdict:
-    """Lists must make sense in themselves, and have the same numbers when the text is read instead of written."""
+    """Check that lists are consistent, and equal when the text is read instead of generated."""
     places = 0
     for text in ground.plan.texts:
         body = ground.greedy(text)
@@ -66,13 +66,13 @@ async def logprobs(ground: Ground) -> ClaimVerdict:
 
 
 async def _rescored(ground: Ground, answer: ServerAnswer) -> tuple[Reproduction | None, int]:
-    """Ask for single tokens after prompts that end with the answer so far."""
+    """Request single tokens after prompts that end with the answer so far."""
     tokens, scored = answer.first.tokens, 0
     for place in sorted({len(tokens) * k // (PLACES + 1) for k in range(1, PLACES + 1)}):
         prompt = _prefix(ground, answer, place)
         again = await ground.server.ask({**answer.body, "prompt": prompt, "max_tokens": 1})
         if not again.first.tokens or not _is_same_prefix(answer, again, place):
-            continue  # read as other tokens than it was written: it says nothing
+            continue  # tokenized differently: not comparable
         scored += 1
         if fault := _difference(tokens[place], again.first.tokens[0], ground.tolerance):
             bodies = [{**answer.body, "max_tokens": place + 1}, dict(again.body)]
@@ -86,7 +86,7 @@ async def _plain_fault(ground: Ground, body: Body, answer: ServerAnswer) -> Repr
     plain = await ground.plain.ask(body)
     for place, (a, b) in enumerate(zip(answer.first.tokens, plain.first.tokens, strict=False)):
         if a.text != b.text:
-            return None  # another check's business
+            return None  # covered by another check
         if fault := _difference(a, b, ground.tolerance):
             bodies = [{**one.body, "max_tokens": place + 1} for one in (answer, plain)]
             return Reproduction(bodies, f"token {place}: {fault[0]}", f"without speculation: {fault[1]}")
@@ -124,7 +124,7 @@ def _law_fault(answer: ServerAnswer, tolerance: float) -> Reproduction | None:
 
 
 def _difference(one: Token, other: Token, tolerance: float) -> tuple[str, str] | None:
-    """Where two accounts of one place differ by more than rounding explains; only likely tokens are compared."""
+    """Return where two scores of one position differ by more than rounding; only likely tokens are compared."""
     known = dict(other.top)
     for text, logprob in ((one.text, one.logprob), *one.top[:3]):
         if HALF not in text and text in known and logprob > -3 and abs(known[text] - logprob) > tolerance:
@@ -144,7 +144,7 @@ _RANKS = ((0, 1), (1, 2), (2, 5))
     LOGPROBS,
 )
 async def own_law(ground: Ground) -> ClaimVerdict:
-    """Compare the first tokens of many answers at temperature 1, each with the list that came with it."""
+    """Compare first tokens of many answers at temperature 1 with the server's log-probabilities."""
     drawn = _Drawn()
     async for prompt, answer, choice in draw(ground, ground.server, ground.plan.depth, 1, logprobs=True):
         drawn.bodies.setdefault(prompt, dict(answer.body))
@@ -163,7 +163,7 @@ async def own_law(ground: Ground) -> ClaimVerdict:
 
 
 def _refuted_law(drawn: "_Drawn", seen: float) -> ClaimVerdict:
-    """The prompt, and the fewest tokens of its answers, in which it shows most."""
+    """Return a refutation with the prompt, and the fewest tokens, that show it best."""
     by_prompt = defaultdict(list)
     for row in drawn.rows:
         by_prompt[row[0]].append(row)
@@ -176,7 +176,7 @@ def _refuted_law(drawn: "_Drawn", seen: float) -> ClaimVerdict:
     chances, happened = drawn.arrays(rows)
     event = int(gains(chances, happened).max(axis=1).argmax())
     body = {**drawn.bodies[prompt], "max_tokens": depth}
-    body.pop("seed")  # it takes many
+    body.pop("seed")  # it takes many seeds
     seen_text = f"in {len(rows)} draws {EVENTS[event]} came {happened[:, event].sum()} times"
     shown = Reproduction([body], seen_text, f"{chances[:, event].sum():.0f} times")
     detail = f"evidence e^{seen:.1f}, {EVENTS[event]} came too " + (
@@ -186,7 +186,7 @@ def _refuted_law(drawn: "_Drawn", seen: float) -> ClaimVerdict:
 
 
 Row = tuple[str, int, tuple[float, ...], tuple[bool, ...]]
-"""Prompt, place, chances of the events, which of them happened."""
+"""Prompt, position, probabilities of the events, and which happened."""
 
 
 class _Drawn:
@@ -196,7 +196,7 @@ class _Drawn:
         self.rows: list[Row] = []
         self.bodies: dict[str, dict[str, object]] = {}
         self._firsts: dict[str, list[Token]] = defaultdict(list)
-        self.hidden_ends = 0  # answers whose end token is not among the listed ones
+        self.hidden_ends = 0  # answers whose end token is not listed
 
     def add(self, prompt: str, choice: ReceivedChoice) -> None:
         listed = "".join(token.text for token in choice.tokens)
@@ -212,7 +212,7 @@ class _Drawn:
         return np.clip(chances, 0.0, 1.0), np.array([row[3] for row in rows]).reshape(-1, len(EVENTS))
 
     def first_distance(self) -> float:
-        """The largest bound of any prompt on the total variation of its first token."""
+        """Return the largest bound on the total variation of a prompt's first token."""
         return max((_first_distance(tokens) for tokens in self._firsts.values()), default=1.0)
 
 
@@ -225,7 +225,7 @@ def _events(token: Token) -> tuple[tuple[float, ...], tuple[bool, ...]]:
 
 
 def _rank(token: Token) -> int | None:
-    """Return its place in the list; tokens of one text differ in their log probabilities."""
+    """Return its rank in the list; tokens with equal text differ in log-probability."""
     for rank, (text, logprob) in enumerate(token.top):
         if text == token.text and abs(logprob - token.logprob) < 1e-6:
             return rank
@@ -243,7 +243,7 @@ def _first_distance(tokens: list[Token]) -> float:
 
 
 DEPTH = 3
-"""Tokens of the texts that are compared: the more, the rarer each text is."""
+"""Tokens per compared text: longer texts are rarer."""
 
 
 @check(
@@ -254,7 +254,7 @@ DEPTH = 3
     PLAIN,
 )
 async def without_speculation(ground: Ground) -> ClaimVerdict:
-    """Draw texts of a few tokens with and without speculation, prompt by prompt."""
+    """Sample short texts with and without speculation, by prompt."""
     assert ground.plain is not None
     with_it = await _texts(ground, ground.server, 2)
     without = await _texts(ground, ground.plain, 3)

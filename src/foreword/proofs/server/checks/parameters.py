@@ -1,4 +1,4 @@
-"""Sampling parameters have their effect: `n`, penalties and `logit_bias`."""
+"""Checks that `n`, penalties and `logit_bias` take effect."""
 
 from math import exp
 
@@ -27,7 +27,7 @@ N = 4
     ("logprobs",),
 )
 async def several(ground: Ground) -> ClaimVerdict:
-    """Count the answers, each drawn by itself: equal ones must be likely enough to be equal."""
+    """Count the answers and check that they are sampled independently."""
     alarm = COPIES / (ground.plan.prompts * (N - 1))
     judged = 0
     for seed, text in enumerate(ground.plan.texts):
@@ -51,13 +51,13 @@ async def several(ground: Ground) -> ClaimVerdict:
 
 
 def _text_chance(answer: ServerAnswer) -> float:
-    """Of the first choice, by the server's own log probabilities; 1 if it tells none."""
+    """Return the first choice's probability by the server's log-probabilities; 1 if unknown."""
     tokens = answer.first.tokens
     return exp(sum(token.logprob for token in tokens)) if tokens else 1.0
 
 
 PENALTY = 2.0
-MARGIN = 0.2  # nats that the other token must be ahead by
+MARGIN = 0.2  # minimum lead of the other token in nats
 
 
 @check(
@@ -68,7 +68,7 @@ MARGIN = 0.2  # nats that the other token must be ahead by
     LOGPROBS,
 )
 async def penalties(ground: Ground) -> ClaimVerdict:
-    """Penalise a greedy text where it repeats a token that another is nearly as likely as: it must change."""
+    """Penalise a greedy text at a repeated token with a close alternative: it must change."""
     tried = 0
     for text in ground.plan.texts:
         body = ground.greedy(text)
@@ -87,9 +87,9 @@ async def penalties(ground: Ground) -> ClaimVerdict:
 
 
 def _turning(plain: ServerAnswer, prompt: str) -> int | None:
-    """The first token that a penalty on what was written must replace.
+    """Return the first token that a penalty must replace.
 
-    The other must be new to the answer and to the prompt, which some servers penalise too.
+    The alternative must be new to the answer and to the prompt, which some servers penalise too.
     """
     written: set[str] = set()
     for place, token in enumerate(plain.first.tokens):
@@ -104,7 +104,7 @@ def _turning(plain: ServerAnswer, prompt: str) -> int | None:
 
 
 BIASED_TOKENS = (40, 45, 50)
-"""Ids that are ordinary tokens of most vocabularies."""
+"""Ids of ordinary tokens in most vocabularies."""
 BIASED_LENGTH = 4
 
 
@@ -129,7 +129,7 @@ async def bias(ground: Ground) -> ClaimVerdict:
 
 
 def _is_ignored(answer: ReceivedChoice, plain: ReceivedChoice, token: int) -> bool:
-    """Decide by the ids if they are listed, else by texts: more than one, or an unchanged answer of more than one."""
+    """Decide by token ids if listed, otherwise by text: several distinct ones, or an unchanged answer."""
     if answer.token_ids:
         return any(found != token for found in answer.token_ids)
     kinds = {entry.text for entry in answer.tokens}

@@ -1,4 +1,4 @@
-"""The same request gets the same text: again, streamed, in a batch, after other traffic, without speculation."""
+"""Checks that a request gets the same text again, streamed, in a batch, after traffic, and without speculation."""
 
 from foreword.proofs.server.client import Body, ServerAnswer
 from foreword.proofs.server.comparing import Call, brief, must_agree, send_together
@@ -8,7 +8,7 @@ ALONE = ("seed alone",)
 
 
 def seeded_bodies(ground: Ground) -> list[Body]:
-    """One request per prompt, with a seed of its own."""
+    """Return one request per prompt, each with its own seed."""
     return [ground.sampled(text, seed) for seed, text in enumerate(ground.plan.texts)]
 
 
@@ -22,7 +22,7 @@ def greedy_bodies(ground: Ground) -> list[Body]:
     lambda ground: 4 * ground.plan.prompts,
 )
 async def alone(ground: Ground) -> ClaimVerdict:
-    """Ask every seeded request twice, and every greedy one."""
+    """Send every seeded and every greedy request twice."""
     bodies, ask = seeded_bodies(ground) + greedy_bodies(ground), ground.server.ask
     return await must_agree(ground, bodies, (ask, ask), ("the first", "the second"))
 
@@ -34,7 +34,7 @@ async def alone(ground: Ground) -> ClaimVerdict:
     ALONE,
 )
 async def streamed(ground: Ground) -> ClaimVerdict:
-    """Ask greedy and seeded requests both ways."""
+    """Send greedy and seeded requests both ways."""
     bodies, ways = seeded_bodies(ground) + greedy_bodies(ground), (ground.server.ask, ground.server.stream)
     return await must_agree(ground, bodies, ways, ("whole", "streamed"))
 
@@ -59,7 +59,7 @@ async def greedy_speculation(ground: Ground) -> ClaimVerdict:
     ALONE,
 )
 async def in_a_batch(ground: Ground) -> ClaimVerdict:
-    """Send seeded requests one after the other, then at once with others of the same prompt."""
+    """Send seeded requests one by one, then concurrently with others of the same prompt."""
     for tried, body in enumerate(seeded_bodies(ground), 1):
         single = await ground.server.ask(body)
         beside = await _beside_others(ground, body, ground.plan.at_once)
@@ -70,7 +70,7 @@ async def in_a_batch(ground: Ground) -> ClaimVerdict:
 
 
 async def _beside_others(ground: Ground, body: Body, size: int) -> list[ServerAnswer]:
-    """Return the body's answers as the first and as the last of `size` requests sent at once."""
+    """Return the body's answers as first and last of `size` concurrent requests."""
     answers = await send_together(ground.server, _calls(body, size))
     return [answers[0], answers[-1]]
 
@@ -87,7 +87,7 @@ async def _refuted_in_a_batch(ground: Ground, body: Body, single: ServerAnswer, 
 
 
 def _calls(body: Body, size: int) -> list[Call]:
-    """Return the body first and last, and between them other seeds, every second one streamed."""
+    """Return the body first and last, with other seeds in between, every second one streamed."""
     others = [Call({**body, "seed": body["seed"] + 1000 + k}, streamed=k % 2 == 1) for k in range(size - 2)]
     return [Call(body), *others, Call(body)]
 
@@ -99,7 +99,7 @@ def _calls(body: Body, size: int) -> list[Call]:
     ALONE,
 )
 async def after_traffic(ground: Ground) -> ClaimVerdict:
-    """Send others that share the beginning of a prompt between two equal requests: caches and stores fill up."""
+    """Between two equal requests, send others with the same prefix, which fill caches."""
 
     async def after(body: Body) -> ServerAnswer:
         for more in (" and", " and then"):

@@ -1,4 +1,4 @@
-"""What an answer says of itself is right: counts, offsets, stop texts and its end."""
+"""Checks of an answer's counts, offsets, stop texts and finish reason."""
 
 from foreword.proofs.server.client import HALF, Body, ReceivedChoice, ServerAnswer
 from foreword.proofs.server.comparing import brief, refuted_by
@@ -20,7 +20,7 @@ from foreword.proofs.server.ground import (
     lambda ground: 4 * ground.plan.prompts,
 )
 async def usage(ground: Ground) -> ClaimVerdict:
-    """Ask for whole and streamed answers, cut at several lengths."""
+    """Compare complete and streamed answers of several lengths."""
     tried = 0
     for seed, text in enumerate(ground.plan.texts):
         for tokens in (1, ground.plan.tokens - 3):
@@ -41,9 +41,9 @@ async def usage(ground: Ground) -> ClaimVerdict:
 
 
 def _usage_fault(answer: ServerAnswer) -> str:
-    """What is wrong with an answer's usage; empty if nothing is."""
+    """Return what is wrong with an answer's usage; empty if nothing is."""
     usage = answer.usage
-    if usage is None:  # streams need not have it
+    if usage is None:  # optional in streams
         return ""
     if usage.total != usage.prompt + usage.completion:
         return f"{usage.prompt} and {usage.completion} tokens are not {usage.total}"
@@ -64,7 +64,7 @@ def _usage_fault(answer: ServerAnswer) -> str:
     needs=LOGPROBS,
 )
 async def offsets(ground: Ground) -> ClaimVerdict:
-    """Ask for greedy and sampled answers with log probabilities."""
+    """Request greedy and sampled answers with log-probabilities."""
 
     def got(answer: ServerAnswer) -> str:
         tokens = [token.text for token in answer.first.tokens]
@@ -91,7 +91,7 @@ def _offset_fault(choice: ReceivedChoice) -> str:
     whole = "".join(texts)
     if HALF in whole + choice.text:
         return ""
-    # A text may lack the space that it begins with; after an end there are tokens that are not shown.
+    # A text may lack its leading space; tokens after an end are hidden.
     fits = (
         whole.lstrip().startswith(choice.text.strip())
         if choice.finish_reason == "stop"
@@ -101,7 +101,7 @@ def _offset_fault(choice: ReceivedChoice) -> str:
 
 
 STOPS = 3
-"""Places of an answer that are made stop texts."""
+"""Positions of an answer used as stop texts."""
 
 
 @check(
@@ -111,7 +111,7 @@ STOPS = 3
     ("seed alone", "streamed equals whole"),
 )
 async def stops(ground: Ground) -> ClaimVerdict:
-    """Make stop texts of pieces of a known answer, within tokens and across them."""
+    """Use pieces of a known answer as stop texts, within and across tokens."""
     tried = 0
     for seed, text in enumerate(ground.plan.texts):
         body = ground.sampled(text, seed)
@@ -132,7 +132,7 @@ async def stops(ground: Ground) -> ClaimVerdict:
 
 
 async def _smaller(ground: Ground, body: Body, stop: str, place: int) -> Body:
-    """Fewest tokens that still reach the stop text."""
+    """Return the request with the fewest tokens that reach the stop text."""
     tokens = 1
     while tokens < body["max_tokens"]:
         if len((await ground.server.ask({**body, "max_tokens": tokens})).text) >= place + len(stop):
@@ -142,7 +142,7 @@ async def _smaller(ground: Ground, body: Body, stop: str, place: int) -> Body:
 
 
 def _stops(text: str) -> list[tuple[str, int]]:
-    """Pieces of the text and where they first occur: of three characters, and of one."""
+    """Return pieces of the text with their first position: of three characters and of one."""
     found: dict[int, str] = {}
     for k in range(1, STOPS + 1):
         begin = len(text) * k // (STOPS + 1)
@@ -153,7 +153,7 @@ def _stops(text: str) -> list[tuple[str, int]]:
 
 
 MORE = 8
-"""Tokens that are allowed beyond those of the first answer."""
+"""Additional tokens allowed beyond the first answer's."""
 
 
 @check(
@@ -163,7 +163,7 @@ MORE = 8
     ("seed alone",),
 )
 async def ends(ground: Ground) -> ClaimVerdict:
-    """Give the same seed more room: the same text if it had ended, a longer one if it was cut."""
+    """Repeat with a larger limit: the text must be equal if it had ended, longer if it was cut."""
     tried = ended = 0
     for seed, text in enumerate(ground.plan.texts):
         for tokens in (ground.plan.tokens // 2, ground.plan.tokens):
@@ -185,7 +185,7 @@ def _end_fault(answer: ServerAnswer, longer: ServerAnswer) -> str:
         return f"finish_reason must be stop or length, not {reason!r}"
     if reason == "stop" and (more, longer.first.finish_reason) != (text, "stop"):
         return "it had ended (stop), and more room must change nothing"
-    # The last character of a cut text may be half of one.
+    # The last character of a cut text may be incomplete.
     if reason == "length" and not more.startswith(text.rstrip(HALF)):
         return "it was cut (length), and with more room it must go on from there"
     counted, room = answer.usage, answer.body["max_tokens"]
