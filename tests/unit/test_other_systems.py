@@ -1,6 +1,7 @@
 """What only Linux has, has a fallback on macOS. Here the system's name and calls are replaced."""
 
 import os
+import re
 import resource
 import runpy
 import signal
@@ -11,10 +12,39 @@ from pathlib import Path
 import pytest
 
 from foreword.bench import peers, server_overhead
+from foreword.cli.bench import common
 from foreword.cluster.pools import fleet, tied
 from foreword.errors import ForewordError
 from foreword.kernels import native
 from foreword.server.router import app
+
+
+ROOT = Path(__file__).parents[2]
+LINUX_ONLY = re.compile(
+    r"sched_[gs]etaffinity|MADV_\w+|/proc\b|/dev/shm|memfd_create|prctl\(|epoll|eventfd|signalfd|pidfd|inotify|mremap"
+    r"|MAP_POPULATE|MAP_HUGETLB|getauxval\(|asm/hwcap|TCP_KEEPIDLE|malloc_trim|fallocate|sendfile|posix_fadvise|pipe2"
+    r"|accept4|close_range|gettid|getrandom|\bsyscall\("
+)
+WITH_FALLBACK = {
+    "native/dispatch.cpp": {"asm/hwcap", "getauxval("},  # for __linux__; every Apple core has the dot product
+    "native/packed_matrix.cpp": {"MADV_HUGEPAGE"},  # where the header has it
+    "src/foreword/bench/peers.py": {"/proc"},
+    "src/foreword/bench/server_overhead.py": {"/proc"},
+    "src/foreword/cli/bench/common.py": {"/proc"},
+    "src/foreword/cluster/pools/fleet.py": {"/proc"},
+    "src/foreword/cluster/pools/tied.py": {"prctl("},
+    "src/foreword/kernels/native.py": {"sched_getaffinity"},
+    "src/foreword/models/formats/gguf/file.py": {"MADV_DONTNEED"},  # where the module has it
+    "src/foreword/server/router/app.py": {"TCP_KEEPIDLE"},
+    "src/foreword/structured/compiled.py": {"malloc_trim"},  # None where the C library has none
+    "src/foreword/structured/trial_process.py": {"/proc"},  # the limit of memory is left out
+}
+
+
+def test_what_only_linux_has_is_used_where_there_is_a_fallback():
+    files = [*ROOT.glob("src/foreword/**/*.py"), *ROOT.glob("native/**/*.cpp"), *ROOT.glob("native/**/*.h")]
+    found = {str(path.relative_to(ROOT)): set(LINUX_ONLY.findall(path.read_text("utf-8"))) for path in files}
+    assert {path: names for path, names in found.items() if names} == WITH_FALLBACK
 
 
 def test_keep_alive_has_another_name(monkeypatch):
@@ -55,6 +85,7 @@ def without_proc(monkeypatch):
         return call
 
     monkeypatch.setattr(Path, "read_bytes", absent(Path.read_bytes))
+    monkeypatch.setattr(Path, "read_text", absent(Path.read_text))
     monkeypatch.setattr(Path, "is_dir", lambda self: not str(self).startswith("/proc"))
 
 
@@ -83,6 +114,11 @@ def test_a_benchmark_that_needs_proc_says_so(monkeypatch):
     without_proc(monkeypatch)
     with pytest.raises(ForewordError, match="on Linux"):
         server_overhead.ServedModel("127.0.0.1:1", 1).cpu_seconds()
+
+
+def test_a_processor_without_a_name_is_left_out(monkeypatch):
+    without_proc(monkeypatch)
+    assert f"{os.cpu_count()} cores, " in common.made()["machine"]
 
 
 def test_cores_are_counted_without_an_affinity(monkeypatch):
