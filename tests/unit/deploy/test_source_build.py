@@ -2,9 +2,11 @@
 
 import os
 import platform
+import runpy
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,21 @@ from foreword.kernels import _native
 ROOT = Path(__file__).parents[3]
 AVX2 = {"avx2", "fma", "f16c"}
 FLAGS = {"avx512-vnni": AVX2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"}, "avx2": AVX2}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_taken"),
+    [
+        ("foreword-0.1.0-cp312-abi3-manylinux_2_27_aarch64.whl", True),
+        ("foreword-0.1.0-cp311-cp311-manylinux_2_28_x86_64.whl", True),
+        ("foreword-0.1.0-cp311-cp311-manylinux_2_34_x86_64.whl", False),
+        ("foreword-0.1.0-cp311-cp311-linux_x86_64.whl", False),
+    ],
+)
+def test_a_wheel_that_needs_a_newer_c_library_is_refused(name: str, is_taken: bool):
+    check_tag = runpy.run_path(str(ROOT / "scripts" / "build_wheels.py"))["check_tag"]
+    with nullcontext() if is_taken else pytest.raises(SystemExit, match=r"does not run with glibc 2\.28"):
+        check_tag(name)
 
 
 def test_without_a_compiler_one_line_says_what_to_install(tmp_path: Path):
