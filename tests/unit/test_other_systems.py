@@ -18,7 +18,6 @@ from foreword.errors import ForewordError
 from foreword.kernels import native
 from foreword.server.router import app
 
-
 ROOT = Path(__file__).parents[2]
 LINUX_ONLY = re.compile(
     r"sched_[gs]etaffinity|MADV_\w+|/proc\b|/dev/shm|memfd_create|prctl\(|epoll|eventfd|signalfd|pidfd|inotify|mremap"
