@@ -21,7 +21,7 @@ MAX_SAMPLES = 128
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are sampled and when to stop; names and meanings follow OpenAI and vLLM."""
+    """Parameters of sampling and stopping; names and meanings follow OpenAI and vLLM."""
 
     temperature: float = 1.0  # 0 means greedy
     top_p: float = 1.0  # keep the most likely tokens up to this total probability; 1: all

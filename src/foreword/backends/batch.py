@@ -86,7 +86,7 @@ BATCH_ARRAYS = (
     BatchArray("kv_copies", lambda n: (n.kv_copies, 2), Padding.SPARE_SLOT),
     BatchArray("hidden_rows", lambda n: (n.hidden_rows,)),
 )
-"""In the order of `BatchArrays`."""
+"""Array names in the order of `BatchArrays`."""
 
 
 class BatchArrays(NamedTuple):
@@ -170,7 +170,7 @@ class ForwardBatch:
 
     @cached_property
     def arrays(self) -> BatchArrays:
-        """The same memory as NumPy arrays; only for a batch on the CPU."""
+        """NumPy views of the batch's memory; only for a batch on the CPU."""
         return BatchArrays(*(getattr(self, name).numpy() for name in BatchArrays._fields))
 
 

@@ -94,7 +94,7 @@ class Unsettled:
 
 @dataclass(frozen=True)
 class ChainStop:
-    """When chains end, by the head's confidence."""
+    """The condition on the head's confidence that ends a chain."""
 
     edges: NDArray[np.float32]  # [classes - 1], bounds of the confidence classes
     rates: NDArray[np.float32]  # [requests, classes], acceptance rate by class
@@ -257,7 +257,7 @@ class Decoder(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         ...
 
     @property

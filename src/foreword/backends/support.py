@@ -32,7 +32,7 @@ SUPPORTED: dict[str, frozenset[Part]] = {
     "cuda": frozenset(),
     "training": frozenset(),
 }
-"""By backend; `training` are the trainer's own passes."""
+"""Unsupported features by backend; `training` means the trainer's own passes."""
 
 ACTIVATIONS = {"silu": None, "gelu_pytorch_tanh": Part.GELU}
 """Activations that some backend supports."""

@@ -171,7 +171,7 @@ _WORDS, _FIRST = 64, 300
 """Number of distinct tokens of the text, and the first id."""
 
 _TURNS = np.random.default_rng(0).random(997) < 0.15
-"""By position: whether the text deviates from its usual continuation."""
+"""Per position, whether the text deviates from its usual continuation."""
 
 VOCABULARY = _FIRST + _WORDS
 """Upper bound of token ids."""

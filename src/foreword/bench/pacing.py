@@ -120,7 +120,7 @@ _FIRST = 48  # chunks compared individually
 
 @dataclass(frozen=True)
 class ClassifierResult:
-    """How often an observer identified the prompt."""
+    """Share of prompts that an observer identified."""
 
     stream: str  # pacing
     features: str  # observed features

@@ -13,7 +13,7 @@ _TOKENS_PER_TRY = 64
 
 
 class Pace(Enum):
-    """How a drafter is called."""
+    """Settings of calls to a drafter."""
 
     AT_ONCE = auto()  # a lookup: the whole draft costs as much as one level
     LEVELS = auto()  # a model with chains: level by level, sent as drafted

@@ -71,7 +71,7 @@ class RemoteDrafter(Drafter):
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Its name while no node's drafts are used, so that other drafts are not counted as its own."""
+        """The drafter's name while no node's drafts are used, so that other drafts are not counted for it."""
         is_heard = any(peer.is_used(self._config.shadow) for peer in self._peers)
         return () if is_heard else ("remote",)
 

@@ -87,7 +87,7 @@ class GuardedDrafter(Drafter):
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Its name while no call can be made."""
+        """The drafter's name while it cannot be called."""
         return (self._name,) if self.traits.may_be_absent and self._drafter.absent else ()
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:

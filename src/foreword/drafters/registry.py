@@ -30,7 +30,7 @@ class DrafterResources:
 
 
 class Guesses(Enum):
-    """How draft tokens are made, which decides whether *traversal* may use a drafter's trees."""
+    """The origin of draft tokens, which decides whether *traversal* may use a drafter's trees."""
 
     CHOSEN = auto()  # from text, without sampling
     DRAWN = auto()  # sampled, in trees of a fixed shape

@@ -154,7 +154,7 @@ def random_case(rng: np.random.Generator, rule: Rule = Rule.COUPLED) -> Case:
 
 
 class DraftKind(Enum):
-    """How a drafter gets its tokens."""
+    """Source of a drafter's tokens."""
 
     DRAWN = "drawn"  # from a full distribution
     SPARSE = "q with zeros"  # from a distribution that lacks some of the target's tokens

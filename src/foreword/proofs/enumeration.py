@@ -31,7 +31,7 @@ POSITIONS = 3
 
 @dataclass(frozen=True)
 class TreeDrafting:
-    """How trees are drawn: model, shape, and whether siblings may repeat."""
+    """Settings of drawn trees: model, shape, and whether siblings may repeat."""
 
     model: SmallDrafter
     parents: tuple[int, ...]  # per node, -1 on the first level

@@ -58,7 +58,7 @@ def bounded(rule: str, case: str, tried: int, deviation: float, limit: float) ->
 
 @dataclass(frozen=True)
 class Agreement:
-    """How often two distributions draw the same token with shared noise."""
+    """Check of how often two distributions draw the same token with shared noise."""
 
     distance: float  # total variation
     agreed: float  # fraction of draws

@@ -161,7 +161,7 @@ _NODE_GAUGES = {
     "wait_seconds": "Time of these waits.",
     "acceptance": "Accepted part of its first draft levels, recently.",
 }
-"""By field of `NodeReport`."""
+"""Metrics by field of `NodeReport`."""
 
 
 class NodeMetrics:

@@ -37,7 +37,7 @@ _ENGINE_TOTALS = {
     "prefix_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     "steps": ("engine_steps", "Steps of the engine."),
 }
-"""By field of `EngineStats`."""
+"""Metrics by field of `EngineStats`."""
 
 _COSTS = {
     "drafts": ("num_drafts", "Passes that verified draft tokens."),
@@ -64,7 +64,7 @@ _LATENCIES = {
     "prefill_seconds": ("request_prefill_time_seconds", "First pass to first token."),
     "decode_seconds": ("request_decode_time_seconds", "First token to last."),
 }
-"""By field of `RequestStats`."""
+"""Metrics by field of `RequestStats`."""
 
 
 class Metrics:

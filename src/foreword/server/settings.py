@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # torch is imported after the options are checked
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen."""
+    """The server's address."""
 
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free port

@@ -9,7 +9,7 @@ from foreword.simulate.costs import ILLUSTRATIVE, AcceptanceCurve, SimulatedCost
 
 
 class DraftPlacement(StrEnum):
-    """Where drafts are made."""
+    """The place of drafting."""
 
     PLAIN = "plain"  # speculation is off
     LOCAL = "local"  # on each target's own device
@@ -17,7 +17,7 @@ class DraftPlacement(StrEnum):
 
 
 class WaitRule(StrEnum):
-    """How long a pass waits for levels in flight."""
+    """The rule for waiting for levels in flight."""
 
     WORTH = "worth"  # while the expected gain is positive, like the drafter `remote`
     ALL = "all"  # for all wanted levels

@@ -99,7 +99,7 @@ class DraftTask(NamedTuple):
 
 @dataclass(frozen=True)
 class DrafterNeeds:
-    """What a drafter needs besides tokens."""
+    """Inputs that a drafter needs besides tokens."""
 
     taps: tuple[Tap, ...] = ()  # layers whose hidden states arrive with every commit
     rows: tuple[RowSpec, ...] = ()  # KV rows that it keeps in the target's pages
@@ -122,7 +122,7 @@ NO_STATES: Mapping[Tap, Tensor] = MappingProxyType({})
 
 
 class Commit(NamedTuple):
-    """What one pass committed for one request: prompt tokens, accepted draft tokens and the target's own token."""
+    """Tokens that a pass committed for a request: prompt tokens, accepted draft tokens and the target's own token."""
 
     request: DraftRequest  # state after the commit
     first: int  # position of the first token whose KV row and hidden states this pass computed
@@ -151,7 +151,7 @@ class InFlight(NamedTuple):
 
 
 class DraftSource(Enum):
-    """What a drafter gets its draft tokens from."""
+    """The source of a drafter's tokens."""
 
     LOOKUP = auto()  # text: the request's own, past answers, or a datastore
     MODEL = auto()  # a decoder with its own KV cache

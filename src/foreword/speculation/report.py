@@ -25,7 +25,7 @@ class DrafterCall:
 
 
 class RequestReport(NamedTuple):
-    """What a step did for one request."""
+    """The result of a step for one request."""
 
     request: StepRequest
     verdict: Verdict

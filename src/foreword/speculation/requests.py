@@ -68,7 +68,7 @@ class DraftPlan:
 
 @dataclass
 class DrafterView:
-    """What drafters see of a request besides its tokens, and which drafters know the request."""
+    """A request's data for drafters besides its tokens, and the drafters that know the request."""
 
     prompt_len: int  # number of prompt tokens
     tenant: str = ""  # owner of the request; drafters never use one tenant's text for another

@@ -48,7 +48,7 @@ class EngineStartError(ForewordError):
 
 @dataclass(frozen=True)
 class SupervisorSettings:
-    """How an engine process is started and watched."""
+    """Settings of starting and monitoring an engine process."""
 
     start: wire.Start  # what it loads
     factory: str = DEFAULT_FACTORY  # "module:function" that creates the engine in its process

@@ -6,7 +6,7 @@ from foreword.errors import RequestError
 
 
 class Rule(IntEnum):
-    """How a draft is judged. At temperature 0 all rules are greedy."""
+    """Names of the acceptance rules. At temperature 0 all rules are greedy."""
 
     COUPLED = 0  # any draft: a node is accepted if it equals the target's draw
     TOKEN = 1  # chains: rejection sampling token by token (Leviathan et al., Chen et al. 2023)

@@ -20,7 +20,7 @@ from foreword.acceptance.rules.trees import DraftTrees, Floats, Ints
 
 @dataclass(frozen=True)
 class Rest:
-    """What is left of the target's distribution after a row when its children are rejected."""
+    """The residual of the target's distribution after a row whose children are rejected."""
 
     ids: Ints  # [kept], ascending
     probs: Floats  # [kept], sum 1

@@ -9,7 +9,7 @@ from foreword.wire.openai_http import EventParser
 
 
 class Ending(StrEnum):
-    """How a request ended. Only the completed ones enter latencies and throughput."""
+    """The end of a request. Only completed requests count for latencies and throughput."""
 
     COMPLETED = "completed"
     DROPPED = "dropped on purpose"
@@ -23,52 +23,52 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class ContentChunk:
-    """One arrival of text."""
+    """A piece of text as it arrived."""
 
     time: float
-    tokens: int | None  # tokens that came with it and since the chunk of text before; None: not known
+    tokens: int | None  # tokens in this chunk and in chunks without text before it; None: unknown
 
 
 @dataclass
 class RequestOutcome:
     """One request, filled in while it runs; times are seconds of one monotonic clock."""
 
-    due: float  # when it was to be sent: latencies count from here
-    sent: float | None = None  # when all of it had been written to a connection; None: it never was
-    over: float = 0.0  # when nothing more was to come, for whatever reason
+    due: float  # scheduled send time; latencies count from here
+    sent: float | None = None  # when the whole request had been written to a connection; None: never
+    over: float = 0.0  # when the request ended, for whatever reason
     ending: Ending | None = None
-    detail: str = ""  # of a failure
+    detail: str = ""  # description of a failure
     status: int | None = None  # HTTP status, once there is one
-    retry_after: str | None = None  # what the server sent with a refusal
+    retry_after: str | None = None  # Retry-After header of a refusal
     chunks: list[ContentChunk] = field(default_factory=list)
-    last: float | None = None  # arrival of the last chunk of the answer, with text or with the finish reason
+    last: float | None = None  # arrival of the last chunk with text or a finish reason
     prompt_tokens: int | None = None  # from usage
     usage_tokens: int | None = None  # output tokens from usage
-    drop_after: int | None = None  # content chunks after which it was to be dropped
+    drop_after: int | None = None  # content chunks after which the client disconnects on purpose
 
 
 DONE = b"[DONE]"
-FAILED_REASONS = ("error", "abort")  # a server's own word for an answer that it gave up
+FAILED_REASONS = ("error", "abort")  # finish reasons of answers that the server gave up
 
 
 class ServerReportedError(Exception):
-    """The server has put an error into the stream."""
+    """An error event in the stream."""
 
 
 @dataclass(frozen=True)
 class AnswerEvent:
     """One event of an answer."""
 
-    has_choice: bool = False  # it is part of the answer, not about it
-    has_content: bool = False  # it holds text
-    tokens: int | None = None  # how many tokens it holds, if it says so
+    has_choice: bool = False  # the event has a part of the answer
+    has_content: bool = False  # the event has text
+    tokens: int | None = None  # number of tokens in the event, if stated
     finish_reason: str | None = None
     prompt_tokens: int | None = None  # of the whole request, from usage
     output_tokens: int | None = None  # of the answer up to here, from usage
 
 
 def parse_chunk(data: bytes) -> AnswerEvent:
-    """An event's data; ValueError if it is no chunk of an answer, ServerReportedError if it is an error."""
+    """Parse an event's data; ValueError if it is no chunk of an answer, ServerReportedError if it is an error."""
     try:
         event = json.loads(data)
     except (ValueError, RecursionError):
@@ -99,7 +99,7 @@ def parse_chunk(data: bytes) -> AnswerEvent:
 
 
 def _no_answer(event: dict[str, Any], data: bytes) -> AnswerEvent:
-    """An event with an empty list of choices says nothing (some servers open with one); another is refused."""
+    """Accept an event with an empty list of choices (some servers start with one); refuse any other."""
     if event.get("choices") == []:
         return AnswerEvent()
     raise ValueError(f"an event without choices: {data[:60]!r}")
@@ -111,7 +111,7 @@ def _message(error: object) -> str:
 
 
 def _has_content(choice: dict[str, Any]) -> bool:
-    """Whether there is text in it: a completion's, a chat message's, or that of a model that thinks aloud."""
+    """Return whether a choice has text: of a completion, a chat message, or reasoning."""
     delta = choice.get("delta")
     parts = delta if isinstance(delta, dict) else {}
     texts = (choice.get("text"), parts.get("content"), parts.get("reasoning_content"), parts.get("reasoning"))
@@ -119,7 +119,7 @@ def _has_content(choice: dict[str, Any]) -> bool:
 
 
 def _token_count(choice: dict[str, Any]) -> int | None:
-    """Tokens of the chunk: from its token ids if they are there, else from its logprobs."""
+    """Return the number of tokens of a chunk: from its token ids, else from its logprobs, else None."""
     logprobs = choice.get("logprobs")
     said = logprobs if isinstance(logprobs, dict) else {}
     for tokens in (choice.get("token_ids"), said.get("tokens"), said.get("content")):
@@ -133,17 +133,17 @@ def _count(value: object) -> int | None:
 
 
 class AnswerReader:
-    """Takes the bytes of an answer with the times of their arrival; all events of one arrival have its time."""
+    """Parses the bytes of an answer; all events that arrive together have the same time."""
 
     def __init__(self, outcome: RequestOutcome) -> None:
         self._outcome = outcome
         self._events = EventParser()
-        self._counted = 0  # output tokens by the usage of the last chunk that had one
-        self._waiting: int | None = None  # tokens that have come and whose text has not
-        self.is_finished = False  # the answer is whole: a finish reason or [DONE] was there
+        self._counted = 0  # output tokens according to the latest usage
+        self._waiting: int | None = None  # tokens that arrived without their text
+        self.is_finished = False  # a finish reason or [DONE] has arrived
 
     def take(self, received: bytes, time: float) -> None:
-        """Read on; ValueError or ServerReportedError if this is no answer."""
+        """Parse received bytes; ValueError or ServerReportedError if they are no answer."""
         for data in self._events.feed(received):
             if data.strip() == DONE:
                 self.is_finished = True
@@ -166,7 +166,7 @@ class AnswerReader:
         self.is_finished |= chunk.finish_reason is not None
 
     def _tokens_of(self, chunk: AnswerEvent) -> int | None:
-        """What the chunk says itself, else by how much usage has grown with it."""
+        """Return the tokens that the chunk states, else the growth of usage."""
         if chunk.output_tokens is None:
             return chunk.tokens
         grown = chunk.output_tokens - self._counted

@@ -15,16 +15,16 @@ from foreword.wire.openai_http import error_words, refusal_of
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """One request that is to be made."""
+    """A request to be sent."""
 
     index: int
     prompt: str
     due: float  # on the clock of perf_counter
-    drop_after: int | None = None  # leave after this many chunks of text
+    drop_after: int | None = None  # disconnect after this many chunks of text
 
 
 class _Failure(Exception):  # noqa: N818 - never leaves this file
-    """A request that was not answered; the ending says how."""
+    """A request without a complete answer, and the reason."""
 
     def __init__(self, ending: Ending, detail: str) -> None:
         super().__init__(detail)
@@ -75,7 +75,7 @@ async def _converse(
             reader.take(received, perf_counter())
             if _is_to_be_dropped(outcome) and not reader.is_finished:
                 outcome.ending = Ending.DROPPED
-                return  # leaving closes the connection: the server sees a client that went away
+                return  # closes the connection, as a client does that leaves
     if not reader.is_finished:
         raise _Failure(Ending.CUT_OFF, "the stream ended before the answer did")
     if outcome.last is None:
@@ -91,17 +91,17 @@ def _transport_ending(outcome: RequestOutcome) -> Ending:
     return Ending.NO_CONNECTION if outcome.status is None else Ending.CUT_OFF
 
 
-WATCH_INTERVAL = 0.05  # seconds between two looks at the loop's own lateness
+WATCH_INTERVAL = 0.05  # seconds between two measurements of the event loop's delay
 OnOutcome = Callable[[RequestOutcome], None]
 
 
 @dataclass(frozen=True)
 class LoadRun:
-    """All outcomes of a run, in the order of sending, and how long it took."""
+    """Outcomes of a run in sending order, and its duration."""
 
     outcomes: list[RequestOutcome]
-    seconds: float  # from the start until the last request was over
-    read_late: list[float]  # seconds by which the generator's loop came late to something, sampled
+    seconds: float  # from the start to the end of the last request
+    read_late: list[float]  # sampled delays of the generator's event loop, in seconds
 
 
 class LoadGenerator:
@@ -113,7 +113,7 @@ class LoadGenerator:
         self._load = load
 
     async def run(self, prompts: Sequence[BenchPrompt], on_outcome: OnOutcome) -> LoadRun:
-        """Make the load; `on_outcome` hears of every request that is over."""
+        """Generate the load; call `on_outcome` for every request that has ended."""
         texts = prompts_in_turn(prompts, self._load.seed)
         drops = drop_points(self._load.disconnect, self._question.max_tokens, self._load.seed)
         numbered = enumerate(zip(texts, drops, strict=False))
@@ -141,7 +141,7 @@ class LoadGenerator:
     async def _open(
         self, next_request: Callable[[float], LoadRequest], start: float, on_outcome: OnOutcome
     ) -> list[RequestOutcome]:
-        """Send every request when it is due, however many are in flight."""
+        """Send every request at its scheduled time, regardless of the number in flight."""
         async with asyncio.TaskGroup() as group:
             tasks = []
             for offset in arrival_times(self._load):
@@ -154,7 +154,7 @@ class LoadGenerator:
     async def _closed(
         self, next_request: Callable[[float], LoadRequest], start: float, on_outcome: OnOutcome
     ) -> list[RequestOutcome]:
-        """So many clients, each of which sends its next request when its last one is over."""
+        """Run a fixed number of clients; each sends its next request when its last one has ended."""
         outcomes: list[RequestOutcome] = []
         turns = self._turns(start)
 
@@ -168,7 +168,7 @@ class LoadGenerator:
         return outcomes
 
     def _turns(self, start: float) -> Iterator[None]:
-        """One item for every request that may still be started; shared by all clients of a closed loop."""
+        """Yield once for every request that may still be started; shared by all clients of a closed loop."""
         load, started = self._load, 0
         while load.num_requests is None or started < load.num_requests:
             if load.duration is not None and perf_counter() - start >= load.duration:
@@ -178,7 +178,7 @@ class LoadGenerator:
 
 
 async def _watch_lateness(late: list[float]) -> None:
-    """Notes by how much the loop oversleeps: an answer that comes meanwhile is seen as late as that."""
+    """Record delays of the event loop, by which arrival times may be late."""
     while True:
         due = perf_counter() + WATCH_INTERVAL
         await asyncio.sleep(WATCH_INTERVAL)

@@ -46,7 +46,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class AnswerEnd:
-    """How an answer ended."""
+    """The end of an answer."""
 
     text: str
     finish_reason: str  # "stop", "length", "abort" or "error"

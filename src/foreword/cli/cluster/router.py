@@ -14,7 +14,7 @@ from foreword.cli.options.serve import ListeningOptions, need_server_extra, port
 
 @dataclass(frozen=True, kw_only=True)
 class RouterListening(ListeningOptions):
-    """Where the router listens."""
+    """The router's address."""
 
     port: int = port_option(8080)
 

@@ -65,7 +65,7 @@ KEPT_FOR = 0.8
 
 @dataclass(frozen=True)
 class ScaleRule:
-    """When to add and remove nodes."""
+    """Settings of adding and removing nodes."""
 
     node: str  # the scaled member
     least: int = 1

@@ -65,7 +65,7 @@ class Guards:
 
 @dataclass(frozen=True)
 class RolloutRule:
-    """How a drafter is introduced to a cohort."""
+    """Settings of a drafter's roll-out to a cohort."""
 
     drafter: str
     cohort: str

@@ -28,7 +28,7 @@ _BYTES_PER_GRAM = 250
 
 
 class NgramPool:
-    """At most `most` n-grams, and at most `per_token` of them per first token."""
+    """Stores at most `most` n-grams, and at most `per_token` of them per first token."""
 
     def __init__(self, per_token: int, most: int) -> None:
         self._per_token = per_token

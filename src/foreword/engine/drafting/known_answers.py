@@ -17,7 +17,7 @@ HINTED_DRAFT_TOKENS = 8
 
 @dataclass(frozen=True)
 class AnswerHints:
-    """Which hints a request has."""
+    """Flags of the hints that a request has."""
 
     prediction: bool = False  # the user's expected answer
     grammar: bool = False  # a structured-output format

@@ -92,7 +92,7 @@ class Accounting:
 
     @property
     def seconds(self) -> StageSeconds:
-        """Its share of step times."""
+        """The request's share of step times."""
         return StageSeconds(self._draft, self._verify, self._accept, self._total)
 
     @property

@@ -30,7 +30,7 @@ class RequestIdentity:
 
 @dataclass(frozen=True)
 class Deadline:
-    """When an answer has to be complete."""
+    """The deadline of an answer."""
 
     at: float  # engine clock, seconds
     milliseconds: float  # after its arrival

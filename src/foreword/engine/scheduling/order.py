@@ -124,7 +124,7 @@ def runs_in_turn(requests: Sequence[Request], spare: int) -> dict[int, int]:
 
 END, REFUSE = "end", "refuse"
 ON_DEADLINE = (END, REFUSE)
-"""What happens at a deadline: return the answer so far, or fail once it cannot finish in time."""
+"""The action at a deadline: return the answer so far, or fail once it cannot finish in time."""
 
 DEADLINE = "deadline"
 """The `finish_reason` of an answer ended by its deadline."""

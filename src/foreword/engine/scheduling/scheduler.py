@@ -293,7 +293,7 @@ class Scheduler:
 
 @dataclass(frozen=True)
 class _Start:
-    """How to start a request."""
+    """The plan for starting a request."""
 
     shared_pages: int  # pages it shares with other holders, which cost nothing
     open: Callable[[], KvSequence]

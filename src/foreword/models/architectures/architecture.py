@@ -20,7 +20,7 @@ NEVER = ConfigSwitch()
 
 
 class DenseLayers(Enum):
-    """Which layers have a dense MLP instead of experts."""
+    """Rule for the layers that have a dense MLP instead of experts."""
 
     NONE = auto()
     FIRST = auto()  # number in `first_k_dense_replace`
@@ -55,7 +55,7 @@ class ExpertKeys:
 
 
 class WindowedLayers(Enum):
-    """Which layers have a sliding window, if config.json has no `layer_types`."""
+    """Rule for the layers with a sliding window, if config.json has no `layer_types`."""
 
     ALL = auto()
     LAST = auto()  # from `max_window_layers` on
@@ -65,7 +65,7 @@ class WindowedLayers(Enum):
 
 @dataclass(frozen=True)
 class WindowField:
-    """How config.json describes sliding windows."""
+    """Description of sliding windows in config.json."""
 
     layers: WindowedLayers
     switch: str | None = None  # flag that enables windows
@@ -103,7 +103,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class StoredTensors:
-    """How a family's safetensors differ from the canonical names and contents."""
+    """Differences of a family's safetensors from the canonical names and contents."""
 
     renamed: tuple[tuple[str, str], ...] = ()  # (part of a stored name, canonical part)
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # stored matrix -> its parts

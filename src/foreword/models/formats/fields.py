@@ -139,7 +139,7 @@ GGUF_KEYS = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
-"""The same in llama.cpp's GGUF metadata."""
+"""Fields of llama.cpp's GGUF metadata."""
 
 
 def sampling_values(values: Mapping[str, Any], names: Mapping[str, str], origin: str) -> dict[str, float]:

@@ -22,7 +22,7 @@ CONFIDENCE = "confidence_head.proj"
 
 
 class Join(Enum):
-    """How token embedding and features form the input of the first layer."""
+    """Combination of token embedding and features into the first layer's input."""
 
     CONCAT = "concat"  # EAGLE-3: concatenated for the attention; the features are the residual stream
     FUSED = "fused"  # EAGLE-1, MTP: projected by one matrix into the residual stream

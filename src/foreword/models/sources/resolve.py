@@ -17,7 +17,7 @@ _WEIGHTS = (".safetensors", ".gguf")
 
 
 def cached_models(directory: Path | None = None) -> list[ModelEntry]:
-    """Those in the hub library's cache (or another) that hold weights of a kind that is read here, by name."""
+    """Return models with supported weights in the hub library's cache (or another directory), by name."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -51,9 +51,9 @@ _UNWANTED_FILES = ["*/*", "consolidated*"]  # other formats' copies of the same 
 
 
 def resolve_model(name: str, *, on_progress: StageProgress | None = None) -> Path:
-    """The `.gguf` file or directory that `name` means, fetched first if need be.
+    """Return the `.gguf` file or directory of a model; download it if necessary.
 
-    A name is a built-in model, a head of ours, an existing path, or a hub id (`org/name`, for one GGUF file of it
+    A name is a built-in model, a built-in head, an existing path, or a hub id (`org/name`, for one GGUF file of it
     `org/name:file.gguf`). A built-in name wins over a path of that name; write `./name` for the path.
     """
     builtin = find_builtin(name)
@@ -69,7 +69,7 @@ def resolve_model(name: str, *, on_progress: StageProgress | None = None) -> Pat
 
 
 def pull_model(name: str, on_progress: StageProgress) -> Path:
-    """Fetch what `name` means and verify the checksum of every file; return its path."""
+    """Download a model, verify the checksum of every file, and return its path."""
     if find_builtin(name) is not None:
         return pull(name, on_progress)
     path = resolve_model(name, on_progress=on_progress)
@@ -88,7 +88,7 @@ def pull_model(name: str, on_progress: StageProgress) -> Path:
 
 
 def local_model(name: str) -> Path | None:
-    """What is here already under this name; nothing is fetched."""
+    """Return the path of a model that is on this machine; never download."""
     builtin = find_builtin(name)
     if builtin is not None:
         return builtin.path if builtin.is_present() else None
@@ -96,19 +96,19 @@ def local_model(name: str) -> Path | None:
 
 
 def check_name(name: str) -> None:
-    """Refuse what can be no model's name, without fetching anything."""
+    """Raise an error if a name cannot be a model's; never download."""
     if find_builtin(name) is None and head_named(name) is None and _existing_path(name) is None:
         _hub_names(name)
 
 
 def _existing_path(name: str) -> Path | None:
     path = Path(name).expanduser()
-    # Unlike Path.exists, this takes any string.
+    # os.path.exists accepts any string; Path.exists does not.
     return path if name and os.path.exists(path) else None  # noqa: PTH110
 
 
 def _hub_names(name: str) -> tuple[str, str | None]:
-    """The repository, and the file in it if one is named."""
+    """Return the repository, and the file in it if one is named."""
     hub_id = None if name.startswith((".", "/", "~")) else _HUB_ID.fullmatch(name)
     if hub_id is None or hub_id["repository"].endswith(".gguf"):
         raise _unknown_model(name)

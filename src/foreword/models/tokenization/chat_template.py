@@ -17,9 +17,9 @@ MOST_INDENT = 64
 
 
 class ChatTemplate:
-    """One template, compiled when it is first needed: a model with a broken one still takes raw text.
+    """A chat template, compiled at first use, so that a model with an invalid one still accepts raw text.
 
-    Its text is not trusted: it cannot reach or change Python objects, and what it does is bounded.
+    The text is not trusted: it cannot reach or change Python objects, and its work and output are bounded.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -28,7 +28,7 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether it shows the tools that a model may call."""
+        """Return whether the template supports tools."""
         return re.search(r"\btools\b", self.source) is not None
 
     def render(
@@ -39,7 +39,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as one text; `variables` are what a template may ask for beside it."""
+        """Return the conversation as one text; `variables` are additional values for the template."""
         template = self._template
         try:
             return render_bounded(
@@ -53,7 +53,7 @@ class ChatTemplate:
                     **self._special_tokens,
                 },
             )
-        except Exception as error:  # a template is a program: whatever it raises is its answer
+        except Exception as error:  # a template is a program and may raise anything
             raise TokenizerError(
                 f"the model's chat template refused the messages: {_one_line(error)}; change them"
             ) from None
@@ -83,7 +83,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers has it. Jinja2's own filter escapes HTML, which is not what a model was trained on."""
+    """Return JSON as in transformers; jinja2's own filter escapes HTML, unlike training data."""
     if isinstance(indent, int) and indent > MOST_INDENT:
         raise TemplateTooLarge(f"it indents JSON by more than {MOST_INDENT}")
     return json.dumps(

@@ -1,4 +1,4 @@
-"""Token ids to text as they arrive."""
+"""Converts a stream of token ids to text."""
 
 import codecs
 
@@ -8,15 +8,15 @@ DetokenizerState = tuple[bytes, bool]
 
 
 class IncrementalDetokenizer:
-    """Gives out text as soon as it is certain: whole characters only, however tokens cut them."""
+    """Returns text as soon as it is final: whole characters, even if tokens split them."""
 
     def __init__(
         self, tokenizer: Tokenizer, skip_special_tokens: bool = True, *, at_start: bool = True
     ) -> None:
-        """Not `at_start`: the tokens go on with a text, which keeps the space that they begin with."""
+        """Set `at_start` to False if the tokens continue a text: their leading space is then kept."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._begun = b""  # of a character that is not complete
+        self._begun = b""  # first bytes of an incomplete character
         self._at_start = at_start
 
     def push(self, token_id: int) -> str:
@@ -35,20 +35,20 @@ class IncrementalDetokenizer:
         return text
 
     def finish(self) -> str:
-        """What is left at the end: an unfinished character as U+FFFD."""
+        """Return the rest of the text; an incomplete character becomes U+FFFD."""
         begun, self._begun = self._begun, b""
         return begun.decode("utf-8", errors="replace")
 
     def copy(self) -> "IncrementalDetokenizer":
-        """An independent detokenizer in the same state, to look ahead."""
+        """Return an independent copy, to look ahead."""
         twin = IncrementalDetokenizer(self._tokenizer, self._skip_special_tokens)
         twin.go_back(self.state())
         return twin
 
     def state(self) -> DetokenizerState:
-        """What to come back to; cheaper than a copy."""
+        """Return the state for `go_back`; cheaper than a copy."""
         return self._begun, self._at_start
 
     def go_back(self, state: DetokenizerState) -> None:
-        """What was pushed since then was not."""
+        """Return to an earlier state."""
         self._begun, self._at_start = state

@@ -1,4 +1,4 @@
-"""Splitting and merging as GGUF vocabularies mean it, built with the `tokenizers` library."""
+"""Pre-tokenizers and merges of GGUF vocabularies, built with the `tokenizers` library."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ from foreword.errors import TokenizerError
 
 _QWEN2 = ("qwen2", "deepseek-r1-qwen")
 _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")
-"""Those that look a piece up whole before they merge, and begin texts with BOS."""
+"""Pre-tokenizers that look up a whole piece before merging, and start texts with BOS."""
 
 _WORD_START = "\u2581"  # sentencepiece writes a space as this
 
 
 def _word_pattern(numbers: str) -> str:
-    """The split of Llama 3 and Qwen2, which differ in how many digits stay together."""
+    """Return the split pattern of Llama 3 and Qwen2, which differ in the number of digits per piece."""
     return (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
         + numbers
@@ -51,7 +51,7 @@ _DEEPSEEK_LETTERS = """
 a722-a76f a771-a787 a78b-a78e ab70-abbf fb00-fb06 fb13-fb17 ff21-ff3a ff41-ff5a 10400-1044f 104b0-104d3 104d8-104fb
 10c80-10cb2 10cc0-10cf2 118a0-118df 1e900-1e943
 """
-"""The letters that stay together in the tokenizers of DeepSeek LLM and V2: most of those that have a case."""
+"""Letters that stay together in the tokenizers of DeepSeek LLM and V2: most letters with upper and lower case."""
 
 
 def _deepseek_llm() -> tuple[str, ...]:
@@ -68,7 +68,7 @@ def _deepseek_llm() -> tuple[str, ...]:
 
 
 def _splits() -> dict[str, list[pre_tokenizers.PreTokenizer]]:
-    """Value of tokenizer.ggml.pre -> how a text is cut before merging."""
+    """Return the split before merging, by the value of tokenizer.ggml.pre."""
     classic = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     digits = [pre_tokenizers.Digits(individual_digits=True), classic]
     three, one = _cut_by(_THREE_DIGITS), _cut_by(_ONE_DIGIT)
@@ -89,24 +89,24 @@ def _splits() -> dict[str, list[pre_tokenizers.PreTokenizer]]:
 
 
 def _cut_by(*patterns: str) -> list[pre_tokenizers.PreTokenizer]:
-    """One pattern after the other cuts what the last has left; then bytes become characters."""
+    """Return pre-tokenizers that apply one pattern after the other, then map bytes to characters."""
     cuts = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in patterns]
     return [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
 
 
 def starts_with_bos(kind: str) -> bool:
-    """Whether texts of a byte-level tokenizer start with BOS if the metadata does not say."""
+    """Return whether texts start with BOS if the metadata does not say."""
     return kind in _WHOLE_FIRST
 
 
 def byte_level_backend(kind: str, tokens: Sequence[str], merges: Sequence[str]) -> tokenizers.Tokenizer:
-    """Byte-level BPE. Raises ValueError if the merges do not fit the tokens."""
+    """Return a byte-level BPE tokenizer. Raises ValueError if the merges do not fit the tokens."""
     splits = _splits()
     if kind not in splits:
         raise TokenizerError(
             f"pre-tokenizer {kind!r} is not supported; use a model with one of {', '.join(splits)}"
         )
-    # A space inside an entry is written as another character, so the first one after a character divides.
+    # Entries write a space as another character, so the first space after a character separates the pair.
     pairs = [_divide(merge) for merge in merges]
     model = _bpe(tokens, pairs, ignore_merges=kind in _WHOLE_FIRST)
     backend = tokenizers.Tokenizer(model)
@@ -120,7 +120,10 @@ def byte_level_backend(kind: str, tokens: Sequence[str], merges: Sequence[str]) 
 def sentencepiece_backend(
     tokens: Sequence[str], scores: Sequence[float | None], unknown: str | None, add_space_prefix: bool
 ) -> tokenizers.Tokenizer:
-    """Sentencepiece BPE with single-byte entries. Raises ValueError if the vocabulary is inconsistent."""
+    """Return a sentencepiece BPE tokenizer with single-byte entries.
+
+    Raises ValueError if the vocabulary is inconsistent.
+    """
     merges = _merges_by_score(tokens, scores)
     model = _bpe(tokens, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)
@@ -148,9 +151,9 @@ def _divide(merge: str) -> tuple[str, str]:
 
 
 def _merges_by_score(tokens: Sequence[str], scores: Sequence[float | None]) -> list[tuple[str, str]]:
-    """The merges that sentencepiece finds while it looks for the best-scored entry: every way to form one.
+    """Return sentencepiece's merges, best score first: every pair of entries that forms an entry.
 
-    An entry without a score (a control token, a single byte) is never formed from characters.
+    An entry without a score (a control token, a single byte) is never formed by a merge.
     """
     numbers = {token: number for number, token in enumerate(tokens)}
     found: list[tuple[float, int, int, tuple[str, str]]] = []

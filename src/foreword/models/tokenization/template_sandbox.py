@@ -1,7 +1,6 @@
-"""A jinja2 environment for untrusted programs: what one rendering may do is bounded.
+"""A jinja2 environment for untrusted templates: work and output of a rendering are bounded.
 
-Work is counted in lines of Python, which does not depend on the machine; texts are bounded wherever a template can
-make them grow, before they are made.
+Work is counted in lines of Python, independent of the machine. The length of a text is checked before it is built.
 """
 
 import re
@@ -22,10 +21,10 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
 MAX_LINES = 2_000_000
-"""Lines of Python that one rendering may run: a second or so. A conversation of 1,000 messages takes some 20,000."""
+"""Maximum lines of Python per rendering, about a second. A conversation of 1,000 messages takes some 20,000."""
 
 MAX_CHARACTERS = 1 << 26
-"""Characters of any text that a template makes."""
+"""Maximum characters of any text that a template builds."""
 
 _GROWING_METHODS = ("center", "expandtabs", "ljust", "replace", "rjust", "zfill")
 _SIZED = (str, list, tuple)
@@ -34,11 +33,11 @@ _PERCENT_FIELD = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?[hlL
 
 
 class TemplateTooLarge(jinja2.TemplateError):
-    """A rendering went beyond its bounds."""
+    """A rendering exceeded its limits."""
 
 
 def render_bounded(template: jinja2.Template, values: Mapping[str, Any]) -> str:
-    """The template's text, or `TemplateTooLarge`."""
+    """Return the rendered text, or raise `TemplateTooLarge`."""
     lines = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
@@ -57,7 +56,7 @@ def render_bounded(template: jinja2.Template, values: Mapping[str, Any]) -> str:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Cannot reach or change Python objects, nor make texts without bound."""
+    """A sandbox that cannot reach or change Python objects, with limits on text lengths."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
@@ -72,7 +71,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters |= {"format": _format, "join": _join, "replace": _replace}
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
-        """An operator whose result may be large."""
+        """Evaluate an operator; refuse it if the result may be too large."""
         if operator == "+":
             _check(_size(left) + _size(right) if isinstance(left, _SIZED) else 0)
         elif operator == "%":
@@ -82,7 +81,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """A function or method that a template calls."""
+        """Call a function or method for a template; refuse it if the result may be too large."""
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
         if isinstance(owner, str) and name == "join":
             return _joined(owner, *args)
@@ -93,14 +92,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401
-        """The format method of a text, which the sandbox replaces before `call` sees it; None: it is something else."""
+        """Return a bounded format method of a text, which the sandbox replaces before `call` sees it; None if
+        it is none."""
         plain = super().wrap_str_format(value)
         return None if plain is None else _bounded_format(plain, self, value)
 
 
 class _BoundedGenerator(CodeGenerator):
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - jinja2 names it so
-        """`a ~ b`, which is no operator that a sandbox can intercept."""
+        """Compile `a ~ b`, which a sandbox cannot intercept as an operator."""
         self.write("environment.concat(map(str, (")
         for part in node.nodes:
             self.visit(part, frame)
@@ -109,7 +109,7 @@ class _BoundedGenerator(CodeGenerator):
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks what an assistant said; for rendering it is transparent."""
+    """The block `{% generation %}`, which marks an assistant's message; it renders its content."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
@@ -119,7 +119,7 @@ class _GenerationBlock(Extension):
 
 
 def bounded_concat(parts: Iterable[str]) -> str:
-    """The parts as one text; every text that a template writes comes through here."""
+    """Join parts into one text; all output of a template passes through here."""
     kept: list[str] = []
     length = 0
     for part in parts:
@@ -130,19 +130,19 @@ def bounded_concat(parts: Iterable[str]) -> str:
 
 
 def _size(value: object) -> int:
-    """How long a value is, or how long a number can make a text."""
+    """Return the length of a value, or the length of text that a number can request."""
     if isinstance(value, int):
         return abs(value)
     return len(value) if isinstance(value, _SIZED) else 1
 
 
 def _check_growth(value: object, arguments: Iterable[object]) -> None:
-    """No method or filter here gives a longer text than this, whatever its arguments mean."""
+    """Check the maximum length that any method or filter can return for these arguments."""
     _check((_size(value) + 1) * max([1, *map(_size, arguments)]))
 
 
 def _check_percent(value: object, right: object) -> None:
-    """`value % right`, where that is a text with fields: their widths, and the longest argument in each of them."""
+    """Check `value % right` if `value` is a text: field widths, and the longest argument in each field."""
     if not isinstance(value, str):
         return
     given = right.values() if isinstance(right, Mapping) else right if isinstance(right, tuple) else (right,)
@@ -157,7 +157,7 @@ def _check_percent(value: object, right: object) -> None:
 
 
 def _text_lengths(values: Iterable[object]) -> Iterable[int]:
-    """Of the texts among them, and in mappings among them."""
+    """Yield the lengths of texts among the values and in mappings among them."""
     for value in values:
         if isinstance(value, Mapping):
             yield from _text_lengths(value.values())
@@ -166,7 +166,7 @@ def _text_lengths(values: Iterable[object]) -> Iterable[int]:
 
 
 class _FieldSizes(SandboxedFormatter):
-    """Goes through a format as formatting does and only counts: a width may be an argument, or a part of one."""
+    """Measures a format without building its text; a width may be an argument, or part of one."""
 
     total = 0
 
@@ -174,7 +174,7 @@ class _FieldSizes(SandboxedFormatter):
         widths = [int(number) for number in _NUMBER.findall(format_spec)]
         self.total += sum(widths) + (len(value) if isinstance(value, _SIZED) else 1)
         _check(self.total)
-        # It may belong to another field's spec.
+        # The value may belong to another field's format specification.
         return str(value)[:32] if isinstance(value, int | str) else ""
 
 
@@ -184,7 +184,7 @@ def _check(length: int) -> None:
 
 
 def _bounded(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose result is checked before it is made."""
+    """Return a filter that checks the size of its result first."""
 
     @wraps(plain)
     def checked(value: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401

@@ -40,7 +40,7 @@ CHECKS: Sequence[Check] = (
     distributions.own_law,
     distributions.without_speculation,
 )
-"""In order of dependence."""
+"""All checks; each comes after those it depends on."""
 
 
 @dataclass(frozen=True)

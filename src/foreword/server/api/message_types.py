@@ -23,7 +23,7 @@ _INSTEAD = {
     "file": "send the text in it",
     "document": "send the text in it",
 }
-"""What to send instead of non-text parts, by words in their type names."""
+"""Advice for non-text parts, by words in their type names."""
 
 
 def no_text(kind: object) -> str:

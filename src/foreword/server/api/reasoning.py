@@ -38,7 +38,7 @@ FORMATS = {
         ReasoningFormat("step3", is_open=True),
     )
 }
-"""By vLLM's parser names."""
+"""Tags by vLLM's parser names."""
 
 
 def reasoning_format(parser: str, tokenizer: Tokenizer) -> ReasoningFormat | None:

@@ -111,7 +111,7 @@ class StructuredFields(BaseModel):
 
 
 class FormattedFields(StructuredFields):
-    """With OpenAI's `response_format`."""
+    """Structured output with OpenAI's `response_format`."""
 
     response_format: _Format = None
 

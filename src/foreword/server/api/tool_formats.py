@@ -7,7 +7,7 @@ from foreword.server.api.tool_reading import ToolFormat
 CallFormat = ToolFormat | BlockFormat
 
 FORMATS: dict[str, CallFormat] = {**tool_reading.FORMATS, **tool_blocks.BLOCK_FORMATS}
-"""By vLLM's parser names."""
+"""Formats by vLLM's parser names."""
 
 _TAUGHT = (
     ("[TOOL_CALLS]", "mistral"),

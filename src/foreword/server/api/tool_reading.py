@@ -98,7 +98,7 @@ FORMATS = {
         ToolFormat("xlam", is_list=True),
     )
 }
-"""By vLLM's parser names; `tool_formats` adds those that are not JSON objects."""
+"""Formats by vLLM's parser names; `tool_formats` adds those that are not JSON objects."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class RoutedTarget:
 
     @property
     def load(self) -> int:
-        """Its load: as reported, adjusted by this router's changes since."""
+        """The target's load: as reported, adjusted by this router's changes since."""
         return max(self.reported_load + self.in_flight - self.reported_at, self.in_flight, 0)
 
     def hear(self, load: int | None) -> None:
@@ -188,7 +188,7 @@ MOST_PREFIXES = 2048
 
 
 class PrefixMemory:
-    """Which target has read which prefix.
+    """Targets by the prefixes that they have read.
 
     Keys are hashes with the tenant and a process secret. So equal prefixes of two tenants are unrelated, and neither
     routing nor latency reveals another tenant's texts.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CostSettings:
-    """How quickly cost estimates follow measurements."""
+    """Settings of the cost estimates' response to measurements."""
 
     memory: float = 0.1  # weight of the newest pass or call in the pace: a busy core shows within ten passes
     shape_memory: float = 0.02  # weight of the newest pass in its size's own cost: averages noise out

@@ -177,7 +177,7 @@ _NAMES = {
     "draft": ("A draft model", "draft_model"),
     "exit": ("An early exit", "layer_skip"),
 }
-"""By method: description, and the speculation method that runs it."""
+"""Description, and the speculation method that runs the result, by training method."""
 
 
 @dataclass(frozen=True)

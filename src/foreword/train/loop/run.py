@@ -43,7 +43,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class TrainRun:
-    """What to train, and how long."""
+    """Settings of a training run."""
 
     out: Path
     recipe: Recipe

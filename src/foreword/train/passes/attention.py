@@ -64,7 +64,7 @@ def chain_attention(
 
 @dataclass(frozen=True)
 class CacheRows:
-    """The rows of a static cache [rows, context, ...], one text each, and how much of each is seen."""
+    """Rows of a static cache [rows, context, ...], one text each, and the visible length of each."""
 
     numbers: Tensor  # int32 [rows]: 0, 1, 2, ...
     ones: Tensor  # int32 [rows]
@@ -80,7 +80,7 @@ class CacheRows:
 
 
 def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor:
-    """One query [rows, heads, dim] per row over what it sees of its keys [rows, context, kv heads, dim]."""
+    """Return attention of one query [rows, heads, dim] per row to its visible keys [rows, context, kv heads, dim]."""
     number, context, kv_heads, dim = k.shape
     if q.is_cuda:
         return _paged(q, k, v, rows)
@@ -92,9 +92,9 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor
 
 
 def _paged(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor:
-    """The engine's kernel, for which every row is a page: the heads that share keys read them once.
+    """Return attention by the engine's kernel, with each row as a page: heads that share keys read them once.
 
-    A flash kernel for whole texts takes 64 queries at a time, of which 63 would be unused.
+    A flash kernel for whole texts processes 64 queries at a time; 63 would be unused.
     """
     from foreword.backends.cuda.kernels.attention import RowTiles, Sight, attend
 
@@ -103,7 +103,7 @@ def _paged(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor:
         positions=rows.lengths - 1,
         prefix_lens=rows.lengths,
         block_tables=rows.numbers[:, None],
-        ancestors=rows.numbers,  # no row has any
+        ancestors=rows.numbers,  # rows have no ancestors
         page_size=context,
         has_trees=False,
     )
@@ -112,7 +112,7 @@ def _paged(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor:
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans) -> tuple[Tensor, Tensor]:
-    """The output and the log of each row's summed weights [heads, rows]."""
+    """Return the output, and each row's log-sum-exp [heads, rows]."""
     out, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
         q, k, v, queries.bounds, keys.bounds, queries.longest, keys.longest, 0.0, True, False
     )
@@ -120,9 +120,9 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans) -> tupl
 
 
 class _FlashChain(torch.autograd.Function):
-    """Flash attention over the past, joined with the few own keys; backward through both.
+    """Flash attention over the past, combined with attention to the chain's own keys; with a backward pass.
 
-    Given the joined output and the joined log-sum, the kernel's backward pass yields the past's share exactly.
+    The kernel's backward pass, given the combined output and log-sum-exp, returns the past's exact gradient.
     """
 
     @staticmethod

@@ -32,19 +32,22 @@ class Document:
 
     @property
     def answer_begin(self) -> int:
-        """Where the first answer begins; at least 1."""
+        """Index of the first answer's first token; at least 1."""
         return int(self.is_answer.argmax())
 
     @property
     def prompt(self) -> bytes:
-        """The tokens before the first answer: equal for texts with the same prompt."""
+        """Bytes of the tokens before the first answer, as a key."""
         return self.tokens[: self.answer_begin].tobytes()
 
 
 def make_document(
     tokens: Sequence[int], answers: Sequence[tuple[int, int]], kind: str, temperature: float
 ) -> Document:
-    """`answers` are ranges of tokens. The split goes by the text before the first of them."""
+    """Return a document; `answers` are token ranges.
+
+    The prompt before the first one decides whether it is held out.
+    """
     is_answer = np.zeros(len(tokens), dtype=np.bool_)
     for begin, end in answers:
         is_answer[begin:end] = True
@@ -53,13 +56,13 @@ def make_document(
 
 
 def is_held_out(prompt: Sequence[int]) -> bool:
-    """Whether texts that begin with this prompt are kept for measuring: the same on every machine."""
+    """Return whether texts with this prompt are held out for evaluation; the same on every machine."""
     digest = hashlib.sha256(np.asarray(prompt, "<i4").tobytes()).digest()
     return int.from_bytes(digest[:8], "little") % 1000 < HELD_OUT_PERMILLE
 
 
 def write_shard(directory: Path, documents: Sequence[Document], model: str | None = None) -> Path:
-    """The next shard of the directory, moved into place when it is whole; `model` is the identity of who wrote."""
+    """Write the next shard atomically; `model` is the identity of the writing model."""
     numbers = [int(path.stem.removeprefix("shard-")) for path in directory.glob(_PATTERN)]
     path = directory / f"shard-{max(numbers, default=-1) + 1:05d}.safetensors"
     kinds = sorted({document.kind for document in documents})
@@ -82,7 +85,7 @@ def count_shards(directory: Path) -> int:
 
 
 def require_written_by(directory: Path, model: str) -> None:
-    """Refuse texts of another model. A shard that does not say whose it is, is taken as it is."""
+    """Refuse shards of another model; a shard without an identity is accepted."""
     for path in sorted(directory.glob(_PATTERN)):
         with _shard_errors(path), safe_open(path, "numpy") as file:
             writer = file.metadata().get(_MODEL, model)
@@ -91,7 +94,7 @@ def require_written_by(directory: Path, model: str) -> None:
 
 
 def read_shards(directory: Path) -> Iterator[Document]:
-    """All documents, in the order in which they were written."""
+    """Yield all documents in writing order."""
     for path in sorted(directory.glob(_PATTERN)):
         yield from _read_shard(path)
 
@@ -115,7 +118,7 @@ def _read_shard(path: Path) -> Iterator[Document]:
 
 @contextmanager
 def _shard_errors(path: Path) -> Iterator[None]:
-    """Report a shard that cannot be read in one line."""
+    """Convert errors of an unreadable shard to one line."""
     try:
         yield
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:

@@ -1,7 +1,7 @@
-"""One endless batch: rows of a static KV cache write texts; a finished row takes the next job.
+"""A continuous batch: rows of a static KV cache generate texts; a finished row takes the next job.
 
-A decoding step reads and writes only tensors that stay where they are, so on a GPU it is captured once and replayed.
-The host looks at the results of one stretch of steps while the next one runs.
+A decoding step reads and writes only tensors at fixed addresses, so that a GPU captures it once and replays it. The
+host reads the results of one group of steps while the next group runs.
 """
 
 from collections import deque
@@ -17,11 +17,11 @@ from foreword.train.passes.attention import CacheRows, Spans, decode_attention, 
 from foreword.train.passes.target import FrozenTarget, wide_logits
 from foreword.train.texts.jobs import NOTHING, HostTexts, Job
 
-_NEXT_KEY = 0x1E3779B97F4A7C15  # from one token's noise to the next: odd, so that none comes twice
+_NEXT_KEY = 0x1E3779B97F4A7C15  # increment of the noise key per token: odd, so that no key repeats
 
 
 class EndlessBatch:
-    """Runs jobs from a source until it is dry or the caller stops asking."""
+    """Runs jobs until the source is empty or the caller stops iterating."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class EndlessBatch:
         prefill_tokens: int = 32768,
         seed: int = 0,
     ) -> None:
-        """`context` bounds prompt and answer together; `steps` are decoded between two looks at the results."""
+        """Initialize; `context` limits prompt and answer together, `steps` is the number of steps per group."""
         self._target = target
         self._steps = steps
         self._context = context
@@ -49,10 +49,11 @@ class EndlessBatch:
         self._cache_rows = CacheRows.of(self._numbers)
         generator = torch.Generator().manual_seed(seed)
         self._noise_keys = torch.randint(1 << 62, (rows,), generator=generator).to(device)
-        # The newest of each row, which is not in the cache.
+        # The newest token of each row, which has no KV yet.
         self._tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._left = torch.zeros(rows, dtype=torch.int64, device=device)  # tokens to write; 0: the row rests
+        # tokens left to generate; 0: the row is idle
+        self._left = torch.zeros(rows, dtype=torch.int64, device=device)
         self._temperatures = torch.zeros(rows, device=device)
         self._written = torch.full((steps, rows), NOTHING, dtype=torch.int64, device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
@@ -65,7 +66,7 @@ class EndlessBatch:
         self.tokens_written = 0
 
     def run(self, jobs: Iterator[Job]) -> Iterator[None]:
-        """Work on `jobs`, and yield after every stretch; ends when there is nothing left to do."""
+        """Process jobs; yield after every group of steps."""
         pending: tuple[Tensor, torch.cuda.Event | None] | None = None
         turn = 0
         self._admit(jobs)
@@ -92,13 +93,13 @@ class EndlessBatch:
         return event
 
     def _collect(self, copy: Tensor, event: torch.cuda.Event | None) -> None:
-        """Hand out what the rows wrote in a stretch."""
+        """Pass the tokens of a group of steps to the rows' texts."""
         if event is not None:
             event.synchronize()
         self.tokens_written += self._texts.collect(copy.numpy())
 
     def _admit(self, jobs: Iterator[Job]) -> None:
-        """Give free rows new prompts, in passes of bounded size."""
+        """Give idle rows new prompts, in passes of bounded size."""
         free = self._texts.free
         while free:
             taken: list[tuple[int, Job]] = []
@@ -117,7 +118,7 @@ class EndlessBatch:
             self._prefill(taken)
 
     def _prefill(self, taken: list[tuple[int, Job]]) -> None:
-        """Keys and values of all prompts but for their last tokens, which the next step reads."""
+        """Compute keys and values of all prompt tokens except the last, which the next step reads."""
         device = self._target.device
         for number, job in taken:
             self._texts.begin(number, job)
@@ -156,7 +157,7 @@ class EndlessBatch:
             self._graph.replay()
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        """The step as a graph. What the warm-up changes is put back: it must not write anybody's text."""
+        """Capture the step as a CUDA graph, and restore the state that the warm-up changed."""
         state = (self._tokens, self._positions, self._left, self._step)
         saved = [tensor.clone() for tensor in state]
         self._left.zero_()
@@ -175,7 +176,7 @@ class EndlessBatch:
 
     @torch.no_grad()
     def _step_once(self) -> None:
-        """One token for every row. Resting rows run along, and their cache row is written anew when they start."""
+        """Generate one token per row; idle rows are computed too, and their cache row is overwritten later."""
         target = self._target
         rotation = target.rotation(self._positions)
         seen = self._cache_rows.seeing(self._positions + 1)
@@ -197,7 +198,7 @@ class EndlessBatch:
 
 
 def _draw(logits: Tensor, temperatures: Tensor, noise_keys: Tensor) -> Tensor:
-    """A token per row: the most likely one, or by Gumbel noise where the temperature is above 0."""
+    """Draw a token per row: the most likely one at temperature 0, else by Gumbel noise."""
     if logits.is_cuda:
         from foreword.kernels.triton_draw import draw_rows
 

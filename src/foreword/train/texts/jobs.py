@@ -1,4 +1,4 @@
-"""Texts that a model writes for training: jobs, what their rows have written, and jobs run through the engine."""
+"""Jobs of generating training texts, texts in progress, and running jobs on the engine."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -20,36 +20,36 @@ class Job:
     prompt: list[int]  # at least one token
     max_new: int
     temperature: float  # 0: greedy
-    on_done: Callable[[list[int]], None]  # gets what was written, the end token included
+    on_done: Callable[[list[int]], None]  # receives the generated tokens, including the end token
 
 
 @dataclass
 class Row:
-    """A job in flight."""
+    """A job in progress."""
 
     job: Job
     written: list[int] = field(default_factory=list)
 
 
 class TextBatch(Protocol):
-    """Works on many jobs at a time."""
+    """Processes many jobs at a time."""
 
     tokens_written: int
 
     def run(self, jobs: Iterator[Job]) -> Iterator[None]:
-        """Work on `jobs`, and yield now and then; ends when there is nothing left to do."""
+        """Process jobs; yield regularly, and end when all are finished."""
         ...
 
 
 NOTHING = -1
-"""Stands where a row wrote no token."""
+"""Marks a row without a token."""
 
 
 class HostTexts:
-    """Texts in flight, one per row. Only those that have ended are handled one by one."""
+    """Texts in progress, one per row; only ended texts are handled one by one."""
 
     def __init__(self, rows: int, context: int, stops: np.ndarray) -> None:
-        """`stops` says of every token whether it ends a text."""
+        """Initialize; `stops` has, per token id, whether it ends a text."""
         self._stops = stops
         self._jobs: list[Job | None] = [None] * rows
         self._tokens = np.zeros((rows, context), dtype=np.int64)
@@ -62,13 +62,13 @@ class HostTexts:
         return len(self._jobs) - len(self.free)
 
     def begin(self, row: int, job: Job) -> None:
-        """A job in a row that was taken off `free`."""
+        """Start a job in a row that was removed from `free`."""
         self._jobs[row], self._lengths[row], self._longest[row] = job, 0, job.max_new
 
     def collect(self, written: np.ndarray) -> int:
-        """Take what a stretch [steps, rows] wrote, and hand out the texts that have ended; how many tokens it was."""
+        """Add generated tokens [steps, rows], report ended texts, and return the number of tokens."""
         columns = written.T
-        rows, steps = (columns != NOTHING).nonzero()  # a row that rests has nothing from there on
+        rows, steps = (columns != NOTHING).nonzero()  # a row without a token stays idle for the rest
         self._tokens[rows, self._lengths[rows] + steps] = columns[rows, steps]
         self._lengths += np.bincount(rows, minlength=len(self._lengths))
         wrote = np.unique(rows)
@@ -82,7 +82,7 @@ class HostTexts:
 
 
 class EngineBatch:
-    """Keeps as many requests in flight as it has rows."""
+    """Runs jobs as engine requests, as many at a time as it has rows."""
 
     def __init__(self, core: EngineCore, *, rows: int, seed: int = 0) -> None:
         self._core = core
@@ -93,7 +93,7 @@ class EngineBatch:
         self.tokens_written = 0
 
     def run(self, jobs: Iterator[Job]) -> Iterator[None]:
-        """Work on `jobs`, and yield after every pass; ends when there is nothing left to do."""
+        """Process jobs; yield after every pass."""
         try:
             self._admit(jobs)
             while self._active:

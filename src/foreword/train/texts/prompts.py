@@ -11,20 +11,20 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class FilePrompt:
-    """What a user says, turn by turn, and the kind of work that it is. Answers in files are not used."""
+    """A user's turns and their category. Answers in files are not used."""
 
     kind: str
     turns: tuple[str, ...]  # at least one
     system: str | None = None
 
     def messages(self) -> list[dict[str, str]]:
-        """The first turn as a conversation."""
+        """Return the first turn as a conversation."""
         opening = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*opening, {"role": "user", "content": self.turns[0]}]
 
 
 def read_prompt_file(path: Path) -> list[FilePrompt]:
-    """One prompt for every line that is not blank; a line that is none is refused by its number."""
+    """Return one prompt per non-blank line; an error names the line."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -89,21 +89,21 @@ _CONTENT = "Apple"
 
 @dataclass(frozen=True)
 class ChatPieces:
-    """What stands around the contents of a conversation."""
+    """Token ids around the contents of a conversation."""
 
-    openings: tuple[tuple[int, ...], ...]  # before the first user's words: without and with system prompts
-    to_answer: tuple[int, ...]  # between a user's words and the answer
-    to_user: tuple[int, ...]  # between an answer and the next user's words
+    openings: tuple[tuple[int, ...], ...]  # before the first user message: without and with system prompts
+    to_answer: tuple[int, ...]  # between a user message and the answer
+    to_user: tuple[int, ...]  # between an answer and the next user message
 
     def after_answer(self, answer: Sequence[int]) -> tuple[int, ...]:
-        """`to_user` without the end token that the answer has already."""
+        """Return `to_user` without the end token that the answer already has."""
         if answer and self.to_user and answer[-1] == self.to_user[0]:
             return self.to_user[1:]
         return self.to_user
 
 
 def chat_pieces(tokenizer: Tokenizer, system_prompts: Sequence[str] = ()) -> ChatPieces:
-    """Cut a rendered conversation at its contents."""
+    """Split a rendered conversation at its contents."""
     if tokenizer.chat_template is None:
         raise TokenizerError(
             "the model has no chat template, without which it cannot write conversations; use an instruct model"
@@ -120,16 +120,16 @@ def chat_pieces(tokenizer: Tokenizer, system_prompts: Sequence[str] = ()) -> Cha
     for text in system_prompts:
         try:
             openings.append(opening_with(tokenizer, text))
-        except TokenizerError:  # some templates have no place for one
+        except TokenizerError:  # some templates do not support a system prompt
             continue
     return ChatPieces(tuple(openings), parts[1], parts[2])
 
 
 def opening_with(tokenizer: Tokenizer, system: str) -> tuple[int, ...]:
-    """What stands before the first user's words after this system prompt."""
+    """Return the token ids before the first user message, with this system prompt."""
     messages = [{"role": "system", "content": system}, {"role": "user", "content": _CONTENT}]
     parts = _cut(tokenizer.encode_chat(messages), _content(tokenizer))
-    # The system prompt may have the word in it: the user's is the last.
+    # The system prompt may contain the word too; the user's is the last.
     return tuple(token for part in parts[:-2] for token in (*part, *_content(tokenizer))) + parts[-2]
 
 
@@ -138,7 +138,7 @@ def _content(tokenizer: Tokenizer) -> list[int]:
 
 
 def _cut(tokens: list[int], content: list[int]) -> list[tuple[int, ...]]:
-    """The runs between the places where `content` stands."""
+    """Return the token ids between occurrences of `content`."""
     runs: list[tuple[int, ...]] = []
     begin = place = 0
     while place <= len(tokens) - len(content):

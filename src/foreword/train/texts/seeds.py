@@ -1,6 +1,7 @@
-"""How self-written prompts begin. {word} is an ordinary word of the model's vocabulary, {name} a first name.
+"""Beginnings of self-written prompts.
 
-A seed that ends in the middle of a sentence is continued by the model itself, as the user would.
+{word} is an ordinary word of the model's vocabulary, {name} a first name. The model completes a beginning that ends
+in the middle of a sentence, as a user would.
 """
 
 SYSTEM_PROMPTS = (
@@ -17,7 +18,7 @@ NAMES = (
     "Noah", "Olga", "Pedro", "Quinn", "Rosa", "Sam", "Tom", "Uma", "Victor", "Wei", "Yusuf", "Zoe",
 )  # fmt: skip
 
-# Continued by the model: what an ordinary user asks.
+# The model completes these: what an ordinary user asks.
 CHAT = (
     "", "", "", "", "", "",
     "How do I ", "How can I ", "What is the best way to ", "What are the main ", "Why do ", "Why is ", "Can you ",
@@ -91,7 +92,7 @@ SENTENCES = {
     "Dutch": ("De ", "Het ", "Een ", "Ik ", "We ", "In ", "Op ", "Voor ", "Als "),
 }  # fmt: skip
 
-# Asked as they stand; the answers serve as passages below.
+# Complete requests; the answers are used as passages below.
 PASSAGES = (
     "Write a news article about {word} and {word}.", "Write a detailed news report about {word} in {word}.",
     "Write a long article about {word}.", "Write an encyclopedia entry about {word}.",
@@ -105,7 +106,7 @@ PASSAGES = (
     "Tell the story of {word} from beginning to end.", "Write an interview with {name} about {word}.",
 )  # fmt: skip
 
-# Gone on with as they stand, outside of any conversation: what people paste is seldom what an assistant would write.
+# Continued outside any conversation: people seldom paste what an assistant would write.
 DOCUMENTS = (
     "Police in ", "A man from ", "A woman who ", "The government has ", "The {word} minister ", "Thousands of ",
     "It was ", "{name} {word} was born in ", "{name} {word}, ", "By {name} {word}\n\n", "{name}, who ",
@@ -116,7 +117,7 @@ DOCUMENTS = (
     "Manchester ", "The court ", "Two men ", "A report by ", "The book ",
 )  # fmt: skip
 
-# {text} is one or more passages; what follows it, the model writes.
+# {text} is one or more passages; the model continues after it.
 SUMMARY_ORDERS = (
     "Summarize: {text}", "Summarize: {text}", "Summarise the following text: {text}", "{text}\n\nSummarize this.",
     "Summarize the following article in a few sentences:\n\n{text}", "Give a short summary of this text:\n{text}",
@@ -131,7 +132,7 @@ QUESTION_ORDERS = (
     "Answer from the following passages.\n\n{text}\n\n", "{text}\n\nBased on the text, ", "{text}\nwhich ",
 )  # fmt: skip
 
-# How a user goes on after an answer.
+# Beginnings of a user's next message.
 FOLLOW_UPS = (
     "", "", "", "Can you ", "Now ", "What about ", "Why ", "How ", "Rewrite ", "Make it ",
     "Explain ", "Give me ", "And ",

@@ -1,4 +1,4 @@
-"""What the target writes: users' words, answers, passages, and questions about passages."""
+"""Generates conversations with the target: user messages, answers, passages, and questions about passages."""
 
 import random
 import re
@@ -18,14 +18,15 @@ KIND_WEIGHTS = {
 _ANSWER_LENGTHS = (96, 128, 128, 192, 256, 320)
 _PASSAGES_KEPT = 4096
 _SHORTEST_PASSAGE = 60  # tokens
-_OUTSIDE_OF_CHATS = 0.6  # of the passages: an assistant's are easier to predict than what people paste
-_LEAST_ROOM = 8  # tokens of an answer
+# share of passages outside conversations: an assistant's are easier to predict than what people paste
+_OUTSIDE_OF_CHATS = 0.6
+_LEAST_ROOM = 8  # minimum tokens of an answer
 _WORD = re.compile(rb" [a-z]{4,12}")
 
 
 @dataclass(frozen=True)
 class WritingLimits:
-    """How long texts may get."""
+    """Length limits of texts."""
 
     context: int  # prompt and answer together
     passage: int = 420  # tokens of a passage
@@ -39,11 +40,11 @@ class _Talk:
     tokens: tuple[int, ...]
     answers: tuple[tuple[int, int], ...]
     kind: str
-    rest: tuple[str, ...] = ()  # what the user of a file will say next
+    rest: tuple[str, ...] = ()  # next user messages of a prompt from a file
 
 
 class Writer:
-    """An endless source of jobs. Finished conversations go to `emit`."""
+    """An endless source of jobs; passes finished conversations to `emit`."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class Writer:
         only_prompts: bool = False,
         seed: int = 0,
     ) -> None:
-        """`only_prompts`: no conversations but those of `prompts`."""
+        """Initialize; `only_prompts` restricts conversations to `prompts`."""
         self._tokenizer = tokenizer
         self._limits = limits
         self._emit = emit
@@ -79,7 +80,7 @@ class Writer:
         return self._next.popleft()
 
     def _begin(self, kind: str) -> None:
-        """Put the first job of a new conversation into the queue."""
+        """Queue the first job of a new conversation."""
         choose = self._random.choice
         if kind in ("summary", "rag") and not self._passages:
             kind = "passage"
@@ -105,19 +106,19 @@ class Writer:
                 self._write_user(self._encode(choose(options)), kind, longest)
 
     def _begin_from_file(self, prompt: FilePrompt) -> None:
-        """Its own system prompt or the template's opening: just what a request with these messages sends."""
+        """Start from a prompt of a file, with its system prompt or the template's opening, as a request would."""
         tokens = self._tokenizer.encode_chat(prompt.messages())
         self._answer(_Talk(tuple(tokens), (), prompt.kind, prompt.turns[1:]))
 
     def _encode(self, seed: str) -> list[int]:
-        """Tokens of a seed; a space at its end would be a token of its own that no text has there."""
+        """Return the tokens of a beginning, without a final space, which would be an unusual token of its own."""
         for slot, options in (("{word}", self._words), ("{name}", seeds.NAMES)):
             while slot in seed:
                 seed = seed.replace(slot, self._random.choice(options), 1)
         return self._tokenizer.encode(seed.rstrip(" "), add_special_tokens=False)
 
     def _about_passages(self, order: str) -> list[int]:
-        """An order with passages put into it; several short ones, or one long."""
+        """Return an instruction with passages inserted: several short ones or a long one."""
         room = max(self._limits.context - 300, 16)
         wanted = self._random.randint(min(150, room), room)
         text: list[int] = []
@@ -127,12 +128,12 @@ class Writer:
         return self._encode(before) + text[:wanted] + self._encode(after)
 
     def _opening(self) -> tuple[int, ...]:
-        """The template's own opening most of the time."""
+        """Return the template's own opening in most cases, else one with a system prompt."""
         openings = self._pieces.openings
         return openings[0] if self._random.random() < 0.7 else self._random.choice(openings)
 
     def _write_user(self, begun: list[int], kind: str, longest: int) -> None:
-        """Let the model go on with a user's words, then answer them."""
+        """Generate the rest of a user message, then the answer."""
         self._go_on_as_user(_Talk(self._opening(), (), kind), begun, longest)
 
     def _go_on_as_user(self, talk: _Talk, begun: list[int], longest: int) -> None:
@@ -146,7 +147,7 @@ class Writer:
         self._queue(prompt, longest, self._random.uniform(0.6, 1.0), done)
 
     def _write_document(self, begun: list[int]) -> None:
-        """A passage outside of any conversation: an article as a page of the web has it."""
+        """Generate a passage outside any conversation, like a web page's article."""
         temperature = self._random.uniform(0.8, 1.0)
 
         def done(written: list[int]) -> None:
@@ -163,7 +164,7 @@ class Writer:
         self._answer(_Talk((*self._opening(), *words, *self._pieces.to_answer), (), kind))
 
     def _answer(self, talk: _Talk) -> None:
-        """Greedy every other time: greedy text is what most requests ask for."""
+        """Generate an answer, greedily in half of the cases, as most requests are greedy."""
         is_passage = talk.kind == "passage"
         temperature = (
             0.0 if self._random.random() < 0.5 and not is_passage else self._random.uniform(0.3, 1.0)
@@ -194,12 +195,12 @@ class Writer:
         self._emit(document)
 
     def _keep_passage(self, document: Document, text: Sequence[int]) -> None:
-        """Keep it for summaries and questions; what is held out must not come back in a prompt."""
+        """Save a passage for summaries and questions, unless it is held out."""
         if len(text) > _SHORTEST_PASSAGE and not document.held_out:
             self._passages.append([token for token in text if token not in self._tokenizer.eos_ids])
 
     def _says_next(self, talk: _Talk, written: list[int]) -> bool:
-        """Let a file's user go on; whether there is room for it."""
+        """Continue with the next user message of a file's prompt; return whether there is room."""
         words = self._tokenizer.encode(talk.rest[0], add_special_tokens=False)
         tokens = (*talk.tokens, *self._pieces.after_answer(written), *words, *self._pieces.to_answer)
         if len(tokens) + _LEAST_ROOM > self._limits.context:
@@ -210,13 +211,13 @@ class Writer:
     def _queue(
         self, prompt: list[int], longest: int, temperature: float, done: Callable[[list[int]], None]
     ) -> None:
-        """A job, unless there is no room for it."""
+        """Queue a job if there is room for it."""
         room = self._limits.context - len(prompt)
         if prompt and room >= _LEAST_ROOM:
             self._next.append(Job(prompt, min(longest, room), temperature, done))
 
 
 def _words(tokenizer: Tokenizer) -> list[bytes]:
-    """Ordinary words that are one token."""
+    """Return ordinary words that are one token."""
     pieces = (tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size))
     return [piece[1:] for piece in pieces if _WORD.fullmatch(piece)]

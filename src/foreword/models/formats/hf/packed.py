@@ -324,7 +324,7 @@ SCHEMES = {
     "compressed-tensors": compressed_scheme,
     "fp8": fp8_scheme,
 }
-"""By `quant_method`."""
+"""Readers by `quant_method`."""
 
 
 def scheme_of(fields: ConfigFields) -> Scheme | None:

@@ -21,7 +21,7 @@ from foreword.models.layer_shapes import layer_shapes
 
 @dataclass(frozen=True)
 class MtpLayout:
-    """How one family stores its modules."""
+    """Layout of a family's modules."""
 
     family: str
     join: re.Pattern[str]  # matrix that joins token and hidden state; its group is the module's prefix
