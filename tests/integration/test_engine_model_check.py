@@ -252,7 +252,7 @@ def test_worlds_with_steps_ahead(monkeypatch: pytest.MonkeyPatch):
 
 def test_worlds_with_windows_beside_the_guesses(monkeypatch: pytest.MonkeyPatch):
     """Lookahead and Jacobi decoding: most of their nodes are wrong, and none may ever be found again."""
-    happened = run_worlds(range(400, 404), 10, monkeypatch, WINDOWS)
+    happened = run_worlds(range(404, 408), 10, monkeypatch, WINDOWS)
     for event in ("was put off", "prefix hits", "accepted", "stop", "abort", "verify", "judge"):
         assert happened[event] > 0, f"{event} never happened: {happened}"
 
