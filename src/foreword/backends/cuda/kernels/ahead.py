@@ -32,6 +32,19 @@ def let_the_next_kernel_come(AHEAD: tl.constexpr) -> None:
         gdc_launch_dependents()
 
 
+@triton.jit
+def fetch_to_cache(at) -> None:
+    """Have the lines at these addresses, of memory that no kernel writes, come to the second-level cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [at.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 def ahead(rows: Tensor) -> dict[str, bool]:
     """Options of the launch of a kernel over these rows."""
     if len(rows) <= AHEAD_ROWS and _can_be_ahead(rows.device):

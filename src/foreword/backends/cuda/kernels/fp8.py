@@ -14,6 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from foreword.backends.cuda.kernels.ahead import (
     ahead,
+    fetch_to_cache,
     let_the_next_kernel_come,
     wait_for_the_kernel_before,
 )
@@ -32,6 +33,9 @@ LEAST = tl.constexpr(1e-30)
 
 EXACT_STEP = tl.constexpr(128)
 """Products that Hopper's tensor cores add up in 14 bits before the sum goes to a float32. Loads are multiples of it."""
+
+FETCHED = tl.constexpr(0)
+"""Lines of 128 weights of every row that are on their way to the cache while the kernel before still runs."""
 
 NEIGHBOURS = 8
 """Tiles of columns that share the rows of a prompt in the second-level cache."""
@@ -143,6 +147,15 @@ def row_warps(block: int) -> int:
     return 4 if block <= 2048 else 8 if block <= 8192 else 16
 
 
+@triton.jit
+def _place(num_rows, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr, NEIGHBOURS: tl.constexpr):
+    """First row and first column of a program's tile; some tiles of columns share rows one after the other."""
+    of_group = NEIGHBOURS * tl.cdiv(num_rows, ROWS)
+    group, in_group = tl.program_id(0) // of_group, tl.program_id(0) % of_group
+    width = tl.minimum(tl.cdiv(N, COLUMNS) - group * NEIGHBOURS, NEIGHBOURS)
+    return in_group // width * ROWS, (group * NEIGHBOURS + in_group % width) * COLUMNS
+
+
 @kernel(do_not_specialize=("num_rows",))
 def _fp8_linear(
     x, x_scales, weight, scales, bias, y, num_rows, N, K, part_depth,
@@ -156,18 +169,18 @@ def _fp8_linear(
     # As in `linear`: where a pass waits for the weights alone, programs that wait beside it slow it down.
     early: tl.constexpr = ROWS > 16
     let_the_next_kernel_come(AHEAD and early)
-    wait_for_the_kernel_before(AHEAD)
-    tiles_of_rows = tl.cdiv(num_rows, ROWS)
-    of_group = NEIGHBOURS * tiles_of_rows
-    group, in_group = tl.program_id(0) // of_group, tl.program_id(0) % of_group
-    width = tl.minimum(tl.cdiv(N, COLUMNS) - group * NEIGHBOURS, NEIGHBOURS)
-    row, column = in_group // width * ROWS, (group * NEIGHBOURS + in_group % width) * COLUMNS
+    row, column = _place(num_rows, N, ROWS, COLUMNS, NEIGHBOURS)
     part = tl.program_id(1)
     begin = part * part_depth
     end = tl.minimum(begin + part_depth, K)
     m, n, k = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS), tl.arange(0, DEPTH)
-    row_there = m < num_rows
-    column_there = n < N
+    row_there, column_there = m < num_rows, n < N
+    if AHEAD and FETCHED > 0 and not ENGINE:
+        line = begin + 128 * tl.arange(0, FETCHED)
+        fetch_to_cache(
+            weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + tl.minimum(line, K - 1)[None, :]
+        )
+    wait_for_the_kernel_before(AHEAD)
     if not ENGINE:
         x_at = x + m.to(tl.int64)[:, None] * K + begin + k[None, :]
         weight_at = weight + n.to(tl.int64)[:, None] * K + begin + k[None, :]
@@ -194,13 +207,19 @@ def _fp8_linear(
             x_at += DEPTH
             weight_at += DEPTH
     let_the_next_kernel_come(AHEAD and not early)
-    if BLOCK == 0:
+    addend = tl.zeros((COLUMNS,), dtype=tl.float32)
+    if HAS_BIAS:
+        addend = tl.load(bias + n, mask=column_there, other=0.0).to(tl.float32)
+    if BLOCK > 0:
+        total += addend[:, None]
+    else:
         of_rows = tl.load(x_scales + m, mask=row_there, other=0.0)
         of_columns = tl.load(scales + n, mask=column_there, other=0.0)
-        total = total * (of_columns[:, None] * of_rows[None, :])
+        # Spelled out, so that no compiler chooses whether the product is rounded before the bias is added.
+        total = tl.fma(
+            total, of_columns[:, None] * of_rows[None, :], tl.broadcast_to(addend[:, None], total.shape)
+        )
     total = tl.trans(total)
-    if HAS_BIAS:
-        total += tl.load(bias + n, mask=column_there, other=0.0).to(tl.float32)[None, :]
     y_at = y + (part.to(tl.int64) * num_rows + m.to(tl.int64))[:, None] * N + n[None, :]
     tl.store(y_at, total.to(y.dtype.element_ty), mask=row_there[:, None] & column_there[None, :])
 
