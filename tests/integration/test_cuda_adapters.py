@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foreword.backends.torch.weights import load_weights
+from foreword.backends.choice import BackendChoice
 from foreword.errors import RequestError
 from foreword.models.adapters import open_adapter
 from foreword.speculation.draft import Draft
@@ -25,10 +25,12 @@ def tokens(count: int, seed: int = 0) -> list[int]:
     return [rng.randrange(ADAPTED.vocab_size) for _ in range(count)]
 
 
-def cuda_decoder(dtype: torch.dtype = torch.float32):
+def cuda_decoder(dtype: torch.dtype = torch.float32, quantization: str = "none"):
     from foreword.backends.cuda.decoder import CudaDecoder
+    from foreword.backends.cuda.packing import load_packed
 
-    weights = load_weights(RandomCheckpoint(ADAPTED), dtype, KERNEL_DEVICE)
+    choice = BackendChoice("cuda", None, dtype, "", quantization)
+    weights = load_packed(RandomCheckpoint(ADAPTED), choice, KERNEL_DEVICE)
     return CudaDecoder(ADAPTED, weights, enforce_eager=EAGER)
 
 
@@ -47,12 +49,30 @@ def test_logits_are_those_of_merged_weights(rank: int, modules: tuple[str, ...],
     torch.testing.assert_close(plain.cpu(), all_logits(decoder_of("torch"), ids[:1]), atol=2e-4, rtol=0)
 
 
+@pytest.mark.parametrize("quantization", ["fp8", "int4"] if has_gpu else ["fp8"])
+def test_adapters_add_to_packed_weights_what_they_add_to_others(quantization: str, tmp_path: Path):
+    path = write_adapter(tmp_path / "adapter", 17, ALL)
+    decoder, ids = cuda_decoder(quantization=quantization), tokens(40 if has_gpu else 2)
+    decoder.set_adapter(1, open_adapter(path, ADAPTED))
+    found, plain = (logits.cpu() for logits in adapted_logits(decoder, [(1, ids), (0, ids)]))
+    merged, unmerged = (
+        all_logits(decoder_of("torch", MergedCheckpoint(path)), ids),
+        all_logits(decoder_of("torch"), ids),
+    )
+    assert (plain - unmerged).abs().max() > 1e-3, "weights are rounded"
+    added, expected = (found - plain).flatten(), (merged - unmerged).flatten()
+    assert torch.nn.functional.cosine_similarity(added, expected, dim=0) > 0.9
+
+
+@pytest.mark.parametrize("quantization", ["none", "fp8", "int4"] if has_gpu else ["none"])
 @pytest.mark.parametrize(
     "dtype",
     [torch.float32, torch.bfloat16] if has_gpu else [pytest.param(torch.float32, marks=pytest.mark.slow)],
 )
-def test_a_row_is_the_same_whatever_adapters_run_beside_it(dtype: torch.dtype, tmp_path: Path):
-    decoder = cuda_decoder(dtype)
+def test_a_row_is_the_same_whatever_adapters_run_beside_it(
+    dtype: torch.dtype, quantization: str, tmp_path: Path
+):
+    decoder = cuda_decoder(dtype, quantization)
     for slot, (rank, modules) in enumerate([(4, ALL), (33, ("q_proj", "down_proj"))], start=1):
         path = write_adapter(tmp_path / str(slot), rank, modules, seed=slot)
         decoder.set_adapter(slot, open_adapter(path, ADAPTED))
