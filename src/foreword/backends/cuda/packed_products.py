@@ -102,20 +102,34 @@ class PackedProducts:
 
     def check(self, weight: PackedWeight, depth: int) -> None:
         """Find out which tiles give the bits of the reference on this GPU; the others are not used."""
-        kind, (columns, whole) = _kind(weight, depth), weight.shape
+        kind = _kind(weight, depth)
         if kind in self._checked:
             return
         self._checked.add(kind)
-        device = weight.scales.device
-        generator = torch.Generator(device).manual_seed(0)
-        x = torch.randn((DECODE_ROWS[-1] + 1, whole), generator=generator, device=device)
-        rows = _input(x.bfloat16() if x.is_cuda else x, weight)
-        found = [torch.empty((whole // depth, len(x), columns), device=device) for _ in range(2)]
-        expected = _product(rows, weight, None, found[0], REFERENCE_TILE, depth)
-        for tile in {tile_for(size, weight) for size in (*DECODE_ROWS, DECODE_ROWS[-1] + 1)}:
-            if not torch.equal(_product(rows, weight, None, found[1], tile, depth), expected):
+        (_, expected), *others = _all_ways(weight, depth)
+        for tile, found in others:
+            if not torch.equal(found, expected[:, : found.shape[1]]):
                 self._odd.add((kind, tile))
                 _log.warning("products with packed weights %s: %s has other bits and is not used", kind, tile)
+
+    def compute_some(self, weight: PackedWeight, depth: int) -> None:
+        """Launch what `check` compares."""
+        if _kind(weight, depth) not in self._checked:
+            _all_ways(weight, depth)
+
+
+def _all_ways(weight: PackedWeight, depth: int) -> list[tuple[Tile, Tensor]]:
+    """Products with the same random input: by the reference tile with the most rows, and by the others."""
+    device, (columns, whole), sizes = weight.scales.device, weight.shape, (*DECODE_ROWS, DECODE_ROWS[-1] + 1)
+    x = torch.randn((sizes[-1], whole), generator=torch.Generator(device).manual_seed(0), device=device)
+    numbers = x.bfloat16() if x.is_cuda else x
+    tiles = {REFERENCE_TILE: sizes[-1]} | {tile_for(size, weight): size for size in sizes}
+
+    def product(tile: Tile, rows: int) -> Tensor:
+        out = torch.empty((whole // depth, rows, columns), device=device)
+        return _product(_input(numbers[:rows], weight), weight, None, out, tile, depth)
+
+    return [(tile, product(tile, rows)) for tile, rows in tiles.items()]
 
 
 def _kind(weight: PackedWeight, depth: int) -> tuple[int, ...]:

@@ -103,12 +103,17 @@ class Products:
     def compute_some(self, whole: list[Matrix], in_parts: list[Matrix]) -> None:
         """Launch what `check_library` compares with."""
         for weight in whole:
-            if isinstance(weight, Tensor):
+            if not isinstance(weight, Tensor):
+                self._packed.compute_some(weight, weight.shape[1])
+            else:
                 x = weight[:1].contiguous()
                 linear(x, weight, None, x.new_empty((1, len(weight))), REFERENCE_TILE)
         for weight in in_parts:
-            if isinstance(weight, Tensor):
-                x, depth = weight[:1].contiguous(), self.part_depth(weight)
+            depth = self.part_depth(weight)
+            if not isinstance(weight, Tensor):
+                self._packed.compute_some(weight, depth)
+            else:
+                x = weight[:1].contiguous()
                 parts = x.new_empty((x.shape[1] // depth, 1, len(weight)), dtype=torch.float32)
                 linear(x, weight, None, parts, REFERENCE_TILE, depth)
 

@@ -40,6 +40,9 @@ FETCHED = tl.constexpr(0)
 NEIGHBOURS = 8
 """Tiles of columns that share the rows of a prompt in the second-level cache."""
 
+PROMPT_ROWS = 128
+"""Of tiles that take their turns in this order."""
+
 
 @dataclass(frozen=True)
 class EngineTile(Tile):
@@ -250,7 +253,8 @@ def fp8_linear(
         inputs, x.scales, weights, weight.scales, weight.scales if bias is None else bias, out,
         num_rows, columns, depth, part_depth,
         ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=step, BLOCK=BLOCK if weight.in_blocks else 0,
-        NEIGHBOURS=NEIGHBOURS if num_rows > tile.rows else 1, ENGINE=engine, EVEN=is_even, HAS_BIAS=bias is not None,
+        NEIGHBOURS=NEIGHBOURS if tile.rows >= PROMPT_ROWS else 1, ENGINE=engine, EVEN=is_even,
+        HAS_BIAS=bias is not None,
         num_warps=tile.warps, num_stages=tile.stages, **ahead(x.values),
     )  # fmt: skip
     return out
