@@ -70,14 +70,16 @@ def assert_same_row(found: Tensor, expected: Tensor) -> None:
 def cuda_decoder(path: Path, dtype: str = "float32", *, enforce_eager: bool = EAGER) -> Decoder:
     """On a GPU as it is used; on the CPU its kernels are interpreted, which is slow and right in float32 alone.
 
-    Products come in parts as they do in large models. With "fp8", weights are in 8 bits and the rest as usual.
+    Products come in parts as they do in large models. With "fp8", weights are in 8 bits and the rest as usual;
+    with "fp8-float32", the rest is float32.
     """
     from foreword.backends.cuda.decoder import CudaDecoder
     from foreword.backends.cuda.packing import load_packed
     from foreword.backends.cuda.products import Products
 
     checkpoint = open_checkpoint(path)
-    numbers = (torch.bfloat16 if has_gpu else torch.float32) if dtype == "fp8" else getattr(torch, dtype)
-    choice = BackendChoice("cuda", None, numbers, "", "fp8" if dtype == "fp8" else "none")
+    kinds = {"fp8": torch.bfloat16 if has_gpu else torch.float32, "fp8-float32": torch.float32}
+    numbers = kinds.get(dtype) or getattr(torch, dtype)
+    choice = BackendChoice("cuda", None, numbers, "", "fp8" if dtype in kinds else "none")
     weights = load_packed(checkpoint, choice, KERNEL_DEVICE)
     return CudaDecoder(checkpoint.config, weights, Products(least_part=16), enforce_eager=enforce_eager)

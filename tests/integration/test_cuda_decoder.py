@@ -89,7 +89,7 @@ def test_8_bit_weights_are_what_rounded_inputs_and_weights_give(path: Path, monk
         return torch.nn.functional.linear(rounded(x), rounded(weight), bias)
 
     ids = random_tokens(random.Random(1), 70 if has_gpu else 34)
-    exact, found = all_logits(torch_decoder(path), ids), all_logits(cuda_decoder(path, "fp8"), ids)
+    exact, found = all_logits(torch_decoder(path), ids), all_logits(cuda_decoder(path, "fp8-float32"), ids)
     monkeypatch.setattr(layers, "linear", linear)
     expected = all_logits(torch_decoder(path), ids)
     assert (found - expected).abs().mean() < 0.5 * (exact - expected).abs().mean()

@@ -35,14 +35,13 @@ REFERENCE_TILE = Tile(rows=16, columns=64, depth=128)
 """What every other tile must equal, bit by bit."""
 
 _FP8_TILES = {
-    8: (Tile(8, 64, 256, stages=4), Tile(16, 64, 128, stages=4)),
     16: (Tile(16, 64, 256, stages=4), Tile(16, 64, 128, stages=4)),
     32: (Tile(32, 64, 256, stages=4), Tile(32, 128, 128, warps=8, stages=4)),
-    64: (EngineTile(64, 64, 128, stages=6), EngineTile(64, 128, 128, warps=8, stages=4)),
+    64: (Tile(64, 64, 128, stages=6), EngineTile(64, 128, 128, warps=8, stages=4)),
     128: (EngineTile(64, 64, 128, stages=6), EngineTile(128, 64, 128, stages=4)),
-    256: (EngineTile(128, 64, 128, stages=6), EngineTile(128, 128, 128)),
+    256: (EngineTile(128, 64, 128, stages=4), EngineTile(128, 128, 128)),
 }
-"""By rows: for few columns, and for WIDE weights."""
+"""By rows: for few columns, and for WIDE weights. Tiles of less than 16 rows have other bits."""
 
 _PROMPT_TILE = EngineTile(128, 128, 128)
 _GROUPED_TILES = (

@@ -34,8 +34,8 @@ LEAST = tl.constexpr(1e-30)
 EXACT_STEP = tl.constexpr(128)
 """Products that Hopper's tensor cores add up in 14 bits before the sum goes to a float32. Loads are multiples of it."""
 
-FETCHED = tl.constexpr(0)
-"""Lines of 128 weights of every row that are on their way to the cache while the kernel before still runs."""
+FETCHED = tl.constexpr(8)
+"""Lines of 128 weights of every row that are fetched to the cache while the kernel before still runs."""
 
 NEIGHBOURS = 8
 """Tiles of columns that share the rows of a prompt in the second-level cache."""
