@@ -124,5 +124,23 @@ def test_we_and_transformers_write_the_same_text(tiny_model):
     assert all(row["tokens_per_second"] > 0 and row["peak_bytes"] > 0 for row in found["rows"])
 
 
+@pytest.mark.slow
+def test_a_scoreboard_is_measured_and_written(tiny_model, tmp_path):
+    compare = "--category chat --limit-per-category 1 --max-tokens 8 --rounds 1 --modes plain,auto"
+    given = ("--model", str(tiny_model), "--peers", "transformers", "--threads", "1", "--label", "cpu")
+    places = ("--results", str(tmp_path / "results"), "--out", str(tmp_path / "page.md"))
+    options = ("--measure", *given, *places, "--compare", compare, "--prove", "--small --only usage")
+    run = foreword("bench", "scoreboard", *options)
+    assert run.returncode == 0, run.stderr
+    page = (tmp_path / "page.md").read_text("utf-8")
+    assert "| foreword auto |" in page
+    assert "| transformers plain |" in page
+    assert "| usage | held |" in page
+    results = sorted(path.name for path in (tmp_path / "results").iterdir())
+    stem = f"cpu-{tiny_model.stem}"
+    assert results == [f"{stem}-{part}.json" for part in ("proof-foreword", "proof-transformers", "speed")]
+    assert "is there already" in foreword("bench", "scoreboard", *options).stderr
+
+
 def test_a_wrong_interpreter_is_refused_in_one_line():
     assert_one_line_error(refusal("bench", "compare", "--python", "vllm=nowhere"), "--python vllm=nowhere")

@@ -22,6 +22,9 @@ from foreword.errors import RequestError
 START_SECONDS = 600
 """Maximum start time of a server in seconds: vLLM compiles for minutes."""
 
+NAME = "model"
+"""Of the model in every server but transformers', which has no other name than the path."""
+
 Arguments = Callable[[Path, int], list[str]]
 """Returns interpreter arguments that start a server, by model and threads."""
 
@@ -34,21 +37,34 @@ class ServedEngine:
     label: str  # column of the table
     arguments: Arguments
     speculation: Sequence[str] = ()  # further arguments; the plain reference server has none
+    name: Callable[[Path], str] = lambda _: NAME  # of the model in requests
+
+
+def _foreword(model: Path, threads: int) -> list[str]:
+    return ["-m", "foreword", "serve", str(model), "--served-model-name", NAME]
 
 
 def _llama_cpp(model: Path, threads: int) -> list[str]:
-    fixed = ("--model_alias", "model", "--n_ctx", "2048", "--n_threads", str(threads))
+    fixed = ("--model_alias", NAME, "--n_ctx", "2048", "--n_threads", str(threads))
     return ["-m", "llama_cpp.server", "--model", str(model), *fixed]
 
 
 def _transformers(model: Path, threads: int) -> list[str]:
-    named = f"{model.parent}:{model.name}" if model.is_file() else str(model)
-    return ["-c", "from transformers.cli.transformers import main; main()", "serve", named]
+    return [
+        "-c",
+        "from transformers.cli.transformers import main; main()",
+        "serve",
+        _transformers_name(model),
+    ]
+
+
+def _transformers_name(model: Path) -> str:
+    return f"{model.parent}:{model.name}" if model.is_file() else str(model)
 
 
 def _vllm(model: Path, threads: int) -> list[str]:
     # Half of a GPU, since the plain server runs concurrently.
-    half = ("--gpu-memory-utilization", "0.45", "--max-model-len", "4096")
+    half = ("--gpu-memory-utilization", "0.45", "--max-model-len", "4096", "--served-model-name", NAME)
     return ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *half]
 
 
@@ -56,17 +72,17 @@ _VLLM_NGRAM = {"method": "ngram", "num_speculative_tokens": VLLM_DRAFT_TOKENS, "
 _LOOKUP = ("--draft_model", "prompt-lookup-decoding", "--draft_model_num_pred_tokens", str(LOOKUP_TOKENS))
 
 SERVED = (
-    ServedEngine(OURS, "foreword", lambda model, threads: ["-m", "foreword", "serve", str(model)]),
+    ServedEngine(OURS, "foreword", _foreword),
     ServedEngine("llama.cpp", "llama.cpp", _llama_cpp),
     ServedEngine("llama.cpp", "llama.cpp lookup", _llama_cpp, _LOOKUP),
-    ServedEngine("transformers", "transformers", _transformers),
+    ServedEngine("transformers", "transformers", _transformers, name=_transformers_name),
     ServedEngine("vllm", "vLLM ngram", _vllm, ("--speculative-config", json.dumps(_VLLM_NGRAM))),
 )
 
 
 @contextmanager
-def started(python: str, arguments: Sequence[str], threads: int) -> Iterator[str]:
-    """Start a server on a free port and yield its address once it answers."""
+def started(python: str, arguments: Sequence[str], name: str, threads: int) -> Iterator[str]:
+    """Start a server on a free port and yield its address once the model of this name answers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -78,7 +94,7 @@ def started(python: str, arguments: Sequence[str], threads: int) -> Iterator[str
         )
         try:
             deadline = monotonic() + START_SECONDS
-            while not _answers(url):
+            while not _answers(url, name):
                 if server.poll() is not None or monotonic() > deadline:
                     log.seek(0)
                     lines = log.read().decode(errors="replace").strip().splitlines() or ["it wrote nothing"]
@@ -98,15 +114,12 @@ def server_environment(threads: int) -> Mapping[str, str]:
     return {**os.environ, **threaded, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
 
 
-def _answers(url: str) -> bool:
-    """Return whether a server completes a text; some list models before they are loaded."""
+def _answers(url: str, name: str) -> bool:
+    """Return whether a server completes a text; some listen before they have loaded their model."""
+    body = {"model": name, "prompt": "Hello", "max_tokens": 1}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
     try:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as listed:
-            models = json.load(listed)["data"]
-        body = {"model": models[0]["id"] if models else "", "prompt": "Hello", "max_tokens": 1}
-        request = urllib.request.Request(
-            f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
         with urllib.request.urlopen(request, timeout=START_SECONDS):
             return True
     except (urllib.error.URLError, ConnectionError, TimeoutError):
@@ -118,13 +131,14 @@ def verdicts_of(
 ) -> dict[str, object]:
     """Return the result of `foreword prove --url --json` for an engine's server, or `absent` with a reason."""
     interpreter = python or sys.executable
-    plain = served.arguments(model, threads)
+    plain, name = served.arguments(model, threads), served.name(model)
     try:
-        with started(interpreter, [*plain, *served.speculation], threads) as url:
+        with started(interpreter, [*plain, *served.speculation], name, threads) as url:
+            given = ["--url", url, "--model", name, *options]
             if not served.speculation:
-                return _examined(["--url", url, *options])
-            with started(interpreter, plain, threads) as plain_url:
-                return _examined(["--url", url, "--plain-url", plain_url, *options])
+                return _examined(given)
+            with started(interpreter, plain, name, threads) as plain_url:
+                return _examined([*given, "--plain-url", plain_url])
     except RequestError as error:
         return {"verdicts": [], "absent": [str(error)]}
 

@@ -37,7 +37,7 @@ def quantize(x: Tensor, group: int, rotated: bool) -> tuple[Tensor, Tensor]:
     """Return 8-bit levels [rows, groups, group] and scales [rows, groups] of float32 rows."""
     values = grouped(x, group, rotated)
     largest = values.abs().amax(-1)
-    inverse = torch.where(largest > 0, 127.0 / largest, 0.0)
+    inverse = torch.where(largest > 0, torch.full_like(largest, 127.0) / largest, 0.0)
     return (values * inverse.unsqueeze(-1)).round(), largest / 127.0
 
 

@@ -11,13 +11,13 @@ from foreword.bench.servers import ServedEngine, started, verdicts_of
 from foreword.cli.bench.scoreboard import Scoreboard
 from foreword.errors import RequestError
 
-# Lists its models at once, and refuses the first two completions.
+# Listens at once, and refuses the first two completions.
 SERVER = """
 import http.server, json, sys
 refusals = 2
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.answer(200, {"data": [{"id": "m"}], "served": self.server.served})
+        self.answer(200, {"served": self.server.served})
     def do_POST(self):
         self.server.served += 1
         self.answer(503 if self.server.served <= refusals else 200, {})
@@ -32,7 +32,10 @@ server.serve_forever()
 
 
 def test_a_server_is_used_once_it_completes_a_text():
-    with started(sys.executable, ["-c", SERVER], 1) as url, urllib.request.urlopen(f"{url}/models") as listed:
+    with (
+        started(sys.executable, ["-c", SERVER], "m", 1) as url,
+        urllib.request.urlopen(f"{url}/models") as listed,
+    ):
         assert json.load(listed)["served"] == 3
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"{url}/models")

@@ -253,3 +253,12 @@ def test_a_nucleus_that_unlikely_tokens_decide_counts_all_of_them():
     total = logits.double().exp().sum()
     assert top_p * total > 1 >= top_p * 1.095, "the likeliest token is all of it without the others"
     assert floor.item() == logits[0, 9].item()
+
+
+def test_the_reference_divides_as_the_kernels_do():
+    # torch's `127 / x` rounds twice: a value that is nearly halfway between two levels would take the other one.
+    largest = random(64, 256, 1).abs()
+    halfway = largest * (torch.arange(31) + 0.5) / 127
+    x = torch.cat((largest, halfway), -1)
+    levels, _ = reference.quantize(x.flatten(1), 32, False)
+    assert np.array_equal(levels, np.rint(x.numpy() * (np.float32(127) / largest.numpy())))
