@@ -11,19 +11,17 @@ from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.pipeline import StepPipeline
 from foreword.engine.text import Vocabulary
-from helpers.cuda import cuda_decoder, has_gpu, needs_triton
+from helpers.cuda import cuda_decoder, needs_cuda
 from helpers.tiny_models import make_hf_model
 
-pytestmark = needs_triton
-
-TOKENS = 40 if has_gpu else 4
+pytestmark = needs_cuda  # in the interpreter nothing is captured
 
 
 def text(decoder, ahead: int) -> list[list[int]]:
     """Of an engine with memory of its own."""
     config = EngineConfig(kv_cache_memory_bytes=1 << 22, steps_ahead=ahead)
     core = EngineCore(decoder, Vocabulary(decoder.config.vocab_size), EngineParts(config))
-    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, seed=3)
+    params = SamplingParams(max_tokens=40, ignore_eos=True, seed=3)
     requests = [
         core.add(NewRequest(str(length), tuple(range(5, 5 + length)), params))[0] for length in (3, 9)
     ]
@@ -34,7 +32,7 @@ def text(decoder, ahead: int) -> list[list[int]]:
     return [request.output_ids for request in requests]
 
 
-@pytest.mark.parametrize("ahead", [1, 2] if has_gpu else [2])
+@pytest.mark.parametrize("ahead", [1, 2])
 def test_engines_that_share_a_decoder_have_memory_of_their_own(ahead: int, tmp_path: Path):
     """A capture that goes on reading the first engine's memory would show in the second's text."""
     path = make_hf_model(tmp_path, "llama", tied=True)
