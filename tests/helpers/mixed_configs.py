@@ -53,6 +53,9 @@ CONFIGS = {
         ),
         rope=RopeSpec(1e4, YarnRopeScaling(4.0, 64), magnitude=1.2, rotary_dim=12),
     ),
+    "one window": replace(
+        _BASE, layers=(LayerSpec(replace(_ATTENTION, window=21), _MLP),), tied_embeddings=False
+    ),
     "experts": replace(
         _BASE,
         layers=(LayerSpec(replace(_ATTENTION, window=40), MlpSpec(0, experts=_SOFTMAX)),) * 2,

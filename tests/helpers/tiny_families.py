@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from foreword.models.config import ModelConfig
+from foreword.models.formats.fields import ConfigFields
+from foreword.models.formats.hf.config import hf_config, hf_family, layer_specs
 from helpers.tiny_models import TINY_VOCAB, write_tiny_tokenizer
 
 WINDOW = 7
@@ -91,6 +94,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**_MOE, "num_experts": 5, "shared_expert_intermediate_size": 40, "mlp_only_layers": [0]},
     ),
     "qwen3_moe": ("Qwen3Moe", {**_MOE, "num_experts": 5, "norm_topk_prob": True, "head_dim": 16}),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": WINDOW,
+            "head_dim": 16,
+            "rope_parameters": YARN | {"truncate": False},
+        },
+    ),
     "glm4_moe": (
         "Glm4Moe",
         {
@@ -145,6 +158,19 @@ def make_family(directory: Path, family: str, **overrides: Any) -> tuple[Path, n
     if family == "mimo":
         change_config(directory, architectures=["MiMoForCausalLM"], model_type="mimo")
     return directory, model.eval()
+
+
+def family_config(family: str) -> ModelConfig:
+    """The same shape without transformers and without weights."""
+    name, settings = FAMILIES[family]
+    values = _BASE | settings | {"architectures": [f"{'MiMo' if family == 'mimo' else name}ForCausalLM"]}
+    count, path = values["num_hidden_layers"], Path(family)
+    specs = layer_specs(ConfigFields(values, family), hf_family(values, path), count)
+    names = ["lm_head.weight", *(f"model.layers.{layer}.input_layernorm.weight" for layer in range(count))]
+    for layer, spec in enumerate(specs):
+        experts = range(spec.mlp.experts.count if spec.mlp.experts else 0)
+        names += [f"model.layers.{layer}.mlp.experts.{expert}.up_proj.weight" for expert in experts]
+    return hf_config(values, frozenset(names), path)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from early import EARLY_MUTANTS
 from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
 from families import FAMILY_MUTANTS
+from gpu_families import GPU_FAMILY_MUTANTS
 from gpu_kernels import GPU_KERNEL_MUTANTS
 from grammars import GRAMMAR_MUTANTS
 from heads import HEAD_MUTANTS
@@ -43,6 +44,7 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *PARALLEL_HEAD_MUTANTS,
     *CPU_BACKEND_MUTANTS,
     *GPU_KERNEL_MUTANTS,
+    *GPU_FAMILY_MUTANTS,
     *PREPARING_MUTANTS,
     *ROLLOUT_MUTANTS,
     *CONTROL_MUTANTS,

@@ -82,7 +82,7 @@ GPU_KERNEL_MUTANTS = (
         98,
         "a norm leaves out eps",
         "backends/cuda/kernels/rows.py",
-        "_add_norm",
+        "_normed",
         "tl.sum(wide * wide, axis=0) / WIDTH + eps",
         "tl.sum(wide * wide, axis=0) / WIDTH",
         (f"{KERNELS}::test_add_norm",),
@@ -90,7 +90,7 @@ GPU_KERNEL_MUTANTS = (
     Mutant(
         98,
         "a row's heads after the first sixteen are not rotated",
-        "backends/cuda/kernels/rows.py",
+        "backends/cuda/kernels/rotation.py",
         "_rotate_and_keep",
         "tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)",
         "tl.arange(0, HEAD_BLOCK)",
@@ -135,8 +135,8 @@ GPU_KERNEL_MUTANTS = (
     Mutant(
         98,
         "adapters add nothing to a product in parts",
-        "backends/cuda/decoder.py",
-        "CudaDecoder._addend",
+        "backends/cuda/layers.py",
+        "CudaLayers._addend",
         "bias is None and added is None",
         "bias is None",
         (f"{UPLOAD}::test_a_product_in_parts_has_its_bias_and_what_adapters_add",),

@@ -23,13 +23,15 @@ class Part(Enum):
     PART_ROPE = "rotating a part of each head"
     LOUD_ROPE = "rotary embedding with a magnitude"
     GELU = "GeGLU"
+    SINKS = "attention sinks"
+    CLAMPED = "experts with biases and clamps"
     MIXED = "layers that differ"
 
 
 SUPPORTED: dict[str, frozenset[Part]] = {
     "torch": frozenset(Part),
-    "cpu": frozenset(Part) - {Part.LATENT, Part.GATED},
-    "cuda": frozenset(),
+    "cpu": frozenset(Part) - {Part.LATENT, Part.GATED, Part.SINKS, Part.CLAMPED},
+    "cuda": frozenset(Part) - {Part.GATED},
     "training": frozenset(),
 }
 """Unsupported features by backend; `training` means the trainer's own passes."""
@@ -77,8 +79,10 @@ def require_supported(config: ModelConfig, backend: str) -> LayerSpec:
 
 def _layer_parts(layer: LayerSpec, config: ModelConfig) -> Iterator[Part]:
     yield from _attention_parts(layer.attention, config)
-    if layer.mlp.experts is not None:
+    if (experts := layer.mlp.experts) is not None:
         yield Part.EXPERTS
+        if experts.bias or experts.clamp is not None:
+            yield Part.CLAMPED
     if layer.norms is not Norms.BEFORE:
         yield Part.NORMS
     if layer.residual_scale != 1:
@@ -96,6 +100,7 @@ def _attention_parts(attention: AttentionSpec, config: ModelConfig) -> Iterator[
         Part.WIDE_NORM: attention.qk_norm and attention.wide_qk_norm,
         Part.SCALES: attention.scale is not None,
         Part.GATED: attention.gated,
+        Part.SINKS: attention.sinks,
         Part.NO_ROPE: not attention.is_rotated,
         Part.OTHER_ROPE: attention.rope is not None,
         Part.PART_ROPE: rope.rotary_dim is not None,

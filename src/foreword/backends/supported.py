@@ -17,7 +17,7 @@ class SupportedFamily:
     models: str
     hf_class: str
     formats: str
-    backends: dict[str, str]  # "yes", "no: REASON", or "yes, without" optional features
+    backends: dict[str, str]  # "yes" or "no: REASON"
 
 
 def supported_families() -> list[SupportedFamily]:
@@ -50,11 +50,7 @@ def _verdict(family: Architecture, backend: str) -> str:
     lacking = _always(family) - SUPPORTED[backend]
     if len(lacking) > 1:
         lacking.discard(Part.MIXED)
-    if lacking:
-        return "no: " + ", ".join(part.value for part in Part if part in lacking)
-    if family.window is not None and Part.WINDOW not in SUPPORTED[backend]:
-        return f"yes, without {Part.WINDOW.value}"
-    return "yes"
+    return "no: " + ", ".join(part.value for part in Part if part in lacking) if lacking else "yes"
 
 
 def _always(family: Architecture) -> set[Part]:
@@ -62,7 +58,9 @@ def _always(family: Architecture) -> set[Part]:
     scales, rope, experts, window = family.scales, family.rope, family.experts, family.window
     has = {
         Part.EXPERTS: experts is not None,
+        Part.CLAMPED: experts is not None and (experts.bias or experts.clamp is not None),
         Part.LATENT: family.is_latent,
+        Part.SINKS: family.has_sinks,
         Part.CAPS: scales.attention_cap is not None,
         Part.NORMS: family.norms is not Norms.BEFORE,
         Part.WIDE_NORM: family.wide_qk_norm,

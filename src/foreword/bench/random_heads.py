@@ -18,7 +18,7 @@ from foreword.drafters.heads.loading import DraftVocabulary, LoadedHead, taps_of
 from foreword.drafters.heads.medusa import MedusaDrafter
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
-from foreword.models.config import ModelConfig
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig
 from foreword.models.heads.layouts.common import all_layer_shapes
 from foreword.models.heads.layouts.eagle import MASK_HIDDEN
 from foreword.models.heads.opening import Head, open_head
@@ -41,7 +41,7 @@ def write_random_head(method: str, target: ModelConfig, path: Path) -> Path:
         raise RequestError(
             f"--methods: there is no random model for {method!r}, only for {', '.join(_SHAPES)}"
         )
-    shapes, config = _SHAPES[method](target)
+    shapes, config = _SHAPES[method](_plain(target))
     generator = torch.Generator().manual_seed(0)
     tensors = {
         name: (torch.randn(shape, generator=generator) * 0.02).bfloat16() for name, shape in shapes.items()
@@ -54,13 +54,19 @@ def write_random_head(method: str, target: ModelConfig, path: Path) -> Path:
     return path
 
 
+def _plain(target: ModelConfig) -> ModelConfig:
+    """A target's sizes with layers of the llama kind, as heads have them; as wide as the experts that a token takes."""
+    given, mlp = target.layers[0].attention, target.layers[0].mlp
+    attention = AttentionSpec(given.num_heads, given.num_kv_heads, given.head_dim)
+    experts = 0 if mlp.experts is None else mlp.experts.size * mlp.experts.per_token
+    layer = LayerSpec(attention, MlpSpec(mlp.intermediate_size or experts))
+    return replace(target, layers=(layer,) * target.num_layers)
+
+
 def _layers(target: ModelConfig, layers: int, inputs: int = 1) -> dict[str, tuple[int, ...]]:
-    """Return layers like the target's without biases; the first reads `inputs` times the width."""
-    layer = target.layer
-    attention = replace(layer.attention, bias=False, output_bias=False, qk_norm=False)
-    plain = replace(layer, attention=attention, mlp=replace(layer.mlp, bias=False))
+    """Return shapes of layers like the target's; the first reads `inputs` times as many numbers."""
     hidden = target.hidden_size
-    return all_layer_shapes((plain,) * layers, hidden, first_inputs=inputs * hidden, first_norm=True)
+    return all_layer_shapes((target.layer,) * layers, hidden, first_inputs=inputs * hidden, first_norm=True)
 
 
 def _eagle(target: ModelConfig) -> Shaped:

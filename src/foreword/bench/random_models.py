@@ -17,9 +17,12 @@ from foreword.errors import RequestError
 from foreword.models.config import (
     AttentionSpec,
     ExpertsSpec,
+    LatentSpec,
     LayerSpec,
+    LinearRopeScaling,
     MlpSpec,
     ModelConfig,
+    Norms,
     NormSpec,
     RopeSpec,
 )
@@ -45,10 +48,56 @@ def _llama(
     )
 
 
+def _gemma3() -> ModelConfig:
+    """Gemma 3 12B: every sixth layer sees all positions."""
+    attention = AttentionSpec(16, 8, 256, qk_norm=True, scale=256**-0.5)
+    local = replace(attention, window=1024, rope=RopeSpec(1e4))
+    mlp = MlpSpec(15_360, activation="gelu_pytorch_tanh")
+    layers = [LayerSpec(attention if index % 6 == 5 else local, mlp, Norms.AROUND) for index in range(48)]
+    base = _llama(262_208, 3840, 15_360, 48, 16, 8, 256, tied=True)
+    return replace(
+        base,
+        architecture="gemma3",
+        layers=tuple(layers),
+        rope=RopeSpec(1e6, LinearRopeScaling(8.0)),
+        embedding_scale=3840**0.5,
+    )
+
+
+def _qwen3_moe() -> ModelConfig:
+    """Qwen3-30B-A3B."""
+    mlp = MlpSpec(0, experts=ExpertsSpec(128, 8, 768, normalize=True))
+    layer = LayerSpec(AttentionSpec(32, 4, 128, qk_norm=True), mlp)
+    base = _llama(151_936, 2048, 768, 48, 32, 4, 128, tied=False)
+    return replace(base, architecture="qwen3_moe", layers=(layer,) * 48, rope=RopeSpec(1e6))
+
+
+def _deepseek_v2_lite() -> ModelConfig:
+    latent = LatentSpec(kv_rank=512, query_rank=None, nope_dim=128, rope_dim=64, value_dim=128)
+    attention = AttentionSpec(16, 16, 192, latent=latent)
+    mixture = LayerSpec(attention, MlpSpec(2816, experts=ExpertsSpec(64, 6, 1408)))
+    base = _llama(102_400, 2048, 10_944, 27, 16, 16, 192, tied=False)
+    layers = (LayerSpec(attention, MlpSpec(10_944)), *(mixture,) * 26)
+    return replace(base, architecture="deepseek_v2", layers=layers)
+
+
+def _gpt_oss() -> ModelConfig:
+    """gpt-oss-20b: every second layer sees all positions."""
+    attention = AttentionSpec(64, 8, 64, bias=True, output_bias=True, sinks=True)
+    mlp = MlpSpec(0, experts=ExpertsSpec(32, 4, 2880, normalize=True, bias=True, clamp=7.0))
+    local, whole = LayerSpec(replace(attention, window=128), mlp), LayerSpec(attention, mlp)
+    base = _llama(201_088, 2880, 2880, 24, 64, 8, 64, tied=False)
+    return replace(base, architecture="gpt_oss", layers=(local, whole) * 12, rope=RopeSpec(150_000.0))
+
+
 SHAPES = {
     "llama-8b": _llama(128_256, 4096, 14_336, 32, 32, 8, 128, tied=False),
     "llama-1b": _llama(128_256, 2048, 8192, 16, 32, 8, 64, tied=True),
     "smollm2-135m": _llama(49_152, 576, 1536, 30, 9, 3, 64, tied=True),
+    "gemma-3-12b": _gemma3(),
+    "qwen3-30b-a3b": _qwen3_moe(),
+    "deepseek-v2-lite": _deepseek_v2_lite(),
+    "gpt-oss-20b": _gpt_oss(),
 }
 
 

@@ -93,6 +93,7 @@ class AttentionSpec:
     rope: RopeSpec | None = None  # overrides the model's (Gemma 3's local layers)
     latent: LatentSpec | None = None  # None: keys and values are stored directly
     gated: bool = False  # head outputs are gated by a sigmoid computed with the query (Qwen3-Next)
+    sinks: bool = False  # attention sinks: each head's softmax has one more score, of no position (gpt-oss)
 
     @property
     def query_width(self) -> int:
@@ -141,6 +142,10 @@ class GroupScore(Enum):
     TOP2 = "top2"  # sum of its two best
 
 
+CLAMPED_SLOPE = 1.702
+"""Clamped experts compute (up + 1) * gate * sigmoid(slope * gate), gate at most `clamp`, up between it and minus it."""
+
+
 @dataclass(frozen=True)
 class ExpertsSpec:
     """Routed experts: each token uses those with the best scores, within the best groups."""
@@ -156,6 +161,8 @@ class ExpertsSpec:
     top_groups: int = 1  # groups that a token may select from
     group_score: GroupScore = GroupScore.MAX
     shared_gate: bool = False  # the shared expert's output is gated by a sigmoid (Qwen2-MoE)
+    bias: bool = False  # router and expert projections have biases (gpt-oss)
+    clamp: float | None = None  # limit of gate and up, combined as at `CLAMPED_SLOPE` (gpt-oss)
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,8 @@ def _attention_shapes(spec: AttentionSpec, hidden: int) -> Shapes:
         **_linear("self_attn.k_proj", spec.kv_width, hidden, spec.bias),
         **_linear("self_attn.v_proj", spec.kv_width, hidden, spec.bias),
     }
+    if spec.sinks:
+        shapes["self_attn.sinks"] = (spec.num_heads,)
     if spec.qk_norm:
         wide = spec.wide_qk_norm
         shapes["self_attn.q_norm.weight"] = (spec.query_width if wide else spec.head_dim,)
@@ -115,14 +117,14 @@ def _mlp_shapes(prefix: str, mlp: MlpSpec, hidden: int) -> Shapes:
 def _experts_shapes(mlp: MlpSpec, hidden: int) -> Shapes:
     experts = mlp.experts
     assert experts is not None
-    shapes: Shapes = {"mlp.gate.weight": (experts.count, hidden)}
+    shapes = _linear("mlp.gate", experts.count, hidden, experts.bias)
     if experts.corrected:
         shapes["mlp.gate.e_score_correction_bias"] = (experts.count,)
     if mlp.intermediate_size:
         shapes |= _mlp_shapes("mlp.shared_experts.", mlp, hidden)
         if experts.shared_gate:
             shapes["mlp.shared_expert_gate.weight"] = (1, hidden)
-    each = _mlp_shapes("", MlpSpec(experts.size), hidden)
+    each = _mlp_shapes("", MlpSpec(experts.size, bias=experts.bias), hidden)
     for index in range(experts.count):
         shapes |= {f"mlp.experts.{index}.{name}": shape for name, shape in each.items()}
     return shapes

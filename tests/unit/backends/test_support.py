@@ -51,6 +51,8 @@ def test_plain_layers_are_fine():
 
 LATENT = LatentSpec(kv_rank=8, query_rank=None, nope_dim=8, rope_dim=4, value_dim=8)
 EXPERTS = with_layer(LayerSpec(ATTENTION, replace(MLP, experts=ExpertsSpec(8, 2, 16))))
+GATED = with_layer(LayerSpec(replace(ATTENTION, gated=True), MLP))
+COMPRESSED = with_layer(LayerSpec(replace(ATTENTION, latent=LATENT), MLP))
 WINDOW = with_layer(LayerSpec(replace(ATTENTION, window=127), MLP))
 
 
@@ -58,15 +60,14 @@ WINDOW = with_layer(LayerSpec(replace(ATTENTION, window=127), MLP))
     ("config", "backend", "words"),
     [
         (with_layer(LayerSpec(ATTENTION, replace(MLP, activation="gelu"))), "torch", "activation 'gelu'"),
-        (with_layer(LayerSpec(ATTENTION, replace(MLP, activation="gelu_pytorch_tanh"))), "cuda", "GeGLU"),
-        (EXPERTS, "cuda", "a mixture of experts is not supported; use --backend torch"),
-        (WINDOW, "cuda", "a sliding window"),
+        (with_layer(LayerSpec(ATTENTION, replace(MLP, activation="gelu_pytorch_tanh"))), "training", "GeGLU"),
+        (GATED, "cuda", "gated attention is not supported; use --backend torch"),
         (WINDOW, "training", "a sliding window is not supported; use another model"),
-        (with_layer(LayerSpec(ATTENTION, MlpSpec(32))), "cuda", "layers that differ"),
-        (with_layer(LayerSpec(replace(ATTENTION, latent=LATENT), MLP)), "cpu", "latent attention"),
-        (with_layer(LayerSpec(replace(ATTENTION, softcap=5.0), MLP)), "cuda", "soft caps"),
-        (with_layer(LayerSpec(ATTENTION, MLP, Norms.AFTER)), "cuda", "norms after attention"),
-        (replace(SOUND, embedding_scale=2.0), "cuda", "scaled embeddings"),
+        (with_layer(LayerSpec(ATTENTION, MlpSpec(32))), "training", "layers that differ"),
+        (COMPRESSED, "cpu", "latent attention"),
+        (with_layer(LayerSpec(replace(ATTENTION, softcap=5.0), MLP)), "training", "soft caps"),
+        (with_layer(LayerSpec(ATTENTION, MLP, Norms.AFTER)), "training", "norms after attention"),
+        (replace(SOUND, embedding_scale=2.0), "training", "scaled embeddings"),
         (replace(SOUND, norm=NormSpec(1e-5, kind="layer")), "cpu", "layer norms"),
         (replace(SOUND, layers=()), "torch", "no layers"),
     ],
@@ -76,18 +77,18 @@ def test_the_rest_is_named(config: ModelConfig, backend: str, words: str):
         require_supported(config, backend)
 
 
-def test_the_cpu_kernels_have_windows_and_experts_and_torch_has_everything():
+@pytest.mark.parametrize("backend", ["cpu", "cuda", "torch"])
+def test_every_backend_has_windows_and_experts(backend: str):
     for config in (EXPERTS, WINDOW):
-        require_supported(config, "cpu")
-        require_supported(config, "torch")
+        require_supported(config, backend)
 
 
 def test_auto_falls_to_torch_where_the_faster_backend_cannot_run_a_model():
     chosen, gpu = BackendChoice("cuda", None, torch.bfloat16, "the fastest"), torch.device("cuda")
-    found = fitted(chosen, EXPERTS, backend="auto", dtype="auto", device=gpu)
+    found = fitted(chosen, GATED, backend="auto", dtype="auto", device=gpu)
     assert (found.name, found.torch_dtype) == ("torch", torch.bfloat16)
-    assert found.reason == "the cuda backend cannot run a mixture of experts"
-    assert fitted(chosen, EXPERTS, backend="cuda", dtype="auto", device=gpu) is chosen
+    assert found.reason.startswith("the cuda backend cannot run gated attention")
+    assert fitted(chosen, GATED, backend="cuda", dtype="auto", device=gpu) is chosen
     assert fitted(chosen, SOUND, backend="auto", dtype="auto", device=gpu) is chosen
 
 

@@ -27,7 +27,10 @@ class AdapterTable:
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         shape = (1 + MOST_SLOTS, config.num_layers, len(MODULES), FIELDS)
         self.entries = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.widths = [outputs for outputs, _ in layer_modules(config, 0).values()]  # all layers are alike
+        self.widths = [
+            {module: outputs for module, (outputs, _) in layer_modules(config, layer).items()}
+            for layer in range(config.num_layers)
+        ]
 
     def check(self, slot: int) -> None:
         """Refuse a slot that there is no entry for."""
@@ -55,5 +58,5 @@ class RowAdapters:
     def add(self, place: Place, x: Tensor, y: Tensor) -> Tensor:
         """To the product y of x with the matrices of these modules, in place."""
         layer, modules = place
-        widths = [self.table.widths[module] for module in modules]
+        widths = [self.table.widths[layer].get(MODULES[module], 0) for module in modules]
         return add_factors(x, y, self.slots, self.table.entries, (layer, modules[0]), widths)

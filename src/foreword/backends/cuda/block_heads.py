@@ -15,7 +15,8 @@ from foreword.backends.cuda.draws import as_chains, drawn_ids, names_in, words
 from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.heads import KernelHead
 from foreword.backends.cuda.kernels.attention import Sight
-from foreword.backends.cuda.kernels.rows import rotate_and_keep, take_rows
+from foreword.backends.cuda.kernels.rotation import rotate_and_keep
+from foreword.backends.cuda.kernels.rows import take_rows
 from foreword.backends.cuda.layout import Layout, PassShape, round_rows
 from foreword.backends.cuda.upload import UploadedPass
 from foreword.backends.interface import ChainPlan, HeadCall, HeadInput, HeadOutput, KvStore, PendingChains

@@ -1,35 +1,28 @@
-"""The llama-family decoder on Triton kernels: decode passes are captured graphs, prompt chunks run as they come."""
+"""The decoder on Triton kernels: decode passes are captured graphs, prompt chunks run as they come."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
-from foreword.backends.cuda.adapters import DOWN, GATE_UP, OUTPUT, QKV, AdapterTable, Place, RowAdapters
+from foreword.backends.cuda.adapters import AdapterTable, RowAdapters
 from foreword.backends.cuda.block_heads import CudaBlockHead
 from foreword.backends.cuda.chain_heads import CudaHead
 from foreword.backends.cuda.compiling import kernels_of
 from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.kernels.ancestors import ancestor_slots
-from foreword.backends.cuda.kernels.attention import Sight
+from foreword.backends.cuda.kernels.attention import Sight, latent_group
 from foreword.backends.cuda.kernels.moves import move_rows
-from foreword.backends.cuda.kernels.rows import (
-    add_norm,
-    embed,
-    fill_in,
-    join_parts,
-    rotate_and_keep,
-    silu_times_up,
-    take_rows,
-    widen,
-)
+from foreword.backends.cuda.kernels.rows import add_norm, as_logits, embed, fill_in, take_rows
+from foreword.backends.cuda.layers import CudaLayers, LayerPass
 from foreword.backends.cuda.layout import Layout, PassShape, decode_sizes
 from foreword.backends.cuda.medusa import CudaMedusa
 from foreword.backends.cuda.packed_products import Matrix, Rows
 from foreword.backends.cuda.products import Products
-from foreword.backends.cuda.upload import PassUpload, UploadedPass, attended
+from foreword.backends.cuda.upload import PassUpload, UploadedPass
 from foreword.backends.interface import DecodeSize, HeadRunner, KvStore
 from foreword.backends.support import require_supported
 from foreword.backends.torch.adapters import on_device
@@ -37,13 +30,13 @@ from foreword.backends.torch.described import DescribedDecoder
 from foreword.backends.torch.head_factory import TorchHeads
 from foreword.backends.torch.heads import LentEnds
 from foreword.backends.torch.kv_store import TorchKvStore
-from foreword.backends.torch.weights import DecoderWeights, LayerWeights
+from foreword.backends.torch.rotation import CosSin, Rotations
+from foreword.backends.torch.weights import DecoderWeights
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.adapters import Lora
-from foreword.models.config import ModelConfig
+from foreword.models.config import AttentionSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head
-from foreword.models.rope import inverse_frequencies
 
 Result = tuple[Tensor, dict[Tap, Tensor]]
 """Logits and hidden states of a pass, padded, in memory that the next pass overwrites."""
@@ -90,8 +83,9 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         """With `enforce_eager` nothing is captured, neither here nor of the heads beside it."""
         super().__init__(config, weights)
         self._attention_spec = require_supported(config, "cuda").attention
-        self._inverse_frequencies = inverse_frequencies(config).to(self.device)
-        self._group = self._attention_spec.num_heads // self._attention_spec.num_kv_heads
+        self._rotations = Rotations(config.layers, config.rope, self.device)
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.dtype).item()
+        self._lines = _lines_of(self._attention_spec)
         self._upload = PassUpload(self.device)
         self._graphs: GraphsByMemory[PassShape, Result] = GraphsByMemory()
         self._captures = self.device.type == "cuda" and not enforce_eager
@@ -100,9 +94,9 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         self._adapters: dict[int, Lora] = {}  # by slot
         self._table = AdapterTable(config, self.device)
         self._products = products or Products()
+        self._layers = CudaLayers(config.layers, weights.layers, config.norm.eps, self._products)
         if self._kernels is not None:
-            layer = weights.layers[0]
-            checked = [layer.qkv, layer.gate_up, weights.head], [layer.output, layer.down]
+            checked = self._layers.checked(weights.head)
             self._kernels.compile(lambda: self._products.compute_some(*checked))
             self._products.check_library(*checked)
 
@@ -126,6 +120,19 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         """Memory for this decoder's rows and the `extra` ones, on its device."""
         return TorchKvStore(PageSpec.of(self.kv_rows(), extra), num_pages, page_size, self.device, move_rows)
 
+    @contextmanager
+    def observing_experts(self, observe: Callable[[Tensor], None]) -> Iterator[None]:
+        """Call `observe` with the experts of every mixture, int32 [rows, per token]; nothing within is captured."""
+        captures, self._captures = self._captures, False
+        for mixture in self._layers.mixtures.values():
+            mixture.observe = observe
+        try:
+            yield
+        finally:
+            self._captures = captures
+            for mixture in self._layers.mixtures.values():
+                mixture.observe = None
+
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
         """Those whose passes are captured."""
         return decode_sizes(requests, length, rows) if self._captures else ()
@@ -138,7 +145,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         check_taps(batch.taps, self.config.num_layers)
         if not all(slot in self._adapters for slot in batch.adapters if slot):
             raise ValueError("the batch asks for an adapter that is not there")
-        layout = Layout.of(batch, store.page_size, self._group, self._attention_spec.num_kv_heads)
+        layout = Layout.of(batch, store.page_size, *self._lines)
         uploaded = self._upload.send(batch, layout, store.spare_slot)
         store.move(uploaded.batch.kv_copies)
         if batch.drawn_before is not None:
@@ -154,59 +161,47 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         graphs = self._graphs.of(store)
         (logits, hidden), is_cold = graphs.run(layout.shape, body) if captured else (body(), False)
         kept = {tap: rows[: len(batch.hidden_rows)].clone() for tap, rows in hidden.items()}
-        return ForwardOutput(widen(logits[: len(batch.logit_rows)]), kept, is_cold)
+        scale, cap = self.config.logit_scale, self.config.logit_softcap
+        return ForwardOutput(as_logits(logits[: len(batch.logit_rows)], scale, cap), kept, is_cold)
 
     def _run(self, shape: PassShape, uploaded: UploadedPass, store: TorchKvStore) -> Result:
-        batch, weights = uploaded.batch, self.weights
-        sight = self._sight(shape, uploaded, store.page_size)
-        keys, values = store.arrays(DECODER_ROWS)
-        angles = batch.positions.unsqueeze(1).float() * self._inverse_frequencies  # [rows, head_dim / 2]
-        cos_sin = angles.cos(), angles.sin()
+        batch, weights, eps = uploaded.batch, self.weights, self.config.norm.eps
         stream = embed(
             batch.token_ids,
             weights.embedding,
             weights.embedding.new_empty((shape.rows, self.config.hidden_size)),
+            self._embedding_scale,
         )
-        added = RowAdapters(self._table, uploaded.adapters) if shape.has_adapters else None
+        given = LayerPass(
+            uploaded,
+            self._sight(shape, uploaded, store.page_size),
+            self._turns(batch.positions),
+            *store.arrays(DECODER_ROWS),
+            store.spare_slot,
+            RowAdapters(self._table, uploaded.adapters) if shape.has_adapters else None,
+        )
         normed, delta = Rows.room(stream, self.config.hidden_size, weights.layers[0].qkv), None
+        after: tuple[Tensor | None, float] = None, 1.0  # how `delta` is normed and scaled before it is added
         hidden: dict[Tap, Tensor] = {}
-        for index, layer in enumerate(weights.layers):
-            add_norm(stream, delta, layer.input_norm, self.config.norm.eps, *normed)
+        for index, (layer, spec) in enumerate(zip(weights.layers, self.config.layers, strict=True)):
+            read = add_norm(stream, delta, layer.input_norm, eps, *normed, *after)
             self._keep(hidden, Tap(index), shape, batch, stream)
-            qkv = self._product(normed, layer.qkv, layer.qkv_bias, added, (index, QKV))
-            seen = self._attend(layer, qkv, cos_sin, keys[index], values[index], sight, uploaded)
-            delta = self._addend(Rows(seen), layer.output, layer.output_bias, added, (index, OUTPUT))
-            add_norm(stream, delta, layer.mlp_norm, self.config.norm.eps, *normed)
-            gate_up = self._product(normed, layer.gate_up, layer.gate_up_bias, added, (index, GATE_UP))
-            active = Rows.room(gate_up, gate_up.shape[1] // 2, layer.down)
-            silu_times_up(gate_up, *active)
-            delta = self._addend(active, layer.down, layer.down_bias, added, (index, DOWN))
-        add_norm(stream, delta, weights.final_norm, self.config.norm.eps, *normed)
+            delta = self._layers.attention(index, normed._replace(numbers=read), given)
+            after = layer.after_attention, spec.residual_scale
+            read = add_norm(stream, delta, layer.mlp_norm, eps, *normed, *after)
+            delta = self._layers.mlp(index, normed._replace(numbers=read), given)
+            after = layer.after_mlp, spec.residual_scale
+        last_norm = add_norm(stream, delta, weights.final_norm, eps, normed.numbers, None, *after)
         self._keep(hidden, Tap(self.config.num_layers), shape, batch, stream)
-        self._keep(hidden, Tap(self.config.num_layers, normed=True), shape, batch, normed.numbers)
-        last = take_rows(
-            normed.numbers, batch.logit_rows, stream.new_empty((shape.logit_rows, stream.shape[1]))
-        )
+        self._keep(hidden, Tap(self.config.num_layers, normed=True), shape, batch, last_norm)
+        last = take_rows(last_norm, batch.logit_rows, stream.new_empty((shape.logit_rows, stream.shape[1])))
         return self._products(last, weights.head, None), hidden
 
-    def _product(
-        self, x: Rows, weight: Matrix, bias: Tensor | None, added: RowAdapters | None, place: Place
-    ) -> Tensor:
-        """With what the rows' adapters add to it."""
-        y = self._products(x, weight, bias)
-        return y if added is None else added.add(place, x.numbers, y)
-
-    def _addend(
-        self, x: Rows, weight: Matrix, bias: Tensor | None, added: RowAdapters | None, place: Place
-    ) -> Tensor:
-        """A product that is added to the stream, in parts if nothing comes between."""
-        if not self._products.splits(weight):
-            return self._product(x, weight, bias, added, place)
-        parts = self._products.parts(x, weight)
-        if bias is None and added is None:
-            return parts
-        y = join_parts(parts, bias, x.numbers.new_empty((len(x.numbers), len(weight))))
-        return y if added is None else added.add(place, x.numbers, y)
+    def _turns(self, positions: Tensor) -> list[CosSin]:
+        """Cosines and sines for every layer, float32; one that does not rotate turns by nothing."""
+        nothing = torch.empty((len(positions), 0), device=positions.device)
+        found = self._rotations.of(positions, torch.float32)
+        return [(nothing, nothing) if turns is None else turns for turns in found]
 
     def _keep(
         self, hidden: dict[Tap, Tensor], tap: Tap, shape: PassShape, batch: ForwardBatch, states: Tensor
@@ -227,21 +222,10 @@ class CudaDecoder(DescribedDecoder[Matrix]):
             batch.positions, batch.prefix_lens, batch.block_tables, ancestors, page_size, shape.has_trees
         )
 
-    def _attend(
-        self,
-        layer: LayerWeights[Matrix],
-        qkv: Tensor,
-        cos_sin: tuple[Tensor, Tensor],
-        keys: Tensor,
-        values: Tensor,
-        sight: Sight,
-        uploaded: UploadedPass,
-    ) -> Tensor:
-        spec, rows = self._attention_spec, len(qkv)
-        norms = None
-        if layer.query_norm is not None and layer.key_norm is not None:
-            norms = layer.query_norm, layer.key_norm
-        queries = qkv.new_empty((rows, spec.num_heads, spec.head_dim))
-        eps = self.config.norm.eps
-        rotate_and_keep(qkv, cos_sin, uploaded.batch.slots, norms, eps, keys, values, queries)
-        return attended(queries, keys, values, sight, uploaded.tiles).view(rows, spec.query_width)
+
+def _lines_of(spec: AttentionSpec) -> tuple[int, int, int]:
+    """How many query heads share a KV head, how many such groups there are, and the numbers that each head sums up."""
+    if spec.latent is None:
+        return spec.num_heads // spec.num_kv_heads, spec.num_kv_heads, spec.head_dim
+    group = latent_group(spec.num_heads)
+    return group, spec.num_heads // group, spec.latent.kv_rank

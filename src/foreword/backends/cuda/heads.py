@@ -7,7 +7,8 @@ from torch.nn.functional import pad
 
 from foreword.backends.cuda.draws import DraftIds
 from foreword.backends.cuda.kernels.attention import Sight
-from foreword.backends.cuda.kernels.rows import add_norm, rotate_and_keep, silu_times_up
+from foreword.backends.cuda.kernels.rotation import rotate_and_keep
+from foreword.backends.cuda.kernels.rows import activate, add_norm
 from foreword.backends.cuda.products import Products
 from foreword.backends.cuda.upload import PassUpload, TiledRows, attended
 from foreword.backends.interface import (
@@ -151,7 +152,7 @@ class KernelHead:
             delta = self._tensors.linear(seen.view(len(seen), -1), prefix + "self_attn.o_proj")
             normed = self._added(stream, delta, prefix + "post_attention_layernorm.weight")
             gate_up = self._tensors.linear(normed, prefix + "mlp.joined")
-            active = silu_times_up(gate_up, gate_up.new_empty((len(gate_up), gate_up.shape[1] // 2)))
+            active = activate(gate_up, gate_up.new_empty((len(gate_up), gate_up.shape[1] // 2)))
             stream += self._tensors.linear(active, prefix + "mlp.down_proj")
         return stream
 

@@ -27,14 +27,14 @@ FEW_PARTS = (4, 16)
 PREPARED_LENGTHS = (PART // 2, *(3 * PART * parts // 4 for parts in (2, 4, 8, 16)))
 """One text for each number of parts that is common: steps of a start leave it within them."""
 
-NARROW_LINES = 64
-"""Most lines (rows times heads of a group) of a tile whose positions are split into parts."""
+NARROW_LINES, NARROW_DIM = 64, 256
+"""Most lines (rows times heads of a group) of a tile whose positions are split into parts, up to so wide heads."""
 
 ENOUGH_PROGRAMS = 128
 """Tiles times KV heads with which a tile can go through all its positions by itself."""
 
-WIDE_LINES = 128
-"""Lines of a tile that goes through all positions by itself."""
+WIDE_LINES, WIDE_DIM = 128, 128
+"""Lines of a tile that goes through all positions by itself, for heads of up to this many numbers; fewer for wider."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,12 @@ class Layout:
     wide: Tiles
 
     @staticmethod
-    def of(batch: ForwardBatch, page_size: int, group: int, kv_heads: int) -> "Layout":
+    def of(
+        batch: ForwardBatch, page_size: int, group: int, kv_heads: int, head_dim: int = WIDE_DIM
+    ) -> "Layout":
         """`group` is how many query heads share a KV head."""
         arrays, sizes = batch.arrays, batch.arrays.sizes
-        cut = _cut(arrays.row_starts.tobytes(), arrays.ancestor_masks.tobytes(), group)
+        cut = _cut(arrays.row_starts.tobytes(), arrays.ancestor_masks.tobytes(), group, head_dim)
         rows, of_texts = round_rows(sizes.rows), -(-arrays.kv_lens[cut.is_narrow] // PART)
         most, narrow_tiles = int(of_texts.max(initial=0)), len(cut.narrow.counts)
         if len(cut.wide.counts):
@@ -139,18 +141,19 @@ class _Cut(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def _cut(row_starts: bytes, ancestor_masks: bytes, group: int) -> _Cut:
+def _cut(row_starts: bytes, ancestor_masks: bytes, group: int, head_dim: int) -> _Cut:
     """By the bytes of the two arrays: pass after pass has as many rows of the same kind for every request."""
     bounds = np.frombuffer(row_starts, np.int32)
     masks = np.frombuffer(ancestor_masks, np.uint64).reshape(-1, MASK_WORDS)
     starts, counts = bounds[:-1], np.diff(bounds)
     requests = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    most_narrow = 1 << (max(1, NARROW_LINES // group).bit_length() - 1)
+    narrow_lines = NARROW_LINES * NARROW_DIM // max(NARROW_DIM, head_dim)
+    most_narrow = 1 << (max(1, narrow_lines // group).bit_length() - 1)
     # Draft tokens stay in narrow tiles, however many there are: they may branch.
     drafted = np.bincount(requests, weights=masks.any(axis=1), minlength=len(counts))
     is_wide = (counts > most_narrow) & (drafted == 0)
     narrow_rows = min(power_of_two(int(counts[~is_wide].max(initial=1))), most_narrow)
-    wide_rows = max(1, WIDE_LINES // group)
+    wide_rows = max(1, WIDE_LINES * WIDE_DIM // max(WIDE_DIM, head_dim) // group)
     return _Cut(
         requests,
         ~is_wide,

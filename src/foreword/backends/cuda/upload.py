@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from foreword.backends.batch import BATCH_ARRAYS, ForwardBatch, Ints
-from foreword.backends.cuda.kernels.attention import RowTiles, Sight, Workspace, attend
+from foreword.backends.cuda.kernels.attention import PLAIN, RowTiles, ScoreRule, Sight, Workspace, attend
 from foreword.backends.cuda.layout import Layout, PassShape, Tiles
 from foreword.backends.torch.staging import as_batch, padded_pieces
 from foreword.backends.torch.upload import Piece, Upload, placed
@@ -31,16 +31,24 @@ class TiledRows:
     wide: RowTiles | None  # tiles of a prompt
 
 
-def attended(queries: Tensor, keys: Tensor, values: Tensor, sight: Sight, tiles: TiledRows) -> Tensor:
-    """What every row of the tiles sees: [rows, heads, dim], as `queries`."""
-    found = torch.empty_like(queries)
+def attended(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    sight: Sight,
+    tiles: TiledRows,
+    rule: ScoreRule = PLAIN,
+    out: Tensor | None = None,
+) -> Tensor:
+    """What every row of the tiles sees: [rows, heads, dim], as `queries` or, where that is narrower, `out`."""
+    found = torch.empty_like(queries) if out is None else out
     if tiles.narrow is not None:
         room = None
         if tiles.splits:
-            room = Workspace.allocate(tiles.narrow, queries.shape[1], tiles.parts, queries.shape[2])
-        attend(queries, keys, values, sight, tiles.narrow, found, room)
+            room = Workspace.allocate(tiles.narrow, found.shape[1], tiles.parts, found.shape[2])
+        attend(queries, keys, values, sight, tiles.narrow, found, room, rule)
     if tiles.wide is not None:
-        attend(queries, keys, values, replace(sight, has_trees=False), tiles.wide, found, None)
+        attend(queries, keys, values, replace(sight, has_trees=False), tiles.wide, found, None, rule)
     return found
 
 

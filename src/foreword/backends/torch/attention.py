@@ -99,19 +99,21 @@ def paged_attention(
     views: list[GroupView],
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return softmax attention of every row over its visible KV rows; 0 for padding rows.
 
     queries [rows, heads, dim]; keys, values [physical rows, kv heads, dim]; returns [rows, heads, dim]. Scores are
-    multiplied by `scale` (None: 1 / sqrt(dim)), then soft-capped.
+    multiplied by `scale` (None: 1 / sqrt(dim)), then soft-capped. `sinks` are one more score per head, of no position.
     """
     num_rows = len(queries)
     attended = queries.new_zeros((num_rows + 1, *queries.shape[1:]))  # the last row takes padding
     for view in views:
         heads = queries[view.rows.clamp(max=num_rows - 1)].transpose(1, 2)  # [requests, heads, places, dim]
         rows = keys[view.slots].transpose(1, 2), values[view.slots].transpose(1, 2)  # [..., kv rows, dim]
-        if softcap is not None:
-            attended[view.rows] = _capped(heads, *rows, view.visible, scale, softcap).transpose(1, 2)
+        if softcap is not None or sinks is not None:
+            found = _spelled_out(heads, *rows, view.visible, scale, softcap, sinks)
+            attended[view.rows] = found.transpose(1, 2)
             continue
         attended[view.rows] = scaled_dot_product_attention(
             heads, *rows, attn_mask=view.visible.unsqueeze(1), scale=scale, enable_gqa=True
@@ -119,12 +121,24 @@ def paged_attention(
     return attended[:num_rows]
 
 
-def _capped(
-    queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float | None, softcap: float
+def _spelled_out(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """Return attention with soft-capped scores, for which torch has no function."""
+    """Return attention with soft-capped scores or sinks, for which torch has no function."""
     group = queries.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
     scores = queries @ keys.transpose(2, 3) * (queries.shape[-1] ** -0.5 if scale is None else scale)
-    scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~visible.unsqueeze(1), -torch.inf)
-    return scores.softmax(dim=-1, dtype=torch.float32).to(queries.dtype) @ values
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~visible.unsqueeze(1), -torch.inf)
+    if sinks is not None:
+        more = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(len(scores), -1, scores.shape[2], 1)
+        scores = torch.cat((scores, more), dim=-1)
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(queries.dtype)
+    return weights[..., : values.shape[2]] @ values

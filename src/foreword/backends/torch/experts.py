@@ -7,14 +7,14 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from foreword.backends.torch.weights import ExpertWeights
-from foreword.models.config import ExpertsSpec, GroupScore, Scores
+from foreword.models.config import CLAMPED_SLOPE, ExpertsSpec, GroupScore, Scores
 
 Activation = Callable[[Tensor], Tensor]
 
 
 def route(spec: ExpertsSpec, weights: ExpertWeights, normed: Tensor) -> tuple[Tensor, Tensor]:
     """Return each row's experts, int64 [rows, per token], and their weights, float32. Ties go to the lower index."""
-    logits = linear(normed.float(), weights.router)
+    logits = linear(normed.float(), weights.router, weights.router_bias)
     scores = logits.softmax(dim=-1) if spec.scores is Scores.SOFTMAX else logits.sigmoid()
     choice = scores if weights.correction is None else scores + weights.correction
     chosen = _best(_in_best_groups(spec, choice), spec.per_token)
@@ -36,11 +36,19 @@ def mixture(spec: ExpertsSpec, weights: ExpertWeights, normed: Tensor, activatio
     for expert, count in enumerate(experts.bincount(minlength=spec.count).tolist()):
         here = slice(start, start + count)
         if count:
-            gate, up = linear(read[here], weights.gate_up[expert]).chunk(2, dim=-1)
-            said[here] = linear(activation(gate) * up, weights.down[expert])
+            bias = None if weights.gate_up_bias is None else weights.gate_up_bias[expert]
+            gate, up = linear(read[here], weights.gate_up[expert], bias).chunk(2, dim=-1)
+            active = activation(gate) * up if spec.clamp is None else _clamped(gate, up, spec.clamp)
+            bias = None if weights.down_bias is None else weights.down_bias[expert]
+            said[here] = linear(active, weights.down[expert], bias)
         start += count
     weighed = (said * share.flatten()[order].unsqueeze(1)).to(normed.dtype)
     return torch.zeros_like(normed).index_add_(0, rows, weighed)
+
+
+def _clamped(gate: Tensor, up: Tensor, limit: float) -> Tensor:
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * CLAMPED_SLOPE))
 
 
 def _best(scores: Tensor, count: int) -> Tensor:

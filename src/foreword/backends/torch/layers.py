@@ -88,7 +88,9 @@ class TorchLayers:
     ) -> Tensor:
         """Store this pass's keys and values and attend over all visible rows: [rows, query width]."""
         q, gate = self._placed(layer, spec, qkv, turns, kv)
-        seen = paged_attention(q, kv.keys, kv.values, kv.views, spec.scale, spec.softcap).flatten(1)
+        seen = paged_attention(
+            q, kv.keys, kv.values, kv.views, spec.scale, spec.softcap, layer.sinks
+        ).flatten(1)
         return seen if gate is None else seen * gate.sigmoid()
 
     def _placed(

@@ -62,6 +62,9 @@ class ExpertWeights:
     gate_up: Tensor  # [experts, 2 * size, hidden]
     down: Tensor  # [experts, hidden, size]
     shared_gate: Tensor | None  # [1, hidden]
+    router_bias: Tensor | None = None  # float32 [experts]
+    gate_up_bias: Tensor | None = None  # [experts, 2 * size]
+    down_bias: Tensor | None = None  # [experts, hidden]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,7 @@ class LayerWeights(Generic[M_co]):
     after_mlp: Tensor | None = None
     latent: LatentWeights | None = None
     experts: ExpertWeights | None = None
+    sinks: Tensor | None = None  # float32 [heads]
 
     @property
     def plain(self) -> tuple[Tensor | None, ...]:
@@ -211,6 +215,7 @@ def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> Laye
         experts=None
         if layer.mlp.experts is None
         else _load_experts(loader, layer.mlp.experts, has_mlp, prefix),
+        sinks=loader.floats(f"{prefix}self_attn.sinks") if attention.sinks else None,
     )
 
 
@@ -257,10 +262,10 @@ def _load_latent(loader: LayerSource[object], attention: AttentionSpec, prefix: 
 def _load_experts(
     loader: LayerSource[object], spec: ExpertsSpec, has_shared: bool, prefix: str
 ) -> ExpertWeights:
-    def together(*names: str) -> Tensor:
+    def together(*names: str, kind: str = "weight") -> Tensor:
         whole: Tensor | None = None
         for index in range(spec.count):
-            part = _stacked(loader, f"{prefix}mlp.experts.{index}.", names, "weight")
+            part = _stacked(loader, f"{prefix}mlp.experts.{index}.", names, kind)
             if whole is None:  # allocated here, after the first shape was checked
                 whole = part.new_empty((spec.count, *part.shape))
             whole[index] = part
@@ -274,4 +279,7 @@ def _load_experts(
         gate_up=together("gate_proj", "up_proj"),
         down=together("down_proj"),
         shared_gate=loader.tensor(f"{prefix}mlp.shared_expert_gate.weight") if gated else None,
+        router_bias=loader.floats(f"{prefix}mlp.gate.bias") if spec.bias else None,
+        gate_up_bias=together("gate_proj", "up_proj", kind="bias") if spec.bias else None,
+        down_bias=together("down_proj", kind="bias") if spec.bias else None,
     )

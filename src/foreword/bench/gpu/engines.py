@@ -21,6 +21,7 @@ from foreword.bench.gpu.device import (
     prompt_seconds,
     read_bandwidth,
 )
+from foreword.bench.gpu.mixtures import experts_read, idle_numbers
 from foreword.bench.step_cost import random_tokens
 from foreword.control.fixed import FixedPolicy
 from foreword.control.policy import MeasuredPolicy
@@ -88,6 +89,8 @@ class BatchSpeed:
     tokens_per_second: float
     step_ms: float
     host_ms: float  # per step, besides pass and acceptance
+    experts: float | None = None  # distinct experts that a step reads per layer, mean; None: no mixture
+    floor_ms: float | None = None  # time of reading once all weights that a step reads
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ def measure_gpu(
     speeds = []
     for size in batches:
         begin()
-        speeds.append(_batch_speed(engine, size, context))
+        speeds.append(_batch_speed(engine, size, context, ceilings[1]))
     begin()
     prompt = prompt_seconds(decoder, PROMPT)
     read = decoder.weight_bytes / ceilings[1]
@@ -155,11 +158,14 @@ def measure_gpu(
     )
 
 
-def _batch_speed(engine: EngineCore, size: int, context: int) -> BatchSpeed:
+def _batch_speed(engine: EngineCore, size: int, context: int, read_rate: float) -> BatchSpeed:
     prompts = random_prompts(engine.target, context, size)
     run_batch(engine, prompts, 8, speculate=False)  # captures graphs
     run = run_batch(engine, prompts, DECODED, speculate=False)
-    return BatchSpeed(size, run.tokens_per_second, run.step_ms, run.host_ms)
+    experts = experts_read(engine.target, prompts)
+    idle = 0.0 if experts is None else 2 * idle_numbers(engine.target, experts)
+    floor = (engine.target.weight_bytes - idle) / read_rate
+    return BatchSpeed(size, run.tokens_per_second, run.step_ms, run.host_ms, experts, floor * 1e3)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,9 @@ class Gpu(JsonCommand):
     """
 
     shape: str = option(
-        "llama-8b", "Shape of the model, which gets random weights: llama-8b, llama-1b, or a path."
+        "llama-8b",
+        "Shape of the model, which gets random weights: llama-8b, llama-1b, gemma-3-12b, qwen3-30b-a3b, "
+        "deepseek-v2-lite, gpt-oss-20b, or a path.",
     )
     batches: str = option("1,8,32,64,128", BATCH_SIZES)
     rows: str = option("1,2,4,8,16,32,64", "Tokens of one request in a pass, separated by commas.")
@@ -217,8 +219,15 @@ def _print(report: "GpuReport") -> None:
         "launch, ms": "{.host_ms:.3f}",
     }
     stdout.print(table(report.rows, passes))
-    speeds = {"batch": "{.batch}", "tokens/s": "{.tokens_per_second:.0f}", "step, ms": "{.step_ms:.3f}"}
-    stdout.print(table(report.batches, speeds | {"host, ms": "{.host_ms:.3f}"}))
+    speeds: dict[str, Column] = {
+        "batch": "{.batch}",
+        "tokens/s": "{.tokens_per_second:.0f}",
+        "step, ms": "{.step_ms:.3f}",
+        "host, ms": "{.host_ms:.3f}",
+    }
+    if report.batches[0].experts is not None:
+        speeds |= {"experts read per layer": "{.experts:.1f}", "reading these, ms": "{.floor_ms:.3f}"}
+    stdout.print(table(report.batches, speeds))
     stdout.print(
         f"a prompt of 4,096 tokens: {report.prompt_ms:.1f} ms, {report.prompt_rate:.0%} of the matrix rate"
     )

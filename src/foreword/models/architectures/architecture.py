@@ -51,6 +51,8 @@ class ExpertKeys:
     shared_size: str | None = None  # width of the shared expert
     shared_count: str | None = None  # or its width in experts
     shared_gate: bool = False
+    bias: bool = False
+    clamp: str | None = None
     dense: DenseLayers = DenseLayers.NONE
 
 
@@ -108,6 +110,9 @@ class StoredTensors:
     renamed: tuple[tuple[str, str], ...] = ()  # (part of a stored name, canonical part)
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # stored matrix -> its parts
     norms_minus_one: bool = False  # norm weights are stored minus one
+    stacked_experts: bool = (
+        False  # one tensor for all experts of a layer, gate and up rows in turn; may be MXFP4
+    )
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,7 @@ class Architecture:
     rope: Rope = Rope()
     experts: ExpertKeys | None = None
     is_latent: bool = False  # latent attention (MLA)
+    has_sinks: bool = False  # attention sinks
     kv_heads_may_be_missing: bool = False  # num_key_value_heads; defaults to the query heads
     activation_key: str = "hidden_act"
     activation: str = "silu"  # default of config.json

@@ -85,6 +85,26 @@ QWEN3_MOE = Architecture(
 )
 """Qwen3 with experts."""
 
+GPT_OSS = Architecture(
+    name="gpt_oss",
+    models="gpt-oss",
+    hf_class="GptOssForCausalLM",
+    attention_bias=ConfigSwitch(key="attention_bias", default=True),
+    output_bias=ConfigSwitch(key="attention_bias", default=True),
+    window=WindowField(WindowedLayers.ALL_BUT_EVERY_NTH, period=2),
+    rope=Rope(theta=150_000.0),
+    experts=ExpertKeys(
+        count=("num_local_experts",),
+        size="intermediate_size",
+        normalize=ConfigSwitch(always=True),
+        bias=True,
+        clamp="swiglu_limit",
+    ),
+    has_sinks=True,
+    stored=StoredTensors(renamed=((".mlp.router.", ".mlp.gate."),), stacked_experts=True),
+)
+"""Sinks, alternating windows, experts with biases whose gates are clamped."""
+
 GLM4_MOE = Architecture(
     name="glm4_moe",
     models="GLM-4.5",

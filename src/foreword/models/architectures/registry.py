@@ -18,6 +18,7 @@ from foreword.models.architectures.mixtures import (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     GLM4_MOE,
+    GPT_OSS,
     MIXTRAL,
     QWEN2_MOE,
     QWEN3_MOE,
@@ -42,6 +43,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     GLM4_MOE,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
+    GPT_OSS,
 )
 
 BY_HF_CLASS = {family.hf_class: family for family in ARCHITECTURES}

@@ -75,7 +75,7 @@ def test_modules_side_by_side_have_their_own_factors():
     from foreword.backends.cuda.adapters import GATE_UP, AdapterTable, RowAdapters
 
     table, depth = AdapterTable(ADAPTED, KERNEL_DEVICE), 1100
-    widths = [table.widths[module] for module in GATE_UP]
+    widths = [table.widths[0][MODULES[module]] for module in GATE_UP]
     own = [Factors(comparable_numbers(2, depth), comparable_numbers(width, 2)) for width in widths]
     table.set(2, Lora({(0, MODULES[module]): one for module, one in zip(GATE_UP, own, strict=True)}))
     slots = torch.tensor([0, 2], dtype=torch.int32, device=KERNEL_DEVICE)

@@ -35,6 +35,9 @@ def prompt_rows(request: int, first: int, count: int) -> list[Row]:
     return [Row(request, first + i, first + i + 1, 0) for i in range(count)]
 
 
+Rule = tuple[float | None, float | None, int | None]
+PLAIN: Rule = (None, None, None)  # scale, soft cap, window
+DTYPES = [torch.float32, torch.bfloat16] if has_gpu else [torch.float32]
 CASES = {
     "plain": [tree_rows(0, 1, []), tree_rows(1, 300, []), tree_rows(2, 256, [])],
     "chains": [tree_rows(0, 255, [-1, 0, 1]), tree_rows(1, 37, [-1, 0, 1, 2, 3])],
@@ -48,17 +51,27 @@ CASES = {
 
 
 def expected_row(
-    row: Row, query: Tensor, keys: Tensor, values: Tensor, table: list[int], start: int
+    row: Row,
+    query: Tensor,
+    kv: tuple[Tensor, Tensor],
+    table: list[int],
+    start: int,
+    rule: Rule,
 ) -> Tensor:
-    seen = [*range(start, row.prefix), *(row.prefix + node for node in range(64) if row.mask >> node & 1)]
+    keys, values = kv
+    scale, softcap, window = rule
+    path = [*range(row.prefix), *(row.prefix + node for node in range(64) if row.mask >> node & 1)]
+    seen = path[max(start, 0 if window is None else len(path) - window) :]
     slots = torch.tensor([table[place // PAGE] * PAGE + place % PAGE for place in seen], device=keys.device)
     k = keys[slots].double().repeat_interleave(HEADS // KV_HEADS, dim=1)  # [seen, heads, dim]
     v = values[slots].double().repeat_interleave(HEADS // KV_HEADS, dim=1)
-    weights = (torch.einsum("hd,shd->hs", query.double(), k) * DIM**-0.5).softmax(-1)
-    return torch.einsum("hs,shd->hd", weights, v)
+    scores = torch.einsum("hd,shd->hs", query.double(), k) * (scale or DIM**-0.5)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    return torch.einsum("hs,shd->hd", scores.softmax(-1), v)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if has_gpu else [torch.float32])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("case", "starts", "split", "tile_rows"),
     [
@@ -72,9 +85,34 @@ def expected_row(
 def test_every_row_sees_its_prefix_and_its_ancestors(
     case: str, starts: tuple[int, ...] | None, split: bool, tile_rows: int, dtype: torch.dtype
 ):
-    """Rows before a request's start are not there, and may hold anything."""
+    check(case, starts, split, tile_rows, PLAIN, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("case", "split", "rule"),
+    [
+        *(("prompts", split, (None, None, 130)) for split in (True, False)),
+        *((case, True, (None, None, 130)) for case in ("plain", "chains", "trees")),
+        *(("trees", False, (None, None, window)) for window in (3, 130)),
+        *(("prompts", split, (0.4, 1.5, None)) for split in (True, False)),
+    ],
+)
+def test_windows_scales_and_caps(case: str, split: bool, rule: Rule, dtype: torch.dtype):
+    check(case, None, split, 4, rule, dtype)
+
+
+def check(
+    case: str,
+    starts: tuple[int, ...] | None,
+    split: bool,
+    tile_rows: int,
+    rule: Rule,
+    dtype: torch.dtype,
+) -> None:
+    """Rows before a request's start and before the window of all its rows are not there, and may hold anything."""
     from foreword.backends.cuda.kernels.ancestors import ancestor_slots
-    from foreword.backends.cuda.kernels.attention import RowTiles, Sight, Workspace, attend
+    from foreword.backends.cuda.kernels.attention import RowTiles, ScoreRule, Sight, Workspace, attend
 
     groups, rng = CASES[case], random.Random(7)
     rows = [row for group in groups for row in group]
@@ -103,16 +141,44 @@ def test_every_row_sees_its_prefix_and_its_ancestors(
     ancestors = ancestor_slots(prefixes, masks, ints([row.request for row in rows]), block_tables, PAGE)
     has_trees = any(row.mask & (row.mask + 1) for row in rows)
     sight = Sight(ints([row.position for row in rows]), prefixes, block_tables, ancestors, PAGE, has_trees)
+    hidden = [0] * len(groups)
     if starts is not None:
-        sight = replace(sight, starts=ints(list(starts)))
-        for table, start in zip(tables, starts, strict=True):
+        sight, hidden = replace(sight, starts=ints(list(starts))), list(starts)
+    if rule[2] is not None:
+        hidden = [max(0, min(row.position for row in group) + 1 - rule[2]) for group in groups]
+    if any(hidden):
+        for table, start in zip(tables, hidden, strict=True):
             for place in range(start):
                 keys[table[place // PAGE] * PAGE + place % PAGE] = float("nan")
                 values[table[place // PAGE] * PAGE + place % PAGE] = float("nan")
     workspace = Workspace.allocate(row_tiles, HEADS, 4, DIM) if split else None
     found = torch.full_like(queries, float("nan"))
-    attend(queries, keys, values, sight, row_tiles, found, workspace)
+    attend(queries, keys, values, sight, row_tiles, found, workspace, ScoreRule(*rule))
     for row, query, result in zip(rows, queries, found, strict=True):
         start = 0 if starts is None else starts[row.request]
-        expected = expected_row(row, query, keys, values, tables[row.request], start)
+        expected = expected_row(row, query, (keys, values), tables[row.request], start, rule)
         assert (result.double() - expected).abs().max() < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_sink_takes_its_part_of_the_softmax(split: bool):
+    """Once in every row, however many parts its positions have."""
+    from foreword.backends.cuda.kernels.attention import RowTiles, ScoreRule, Sight, Workspace, attend
+
+    def ints(*numbers: int) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int32, device=KERNEL_DEVICE)
+
+    table, length = ints(*range(20))[None], 300
+    keys, values = (torch.randn(20 * PAGE, KV_HEADS, DIM, device=KERNEL_DEVICE) for _ in range(2))
+    queries, sinks = (
+        torch.randn(1, HEADS, DIM, device=KERNEL_DEVICE),
+        torch.randn(HEADS, device=KERNEL_DEVICE) + 6,
+    )
+    sight = Sight(ints(length - 1), ints(length), table, ints(0), PAGE, has_trees=False)
+    tiles, found = RowTiles(ints(0), ints(1), ints(0), 1), torch.full_like(queries, float("nan"))
+    workspace = Workspace.allocate(tiles, HEADS, 4, DIM) if split else None
+    attend(queries, keys, values, sight, tiles, found, workspace, ScoreRule(sinks=sinks))
+    k, v = (rows[:length].double().repeat_interleave(HEADS // KV_HEADS, dim=1) for rows in (keys, values))
+    scores = torch.einsum("hd,shd->hs", queries[0].double(), k) * DIM**-0.5
+    weights = torch.cat((scores, sinks.double()[:, None]), dim=1).softmax(-1)[:, :length]
+    assert (found[0].double() - torch.einsum("hs,shd->hd", weights, v)).abs().max() < 1e-5

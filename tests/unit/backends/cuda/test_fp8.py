@@ -55,12 +55,12 @@ def test_rows_are_rounded_to_nearest_with_their_largest_number_kept(width: int, 
 @pytest.mark.parametrize("in_blocks", [False, True])
 def test_norm_and_activation_round_what_they_write(in_blocks: bool):
     from foreword.backends.cuda.kernels.fp8 import Fp8Rows, round_rows
-    from foreword.backends.cuda.kernels.rows import add_norm, silu_times_up
+    from foreword.backends.cuda.kernels.rows import activate, add_norm
 
     stream, weight, gate_up = random(3, 200), random(200), random(3, 400)
     for write in (
         lambda out, room: add_norm(stream.clone(), None, weight, 0.1, out, room),
-        lambda out, room: silu_times_up(gate_up, out, room),
+        lambda out, room: activate(gate_up, out, room),
     ):
         plain = write(random(3, 200), None)
         fused = Fp8Rows.room(plain, 200, in_blocks)

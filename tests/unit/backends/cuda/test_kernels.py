@@ -110,15 +110,45 @@ def test_add_norm(adds: bool, dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("after", [False, True])
+def test_what_is_added_may_be_normed_and_scaled_first_and_the_sum_left_alone(after: bool, dtype: torch.dtype):
+    from foreword.backends.cuda.kernels.rows import add_norm
+    from foreword.backends.torch.norms import rms_norm
+
+    stream, delta, weight = random(3, 72, dtype=dtype), random(3, 72, dtype=dtype), random(72, dtype=dtype)
+    more = rms_norm(delta, weight, EPS) if after else delta
+    expected = stream + more * 0.25
+    out = poison(3, 72, dtype=dtype)
+    found = add_norm(stream, delta, weight[:0], EPS, out, None, weight if after else None, 0.25)
+    assert found is stream and close(stream, expected, dtype)
+    assert out.isnan().all()
+    assert add_norm(stream, None, weight[:0], EPS, out) is stream
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_over_all_heads_leave_values_alone(dtype: torch.dtype):
+    from foreword.backends.cuda.kernels.rows import norm_heads
+    from foreword.backends.torch.norms import rms_norm
+
+    qkv, norms = random(3, 100, dtype=dtype), (random(60, dtype=dtype), random(20, dtype=dtype))
+    q, k, v = (part.clone() for part in qkv.split([60, 20, 20], dim=1))
+    norm_heads(qkv, norms, EPS)
+    assert close(qkv[:, :60], rms_norm(q, norms[0], EPS), dtype)
+    assert close(qkv[:, 60:80], rms_norm(k, norms[1], EPS), dtype)
+    assert torch.equal(qkv[:, 80:], v)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normed", [False, True])
-def test_rotation_with_the_write_to_kv_memory(normed: bool, dtype: torch.dtype):
-    from foreword.backends.cuda.kernels.rows import rotate_and_keep
+@pytest.mark.parametrize("turned", [20, 12, 0])
+def test_rotation_with_the_write_to_kv_memory(turned: int, normed: bool, dtype: torch.dtype):
+    from foreword.backends.cuda.kernels.rotation import rotate_and_keep
     from foreword.backends.torch.norms import rms_norm
     from foreword.models.rope import rotate
 
     rows, heads, kv_heads, dim = 4, 15, 2, 20  # more heads than one program rotates
     qkv, slots = random(rows, heads + 2 * kv_heads, dim, dtype=dtype), ints([3, 0, 7, 5])
-    angles = random(rows, dim // 2)
+    angles = random(rows, turned // 2)
     norms = (random(dim, dtype=dtype), random(dim, dtype=dtype)) if normed else None
     keys, values = poison(8, kv_heads, dim, dtype=dtype), poison(8, kv_heads, dim, dtype=dtype)
     queries = poison(rows, heads, dim, dtype=dtype)
@@ -136,16 +166,21 @@ def test_rotation_with_the_write_to_kv_memory(normed: bool, dtype: torch.dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_activation_embedding_and_rows(dtype: torch.dtype):
-    from foreword.backends.cuda.kernels.rows import embed, silu_times_up, take_rows, widen
+    from foreword.backends.cuda.kernels.rows import activate, as_logits, embed, take_rows
+    from foreword.backends.torch.layers import ACTIVATIONS
 
     gate_up = random(3, 2 * 1100, dtype=dtype)
     gate, up = gate_up.chunk(2, dim=-1)
-    found = silu_times_up(gate_up, poison(3, 1100, dtype=dtype))
-    assert close(found, torch.nn.functional.silu(gate) * up, dtype)
+    for name, function in ACTIVATIONS.items():
+        found = activate(gate_up, poison(3, 1100, dtype=dtype), None, name)
+        assert close(found, function(gate) * up, dtype)
     table, ids = random(9, 36, dtype=dtype), ints([8, 0, 3, 3])
     assert torch.equal(embed(ids, table, poison(4, 36, dtype=dtype)), table[ids.long()])
     assert torch.equal(take_rows(table, ids, poison(4, 36, dtype=dtype)), table[ids.long()])
-    assert torch.equal(widen(gate_up), gate_up.float())
+    scaled = embed(ids, table, poison(4, 36, dtype=dtype), 3.0)
+    assert torch.equal(scaled, table[ids.long()] * 3)
+    assert torch.equal(as_logits(gate_up), gate_up.float())
+    assert close(as_logits(gate_up, 0.5, 2.0), 2 * torch.tanh(gate_up.float() * 0.25), torch.float32)
 
 
 def test_ids_that_stand_for_drawn_tokens_are_replaced():

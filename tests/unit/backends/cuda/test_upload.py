@@ -69,7 +69,7 @@ def test_every_store_has_captures_of_its_own():
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("adapted", [False, True])
 def test_a_product_in_parts_has_its_bias_and_what_adapters_add(biased: bool, adapted: bool):
-    from foreword.backends.cuda.decoder import CudaDecoder
+    from foreword.backends.cuda.layers import CudaLayers
     from foreword.backends.cuda.packed_products import Rows
     from foreword.backends.cuda.products import Products, added_up
 
@@ -79,9 +79,9 @@ def test_a_product_in_parts_has_its_bias_and_what_adapters_add(biased: bool, ada
             return y + 8
 
     x, weight, bias = comparable_numbers(3, 64), comparable_numbers(20, 64), comparable_numbers(20)
-    decoder: Any = SimpleNamespace(_products=Products(least_part=16))
+    layers: Any = SimpleNamespace(_products=Products(least_part=16))
     added: Any = Added() if adapted else None
-    found = CudaDecoder._addend(decoder, Rows(x), weight, bias if biased else None, added, (1, range(3, 4)))
+    found = CudaLayers._addend(layers, Rows(x), weight, bias if biased else None, added, (1, range(3, 4)))
     expected = x @ weight.T + (bias if biased else 0) + (8 if adapted else 0)
     assert found.ndim == (2 if biased or adapted else 3), "parts are added up with the stream's"
     torch.testing.assert_close(added_up(found) if found.ndim == 3 else found, expected, rtol=1e-5, atol=1e-4)

@@ -5,6 +5,11 @@ positions, and parts are merged in their order. A key stands in the lane of its 
 on another branch of a tree is gathered to where it will be once it is committed. Sums over a part are taken by the
 tensor cores, whose order does not depend on how many lines they work on. Two kernels share this: one gives every part
 a program of its own and merges afterwards (few requests), the other goes through all parts itself (many, prompts).
+A sliding window hides positions within a part and skips parts that no row of a tile sees: merging one of these would
+change no bit.
+
+Latent rows are keys and values of all heads at once: DIM numbers that both are made of, then EXTRA ones that only
+keys have. They are wide, and a part of them is looked at in steps of fewer positions.
 """
 
 from dataclasses import dataclass
@@ -20,103 +25,31 @@ from foreword.backends.cuda.kernels.ahead import (
     let_the_next_kernel_come,
     wait_for_the_kernel_before,
 )
+from foreword.backends.cuda.kernels.attention_parts import merge, more_of, over_part, sink
 from foreword.backends.cuda.kernels.linear import precision_of
 from foreword.kernels.launching import kernel
 
 PART = 128
 """Positions whose keys are looked at together."""
 
+LATENT_STEP = 32
+"""Positions of a part whose latent rows are loaded together."""
+
+LATENT_GROUP = 16
+"""Most heads that share the latent rows that a program has loaded."""
+
 LOG2E = 1.4426950408889634
-
-
-@triton.jit
-def _follow(
-    q, keys_at, values_at, seen, peak, mass, total, ones, scale, PRECISION: tl.constexpr
-):  # fmt: skip
-    """Softmax over more positions: q [lines, dim], keys_at [dim, PART], values_at [PART, dim], seen [lines, PART]."""
-    scores = tl.dot(q, keys_at, input_precision=PRECISION) * scale
-    scores = tl.where(seen, scores, -float("inf"))
-    higher = tl.maximum(peak, tl.max(scores, axis=1))
-    ground = tl.where(higher == -float("inf"), 0.0, higher)
-    fade = tl.exp2(peak - ground)
-    weights = tl.exp2(scores - ground[:, None]).to(values_at.dtype)
-    mass = tl.dot(weights, ones, mass * fade[:, None], input_precision=PRECISION)
-    total = tl.dot(weights, values_at, total * fade[:, None], input_precision=PRECISION)
-    return higher, mass, total
-
-
-@triton.jit
-def _merge(peak, mass, total, peak2, mass2, total2):
-    """Two softmaxes over different positions as one: peaks and masses [lines], totals [lines, dim]."""
-    higher = tl.maximum(peak, peak2)
-    ground = tl.where(higher == -float("inf"), 0.0, higher)
-    fade, fade2 = tl.exp2(peak - ground), tl.exp2(peak2 - ground)
-    # Spelled out, so that no compiler chooses which of the two products is rounded.
-    mass = tl.fma(mass, fade, mass2 * fade2)
-    total = tl.fma(total, tl.broadcast_to(fade[:, None], total.shape), total2 * fade2[:, None])
-    return higher, mass, total
-
-
-@triton.jit
-def _rows_at(
-    keys, values, slot, there, kv_head, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr
-):  # fmt: skip
-    """Keys [dim, PART] and values [PART, dim] of these slots: both are being loaded before either is used."""
-    dim = tl.arange(0, DIM_BLOCK)
-    at = (slot[None, :] * KV_HEADS + kv_head) * DIM + dim[:, None]
-    k = tl.load(keys + at, mask=there[None, :] & (dim < DIM)[:, None], other=0.0)
-    at = (slot[:, None] * KV_HEADS + kv_head) * DIM + dim[None, :]
-    v = tl.load(values + at, mask=there[:, None] & (dim < DIM)[None, :], other=0.0)
-    return k, v
-
-
-@triton.jit
-def _part(
-    part, q, line_row, lengths, prefixes, first_row, least, most, least_prefix, tile_size,
-    keys, values, table, ancestors, kv_head, scale,
-    KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, LINES: tl.constexpr,
-    PAGE: tl.constexpr, NODES: tl.constexpr, PART: tl.constexpr, TREES: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The softmax of all lines over one part: peak [LINES], mass [LINES], total [LINES, DIM_BLOCK]."""
-    ones = tl.full((PART, 16), 1.0, dtype=keys.dtype.element_ty)
-    peak = tl.full((LINES,), -float("inf"), dtype=tl.float32)
-    mass = tl.zeros((LINES, 16), dtype=tl.float32)
-    total = tl.zeros((LINES, DIM_BLOCK), dtype=tl.float32)
-    position = part * PART + tl.arange(0, PART)
-    page = tl.load(table + position // PAGE, mask=position < most, other=0)
-    slot = (page * PAGE + position % PAGE).to(tl.int64)
-    if TREES and (part + 1) * PART > least_prefix:
-        # Rows of a tree see different keys at the same position: one row after the other.
-        for row in range(tile_size):
-            mine = line_row == row
-            prefix = tl.max(tl.where(mine, prefixes, 0), axis=0)
-            length = tl.max(tl.where(mine, lengths, 0), axis=0)
-            guessed = (position >= prefix) & (position < length)
-            elsewhere = tl.load(
-                ancestors + (first_row + row) * NODES + position - prefix, mask=guessed, other=0
-            )
-            own = tl.where(guessed, elsewhere.to(tl.int64), slot)
-            there = (position >= least) & (position < length)
-            k, v = _rows_at(keys, values, own, there, kv_head, KV_HEADS, DIM, DIM_BLOCK)
-            seen = mine[:, None] & there[None, :]
-            peak, mass, total = _follow(q, k, v, seen, peak, mass, total, ones, scale, PRECISION)
-    else:
-        there = (position >= least) & (position < most)
-        k, v = _rows_at(keys, values, slot, there, kv_head, KV_HEADS, DIM, DIM_BLOCK)
-        seen = there[None, :] & (position[None, :] < lengths[:, None])
-        peak, mass, total = _follow(q, k, v, seen, peak, mass, total, ones, scale, PRECISION)
-    return peak, tl.max(mass, axis=1), total
 
 
 # Sizes that grow with a text, and tiles of one row, are no reason for kernels of their own.
 @kernel(do_not_specialize=("table_width", "num_parts", "tile_size"))
 def _attend(
     queries, keys, values, tile_rows, tile_counts, tile_requests, tables, positions, prefix_lens, ancestors, starts,
-    out, part_peaks, part_masses, table_width, num_parts, tile_size, scale,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
-    LINES: tl.constexpr, PAGE: tl.constexpr, NODES: tl.constexpr,
-    PART: tl.constexpr, SPLIT: tl.constexpr, TREES: tl.constexpr, STARTS: tl.constexpr, PRECISION: tl.constexpr,
-    AHEAD: tl.constexpr,
+    sinks, out, part_peaks, part_masses, table_width, num_parts, tile_size, scale, cap, window,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, EXTRA: tl.constexpr,
+    EXTRA_BLOCK: tl.constexpr, LINES: tl.constexpr, PAGE: tl.constexpr, NODES: tl.constexpr,
+    PART: tl.constexpr, STEP: tl.constexpr, SPLIT: tl.constexpr, TREES: tl.constexpr, STARTS: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows of one request, one KV head; with SPLIT one part of the positions, without it all."""
     let_the_next_kernel_come(AHEAD)
@@ -135,30 +68,37 @@ def _attend(
     lengths = tl.load(positions + row, mask=real, other=-1) + 1
     prefixes = tl.load(prefix_lens + row, mask=real, other=0)
     most = tl.max(lengths, axis=0)
-    first_part, end_part = 0, tl.cdiv(most, PART)
-    if SPLIT:
-        first_part = tl.program_id(2)
-        if first_part >= end_part:
-            return
-        end_part = first_part + 1
     least = tl.load(starts + request) if STARTS else 0
+    first_part, end_part = 0, tl.cdiv(most, PART)
+    if WINDOWED:
+        least = tl.maximum(least, tl.min(tl.where(real, lengths, 1 << 30), axis=0) - window)
+        first_part = least // PART
+    if SPLIT:
+        own = tl.program_id(2)
+        if (own < first_part) | (own >= end_part):
+            return
+        first_part, end_part = own, own + 1
     least_prefix = tl.min(tl.where(real, prefixes, 1 << 30), axis=0)
     dim = tl.arange(0, DIM_BLOCK)
     head = kv_head * group + line % group
-    query_at = (row[:, None] * HEADS + head[:, None]) * DIM + dim[None, :]
     shown = real[:, None] & (dim < DIM)[None, :]
-    q = tl.load(queries + query_at, mask=shown, other=0.0)
+    line_at = queries + (row * HEADS + head) * (DIM + EXTRA)
+    q = tl.load(line_at[:, None] + dim[None, :], mask=shown, other=0.0)
+    more_q = more_of(line_at + DIM, q, real, EXTRA, EXTRA_BLOCK)
     table = tables + request * table_width
     peak = tl.full((LINES,), -float("inf"), dtype=tl.float32)
     mass = tl.zeros((LINES,), dtype=tl.float32)
     total = tl.zeros((LINES, DIM_BLOCK), dtype=tl.float32)
+    if SINKS and not SPLIT:
+        peak, mass = sink(sinks + head), mass + 1.0
     for part in range(first_part, end_part):
-        peak2, mass2, total2 = _part(
-            part, q, line_row, lengths, prefixes, first_row, least, most, least_prefix, tile_size,
-            keys, values, table, ancestors, kv_head, scale,
-            KV_HEADS, DIM, DIM_BLOCK, LINES, PAGE, NODES, PART, TREES, PRECISION,
+        peak2, mass2, total2 = over_part(
+            part, q, more_q, line_row, lengths, prefixes, first_row, least, most, least_prefix, tile_size,
+            keys, values, table, ancestors, kv_head, scale, cap, window,
+            KV_HEADS, DIM, DIM_BLOCK, EXTRA, EXTRA_BLOCK, LINES, PAGE, NODES, PART, STEP, TREES, WINDOWED,
+            CAPPED, PRECISION,
         )  # fmt: skip
-        peak, mass, total = _merge(peak, mass, total, peak2, mass2, total2)
+        peak, mass, total = merge(peak, mass, total, peak2, mass2, total2)
     if SPLIT:
         place = ((tile.to(tl.int64) * tile_size + line_row) * HEADS + head) * num_parts + first_part
         tl.store(part_peaks + place, peak, mask=real)
@@ -166,13 +106,15 @@ def _attend(
         tl.store(out + place[:, None] * DIM + dim[None, :], total, mask=shown)
     else:
         result = tl.div_rn(total, tl.broadcast_to(mass[:, None], total.shape))
-        tl.store(out + query_at, result.to(out.dtype.element_ty), mask=shown)
+        at = out + (row[:, None] * HEADS + head[:, None]) * DIM + dim[None, :]
+        tl.store(at, result.to(out.dtype.element_ty), mask=shown)
 
 
 @kernel(do_not_specialize=("num_parts", "tile_size"))
 def _merge_parts(
-    parts, part_peaks, part_masses, tile_rows, tile_counts, positions, out, num_parts, tile_size,
-    DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, HEADS: tl.constexpr, PART: tl.constexpr, AHEAD: tl.constexpr,
+    parts, part_peaks, part_masses, tile_rows, tile_counts, positions, sinks, out, num_parts, tile_size, window,
+    DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, HEADS: tl.constexpr, PART: tl.constexpr,
+    WINDOWED: tl.constexpr, SINKS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One head of one row: its parts in the order of their positions."""
     let_the_next_kernel_come(AHEAD)
@@ -187,11 +129,17 @@ def _merge_parts(
     peak = tl.full((1,), -float("inf"), dtype=tl.float32)
     mass = tl.zeros((1,), dtype=tl.float32)
     total = tl.zeros((1, DIM_BLOCK), dtype=tl.float32)
+    if SINKS:
+        peak, mass = sink(sinks + head + tl.arange(0, 1)), mass + 1.0
     one = (place * HEADS + head) * num_parts + tl.arange(0, 1)
-    for part in range(0, tl.cdiv(tl.load(positions + row) + 1, PART)):
+    length = tl.load(positions + row) + 1
+    first_part = 0
+    if WINDOWED:
+        first_part = tl.maximum(length - window, 0) // PART
+    for part in range(first_part, tl.cdiv(length, PART)):
         total2 = tl.load(parts + (one + part)[:, None] * DIM + dim[None, :], mask=there, other=0.0)
         peak2, mass2 = tl.load(part_peaks + one + part), tl.load(part_masses + one + part)
-        peak, mass, total = _merge(peak, mass, total, peak2, mass2, total2)
+        peak, mass, total = merge(peak, mass, total, peak2, mass2, total2)
     result = tl.div_rn(total, tl.broadcast_to(mass[:, None], total.shape))
     target = out + (row * HEADS + head) * DIM + dim[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=there)
@@ -221,6 +169,19 @@ class Sight:
 
 
 @dataclass(frozen=True)
+class ScoreRule:
+    """How a layer scores positions, and which of them it sees."""
+
+    scale: float | None = None  # of the scores; None: 1 / sqrt(dim)
+    softcap: float | None = None  # scores are squashed between this and minus this
+    window: int | None = None  # only this many of the newest positions are seen; None: all
+    sinks: Tensor | None = None  # float32 [heads], one more score of no position
+
+
+PLAIN = ScoreRule()
+
+
+@dataclass(frozen=True)
 class Workspace:
     """Room for the parts of a split pass, by place of a row in the tiles."""
 
@@ -247,37 +208,52 @@ def attend(
     tiles: RowTiles,
     out: Tensor,
     workspace: Workspace | None,
+    rule: ScoreRule = PLAIN,
 ) -> Tensor:
     """Softmax attention of the rows of `tiles`: queries [rows, heads, dim] over keys, values [slots, kv heads, dim].
 
+    Over latent rows, keys are [slots, 1, dim + extra], queries as wide, `values` empty, and out [rows, heads, dim].
     With a workspace every part of the positions has a program of its own. Rows of no tile stay as they are.
     """
-    heads, dim = queries.shape[1:]
-    kv_heads = keys.shape[1]
+    heads, dim = out.shape[1:]
+    extra = queries.shape[2] - dim
+    kv_heads = heads // latent_group(heads) if extra else keys.shape[1]
     lines = lines_for(tiles.rows, heads // kv_heads)
     parts = 1 if workspace is None else workspace.peaks.shape[2]
     part_totals, peaks, masses = (
         (out, out, out) if workspace is None else (workspace.totals, workspace.peaks, workspace.masses)
     )
+    scale, cap, window = rule.scale or queries.shape[2] ** -0.5, rule.softcap or LOG2E, rule.window or 0
+    # Where scores are capped, the change to powers of two comes after it.
+    scale = scale * LOG2E if rule.softcap is None else scale / cap
     grid = (len(tiles.counts), kv_heads, parts)
+    is_large = lines > 64 or lines * dim > 64 * 128  # more than four warps have registers for
     _attend[grid](
         queries, keys, values, tiles.first_rows, tiles.counts, tiles.requests, sight.block_tables, sight.positions,
         sight.prefix_lens, sight.ancestors, sight.positions if sight.starts is None else sight.starts,
-        part_totals, peaks, masses, sight.block_tables.shape[1], parts, tiles.rows,
-        dim**-0.5 * LOG2E,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_BLOCK=triton.next_power_of_2(dim),
-        LINES=lines, PAGE=sight.page_size, NODES=MAX_DRAFT_NODES, PART=PART,
+        queries if rule.sinks is None else rule.sinks,
+        part_totals, peaks, masses, sight.block_tables.shape[1], parts, tiles.rows, scale, cap * LOG2E, window,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_BLOCK=triton.next_power_of_2(dim), EXTRA=extra,
+        EXTRA_BLOCK=max(16, triton.next_power_of_2(extra)), LINES=lines, PAGE=sight.page_size,
+        NODES=MAX_DRAFT_NODES, PART=PART, STEP=LATENT_STEP if extra else PART,
         SPLIT=workspace is not None, TREES=sight.has_trees, STARTS=sight.starts is not None,
-        PRECISION=precision_of(queries),
-        num_warps=4 if lines <= 64 else 8, num_stages=1 if workspace is not None else 2, **ahead(queries),
+        WINDOWED=rule.window is not None, CAPPED=rule.softcap is not None,
+        SINKS=rule.sinks is not None, PRECISION=precision_of(queries),
+        num_warps=8 if is_large else 4, num_stages=1 if workspace is not None or dim > 128 else 2, **ahead(queries),
     )  # fmt: skip
     if workspace is not None:
         _merge_parts[(len(tiles.counts) * tiles.rows, heads)](
-            part_totals, peaks, masses, tiles.first_rows, tiles.counts, sight.positions, out, parts, tiles.rows,
+            part_totals, peaks, masses, tiles.first_rows, tiles.counts, sight.positions,
+            queries if rule.sinks is None else rule.sinks, out, parts, tiles.rows, window,
             DIM=dim, DIM_BLOCK=triton.next_power_of_2(dim), HEADS=heads, PART=PART,
-            num_warps=1, **ahead(queries),
+            WINDOWED=rule.window is not None, SINKS=rule.sinks is not None, num_warps=1, **ahead(queries),
         )  # fmt: skip
     return out
+
+
+def latent_group(heads: int) -> int:
+    """How many heads of latent attention a program takes together."""
+    return next(group for group in range(min(heads, LATENT_GROUP), 0, -1) if heads % group == 0)
 
 
 def lines_for(rows: int, group: int) -> int:

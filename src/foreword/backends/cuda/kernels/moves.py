@@ -34,6 +34,8 @@ def move_rows(memory: Tensor, copies: Tensor) -> None:
     """Copy rows (from, to) of memory [layers, physical rows, kv heads, dim]; all are read before any is written."""
     layers, _, kv_heads, dim = memory.shape
     width = kv_heads * dim
+    if width == 0:  # the values of latent rows
+        return
     kept = memory.new_empty((len(copies), layers, width))
     for copy in (_gather, _scatter):
         copy[(len(copies), layers)](

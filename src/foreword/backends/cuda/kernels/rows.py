@@ -1,4 +1,4 @@
-"""Small kernels over whole rows: embedding, norms, rotation with the write to KV memory, activation."""
+"""Small kernels over whole rows: embedding, norms, activation, logits."""
 
 import torch
 import triton
@@ -11,26 +11,28 @@ from foreword.backends.cuda.kernels.ahead import (
     wait_for_the_kernel_before,
 )
 from foreword.backends.cuda.kernels.fp8 import Fp8Rows, group_of, memory_of, padded, row_warps, store_rounded
+from foreword.backends.cuda.kernels.functions import activated, tanh
 from foreword.kernels.launching import is_recording, kernel
-
-HEADS_AT_ONCE = 16
-"""Heads of a row that one program rotates."""
 
 
 @kernel()
-def _embed(token_ids, table, stream, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _embed(token_ids, table, stream, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     token = tl.load(token_ids + row).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     there = columns < WIDTH
     numbers = tl.load(table + token * WIDTH + columns, mask=there)
+    if SCALED:
+        numbers = (numbers.to(tl.float32) * scale).to(numbers.dtype)
     tl.store(stream + row * WIDTH + columns, numbers, mask=there)
 
 
-def embed(token_ids: Tensor, table: Tensor, out: Tensor) -> Tensor:
-    """Rows of the embedding [vocab, hidden] for token_ids [rows]."""
+def embed(token_ids: Tensor, table: Tensor, out: Tensor, scale: float = 1.0) -> Tensor:
+    """Rows of the embedding [vocab, hidden] for token_ids [rows], times `scale`."""
     width = table.shape[1]
-    _embed[(len(token_ids),)](token_ids, table, out, WIDTH=width, BLOCK=triton.next_power_of_2(width))
+    _embed[(len(token_ids),)](
+        token_ids, table, out, scale, WIDTH=width, BLOCK=triton.next_power_of_2(width), SCALED=scale != 1
+    )
     return out
 
 
@@ -63,9 +65,9 @@ def _sum_of_parts(
 
 @kernel(do_not_specialize=("num_rows",))
 def _add_norm(
-    stream, delta, weight, out, values, scales, num_rows, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr,
-    AHEAD: tl.constexpr,
+    stream, delta, after, weight, out, values, scales, num_rows, eps, scale,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, PARTS: tl.constexpr, AFTER: tl.constexpr,
+    SCALED: tl.constexpr, NORMED: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
@@ -78,17 +80,26 @@ def _add_norm(
             more = _sum_of_parts(delta, num_rows, row, columns, there, WIDTH, PARTS, x.dtype)
         else:
             more = tl.load(delta + row * WIDTH + columns, mask=there, other=0.0)
+        if AFTER:
+            more = _normed(more, after, eps, columns, there, WIDTH)
+        if SCALED:
+            more = (more.to(tl.float32) * scale).to(x.dtype)
         x = x.to(tl.float32) + more.to(tl.float32)
         x = x.to(stream.dtype.element_ty)
         tl.store(stream + row * WIDTH + columns, x, mask=there)
+    if NORMED:
+        x = _normed(x, weight, eps, columns, there, WIDTH)
+        tl.store(out + row * WIDTH + columns, x, mask=there)
+    if GROUP > 0:
+        store_rounded(x, values, scales, row, columns, there, WIDTH, BLOCK, GROUP)
+
+
+@triton.jit
+def _normed(x, weight, eps, columns, there, WIDTH: tl.constexpr):
+    """The RMS norm of one row, times `weight`."""
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
-    scaled = (wide * scale).to(out.dtype.element_ty)
-    gain = tl.load(weight + columns, mask=there, other=0.0)
-    normed = gain * scaled
-    tl.store(out + row * WIDTH + columns, normed, mask=there)
-    if GROUP > 0:
-        store_rounded(normed, values, scales, row, columns, there, WIDTH, BLOCK, GROUP)
+    return tl.load(weight + columns, mask=there, other=0.0) * (wide * scale).to(x.dtype)
 
 
 def add_norm(
@@ -98,20 +109,56 @@ def add_norm(
     eps: float,
     out: Tensor,
     rounded: Fp8Rows | None = None,
+    after: Tensor | None = None,
+    scale: float = 1.0,
 ) -> Tensor:
-    """Add `delta` to `stream` [rows, hidden] in place, then the RMS norm of the sum, times `weight`.
+    """Add `delta` to `stream` [rows, hidden] in place and return the RMS norm of the sum, times `weight`.
 
-    `delta` is [rows, hidden] or a product in parts, float32 [parts, rows, hidden]. `rounded` gets the result in 8 bits.
+    `delta` is [rows, hidden] or a product in parts, float32 [parts, rows, hidden]; it is normed by the weights `after`
+    and multiplied with `scale` first. Where `weight` is empty, the stream is returned as it is. `rounded` gets what is
+    returned in 8 bits.
     """
     rows, width = stream.shape
     block = padded(width, rounded)
     parts = len(delta) if delta is not None and delta.ndim == 3 else 0
-    _add_norm[(rows,)](
-        stream, stream if delta is None else delta, weight, out, *memory_of(rounded, out), rows, eps,
-        WIDTH=width, BLOCK=block, ADDS=delta is not None, PARTS=parts, GROUP=group_of(rounded, block),
-        num_warps=4 if block <= 2048 else 8, **ahead(stream),
+    is_normed = len(weight) > 0
+    if delta is not None or is_normed or rounded is not None:
+        _add_norm[(rows,)](
+            stream, stream if delta is None else delta, stream if after is None else after, weight, out,
+            *memory_of(rounded, out), rows, eps, scale,
+            WIDTH=width, BLOCK=block, ADDS=delta is not None, PARTS=parts, AFTER=after is not None, SCALED=scale != 1,
+            NORMED=is_normed, GROUP=group_of(rounded, block), num_warps=4 if block <= 2048 else 8, **ahead(stream),
+        )  # fmt: skip
+    return out if is_normed else stream
+
+
+@kernel()
+def _norm_heads(
+    qkv, query_norm, key_norm, stride, eps,
+    QUERY: tl.constexpr, KEY: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    let_the_next_kernel_come(AHEAD)
+    wait_for_the_kernel_before(AHEAD)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    if tl.program_id(1) == 0:
+        at, there = qkv + row * stride + columns, columns < QUERY
+        x = tl.load(at, mask=there, other=0.0)
+        tl.store(at, _normed(x, query_norm, eps, columns, there, QUERY), mask=there)
+    else:
+        at, there = qkv + row * stride + QUERY + columns, columns < KEY
+        x = tl.load(at, mask=there, other=0.0)
+        tl.store(at, _normed(x, key_norm, eps, columns, there, KEY), mask=there)
+
+
+def norm_heads(qkv: Tensor, norms: tuple[Tensor, Tensor], eps: float) -> None:
+    """Norm all query heads of a row together and all key heads together, in place: qkv [rows, q + k + v]."""
+    widths = len(norms[0]), len(norms[1])
+    block = triton.next_power_of_2(max(widths))
+    _norm_heads[(len(qkv), 2)](
+        qkv, *norms, qkv.shape[1], eps,
+        QUERY=widths[0], KEY=widths[1], BLOCK=block, num_warps=4 if block <= 2048 else 8, **ahead(qkv),
     )  # fmt: skip
-    return out
 
 
 @kernel(do_not_specialize=("num_rows",))
@@ -140,81 +187,43 @@ def join_parts(parts: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
     return out
 
 
-@kernel()
-def _rotate_and_keep(
-    qkv, cosines, sines, slots, query_norm, key_norm, queries, keys, values, eps,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-    HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, NORMED: tl.constexpr, AHEAD: tl.constexpr,
+@kernel(do_not_specialize=("num_rows",))
+def _weigh(
+    said, normed, gate, out, num_rows,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, GATED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of one row: queries are rotated into `queries`, keys and values go to the row's KV slot."""
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
     row = tl.program_id(0).to(tl.int64)
-    half: tl.constexpr = DIM // 2
-    head = tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
-    i = tl.arange(0, HALF_BLOCK)
-    there = (head < HEADS + 2 * KV_HEADS)[:, None] & (i < half)[None, :]
-    is_query = there & (head < HEADS)[:, None]
-    is_key = there & ((head >= HEADS) & (head < HEADS + KV_HEADS))[:, None]
-    is_value = there & (head >= HEADS + KV_HEADS)[:, None]
-    source = qkv + (row * (HEADS + 2 * KV_HEADS) + head)[:, None] * DIM + i[None, :]
-    first = tl.load(source, mask=there, other=0.0)
-    second = tl.load(source + half, mask=there, other=0.0)
-    slot = tl.load(slots + row).to(tl.int64)
-    value_at = values + (slot * KV_HEADS + head - HEADS - KV_HEADS)[:, None] * DIM + i[None, :]
-    tl.store(value_at, first, mask=is_value)
-    tl.store(value_at + half, second, mask=is_value)
-    a, b = first.to(tl.float32), second.to(tl.float32)
-    if NORMED:
-        scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / DIM + eps)[:, None]
-        kind = qkv.dtype.element_ty
-        gain = tl.where((head < HEADS)[:, None], query_norm, key_norm) + i[None, :]
-        a = (tl.load(gain, mask=there, other=0.0) * (a * scale).to(kind)).to(tl.float32)
-        b = (tl.load(gain + half, mask=there, other=0.0) * (b * scale).to(kind)).to(tl.float32)
-    cos = tl.load(cosines + row * half + i, mask=i < half, other=0.0)[None, :]
-    sin = tl.load(sines + row * half + i, mask=i < half, other=0.0)[None, :]
-    left, right = (
-        (a * cos - b * sin).to(queries.dtype.element_ty),
-        (b * cos + a * sin).to(queries.dtype.element_ty),
-    )
-    query_at = queries + (row * HEADS + head)[:, None] * DIM + i[None, :]
-    tl.store(query_at, left, mask=is_query)
-    tl.store(query_at + half, right, mask=is_query)
-    key_at = keys + (slot * KV_HEADS + head - HEADS)[:, None] * DIM + i[None, :]
-    tl.store(key_at, left, mask=is_key)
-    tl.store(key_at + half, right, mask=is_key)
+    columns = tl.arange(0, BLOCK)
+    there = columns < WIDTH
+    total = _sum_of_parts(said, num_rows, row, columns, there, WIDTH, PARTS, tl.float32)
+    if GATED:
+        x = tl.load(normed + row * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
+        logit = tl.sum(x * tl.load(gate + columns, mask=there, other=0.0).to(tl.float32), axis=0)
+        total = total / (1.0 + tl.exp(-logit))
+    tl.store(out + row * WIDTH + columns, total, mask=there)
 
 
-def rotate_and_keep(
-    qkv: Tensor,
-    cos_sin: tuple[Tensor, Tensor],
-    slots: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    keys: Tensor,
-    values: Tensor,
-    out: Tensor,
-) -> Tensor:
-    """Split qkv [rows, heads + 2 kv heads, dim]: rotated queries to `out`, rotated keys and values to their slots.
+def weigh(said: Tensor, normed: Tensor, gate: Tensor | None, out: Tensor) -> Tensor:
+    """`said` [rows, hidden] times the sigmoid of normed [rows, hidden] with gate [1, hidden], into out, float32.
 
-    `norms` are of queries and keys, before the rotation; cosines and sines are float32 [rows, dim / 2]; keys and values
-    are [physical rows, kv heads, dim].
+    `said` may be a product in parts; without a gate it is only widened.
     """
-    rows, heads, dim = out.shape
-    kv_heads = keys.shape[1]
-    query_norm, key_norm = norms or (qkv, qkv)
-    _rotate_and_keep[(rows, triton.cdiv(heads + 2 * kv_heads, HEADS_AT_ONCE))](
-        qkv, *cos_sin, slots, query_norm, key_norm, out, keys, values, eps,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, HEAD_BLOCK=HEADS_AT_ONCE,
-        HALF_BLOCK=triton.next_power_of_2(dim // 2), NORMED=norms is not None, num_warps=8, **ahead(out),
+    rows, width = out.shape
+    block = triton.next_power_of_2(width)
+    _weigh[(rows,)](
+        said, normed, normed if gate is None else gate, out, rows,
+        WIDTH=width, BLOCK=block, PARTS=len(said) if said.ndim == 3 else 1, GATED=gate is not None,
+        num_warps=4 if block <= 2048 else 8, **ahead(out),
     )  # fmt: skip
     return out
 
 
 @kernel()
-def _silu_times_up(
+def _activate(
     gate_up, out, values, scales,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
@@ -223,19 +232,25 @@ def _silu_times_up(
     there = columns < WIDTH
     gate = tl.load(gate_up + row * 2 * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + columns, mask=there, other=0.0)
-    active = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty)
-    tl.store(out + row * WIDTH + columns, active * up, mask=there)
+    active = activated(gate, GELU).to(up.dtype) * up
+    tl.store(out + row * WIDTH + columns, active, mask=there)
     if GROUP > 0:
-        store_rounded(active * up, values, scales, row, columns, there, WIDTH, BLOCK, GROUP)
+        store_rounded(active, values, scales, row, columns, there, WIDTH, BLOCK, GROUP)
 
 
-def silu_times_up(gate_up: Tensor, out: Tensor, rounded: Fp8Rows | None = None) -> Tensor:
-    """silu(gate) * up of gate_up [rows, 2 width], into out [rows, width]; `rounded` gets it in 8 bits."""
+def activate(
+    gate_up: Tensor, out: Tensor, rounded: Fp8Rows | None = None, activation: str = "silu"
+) -> Tensor:
+    """activation(gate) * up of gate_up [rows, 2 width], into out [rows, width]; silu, or gelu in its tanh form.
+
+    `rounded` gets it in 8 bits.
+    """
     rows, width = out.shape
     block = min(1024, triton.next_power_of_2(width)) if rounded is None else padded(width, rounded)
-    _silu_times_up[(rows, triton.cdiv(width, block))](
+    _activate[(rows, triton.cdiv(width, block))](
         gate_up, out, *memory_of(rounded, out),
-        WIDTH=width, BLOCK=block, GROUP=group_of(rounded, block), num_warps=row_warps(block), **ahead(out),
+        WIDTH=width, BLOCK=block, GELU=activation != "silu", GROUP=group_of(rounded, block),
+        num_warps=row_warps(block), **ahead(out),
     )  # fmt: skip
     return out
 
@@ -257,13 +272,23 @@ def take_rows(source: Tensor, rows: Tensor, out: Tensor) -> Tensor:
 
 
 @kernel(do_not_specialize=("count",))
-def _widen(numbers, out, count, BLOCK: tl.constexpr):
+def _as_logits(
+    numbers, out, count, scale, cap, BLOCK: tl.constexpr, SCALED: tl.constexpr, CAPPED: tl.constexpr
+):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(numbers + at, mask=at < count).to(tl.float32), mask=at < count)
+    logits = tl.load(numbers + at, mask=at < count).to(tl.float32)
+    if SCALED:
+        logits *= scale
+    if CAPPED:
+        logits = tanh(logits / cap) * cap
+    tl.store(out + at, logits, mask=at < count)
 
 
-def widen(numbers: Tensor) -> Tensor:
-    """A copy in float32."""
+def as_logits(numbers: Tensor, scale: float = 1.0, softcap: float | None = None) -> Tensor:
+    """A copy in float32, times `scale`, squashed between `softcap` and minus it."""
     out = torch.empty(numbers.shape, dtype=torch.float32, device=numbers.device)
-    _widen[(triton.cdiv(numbers.numel(), 4096),)](numbers, out, numbers.numel(), BLOCK=4096, num_warps=8)
+    _as_logits[(triton.cdiv(numbers.numel(), 4096),)](
+        numbers, out, numbers.numel(), scale, softcap or 1.0,
+        BLOCK=4096, SCALED=scale != 1, CAPPED=softcap is not None, num_warps=8,
+    )  # fmt: skip
     return out

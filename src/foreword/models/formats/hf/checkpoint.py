@@ -24,10 +24,11 @@ from foreword.models.formats.hf.packed import (
     Kept,
     Scheme,
     packed_matrices,
+    packed_stacks,
     scheme_of,
     unpacked,
 )
-from foreword.models.formats.hf.tensors import Place, canonical_name, places
+from foreword.models.formats.hf.tensors import Place, canonical_name, expert_places, places
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
 from foreword.models.formats.tensor_files import opened_safetensors
 from foreword.models.layer_shapes import expected_shapes
@@ -74,9 +75,14 @@ class HfCheckpoint:
             canonical_name(name, family.stored): parts
             for name, parts in packed_matrices(self._files, self._scheme).items()
         }
-        names = frozenset(self._parts)
-        self.config = hf_config(self._settings, names, path / "config.json")
-        self._places = places(names, family, self.config)
+        experts: dict[str, Place] = {}
+        if family.stored.stacked_experts:
+            self._parts = packed_stacks(self._parts)
+            experts = expert_places(self._parts, self._stacked)
+        stacks = {place.stored for place in experts.values()}
+        names = frozenset(self._parts) - stacks
+        self.config = hf_config(self._settings, names | experts.keys(), path / "config.json")
+        self._places = places(names, family, self.config) | experts
         if self.config.tied_embeddings:
             self._places.pop("lm_head.weight", None)
 
@@ -87,12 +93,13 @@ class HfCheckpoint:
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
         """Load the tensor in `dtype`, unpacked if necessary."""
         place = self._place(name)
-        return place.read(self._unpacked(place.stored)).to(dtype, copy=True)
+        stored = self._unpacked(place.stored) if place.expert is None else self._expert(place)
+        return place.read(stored).to(dtype, copy=True)
 
     def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
         """Load a part in `dtype`; only a packed tensor is read whole."""
         place = self._place(name)
-        if self._parts[place.stored] != {"": place.stored}:
+        if place.expert is not None or self._parts[place.stored] != {"": place.stored}:
             return part.of(self.load(name, dtype)).clone()
         if part.rows is not None:
             place = place.narrowed(part.rows)
@@ -134,6 +141,26 @@ class HfCheckpoint:
         self._warn_once(self._scheme)
         stored = {part: self._tensor(name) for part, name in parts.items()}
         return unpacked(self._scheme, stored, whole, self.path)
+
+    def _stacked(self, whole: str) -> int:
+        """How many experts a stack holds."""
+        stored = next(iter(self._parts[whole].values()))
+        with opened_safetensors(self._files[stored]) as file:
+            shape: list[int] = file.get_slice(stored).get_shape()
+        return shape[0] if shape else 0
+
+    def _expert(self, place: Place) -> Tensor:
+        """One expert of a stack, [out, in] or [out]; nothing else is read."""
+        assert place.expert is not None
+        parts, one = self._parts[place.stored], TensorPart(rows=(place.expert, place.expert + 1))
+        if "" in parts:
+            tensor = self._read(parts[""], one)[0]
+            return tensor.T if tensor.dim() > 1 else tensor  # plain ones are stored [in, out]
+        if self._scheme is None:
+            raise missing_tensor(place.stored, self.path)
+        self._warn_once(self._scheme)
+        stored = {part: self._tensor(name, one)[0].flatten(1) for part, name in parts.items()}
+        return unpacked(self._scheme, stored, place.stored, self.path)
 
     def kept(self, name: str) -> Kept | None:
         """Return a packed matrix as stored; None if it is not packed or must be unpacked."""

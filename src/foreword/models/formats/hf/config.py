@@ -55,6 +55,8 @@ def experts_spec(fields: ConfigFields, keys: ExpertKeys, normalize: bool) -> Exp
         top_groups=top_groups,
         group_score=keys.group_score,
         shared_gate=keys.shared_gate,
+        bias=keys.bias,
+        clamp=optional_number(fields, keys.clamp),
     )
     return _checked(fields, keys, spec)
 
@@ -182,6 +184,7 @@ def attention_spec(fields: ConfigFields, family: Architecture) -> AttentionSpec:
         scale=_score_scale(fields, family, dim),
         softcap=optional_number(fields, family.scales.attention_cap),
         latent=latent,
+        sinks=family.has_sinks,
     )
     return check_heads(spec, fields.origin)
 

@@ -318,7 +318,13 @@ def _unpack_mxfp4(parts: Parts) -> Tensor:
     return values * spread(powers, values.shape[1])
 
 
+def mxfp4_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
+    """The scheme of stacked experts in blocks; other matrices are plain."""
+    return Scheme("MXFP4", "weight_packed", ("weight_packed", "weight_scale"), (), _unpack_mxfp4)
+
+
 SCHEMES = {
+    "mxfp4": mxfp4_scheme,
     "gptq": gptq_scheme,
     "awq": awq_scheme,
     "compressed-tensors": compressed_scheme,
@@ -358,6 +364,17 @@ def packed_matrices(names: Iterable[str], scheme: Scheme | None) -> dict[str, di
             parts_of[f"{stem}.weight"] = parts
             taken |= set(parts.values())
     return parts_of | {name: {"": name} for name in present - taken}
+
+
+def packed_stacks(parts_of: Mapping[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """The same with blocks and scales of stacked experts as the parts of one tensor."""
+    found = dict(parts_of)
+    for name in parts_of:
+        stem = name.removesuffix("_blocks")
+        if stem != name and f"{stem}_scales" in found:
+            blocks, scales = found.pop(name), found.pop(f"{stem}_scales")
+            found[stem] = {"weight_packed": blocks[""], "weight_scale": scales[""]}
+    return found
 
 
 def unpacked(scheme: Scheme, parts: Parts, name: str, path: Path) -> Tensor:

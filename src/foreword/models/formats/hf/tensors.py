@@ -1,6 +1,7 @@
 """Maps stored tensors to the model's: renamed, split and reordered."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,11 +22,13 @@ class Place:
     rows: tuple[int, int] | None = None  # range of stored rows; None: all
     rotated: RotatedRows | None = None
     plus_one: bool = False
+    expert: int | None = None  # of a tensor that holds all experts of a layer
+    every: tuple[int, int] = (0, 1)  # only rows from the first on, so many apart
 
     @property
     def is_plain(self) -> bool:
         """Whether it is stored unchanged."""
-        return self.rows is None and self.rotated is None and not self.plus_one
+        return self == Place(self.stored)
 
     def narrowed(self, rows: tuple[int, int]) -> "Place":
         """Return the location of a range of its rows; of whole heads if rotated."""
@@ -39,6 +42,9 @@ class Place:
             stored = stored[slice(*self.rows)]
         if self.rotated is not None:
             stored = _half_apart(stored, self.rotated)
+        first, step = self.every
+        if step > 1:
+            stored = stored[first::step]
         return stored + 1 if self.plus_one else stored
 
 
@@ -61,6 +67,27 @@ def places(names: Iterable[str], family: Architecture, config: ModelConfig) -> d
             found[name] = replace(place, rotated=rotated[part])
         elif family.stored.norms_minus_one and name.endswith("norm.weight"):
             found[name] = replace(place, plus_one=True)
+    return found
+
+
+_STACK = re.compile(r"(model\.layers\.\d{1,9}\.mlp\.experts\.)(gate_up_proj|down_proj)(_bias)?")
+_STACKED = {
+    "gate_up_proj": (("gate_proj", (0, 2)), ("up_proj", (1, 2))),
+    "down_proj": (("down_proj", (0, 1)),),
+}
+"""What the rows of a stack are, from which one on and how far apart."""
+
+
+def expert_places(names: Iterable[str], count: Callable[[str], int]) -> dict[str, Place]:
+    """Every expert's tensors within stacks of all of a layer; `count` says how many a stack holds."""
+    found = {}
+    for name in names:
+        if (stack := _STACK.fullmatch(name)) is None:
+            continue
+        kind = "weight" if stack[3] is None else "bias"
+        for expert in range(count(name)):
+            for part, every in _STACKED[stack[2]]:
+                found[f"{stack[1]}{expert}.{part}.{kind}"] = Place(name, expert=expert, every=every)
     return found
 
 

@@ -1,0 +1,90 @@
+"""A layer's mixture of experts on Triton kernels."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from foreword.backends.cuda.kernels.experts import expert_down, expert_gate_up
+from foreword.backends.cuda.kernels.linear import Tile, linear
+from foreword.backends.cuda.kernels.routing import route, sort_by_expert
+from foreword.backends.torch.weights import ExpertWeights
+from foreword.kernels.launching import is_recording
+from foreword.models.config import MlpSpec
+
+ROUTER_PARTS = 8
+"""Parts that a router's K is cut into: its few columns do not occupy a GPU."""
+
+LEAST_ROUTER_PART = 128
+"""Of K: less is not worth it."""
+
+
+class Mixture:
+    """The routed experts of one layer."""
+
+    def __init__(self, mlp: MlpSpec, weights: ExpertWeights) -> None:
+        assert mlp.experts is not None
+        self._mlp, self._spec, self._weights = mlp, mlp.experts, weights
+        kind = weights.gate_up.dtype
+        # Checkpoints have routers in the numbers of their other weights: these are multiplied by the tensor cores.
+        narrow = weights.router.to(kind)
+        self._router = narrow if torch.equal(narrow.float(), weights.router) else weights.router
+        self.observe: Callable[[Tensor], None] | None = (
+            None  # called with the chosen experts, int32 [rows, per token]
+        )
+
+    @property
+    def per_token(self) -> int:
+        """Experts that a row takes."""
+        return self._spec.per_token
+
+    @property
+    def shared_gate(self) -> Tensor | None:
+        """Weights [1, hidden] of how much the shared expert counts; None: it counts in full."""
+        return self._weights.shared_gate
+
+    def say(self, normed: Tensor, slots: Tensor, spare_slot: int, parts: Tensor) -> None:
+        """What the experts of every row add, into float32 parts [per token, rows, hidden].
+
+        Rows that write to `spare_slot` are padding: they take no expert, and have no parts.
+        """
+        spec, weights = self._spec, self._weights
+        logits = self._logits(normed)
+        chosen, shares = route(logits, weights, spec, slots, spare_slot)
+        if self.observe is not None and not is_recording():
+            self.observe(chosen)
+        gate_up, down = tiles_for(chosen.numel(), spec.count)
+        blocks = sort_by_expert(chosen, spec.count, gate_up.rows)
+        active = normed.new_empty((chosen.numel(), spec.size))
+        expert_gate_up(normed, weights, blocks, self._mlp, active, gate_up)
+        expert_down(active, weights, blocks, shares, parts, down)
+
+    def _logits(self, normed: Tensor) -> Tensor:
+        """float32 [parts, rows, experts], to be added up in this order."""
+        rows, depth = normed.shape
+        parts = ROUTER_PARTS
+        while parts > 1 and (depth % (parts * 16) or depth // parts < LEAST_ROUTER_PART):
+            parts //= 2
+        tile = Tile(16, 32, 128) if rows <= 256 else Tile(64, 64, 64)
+        out = torch.empty((parts, rows, self._spec.count), dtype=torch.float32, device=normed.device)
+        return linear(normed.to(self._router.dtype), self._router, None, out, tile, depth // parts)
+
+
+def tiles_for(pairs: int, experts: int) -> tuple[Tile, Tile]:
+    """The fastest tiles on an H200 for gate and up, and for down, of so many rows times experts of each.
+
+    Both have as many rows, as the blocks do.
+    """
+    mean = pairs / experts
+    if mean <= 8:
+        few = Tile(16, 64, 128, stages=4, swapped=True)
+        return few, few
+    if mean <= 64:
+        some = (
+            Tile(32, 64, 128, stages=4, swapped=True)
+            if mean <= 24
+            else Tile(64, 64, 64, stages=6, swapped=True)
+        )
+        return some, some
+    many = Tile(128, 256, 64, warps=8)
+    return many, many

@@ -1,0 +1,55 @@
+"""Latent attention in the absorbed form: queries go to the space of the kept rows, and what was seen comes back.
+
+The same form serves prompts, so that a row has the same bits in every pass.
+"""
+
+import torch
+from torch import Tensor
+
+from foreword.backends.cuda.kernels.attention import ScoreRule, Sight
+from foreword.backends.cuda.kernels.latent import keep_latent, per_head
+from foreword.backends.cuda.kernels.linear import Tile
+from foreword.backends.cuda.kernels.rows import add_norm
+from foreword.backends.cuda.packed_products import Matrix
+from foreword.backends.cuda.products import Products
+from foreword.backends.cuda.upload import UploadedPass, attended
+from foreword.backends.torch.rotation import CosSin
+from foreword.backends.torch.weights import LayerWeights
+from foreword.models.config import AttentionSpec
+
+
+class LatentAttention:
+    """One layer's, between its first and its last product."""
+
+    def __init__(self, spec: AttentionSpec, layer: LayerWeights[Matrix], products: Products) -> None:
+        assert spec.latent is not None
+        assert layer.latent is not None
+        assert layer.key_norm is not None
+        self._spec, self._latent, self._products = spec, spec.latent, products
+        self._query, self._query_norm, self._key_norm = layer.latent.query, layer.query_norm, layer.key_norm
+        self._keys = layer.latent.keys.transpose(1, 2).contiguous()  # [heads, kv rank, nope]
+        self._values = layer.latent.values
+        self._rule = ScoreRule(spec.scale or spec.head_dim**-0.5, spec.softcap, spec.window)
+
+    def seen(
+        self, qkv: Tensor, cos_sin: CosSin, keys: Tensor, values: Tensor, sight: Sight, uploaded: UploadedPass
+    ) -> Tensor:
+        """Keep the pass's rows and attend over all that are seen: [rows, heads * value dim]."""
+        spec, latent, rows = self._spec, self._latent, len(qkv)
+        width = latent.query_rank or spec.query_width
+        query, row = qkv[:, :width], qkv[:, width:]
+        if self._query is not None and self._query_norm is not None:
+            compressed = query.contiguous()
+            normed = torch.empty_like(compressed)
+            query = self._products(
+                add_norm(compressed, None, self._query_norm, latent.eps, normed), self._query, None
+            )
+        queries = qkv.new_empty((rows, spec.num_heads, latent.row_dim))
+        keep_latent(query, row, self._key_norm, cos_sin, uploaded.batch.slots, latent.eps, keys, queries)
+        heads = query.view(rows, spec.num_heads, spec.head_dim)
+        tile = Tile(16, 64, 128, swapped=True) if rows <= 16 else Tile(64, 64, 64, swapped=True)
+        per_head(heads[..., : latent.nope_dim], self._keys, queries, tile)
+        found = qkv.new_empty((rows, spec.num_heads, latent.kv_rank))
+        attended(queries, keys, values, sight, uploaded.tiles, self._rule, found)
+        out = qkv.new_empty((rows, spec.num_heads, latent.value_dim))
+        return per_head(found, self._values, out, tile).flatten(1)

@@ -1,0 +1,138 @@
+"""The two halves of a layer on Triton kernels. What a layer is like is data of its description."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foreword.backends.cuda.adapters import DOWN, GATE_UP, OUTPUT, QKV, Place, RowAdapters
+from foreword.backends.cuda.experts import Mixture
+from foreword.backends.cuda.kernels.attention import ScoreRule, Sight
+from foreword.backends.cuda.kernels.rotation import rotate_and_keep
+from foreword.backends.cuda.kernels.rows import activate, join_parts, norm_heads, weigh
+from foreword.backends.cuda.latent import LatentAttention
+from foreword.backends.cuda.packed_products import Matrix, Rows
+from foreword.backends.cuda.products import Products
+from foreword.backends.cuda.upload import UploadedPass, attended
+from foreword.backends.torch.rotation import CosSin
+from foreword.backends.torch.weights import LayerWeights
+from foreword.models.config import AttentionSpec, LayerSpec
+
+
+@dataclass(frozen=True)
+class LayerPass:
+    """What the layers of a pass read beside the stream."""
+
+    uploaded: UploadedPass
+    sight: Sight
+    turns: Sequence[CosSin]  # of every layer, float32
+    keys: Tensor  # [layers, physical rows, kv heads, dim]
+    values: Tensor
+    spare_slot: int  # that padding rows write to
+    added: RowAdapters | None
+
+
+class CudaLayers:
+    """Layers by their number."""
+
+    def __init__(
+        self,
+        specs: Sequence[LayerSpec],
+        weights: Sequence[LayerWeights[Matrix]],
+        eps: float,
+        products: Products,
+    ) -> None:
+        self._specs = specs
+        self._weights = weights
+        self._eps = eps
+        self._products = products
+        self.mixtures = {
+            index: Mixture(spec.mlp, layer.experts)
+            for index, (spec, layer) in enumerate(zip(specs, weights, strict=True))
+            if layer.experts is not None
+        }
+
+        self._latent = {
+            index: LatentAttention(spec.attention, layer, products)
+            for index, (spec, layer) in enumerate(zip(specs, weights, strict=True))
+            if layer.latent is not None
+        }
+
+    def checked(self, head: Tensor) -> tuple[list[Matrix], list[Matrix]]:
+        """Matrices of whole products, and of those that may come in parts: of the layers, and `head`."""
+        layers = self._weights
+        whole = [weight for layer in layers for weight in (layer.qkv, layer.gate_up) if len(weight)]
+        in_parts = [weight for layer in layers for weight in (layer.output, layer.down) if weight.shape[1]]
+        return _one_of_each([*whole, head]), _one_of_each(in_parts)
+
+    def attention(self, index: int, normed: Rows, given: LayerPass) -> Tensor:
+        """What attention adds to the stream, perhaps in parts; the rows' keys and values are kept."""
+        layer, spec = self._weights[index], self._specs[index].attention
+        qkv = self._product(normed, layer.qkv, layer.qkv_bias, given.added, (index, QKV))
+        seen = self._attended(layer, spec, qkv, index, given)
+        return self._addend(Rows(seen), layer.output, layer.output_bias, given.added, (index, OUTPUT))
+
+    def _attended(
+        self, layer: LayerWeights[Matrix], spec: AttentionSpec, qkv: Tensor, index: int, given: LayerPass
+    ) -> Tensor:
+        keys, values, rows = given.keys[index], given.values[index], len(qkv)
+        if latent := self._latent.get(index):
+            return latent.seen(qkv, given.turns[index], keys, values, given.sight, given.uploaded)
+        norms = None
+        if layer.query_norm is not None and layer.key_norm is not None:
+            norms = layer.query_norm, layer.key_norm
+        if norms is not None and spec.wide_qk_norm:
+            norm_heads(qkv, norms, self._eps)
+            norms = None
+        queries = qkv.new_empty((rows, spec.num_heads, spec.head_dim))
+        slots = given.uploaded.batch.slots
+        rotate_and_keep(qkv, given.turns[index], slots, norms, self._eps, keys, values, queries)
+        rule = ScoreRule(spec.scale, spec.softcap, spec.window, layer.sinks)
+        found = attended(queries, keys, values, given.sight, given.uploaded.tiles, rule)
+        return found.view(rows, spec.query_width)
+
+    def mlp(self, index: int, normed: Rows, given: LayerPass) -> Tensor:
+        """What the MLP adds to the stream, perhaps in parts."""
+        mixture = self.mixtures.get(index)
+        if mixture is None:
+            return self._dense(index, normed, given)
+        gate, has_shared = mixture.shared_gate, self._specs[index].mlp.intermediate_size > 0
+        shape = (mixture.per_token + has_shared, *normed.numbers.shape)
+        parts = torch.empty(shape, dtype=torch.float32, device=normed.numbers.device)
+        mixture.say(normed.numbers, given.uploaded.batch.slots, given.spare_slot, parts[: mixture.per_token])
+        if has_shared:
+            weigh(self._dense(index, normed, given), normed.numbers, gate, parts[-1])
+        return parts
+
+    def _dense(self, index: int, normed: Rows, given: LayerPass) -> Tensor:
+        """The MLP of a layer without experts, or the one that all rows of a mixture share."""
+        layer, spec = self._weights[index], self._specs[index].mlp
+        gate_up = self._product(normed, layer.gate_up, layer.gate_up_bias, given.added, (index, GATE_UP))
+        active = Rows.room(gate_up, gate_up.shape[1] // 2, layer.down)
+        activate(gate_up, *active, spec.activation)
+        return self._addend(active, layer.down, layer.down_bias, given.added, (index, DOWN))
+
+    def _product(
+        self, x: Rows, weight: Matrix, bias: Tensor | None, added: RowAdapters | None, place: Place
+    ) -> Tensor:
+        """With what the rows' adapters add to it."""
+        y = self._products(x, weight, bias)
+        return y if added is None else added.add(place, x.numbers, y)
+
+    def _addend(
+        self, x: Rows, weight: Matrix, bias: Tensor | None, added: RowAdapters | None, place: Place
+    ) -> Tensor:
+        """A product that is added to the stream, in parts if nothing comes between."""
+        if not self._products.splits(weight):
+            return self._product(x, weight, bias, added, place)
+        parts = self._products.parts(x, weight)
+        if bias is None and added is None:
+            return parts
+        y = join_parts(parts, bias, x.numbers.new_empty((len(x.numbers), len(weight))))
+        return y if added is None else added.add(place, x.numbers, y)
+
+
+def _one_of_each(weights: Sequence[Matrix]) -> list[Matrix]:
+    """One matrix of every kind and shape."""
+    return list({(type(weight), tuple(weight.shape)): weight for weight in weights}.values())

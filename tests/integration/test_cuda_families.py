@@ -1,0 +1,110 @@
+"""Every family that the CUDA backend runs: what the torch decoder computes, and the same bits in any company."""
+
+import random
+
+import pytest
+import torch
+
+from foreword.backends.interface import Decoder
+from foreword.backends.runner import ModelRunner
+from foreword.backends.support import missing_parts
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.kv_store import TorchKvStore
+from foreword.backends.torch.weights import load_weights
+from foreword.kv.paged_cache import PagedCache
+from foreword.kv.spec import DECODER_ROWS
+from foreword.speculation.draft import Draft
+from foreword.speculation.requests import PassEntry
+from foreword.speculation.transaction import Transaction
+from helpers.cuda import (
+    CUDA_DTYPES,
+    EAGER,
+    KERNEL_DEVICE,
+    has_gpu,
+    needs_cuda,
+    needs_triton,
+)
+from helpers.mixed_configs import CONFIGS
+from helpers.passes import all_logits, compute, fragmented_cache, make_request, with_all_logits
+from helpers.random_checkpoint import RandomCheckpoint
+from helpers.tiny_families import FAMILIES, family_config
+from helpers.trees import random_tokens, random_tree, root_path
+
+pytestmark = needs_triton
+
+HERE = list(FAMILIES) if has_gpu else ["deepseek_v3"]  # interpreted, a pass is slow
+FAMILY_CONFIGS = {family: family_config(family) for family in HERE}
+RUN_HERE = {
+    name: config for name, config in (CONFIGS | FAMILY_CONFIGS).items() if not missing_parts(config, "cuda")
+}
+
+
+@pytest.fixture(scope="module", params=RUN_HERE)
+def checkpoint(request: pytest.FixtureRequest) -> RandomCheckpoint:
+    return RandomCheckpoint(RUN_HERE[request.param])
+
+
+def decoder_of(checkpoint: RandomCheckpoint, dtype: str = "float32") -> Decoder:
+    """With products in parts, as large models have them."""
+    from foreword.backends.cuda.decoder import CudaDecoder
+    from foreword.backends.cuda.products import Products
+
+    weights = load_weights(checkpoint, getattr(torch, dtype), KERNEL_DEVICE)
+    return CudaDecoder(checkpoint.config, weights, Products(least_part=16), enforce_eager=EAGER)
+
+
+def reference(checkpoint: RandomCheckpoint) -> Decoder:
+    return TorchDecoder(checkpoint.config, load_weights(checkpoint, torch.float32, torch.device("cpu")))
+
+
+def test_logits_equal_torch(checkpoint: RandomCheckpoint):
+    ids = random_tokens(random.Random(1), 90 if has_gpu else 23)  # longer than the windows
+    expected = all_logits(reference(checkpoint), ids)
+    found = all_logits(decoder_of(checkpoint), ids)
+    torch.testing.assert_close(found, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+
+
+@needs_cuda  # interpreted, the order of sums is NumPy's
+@pytest.mark.parametrize("dtype", CUDA_DTYPES)
+def test_a_row_is_the_same_in_chunks_trees_and_beside_others(checkpoint: RandomCheckpoint, dtype: str):
+    """Over more than one part of positions, on any pages."""
+    rng, count, nodes = random.Random(2), 150, 30
+    ids = random_tokens(rng, count + 1)
+    decoder = decoder_of(checkpoint, dtype)
+    together = all_logits(decoder, ids)
+    runner, cache = fragmented_cache(decoder, 24, seed=2)
+    request, other = make_request(cache, ids), make_request(cache, random_tokens(rng, 9))
+    for rows in (count - 5, 1, 4):
+        compute(runner, cache, request, rows)
+    draft = random_tree(rng, nodes, len(ids))
+    for _ in range(3):  # the second time it is captured, the third replayed
+        with Transaction(cache, [PassEntry.of(other, 3), PassEntry.of(request, 1)]) as transaction:
+            batch = with_all_logits(transaction.batch([Draft(), draft]))
+            logits = runner.forward(batch).logits[3:].cpu()
+    assert torch.equal(logits[0], together[count])
+    for node in (0, nodes // 2, nodes - 1):
+        alone = [draft.tokens[step] for step in root_path(draft, node)]
+        assert torch.equal(logits[1 + node], all_logits(decoder, ids + alone)[-1])
+
+
+def test_a_text_goes_on_after_its_first_pages_were_given_to_others():
+    """All layers have a window: what others write to the pages that a text gave back is not seen."""
+    checkpoint, rng = RandomCheckpoint(CONFIGS["one window"]), random.Random(3)
+    chunk, rounds = (29, 11) if has_gpu else (16, 4)
+    ids = random_tokens(rng, chunk * rounds + 2)
+    decoder = decoder_of(checkpoint)
+    cache = PagedCache(7, window=decoder.kv_rows().window)
+    runner = ModelRunner.allocate(decoder, 7, cache.page_size)
+    assert isinstance(runner.store, TorchKvStore)
+    for array in runner.store.arrays(DECODER_ROWS):
+        array[:, : runner.store.spare_slot] = torch.nan
+    request = make_request(cache, ids)
+    for _ in range(rounds):
+        compute(runner, cache, request, chunk)
+        other = make_request(cache, random_tokens(rng, 16))
+        compute(runner, cache, other, 16)
+        cache.close(other.kv)
+    with Transaction(cache, [PassEntry.of(request, 2)]) as transaction:
+        logits = runner.forward(with_all_logits(transaction.batch([Draft()]))).logits.cpu()
+    expected = all_logits(reference(checkpoint), ids)[-2:]
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)

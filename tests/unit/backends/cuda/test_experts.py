@@ -1,0 +1,153 @@
+"""Mixtures of experts on kernels: choices, blocks and products as torch computes them, in any company."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from foreword.backends.torch import experts as reference
+from foreword.backends.torch.weights import ExpertWeights
+from foreword.models.config import ExpertsSpec, GroupScore, MlpSpec, Scores
+from helpers.cuda import KERNEL_DEVICE, comparable_numbers, has_gpu, needs_triton
+
+pytestmark = needs_triton
+
+PLAIN = ExpertsSpec(count=6, per_token=2, size=20)
+GROUPED = ExpertsSpec(12, 3, 20, scale=1.5, groups=4, top_groups=2)
+SPECS = {
+    "softmax": PLAIN,
+    "normalized": replace(PLAIN, per_token=3, normalize=True),
+    "biased and clamped": replace(PLAIN, normalize=True, bias=True, clamp=0.4),
+    "groups by their best": GROUPED,
+    "groups by their two best": replace(
+        GROUPED, scores=Scores.SIGMOID, normalize=True, corrected=True, group_score=GroupScore.TOP2
+    ),
+}
+SPARE, HIDDEN, ROWS = 99, 32, 5
+
+
+def weights_of(spec: ExpertsSpec, dtype: torch.dtype = torch.float32) -> ExpertWeights:
+    return ExpertWeights(
+        router=comparable_numbers(spec.count, HIDDEN) / 8,
+        correction=comparable_numbers(spec.count) / 8 if spec.corrected else None,
+        gate_up=comparable_numbers(spec.count, 2 * spec.size, HIDDEN, dtype=dtype) / 8,
+        down=comparable_numbers(spec.count, HIDDEN, spec.size, dtype=dtype) / 8,
+        shared_gate=None,
+        router_bias=comparable_numbers(spec.count) if spec.bias else None,
+        gate_up_bias=comparable_numbers(spec.count, 2 * spec.size, dtype=dtype) / 4 if spec.bias else None,
+        down_bias=comparable_numbers(spec.count, HIDDEN, dtype=dtype) / 4 if spec.bias else None,
+    )
+
+
+def slots(*taken: int) -> Tensor:
+    return torch.tensor(taken, dtype=torch.int32, device=KERNEL_DEVICE)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("undecided", [False, True])
+def test_experts_are_those_of_the_reference_and_of_equals_the_lower(name: str, undecided: bool):
+    from foreword.backends.cuda.kernels.routing import route
+
+    spec = SPECS[name]
+    weights, normed = weights_of(spec), comparable_numbers(ROWS, HIDDEN)
+    if undecided:
+        zeros = torch.zeros_like(weights.router)
+        weights = replace(weights, router=zeros, correction=None, router_bias=None)
+    chosen, shares = reference.route(spec, weights, normed)
+    parts = torch.stack([normed[:, k] @ weights.router[:, k].T for k in (slice(0, 16), slice(16, HIDDEN))])
+    found, counted = route(parts, weights, spec, slots(0, SPARE, 2, 3, 4), SPARE)
+    real = [0, 2, 3, 4]
+    assert found[real].tolist() == chosen[real].tolist()
+    torch.testing.assert_close(counted[real], shares[real], atol=1e-6, rtol=1e-5)
+    assert found[1].tolist() == [spec.count] * spec.per_token, "padding takes no expert"
+
+
+@pytest.mark.parametrize("rows", [1, 4, 700])
+def test_every_pair_is_in_one_block_of_its_expert(rows: int):
+    """Also of more pairs than a program takes at once; an expert may have many, one or none of them."""
+    from foreword.backends.cuda.kernels.routing import sort_by_expert
+
+    count, per_block = 5, 16
+    chosen = torch.randint(0, count, (rows, 2), dtype=torch.int32)
+    chosen[chosen == 3] = 1  # which nobody takes
+    chosen[-1, 0] = count if rows > 1 else 0  # as padding has it
+    blocks = sort_by_expert(chosen.to(KERNEL_DEVICE), count, per_block)
+    assert len(blocks.experts) == min(chosen.numel(), chosen.numel() // per_block + count)
+    found: dict[int, list[int]] = {}
+    described = blocks.experts.tolist(), blocks.firsts.tolist(), blocks.counts.tolist()
+    for expert, first, pairs in zip(*described, strict=True):
+        assert 0 <= pairs <= per_block
+        found.setdefault(expert, []).extend(blocks.order[first : first + pairs].tolist())
+    flat = chosen.flatten()
+    for expert in range(count):
+        assert found.get(expert, []) == (flat == expert).nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("name", SPECS)
+def test_a_mixture_says_what_the_reference_says(name: str, activation: str):
+    from foreword.backends.cuda.experts import Mixture
+    from foreword.backends.torch.layers import ACTIVATIONS
+
+    spec, dtype = SPECS[name], torch.bfloat16 if has_gpu else torch.float32
+    weights, normed = weights_of(spec, dtype), comparable_numbers(ROWS, HIDDEN, dtype=dtype)
+    parts = torch.full((spec.per_token, ROWS, HIDDEN), float("nan"), device=KERNEL_DEVICE)
+    mixture = Mixture(MlpSpec(0, activation=activation, experts=spec), weights)
+    mixture.say(normed, slots(0, 1, SPARE, 3, 4), SPARE, parts)
+    expected = reference.mixture(spec, weights, normed, ACTIVATIONS[activation])
+    real = [0, 1, 3, 4]
+    tolerance = 3e-2 if has_gpu else 1e-4
+    torch.testing.assert_close(parts.sum(dim=0)[real], expected.float()[real], atol=tolerance, rtol=tolerance)
+    assert parts[:, 2].isnan().all(), "padding has no parts"
+
+
+@pytest.mark.parametrize("pairs", [8, 40, 200, 600] if has_gpu else [8, 200])
+def test_a_row_has_the_same_parts_in_any_company(pairs: int):
+    """Whatever tiles so many rows are computed in."""
+    from foreword.backends.cuda.experts import Mixture, tiles_for
+
+    spec, dtype = PLAIN, torch.bfloat16 if has_gpu else torch.float32
+    rows, tiles = pairs // spec.per_token, tiles_for(pairs, spec.count)
+    assert tiles[0].rows == tiles[1].rows
+    weights, normed = weights_of(spec, dtype), comparable_numbers(rows, HIDDEN, dtype=dtype)
+    mixture = Mixture(MlpSpec(0, experts=spec), weights)
+
+    def parts_of(x: Tensor) -> Tensor:
+        parts = torch.full((spec.per_token, len(x), HIDDEN), float("nan"), device=KERNEL_DEVICE)
+        mixture.say(x, slots(*range(len(x))), rows, parts)
+        return parts
+
+    together = parts_of(normed)
+    assert not together.isnan().any()
+    for row in {0, rows // 2, rows - 1}:
+        alone = parts_of(normed[row : row + 1])
+        if has_gpu:
+            assert torch.equal(alone[:, 0], together[:, row])
+        else:
+            torch.testing.assert_close(alone[:, 0], together[:, row], atol=1e-5, rtol=0)
+
+
+def test_a_router_in_wider_numbers_than_the_weights_is_used_as_it_is():
+    from foreword.backends.cuda.experts import Mixture
+
+    weights = weights_of(PLAIN, torch.bfloat16)
+    exact = Mixture(MlpSpec(0, experts=PLAIN), replace(weights, router=weights.router.bfloat16().float()))
+    wide = Mixture(MlpSpec(0, experts=PLAIN), replace(weights, router=weights.router + 2**-12))
+    assert (exact._router.dtype, wide._router.dtype) == (torch.bfloat16, torch.float32)
+    normed = comparable_numbers(2, HIDDEN, dtype=torch.float32)
+    found = wide._logits(normed).sum(dim=0)
+    torch.testing.assert_close(found, normed @ (weights.router + 2**-12).T, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_shared_expert_counts_by_its_gate(gated: bool, in_parts: bool):
+    from foreword.backends.cuda.kernels.rows import weigh
+
+    said = comparable_numbers(2, 3, HIDDEN) if in_parts else comparable_numbers(3, HIDDEN)
+    normed, gate = comparable_numbers(3, HIDDEN), comparable_numbers(1, HIDDEN) / 8
+    out = torch.full((3, HIDDEN), float("nan"), device=KERNEL_DEVICE)
+    weigh(said, normed, gate if gated else None, out)
+    expected = (said[0] + said[1]) if in_parts else said
+    torch.testing.assert_close(out, expected * (normed @ gate.T).sigmoid() if gated else expected)

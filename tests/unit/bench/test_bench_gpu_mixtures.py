@@ -1,0 +1,66 @@
+"""What a pass reads of a mixture, as `foreword bench gpu` reports it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.weights import load_weights
+from foreword.bench.gpu.device import matrix_operations
+from foreword.bench.gpu.mixtures import experts_read, idle_numbers
+from foreword.bench.random_heads import write_random_head
+from foreword.bench.random_models import SHAPES
+from foreword.models.heads.opening import open_head
+from foreword.models.layer_shapes import expected_shapes
+from helpers.cuda import KERNEL_DEVICE, needs_triton
+from helpers.mixed_configs import CONFIGS
+from helpers.random_checkpoint import RandomCheckpoint
+from helpers.tiny_families import family_config
+
+
+@needs_triton
+def test_a_token_reads_as_many_experts_as_it_takes():
+    from foreword.backends.cuda.decoder import CudaDecoder
+
+    config = CONFIGS["experts"]
+    weights = load_weights(RandomCheckpoint(config), torch.float32, KERNEL_DEVICE)
+    assert experts_read(CudaDecoder(config, weights), [[7]]) == 2
+    assert experts_read(TorchDecoder(config, weights), [[7]]) is None
+    dense = CONFIGS["scales"]
+    weights = load_weights(RandomCheckpoint(dense), torch.float32, KERNEL_DEVICE)
+    assert experts_read(CudaDecoder(dense, weights), [[7]]) is None
+
+
+def test_operations_are_those_of_the_experts_that_tokens_take():
+    config = CONFIGS["experts"]  # six experts of 40 in each of two layers, of which a token takes two
+    decoder = TorchDecoder(
+        config, load_weights(RandomCheckpoint(config), torch.bfloat16, torch.device("cpu"))
+    )
+    assert idle_numbers(decoder) == 2 * 4 * 40 * 72 * 3
+    assert idle_numbers(decoder, 5.5) == 2 * 0.5 * 40 * 72 * 3
+    assert matrix_operations(decoder, 7) == 2 * 7 * (decoder.layer_bytes / 2 - idle_numbers(decoder))
+
+
+def test_named_shapes_are_as_large_as_their_models():
+    billions = {
+        name: sum(torch.Size(shape).numel() for shape in expected_shapes(config).values()) / 1e9
+        for name, config in SHAPES.items()
+    }
+    found = {name: round(size, 1) for name, size in billions.items()}
+    assert found == {
+        "llama-8b": 8.0,
+        "llama-1b": 1.2,
+        "smollm2-135m": 0.1,
+        "gemma-3-12b": 11.8,
+        "qwen3-30b-a3b": 30.5,
+        "deepseek-v2-lite": 15.7,
+        "gpt-oss-20b": 20.9,
+    }
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_moe", "deepseek_v3", "gpt_oss"])
+def test_random_heads_fit_targets_of_any_family(family: str, tmp_path: Path):
+    target = family_config(family)
+    head = open_head(write_random_head("eagle3", target, tmp_path / "head")).fitted(target)
+    assert head.spec.is_plain and len(head.spec.layers) == 1

@@ -1,0 +1,68 @@
+"""Experts of a layer in one tensor: plain or in MXFP4, every expert is read by itself, row by row gate and up."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from foreword.errors import CheckpointError
+from foreword.models.formats.checkpoint import open_checkpoint
+from helpers.tiny_families import change_config, make_family
+
+EXPERTS, HIDDEN, SIZE = 4, 64, 32
+LEVELS = torch.tensor(
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
+)
+
+
+def random_blocks(rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Blocks, scales, and the numbers [experts, rows, columns] that they stand for."""
+    codes = torch.randint(0, 16, (EXPERTS, rows, columns // 32, 32))
+    scales = torch.randint(120, 128, (EXPERTS, rows, columns // 32))
+    numbers = LEVELS[codes] * torch.exp2(scales.float() - 127).unsqueeze(-1)
+    packed = codes[..., 0::2] | codes[..., 1::2] << 4
+    return packed.to(torch.uint8), scales.to(torch.uint8), numbers.flatten(2)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_family(tmp_path / "plain", "gpt_oss", intermediate_size=SIZE)[0]
+
+
+def test_plain_stacks_are_stored_the_other_way_round(model: Path):
+    stored, checkpoint = load_file(model / "model.safetensors"), open_checkpoint(model)
+    whole = stored["model.layers.1.mlp.experts.gate_up_proj"]  # [experts, in, gate and up in turn]
+    for place, name in enumerate(("gate_proj", "up_proj")):
+        found = checkpoint.load(f"model.layers.1.mlp.experts.2.{name}.weight", torch.float32)
+        assert torch.equal(found, whole[2, :, place::2].T)
+        bias = checkpoint.load(f"model.layers.1.mlp.experts.2.{name}.bias", torch.float32)
+        assert torch.equal(bias, stored["model.layers.1.mlp.experts.gate_up_proj_bias"][2, place::2])
+    down = checkpoint.load("model.layers.0.mlp.experts.3.down_proj.weight", torch.float32)
+    assert torch.equal(down, stored["model.layers.0.mlp.experts.down_proj"][3].T)
+
+
+def test_blocks_of_four_bits_are_unpacked(model: Path, tmp_path: Path):
+    torch.manual_seed(0)
+    stored, expected = load_file(model / "model.safetensors"), {}
+    for name, rows, columns in (("gate_up_proj", 2 * SIZE, HIDDEN), ("down_proj", HIDDEN, SIZE)):
+        stack = f"model.layers.0.mlp.experts.{name}"
+        del stored[stack]
+        stored[f"{stack}_blocks"], stored[f"{stack}_scales"], expected[name] = random_blocks(rows, columns)
+    save_file(stored, model / "model.safetensors", {"format": "pt"})
+    change_config(model, quantization_config={"quant_method": "mxfp4"})
+    checkpoint = open_checkpoint(model)
+    for expert in range(EXPERTS):
+        prefix = f"model.layers.0.mlp.experts.{expert}"
+        for place, name in enumerate(("gate_proj", "up_proj")):
+            found = checkpoint.load(f"{prefix}.{name}.weight", torch.float32)
+            assert torch.equal(found, expected["gate_up_proj"][expert, place::2])
+        found = checkpoint.load(f"{prefix}.down_proj.weight", torch.float32)
+        assert torch.equal(found, expected["down_proj"][expert])
+
+
+def test_a_stack_with_fewer_experts_than_the_config_counts_is_refused(model: Path):
+    change_config(model, num_local_experts=8)
+    with pytest.raises(CheckpointError, match="has 4 experts and not 8"):
+        open_checkpoint(model)
