@@ -92,11 +92,11 @@ def count(folder: Path) -> Counter[str]:
 
     own_ahead, target, heads = cast(Any, ahead), cast(Any, decoder), cast(Any, chain_heads)
     own_ahead._can_be_ahead = lambda _: True
-    widen, fill_in = target.widen, heads.fill_in
+    as_logits, fill_in = target.as_logits, heads.fill_in
 
-    def widen_and_draw(numbers: torch.Tensor) -> torch.Tensor:
+    def widen_and_draw(numbers: torch.Tensor, *how: float | None) -> torch.Tensor:
         """Launch the draws, too, which acceptance leaves to the host where the logits are there."""
-        logits, rows = widen(numbers), len(numbers)
+        logits, rows = as_logits(numbers, *how), len(numbers)
         temperature, keys = (
             logits.new_zeros(rows, dtype=torch.float64),
             logits.new_zeros(rows, dtype=torch.int64),
@@ -105,7 +105,7 @@ def count(folder: Path) -> Counter[str]:
             draw_rows(logits, temperature, keys, None, samples=samples)
         return logits
 
-    target.widen = widen_and_draw
+    target.as_logits = widen_and_draw
 
     def fill_in_some(token_ids: torch.Tensor, drawn: torch.Tensor) -> None:
         """Put a valid token in the place of those that the kernel would read."""

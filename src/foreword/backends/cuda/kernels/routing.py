@@ -147,7 +147,7 @@ def _sort(
         mine = tl.load(chosen + pair, mask=pair < count, other=EXPERTS) == expert
         tl.store(order + place + tl.cumsum(mine.to(tl.int32), axis=0) - 1, pair, mask=mine)
         place += tl.sum(mine.to(tl.int32), axis=0)
-    # Room that nobody has to count: at least as many blocks as an expert's pairs fill, and never more than pairs.
+    # Room without a count of other experts' blocks: at least what the pairs fill, and never more blocks than pairs.
     block = tl.minimum(before, before // ROWS + expert)
     end = tl.minimum(place, place // ROWS + expert + 1)
     if expert == EXPERTS - 1:
