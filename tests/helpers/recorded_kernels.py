@@ -16,17 +16,17 @@ from helpers.kernel_variants import RecordedDevice
 
 def main(arch: int) -> None:
     from foreword.backends.cuda.compiling import CompileProcess
-    from foreword.backends.cuda.kernels.rows import take_rows, widen
+    from foreword.backends.cuda.kernels.rows import as_logits, take_rows
 
     driver.set_active(RecordedDevice())
     numbers, rows = torch.ones(2, 16, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.int32)
     with recording() as missing:
         assert is_recording()
-        widen(numbers)
-        widen(numbers[:1])
+        as_logits(numbers)
+        as_logits(numbers[:1])
         take_rows(numbers, rows, numbers[:1].clone())
     assert not is_recording()
-    assert [variant.kernel for variant in missing] == ["_widen", "_take_rows"]
+    assert [variant.kernel for variant in missing] == ["_as_logits", "_take_rows"]
     first = next(iter(missing))
     driver.set_active(TargetOnly(GPUTarget("cuda", arch, 32)))
     try:
