@@ -53,11 +53,11 @@ class Mixture:
         chosen, shares = route(logits, weights, spec, slots, spare_slot)
         if self.observe is not None and not is_recording():
             self.observe(chosen)
-        gate_up, down = tiles_for(chosen.numel(), spec.count)
-        blocks = sort_by_expert(chosen, spec.count, gate_up.rows)
+        tile = tile_for(chosen.numel(), spec.count)
+        blocks = sort_by_expert(chosen, spec.count, tile.rows)
         active = normed.new_empty((chosen.numel(), spec.size))
-        expert_gate_up(normed, weights, blocks, self._mlp, active, gate_up)
-        expert_down(active, weights, blocks, shares, parts, down)
+        expert_gate_up(normed, weights, blocks, self._mlp, active, tile)
+        expert_down(active, weights, blocks, shares, parts, tile)
 
     def _logits(self, normed: Tensor) -> Tensor:
         """float32 [parts, rows, experts], to be added up in this order."""
@@ -70,21 +70,15 @@ class Mixture:
         return linear(normed.to(self._router.dtype), self._router, None, out, tile, depth // parts)
 
 
-def tiles_for(pairs: int, experts: int) -> tuple[Tile, Tile]:
-    """The fastest tiles on an H200 for gate and up, and for down, of so many rows times experts of each.
-
-    Both have as many rows, as the blocks do.
-    """
+def tile_for(pairs: int, experts: int) -> Tile:
+    """The fastest tile on an H200 for so many rows times experts of each."""
     mean = pairs / experts
     if mean <= 8:
-        few = Tile(16, 64, 128, stages=4, swapped=True)
-        return few, few
-    if mean <= 64:
-        some = (
-            Tile(32, 64, 128, stages=4, swapped=True)
-            if mean <= 24
-            else Tile(64, 64, 64, stages=6, swapped=True)
-        )
-        return some, some
-    many = Tile(128, 256, 64, warps=8)
-    return many, many
+        tile = Tile(16, 64, 128, stages=4, swapped=True)
+    elif mean <= 24:
+        tile = Tile(32, 64, 128, stages=4, swapped=True)
+    elif mean <= 64:
+        tile = Tile(64, 128, 64, stages=4)
+    else:
+        tile = Tile(128, 256, 64, warps=8, stages=4)
+    return tile
