@@ -65,7 +65,7 @@ class Mixture:
         parts = ROUTER_PARTS
         while parts > 1 and (depth % (parts * 16) or depth // parts < LEAST_ROUTER_PART):
             parts //= 2
-        tile = Tile(16, 32, 128) if rows <= 256 else Tile(64, 64, 64)
+        tile = Tile(16, 16, 128) if rows <= 256 else Tile(64, 64, 64)
         out = torch.empty((parts, rows, self._spec.count), dtype=torch.float32, device=normed.device)
         return linear(normed.to(self._router.dtype), self._router, None, out, tile, depth // parts)
 
