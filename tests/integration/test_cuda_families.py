@@ -17,7 +17,6 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 from helpers.cuda import (
-    CUDA_DTYPES,
     EAGER,
     KERNEL_DEVICE,
     has_gpu,
@@ -65,7 +64,7 @@ def test_logits_equal_torch(checkpoint: RandomCheckpoint):
 
 
 @needs_cuda  # interpreted, the order of sums is NumPy's
-@pytest.mark.parametrize("dtype", CUDA_DTYPES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_row_is_the_same_in_chunks_trees_and_beside_others(checkpoint: RandomCheckpoint, dtype: str):
     """Over more than one part of positions, on any pages."""
     rng, count, nodes = random.Random(2), 150, 30
@@ -90,11 +89,11 @@ def test_a_row_is_the_same_in_chunks_trees_and_beside_others(checkpoint: RandomC
 def test_a_text_goes_on_after_its_first_pages_were_given_to_others():
     """All layers have a window: what others write to the pages that a text gave back is not seen."""
     checkpoint, rng = RandomCheckpoint(CONFIGS["one window"]), random.Random(3)
-    chunk, rounds = (29, 11) if has_gpu else (16, 4)
+    chunk, rounds, pages = (29, 11, 12) if has_gpu else (16, 4, 7)
     ids = random_tokens(rng, chunk * rounds + 2)
     decoder = decoder_of(checkpoint)
-    cache = PagedCache(7, window=decoder.kv_rows().window)
-    runner = ModelRunner.allocate(decoder, 7, cache.page_size)
+    cache = PagedCache(pages, window=decoder.kv_rows().window)
+    runner = ModelRunner.allocate(decoder, pages, cache.page_size)
     assert isinstance(runner.store, TorchKvStore)
     for array in runner.store.arrays(DECODER_ROWS):
         array[:, : runner.store.spare_slot] = torch.nan

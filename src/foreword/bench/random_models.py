@@ -130,12 +130,15 @@ class RandomTensors:
         self.shapes = expected_shapes(config)
         self._generator = torch.Generator(device).manual_seed(0)
         self._dtype, self._device, self._gain_of = dtype, device, gain_of
+        self._is_mixture = any(layer.mlp.experts for layer in config.layers)
 
     def tensor(self, name: str) -> Tensor:
         numbers = self.nothing(*self.shapes[name])
         if numbers.ndim == 1:
-            return numbers.fill_(1)
+            return numbers.fill_(float(name.endswith("norm.weight")))
         gain = self._gain_of(_layer_of(name)) if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+        if self._is_mixture and name == "model.embed_tokens.weight":
+            gain = numbers.shape[1] ** 0.5  # tokens stay apart in all layers, and take different experts
         return numbers.normal_(0.0, gain * numbers.shape[1] ** -0.5, generator=self._generator)
 
     def matrix(self, names: Sequence[str]) -> Tensor:

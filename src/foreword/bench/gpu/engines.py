@@ -74,7 +74,9 @@ def _engine(decoder: Decoder, parts: EngineParts) -> EngineCore:
 
 
 def random_prompts(decoder: Decoder, context: int, batch: int) -> list[list[int]]:
-    return [random_tokens(context + 1, decoder.config.vocab_size)[1:] for _ in range(batch)]
+    """Return a text for every request, all different: the rows of a mixture then take different experts."""
+    tokens = random_tokens(batch * context, decoder.config.vocab_size)
+    return [tokens[begin : begin + context] for begin in range(0, len(tokens), context)]
 
 
 PROMPT = 4096
