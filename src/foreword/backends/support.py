@@ -34,7 +34,7 @@ SUPPORTED: dict[str, frozenset[Part]] = {
     "cuda": frozenset(Part) - {Part.GATED},
     "training": frozenset(),
 }
-"""Unsupported features by backend; `training` means the trainer's own passes."""
+"""Supported features by backend; `training` means the trainer's own passes."""
 
 ACTIVATIONS = {"silu": None, "gelu_pytorch_tanh": Part.GELU}
 """Activations that some backend supports."""
