@@ -166,4 +166,4 @@ class VirtualCluster:
 
     def _hear(self, guesses: SessionDrafts) -> None:
         self._heard = True
-        self.remote.heard(self._peer, guesses)
+        self.remote.on_message(self._peer, guesses)

@@ -229,9 +229,9 @@ def test_what_is_dropped_is_dropped_at_all_ranks(two_ranks: Workers, decoder: Te
     store = decoder.new_kv_store(2, 16)
     number = store.number
     del store
-    assert number in two_ranks._gone
+    assert number in two_ranks._released
     one_pass(decoder)
-    assert number not in two_ranks._gone
+    assert number not in two_ranks._released
 
 
 def test_a_killed_rank_ends_the_others_and_is_named(tiny_model: Path):

@@ -274,7 +274,7 @@ MUTANTS = (
         37,
         "guesses beyond the end of the answer",
         "speculation/proposing.py",
-        "_sensible",
+        "_within_limits",
         "entry.request.room - 1",
         "entry.request.room",
         (STEP,),

@@ -284,7 +284,7 @@ CLUSTER_MUTANTS = (
         95,
         "a node of another machine joins by the list without token and TLS",
         "cluster/node_registry.py",
-        "NodeRegistry.look",
+        "NodeRegistry.check_nodes",
         "address not in self._known and self._may_join(address)",
         "address not in self._known",
         (f"{CLUSTER}/test_roster.py::test_nodes_join_and_leave_as_the_file_says",),

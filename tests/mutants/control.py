@@ -75,7 +75,7 @@ CONTROL_MUTANTS = (
         "a head does not read the prompts that it will guess behind",
         "control/policy.py",
         "MeasuredPolicy.plan",
-        "self._read(state)",
+        "self._plan_prefill(state)",
         "None",
         (f"{SHORT}::test_a_head_that_may_guess_later_reads_the_prompt_along_and_is_not_asked",),
     ),

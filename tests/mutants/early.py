@@ -30,7 +30,7 @@ EARLY_MUTANTS = (
         "an abort of an ended request ends a later one of the same id",
         "engine/engine.py",
         "Engine.abort",
-        "self._listeners.knows(stream)",
+        "self._listeners.has(stream)",
         "True",
         (f"{LATE}::test_an_abort_of_an_ended_request_does_not_end_a_later_one_of_the_same_id",),
     ),

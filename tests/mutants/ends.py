@@ -71,7 +71,7 @@ END_MUTANTS = (
         "Recovery.resolve",
         "try:\n"
         "    if isinstance(in_flight.launched, Exception):\n"
-        "        for entry in mine:\n"
+        "        for entry in present:\n"
         "            entry.kv.end_pass()\n"
         "        raise in_flight.launched\n"
         "    return self.stepper.resolve(in_flight.launched)\n"
@@ -79,7 +79,7 @@ END_MUTANTS = (
         "    self._note('step', error)",
         "try:\n"
         "    if isinstance(in_flight.launched, Exception):\n"
-        "        for entry in mine:\n"
+        "        for entry in present:\n"
         "            entry.kv.end_pass()\n"
         "        raise in_flight.launched\n"
         "    return self.stepper.resolve(in_flight.launched)\n"

@@ -127,7 +127,7 @@ GRAMMAR_MUTANTS = (
         92,
         "a drawn node is dropped because the form rules it out",
         "speculation/proposing.py",
-        "within_grammar.is_wanted",
+        "within_grammar.is_allowed",
         "bool(draft.drawn) and draft.drawn[node] is not None",
         "False",
         (f"{DRAFTS}::test_a_drawn_node_stays_whatever_its_token_is",),

@@ -181,7 +181,7 @@ HEAD_MUTANTS = (
         "the pass moves rows that the head has written again since",
         "speculation/transaction.py",
         "Transaction.reserve_drafter_rows",
-        "if asked:\n"
+        "if planned:\n"
         "    self._moves = self.cache.take_moves()\n"
         "    if self._moves:\n"
         "        copies = [(move.source, self.cache.slot(move.owner, move.row)) for move in "

@@ -40,7 +40,7 @@ SIMULATOR_MUTANTS = (
         "requests stay with a node that is dead",
         "simulate/chains.py",
         "Chains._is_lost",
-        "if node.is_dead or node.gone is not None:\n    return True",
+        "if node.is_dead or node.removed_at is not None:\n    return True",
         "",
         (f"{FLEETS}::test_requests_move_when_their_node_dies_and_the_others_keep_their_home",),
     ),

@@ -129,13 +129,13 @@ def _run_drawn_rules(
     accept_keys = _keys(judged, Stream.ACCEPT)[judged_by]
     own_keys = _keys(judged, Stream.RESIDUAL)
     for rule in drawn_rules:
-        mine = np.flatnonzero(rules == rule)
+        members = np.flatnonzero(rules == rule)
         if rule is Rule.TRAVERSAL:
             chance = uniforms(branched(accept_keys, trees.branches))
-            stops, own = _run_traversal(chains, mine, chance, own_keys)
+            stops, own = _run_traversal(chains, members, chance, own_keys)
         else:
-            stops, own = _run_chain_rule(chains, rule, mine, uniforms(accept_keys), own_keys)
-        for request, stop, drawn in zip(mine.tolist(), stops.tolist(), own.tolist(), strict=True):
+            stops, own = _run_chain_rule(chains, rule, members, uniforms(accept_keys), own_keys)
+        for request, stop, drawn in zip(members.tolist(), stops.tolist(), own.tolist(), strict=True):
             outcome.stops[request], outcome.own[request] = stop, drawn
             outcome.states[request] = states[stop]
 

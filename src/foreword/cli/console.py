@@ -235,7 +235,7 @@ class JsonCommand(Command):
 
     as_json: JsonOption = late(False, 3)
 
-    def tell(self, value: dict[str, Any]) -> None:
+    def show_json(self, value: dict[str, Any]) -> None:
         """Print the object if --json is given."""
         if self.as_json:
             print_json(value)

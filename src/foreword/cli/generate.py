@@ -84,7 +84,7 @@ class SamplingOptions:
 @options_command
 def generate(
     *,
-    asked: PromptOptions,
+    options: PromptOptions,
     model: ModelOption = DEFAULT_MODEL,
     sampling: SamplingOptions,
     drafting: SpeculationOptions,
@@ -103,8 +103,8 @@ def generate(
     choice = drafting.choice()
     given = asdict(sampling) | {"stop": tuple(sampling.stop or ()), "structured": structured.outputs()}
     SamplingParams(**{name: value for name, value in given.items() if value is not None})
-    question = read_prompt(asked.prompt, asked.file, stdin_is_free=asked.prediction != Path("-"))
-    expected = None if asked.prediction is None else read_text(asked.prediction)
+    question = read_prompt(options.prompt, options.file, stdin_is_free=options.prediction != Path("-"))
+    expected = None if options.prediction is None else read_text(options.prediction)
     llm = load_llm(
         model,
         **asdict(compute),
@@ -119,7 +119,7 @@ def generate(
         "lora_request": lora_request(lora),
         "on_text": _show if streamed else None,
     }
-    output = _answer(llm, question, params, asked, rest)
+    output = _answer(llm, question, params, options, rest)
     for answer in output.outputs:
         if answer.error is not None:
             raise RequestError(answer.error)
@@ -137,13 +137,18 @@ def generate(
 
 
 def _answer(
-    llm: "LLM", question: str, params: "SamplingParams", asked: PromptOptions, rest: dict[str, Any]
+    llm: "LLM", question: str, params: "SamplingParams", options: PromptOptions, rest: dict[str, Any]
 ) -> "RequestOutput":
-    if asked.system is None:
+    if options.system is None:
         return llm.generate(
-            question, params, raw=asked.raw, parse_special=asked.parse_special, suffix=asked.suffix, **rest
+            question,
+            params,
+            raw=options.raw,
+            parse_special=options.parse_special,
+            suffix=options.suffix,
+            **rest,
         )[0]
-    messages = [{"role": "system", "content": asked.system}, {"role": "user", "content": question}]
+    messages = [{"role": "system", "content": options.system}, {"role": "user", "content": question}]
     return llm.chat(messages, params, **rest)[0]
 
 

@@ -47,7 +47,7 @@ def convert(
     from foreword.models.heads.writing import convert_head
     from foreword.models.sources.resolve import resolve_model
 
-    _tell(out, convert_head(resolve_model(head), out), as_json)
+    _report(out, convert_head(resolve_model(head), out), as_json)
 
 
 @app.command()
@@ -74,10 +74,10 @@ def quantize(
 
         checkpoint = open_checkpoint(resolve_model(target))
         opened = without_copies(opened.fitted(checkpoint.config), checkpoint)
-    _tell(out, quantize_head(opened, out), as_json)
+    _report(out, quantize_head(opened, out), as_json)
 
 
-def _tell(out: Path, size: int, as_json: bool) -> None:
+def _report(out: Path, size: int, as_json: bool) -> None:
     if as_json:
         print_json({"out": str(out), "bytes": size})
     else:

@@ -89,7 +89,7 @@ class Explain(JsonCommand):
         )
         explanation = explain(rules, found.traits, found.speculation)
         _show(explanation, found.notes)
-        self.tell({**explanation.as_json(), "notes": found.notes})
+        self.show_json({**explanation.as_json(), "notes": found.notes})
 
 
 app.command()(command(Explain))

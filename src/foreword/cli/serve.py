@@ -97,17 +97,17 @@ class ApiOptions:
         """Return the server's settings; raise `RequestError` for invalid ones."""
         from foreword.server.settings import STREAM_PACINGS, Limits, ServerSettings
 
-        heard, read = listening.settings(), parsing.settings(model)
+        listen_settings, parser_settings = listening.settings(), parsing.settings(model)
         return ServerSettings(
-            admin_keys=admin_keys(self.admin_key, heard["api_keys"]),
+            admin_keys=admin_keys(self.admin_key, listen_settings["api_keys"]),
             limits=Limits(running=running, queued=self.max_queued),
             show_speculation=not self.hide_speculation,
             stream_pacing=one_of("--stream-pacing", self.stream_pacing, STREAM_PACINGS),
             allow_switch=self.speculation_switch,
-            adapters=named_paths("--lora-modules", self.lora_modules, read["model_name"]),
+            adapters=named_paths("--lora-modules", self.lora_modules, parser_settings["model_name"]),
             allow_adapter_loading=self.allow_lora_loading,
-            **heard,
-            **read,
+            **listen_settings,
+            **parser_settings,
         )
 
 

@@ -62,7 +62,7 @@ class Theory(JsonCommand):
         draw(self.plot, lambda path: _plot(found, path, title))
         results = {name.replace(" ", "_"): _summary(predictions) for name, predictions in found.items()}
         given = {name: getattr(self, name) for name in ("alpha", "draft_cost", "network_cost", "tree_width")}
-        self.tell({**given, **results})
+        self.show_json({**given, **results})
 
 
 theory = command(Theory)

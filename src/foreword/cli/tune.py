@@ -62,7 +62,7 @@ class Tune(ModelCommand):
         policy = recommend(rows, tried, _made_with(llm, self.model))
         out.write_text(json.dumps(policy, indent=2) + "\n", encoding="utf-8")
         stdout.print(f"written: {out}; use it with foreword serve --speculation-policy {out}", soft_wrap=True)
-        self.tell({"policy": policy, "file": str(out), "rows": [asdict(row) for row in rows]})
+        self.show_json({"policy": policy, "file": str(out), "rows": [asdict(row) for row in rows]})
 
 
 tune = command(Tune)

@@ -39,7 +39,7 @@ class NodeListener(Protocol):
         """Handle a node that became or stayed unusable."""
         ...
 
-    def heard(self, peer: "NodePeer", message: FromNode) -> None:
+    def on_message(self, peer: "NodePeer", message: FromNode) -> None:
         """Handle a message of a node."""
         ...
 
@@ -198,7 +198,7 @@ class NodeThread:
         if self._is_closed.is_set():
             link.close("the target stops")
         _log.info("draft node %s is there: %s", self._peer.name, welcome.method)
-        reason = link.run(lambda message: self._hub.heard(self._peer, message), self._tick(link))
+        reason = link.run(lambda message: self._hub.on_message(self._peer, message), self._tick(link))
         self._link = None
         self._hub.went_down(self._peer, reason)
         return reason, True
@@ -227,7 +227,7 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1e3, 3)
 
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 """Seconds between two checks of the file."""
 
 
@@ -264,7 +264,7 @@ class NodeRegistry:
         for _, thread in self._known.values():
             thread.close()
 
-    def look(self) -> None:
+    def check_nodes(self) -> None:
         """Read the file; an unreadable or invalid one changes nothing."""
         try:
             listed = self._config.addresses()
@@ -294,5 +294,5 @@ class NodeRegistry:
         return True
 
     def _run(self) -> None:
-        while not self._is_closed.wait(LOOK_SECONDS):
-            self.look()
+        while not self._is_closed.wait(CHECK_SECONDS):
+            self.check_nodes()

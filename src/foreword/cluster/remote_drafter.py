@@ -134,7 +134,7 @@ class RemoteDrafter(Drafter):
                 self._moving.add(request)
             self._arrived.notify_all()
 
-    def heard(self, peer: NodePeer, message: FromNode) -> None:
+    def on_message(self, peer: NodePeer, message: FromNode) -> None:
         """Handle a node's message; raise `ChannelError` for an invalid one, which ends the connection."""
         with self._arrived:
             if isinstance(message, SessionDrafts):

@@ -94,7 +94,7 @@ class MeasuredPolicy:
                 own = entry.request.speculation
                 plan = own if own is not None and own.is_fixed and own.allows(running) else None
             elif may_draft is None or decision is None:
-                plan = self._read(state)
+                plan = self._plan_prefill(state)
             elif not decision.in_use:
                 state.flight, state.reader, state.is_observed = None, None, state is self.explorer.watched
             else:
@@ -140,16 +140,16 @@ class MeasuredPolicy:
             state.ready = ReadyDraft(decision, running, flight, plan)
         return plan
 
-    def _read(self, state: RequestState) -> DraftPlan | None:
+    def _plan_prefill(self, state: RequestState) -> DraftPlan | None:
         """Return the plan of a prefill pass, which a head observes if it may draft afterwards."""
         state.flight, is_watched = None, state is self.explorer.watched
         in_use = () if self.decision is None else self.decision.in_use
-        may = [
+        candidates = [
             arm
             for arm in state.heads
             if is_watched or arm.option in in_use or arm.option.may_be_used(self.settings)
         ]
-        return state.observe(max(may, key=lambda arm: arm.option.benefit.gain, default=None))
+        return state.observe(max(candidates, key=lambda arm: arm.option.benefit.gain, default=None))
 
     def trim(
         self, entries: Sequence[PassEntry], drafts: Sequence[Draft], situation: Situation
@@ -184,10 +184,12 @@ class MeasuredPolicy:
             number = part.request.request_id
             state = self._states.get(number)
             if state is not None and (state.flight or state.reader or state.shadows):
-                self._follow(state, part, used, (number + self.steps) % every == 0)
+                self._compare_drafts(state, part, used, (number + self.steps) % every == 0)
         self._measure(report, used)
 
-    def _follow(self, state: RequestState, part: RequestReport, used: set[Option], is_judged: bool) -> None:
+    def _compare_drafts(
+        self, state: RequestState, part: RequestReport, used: set[Option], is_judged: bool
+    ) -> None:
         """Compare a request's drafts with its text."""
         flight, tokens = state.flight, part.request.tokens
         if state.shadows:
@@ -196,12 +198,12 @@ class MeasuredPolicy:
         if state.reader is not None:
             state.reader.observed = len(tokens)
         state.flight = state.reader = None
-        if flight is None or part.asked != flight.arm.plan.method:
+        if flight is None or part.called != flight.arm.plan.method:
             return
         flight.arm.observed = len(tokens)
         if flight.is_shadow:
             # Charge the actual time, clipped in case of a pause.
-            self.explorer.pay(part.asked, min(part.draft_seconds, 4 * flight.paid) - flight.paid)
+            self.explorer.pay(part.called, min(part.draft_seconds, 4 * flight.paid) - flight.paid)
             state.keep_shadow(flight.arm, flight.levels, flight.draft, flight.kept)
             state.shadows, state.ready = [one for one in state.shadows if not one.follow(tokens)], None
             return
@@ -247,11 +249,11 @@ class MeasuredPolicy:
         if (
             live is not None
             and len(used) == 1
-            and all(part.asked in ("", live[0]) for part in report.requests)
+            and all(part.called in ("", live[0]) for part in report.requests)
         ):
             # If others draft too, the costs cannot be separated: charge the expected loss.
             self.explorer.settle(min(total - plain, table[rows]))
-        plans = [part.request.speculation for part in report.guessing if part.asked]
+        plans = [part.request.speculation for part in report.guessing if part.called]
         if any(plan is not None and plan.is_fixed for plan in plans):
             return  # a fixed plan's cost says nothing about the others
         for option in used:

@@ -149,7 +149,7 @@ class Engine:
 
     def _enqueue(self, prepared: list[Request], stream: AnswerStream) -> None:
         """Queue a prepared request unless its reader has left; end it if it was aborted meanwhile."""
-        if not self._listeners.knows(stream):
+        if not self._listeners.has(stream):
             self._core.discard(prepared)
             return
         self._core.enqueue(prepared)
@@ -201,7 +201,7 @@ class Engine:
             return
 
         def stop() -> None:
-            if not self._listeners.knows(stream):  # it has ended, and its id may be in use again
+            if not self._listeners.has(stream):  # it has ended, and its id may be in use again
                 return
             deltas = self._core.abort(request_id)
             self._deliver(deltas)
@@ -238,11 +238,11 @@ class Engine:
         then = self._snapshot.later(monotonic() - self._snapshot_at, self._core.speculating)
         return replace(then, draft_nodes=tuple(self._core.drafters.nodes()))
 
-    def when_dead(self, tell: Callable[[Exception], None]) -> None:
-        """Call `tell` in the engine's thread if that dies unexpectedly; immediately if it is dead."""
-        self._on_death = tell
+    def when_dead(self, callback: Callable[[Exception], None]) -> None:
+        """Call `callback` in the engine's thread if that dies unexpectedly; immediately if it is dead."""
+        self._on_death = callback
         if self._stopped is not None:
-            tell(self._stopped)
+            callback(self._stopped)
 
     @property
     def max_model_len(self) -> int:
@@ -267,7 +267,7 @@ class Engine:
         """Abort the request of a stream whose reader has left."""
 
         def stop() -> None:
-            if self._listeners.knows(stream):
+            if self._listeners.has(stream):
                 self._deliver(self._core.abort(stream.request_id))
                 self._listeners.forget(stream)  # it may still be waiting for its drafter
 

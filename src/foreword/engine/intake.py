@@ -53,9 +53,9 @@ class Intake:
         seed = secrets.randbits(53) if params.seed is None else params.seed
         end_ids = self.vocabulary.end_ids
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else end_ids)
-        own = end_ids - frozenset(params.stop_token_ids)
-        limits = RequestLimits(self.context_length, stop_ids, own)
-        known = TokenLimits(
+        hidden_ids = end_ids - frozenset(params.stop_token_ids)
+        limits = RequestLimits(self.context_length, stop_ids, hidden_ids)
+        token_limits = TokenLimits(
             self.vocabulary.size, tuple(end_ids), self.vocabulary.bad_word_ids(params.bad_words)
         )
         stops = StopTexts(params.stop_texts, params.include_stop_str_in_output, params.min_tokens)
@@ -70,7 +70,13 @@ class Intake:
                 new.prompt_token_ids,
                 params,
                 RequestSampler(
-                    params, known, new.prompt_token_ids, seed, sample=index, rule=self.rule, grammar=form
+                    params,
+                    token_limits,
+                    new.prompt_token_ids,
+                    seed,
+                    sample=index,
+                    rule=self.rule,
+                    grammar=form,
                 ),
                 limits,
                 RequestIdentity(

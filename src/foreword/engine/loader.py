@@ -62,10 +62,10 @@ class LoadedModel:
         """Return the vocabulary that the engine needs."""
         return Vocabulary(self.vocab_size, frozenset(self.tokenizer.eos_ids), self.tokenizer)
 
-    def when_lost(self, tell: Callable[[str], None]) -> None:
-        """Call `tell`, in any thread, with the reason when a rank of the model dies."""
+    def when_lost(self, callback: Callable[[str], None]) -> None:
+        """Call `callback`, in any thread, with the reason when a rank of the model dies."""
         if isinstance(self.decoder, TensorParallelDecoder):
-            self.decoder.when_lost(tell)
+            self.decoder.when_lost(callback)
 
     def close(self) -> None:
         """End the model's other processes."""

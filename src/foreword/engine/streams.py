@@ -115,7 +115,7 @@ class Listeners:
         with self.lock:
             return self.by_request.get(request_id)
 
-    def knows(self, stream: AnswerStream) -> bool:
+    def has(self, stream: AnswerStream) -> bool:
         """Whether this stream itself, not a later one with its id, is registered."""
         return self.stream_of(stream.request_id) is stream
 

@@ -42,8 +42,8 @@ class ForewordProposer:
     ) -> list[list[int]]:
         """Return drafts for every batch row with new tokens; a row may have changed its request."""
         rows = range(len(sampled_token_ids))
-        for gone in self._rows - set(rows):
-            self._drafter.forget(gone)
+        for finished in self._rows - set(rows):
+            self._drafter.forget(finished)
         self._rows = set(rows)
         return [self._draft(row, sampled_token_ids[row], num_tokens_no_spec, token_ids_cpu) for row in rows]
 

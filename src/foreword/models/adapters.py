@@ -242,8 +242,8 @@ def _factors(
             raise CheckpointError(f"{where}: lora_{side} holds no finite floats; get the adapter again")
     if not 1 <= rank <= MAX_RANK:
         raise CheckpointError(f"{where}: rank {rank} is not supported; the most is {MAX_RANK}")
-    if rank != (said := _of_module(settings, "rank_pattern", "r", 8, place)):
-        raise CheckpointError(f"{where}: the factors have rank {rank}, and {CONFIG_FILE} says {said:g}")
+    if rank != (stated := _of_module(settings, "rank_pattern", "r", 8, place)):
+        raise CheckpointError(f"{where}: the factors have rank {rank}, and {CONFIG_FILE} says {stated:g}")
     alpha = _of_module(settings, "alpha_pattern", "lora_alpha", 8, place)
     scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
     factors = Factors(down.float().contiguous(), (up.float() * scale).contiguous())

@@ -88,8 +88,12 @@ def _allowed_after(
 def target_logits(cases: Sequence[Case], histories: Sequence[Sequence[Sequence[int]]]) -> Tensor:
     """float32 [all histories, widest vocabulary], each case's logits after each of its histories."""
     vocabs = torch.tensor([case.limits.vocab_size for case in cases])
-    keys = [history_key(c.target, h) for c, mine in zip(cases, histories, strict=True) for h in mine]
-    row = torch.repeat_interleave(torch.tensor([len(mine) for mine in histories]))
+    keys = [
+        history_key(c.target, h)
+        for c, case_histories in zip(cases, histories, strict=True)
+        for h in case_histories
+    ]
+    row = torch.repeat_interleave(torch.tensor([len(case_histories) for case_histories in histories]))
     ids = torch.arange(int(vocabs.max())).expand(len(keys), -1)
     noise = gumbel(key_tensor(np.array(keys, np.uint64))[:, None].expand_as(ids), ids)
     spread, grid = (
@@ -180,9 +184,9 @@ class SmallDrafter:
 
     def _probabilities(self, history: tuple[int, ...]) -> Floats:
         generated = history[len(self.case.prompt) :]
-        stranger = Case(self.case.params, self.case.limits, self.case.prompt, 0, self.case.target ^ 1)
+        unrelated = Case(self.case.params, self.case.limits, self.case.prompt, 0, self.case.target ^ 1)
         rows = []
-        for case in (self.case, stranger):
+        for case in (self.case, unrelated):
             logits = target_logits([case], [[history]])[0].tolist()
             if case is self.case:
                 allowed = case.allowed(generated)
@@ -208,8 +212,8 @@ class SmallDrafter:
         if not q.any():
             return
         q /= q.sum()
-        in_turn = self.kind is DraftKind.MIXED and len(history) % 2 == 0
-        if self.kind is DraftKind.CHOSEN or in_turn:
+        is_chosen_now = self.kind is DraftKind.MIXED and len(history) % 2 == 0
+        if self.kind is DraftKind.CHOSEN or is_chosen_now:
             yield int(np.argmax(q)), None, 1.0
             return
         support = np.flatnonzero(q)

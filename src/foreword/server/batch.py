@@ -81,15 +81,15 @@ class Batch:
         seen: set[str] = set()
         for number, line in enumerate(_lines(requests), start=1):
             try:
-                asked = BatchRequest.of(_json(line))
-                if asked.custom_id in seen:
-                    raise LineError(f"custom_id: {asked.custom_id[:64]!r} is that of an earlier line")
+                request = BatchRequest.of(_json(line))
+                if request.custom_id in seen:
+                    raise LineError(f"custom_id: {request.custom_id[:64]!r} is that of an earlier line")
             except LineError as error:
                 batch.refused.append(_failure(None, f"line {number}: {error}"))
                 continue
-            seen.add(asked.custom_id)
-            if asked.custom_id not in kept:
-                batch.requests.append(asked)
+            seen.add(request.custom_id)
+            if request.custom_id not in kept:
+                batch.requests.append(request)
         if other := kept.keys() - seen:
             raise RequestError(
                 f"{answers} has an answer to {min(other)[:64]!r}, which is not in {requests}; name another file"
@@ -165,8 +165,8 @@ async def answer_all(
         on_progress(counts.kept + counts.answered + counts.failed, total)
 
     async def work(client: httpx2.AsyncClient) -> None:
-        for asked in waiting:
-            write(await _answer(client, asked))
+        for request in waiting:
+            write(await _answer(client, request))
 
     on_progress(counts.kept, total)
     for line in batch.refused:
@@ -177,14 +177,14 @@ async def answer_all(
     return counts
 
 
-async def _answer(client: httpx2.AsyncClient, asked: BatchRequest) -> dict[str, Any]:
+async def _answer(client: httpx2.AsyncClient, request: BatchRequest) -> dict[str, Any]:
     for left in reversed(range(_TRIES)):
-        answer = await client.post(asked.url, json=asked.body)
+        answer = await client.post(request.url, json=request.body)
         if answer.status_code not in _FULL_OR_STARTING or not left:
             break
         await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
     sent = {"status_code": answer.status_code, "request_id": answer.headers["x-request-id"]}
-    return _line(asked.custom_id, {**sent, "body": answer.json()})
+    return _line(request.custom_id, {**sent, "body": answer.json()})
 
 
 def begin_answers(path: Path, lines: Sequence[str]) -> TextIO:

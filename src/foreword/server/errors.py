@@ -117,12 +117,12 @@ def as_api_error(error: Exception, request_id: str = "") -> ApiError:
 
 def _routing_error(request: Request, error: HTTPException) -> ApiError:
     """Return the error for an unknown route or method."""
-    asked, path = request.method, request.url.path[:64]
+    method, path = request.method, request.url.path[:64]
     if error.status_code == 404:
-        return ApiError(404, f"there is no route {asked} {path}; /openapi.json lists those that there are")
+        return ApiError(404, f"there is no route {method} {path}; /openapi.json lists those that there are")
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
-        return ApiError(405, f"{path} does not take {asked}; use {allowed}")
+        return ApiError(405, f"{path} does not take {method}; use {allowed}")
     return ApiError(error.status_code, str(error.detail))
 
 

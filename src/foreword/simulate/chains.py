@@ -31,12 +31,12 @@ class DraftJob:
 class SimNode:
     """A node that drafts for sessions of many targets in common rounds."""
 
-    def __init__(self, number: int, zone: int, born: float, ready: float) -> None:
+    def __init__(self, number: int, zone: int, started_at: float, ready: float) -> None:
         self.number = number
         self.zone = zone
-        self.born = born  # start of its cost
+        self.started_at = started_at  # start of its cost
         self.ready = ready  # start of drafting
-        self.gone: float | None = None  # when it was removed
+        self.removed_at: float | None = None  # when it was removed
         self.sessions = 0
         self.is_dead = False
         self.silent_since: float | None = None  # for targets of all zones, or of other zones
@@ -49,7 +49,9 @@ class SimNode:
 
     def takes(self, now: float) -> bool:
         """Whether requests may be assigned to it."""
-        return not self.is_dead and self.gone is None and now >= self.ready and self.silent_since is None
+        return (
+            not self.is_dead and self.removed_at is None and now >= self.ready and self.silent_since is None
+        )
 
     def is_silent_for(self, zone: int) -> bool:
         return self.silent_since is not None and (not self.is_partitioned or zone != self.zone)
@@ -191,7 +193,7 @@ class Chains:
         self._home[slot], self._is_moving[slot], self._cap[slot] = NO_HOME, True, 0
 
     def _is_lost(self, node: SimNode, now: float) -> bool:
-        if node.is_dead or node.gone is not None:
+        if node.is_dead or node.removed_at is not None:
             return True
         since = node.silent_since
         return since is not None and node.is_silent_for(self._zone) and now - since > SILENCE

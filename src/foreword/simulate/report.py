@@ -7,7 +7,7 @@ from foreword.bench.page import Lines, chart, colours_of, html_page, section
 from foreword.bench.skeleton import optional
 from foreword.simulate.scenario import Autoscale, Scenario
 from foreword.simulate.sweep import Point
-from foreword.simulate.world import LOOK_SECONDS, SimulationResult
+from foreword.simulate.world import SAMPLE_SECONDS, SimulationResult
 
 
 def scaling_summary(scenario: Scenario, outcome: SimulationResult) -> str:
@@ -30,7 +30,7 @@ def _too_short(rule: Autoscale, is_more: bool) -> str:
     if not is_more:
         what = f"one is given back after {after:g} s of too many"
     # The first tenth of the time is warm-up, and the load is checked every second.
-    seconds = math.ceil((after + is_more * rule.boot + 3 * LOOK_SECONDS) / 0.9)
+    seconds = math.ceil((after + is_more * rule.boot + 3 * SAMPLE_SECONDS) / 0.9)
     return f"{what}: simulate --seconds {seconds} or more"
 
 

@@ -69,8 +69,8 @@ class SimTarget:
         used = np.zeros(len(live), np.int64)
         if scenario.drafting is DraftPlacement.LOCAL and wants.any():
             used = np.where(wants, self._dice.lengths(self._draft_rng, scenario.k), 0)
-            levels, asked = int(used.max()), int(wants.sum())
-            go = now + costs.local.first + levels * costs.local.seconds(asked)
+            levels, requests = int(used.max()), int(wants.sum())
+            go = now + costs.local.first + levels * costs.local.seconds(requests)
         elif self._is_remote:
             used, go = self.chains.levels(now, live, wants)
             go += costs.telling(requests)

@@ -51,7 +51,7 @@ def outcome_of(world: "World") -> SimulationResult:
     used, passes = sum(tally.used for tally in tallies), sum(tally.request_passes for tally in tallies)
     times = [1e3 * one for tally in tallies for one in tally.token_seconds]
     latencies = [one for tally in tallies for one in tally.latencies]
-    paid = sum(_paid(node.born, node.gone, scenario.seconds) for node in world.nodes)
+    paid = sum(_paid(node.started_at, node.removed_at, scenario.seconds) for node in world.nodes)
     hours = (seconds * len(tallies) * scenario.prices.target) + 0.9 * paid * scenario.prices.node
     drafted = sum(target.chains.drafted for target in world.targets)
     return SimulationResult(
@@ -79,8 +79,8 @@ def outcome_of(world: "World") -> SimulationResult:
     )
 
 
-def _paid(born: float, gone: float | None, end: float) -> float:
-    return min(end if gone is None else gone, end) - born
+def _paid(started_at: float, removed_at: float | None, end: float) -> float:
+    return min(end if removed_at is None else removed_at, end) - started_at
 
 
 def _percentile(values: list[float], percent: float) -> float | None:
@@ -90,7 +90,7 @@ def _percentile(values: list[float], percent: float) -> float | None:
 BINS = 60
 """Time bins of charts."""
 
-LOOK_SECONDS = 1.0
+SAMPLE_SECONDS = 1.0
 """Seconds between checks of the autoscaler."""
 
 AHEAD = 2.2
@@ -139,7 +139,7 @@ class World:
         for failure in scenario.failures if self.nodes else ():
             self._at(failure.at, self._failing(failure))
         if self.nodes:
-            self._at(0.0, self._look)
+            self._at(0.0, self._sample)
         while self._heap and self._heap[0][0] < scenario.seconds:
             now, _, happen = heappop(self._heap)
             happen(now)
@@ -235,17 +235,17 @@ class World:
             node.is_dead, node.silent_since, node.is_partitioned, node.factor = False, None, False, 1.0
         self._near.clear()
 
-    def _look(self, now: float) -> None:
+    def _sample(self, now: float) -> None:
         """Count nodes, and add or remove some."""
         scenario = self.scenario
-        there = [node for node in self.nodes if node.gone is None]
+        there = [node for node in self.nodes if node.removed_at is None]
         first = int(now / scenario.seconds * BINS)
-        last = int(min(now + LOOK_SECONDS, scenario.seconds) / scenario.seconds * BINS)
+        last = int(min(now + SAMPLE_SECONDS, scenario.seconds) / scenario.seconds * BINS)
         for place in range(first, max(last, min(first + 1, BINS))):
             self.node_bins[place] = sum(not node.is_dead and now >= node.ready for node in there)
         if scenario.autoscale is not None and now >= scenario.counts_from:
             self._scale(now, there)
-        self._at(now + LOOK_SECONDS, self._look)
+        self._at(now + SAMPLE_SECONDS, self._sample)
 
     def _scale(self, now: float, there: list[SimNode]) -> None:
         rule = self.scenario.autoscale
@@ -273,7 +273,7 @@ class World:
             number = len(self.nodes)
             self.nodes.append(SimNode(number, number % self.scenario.fleet.zones, now, now + rule.boot))
         for node in there[wanted:]:
-            node.gone = now
+            node.removed_at = now
         self._near.clear()
         self._at(now + rule.boot, lambda _: self._near.clear())
 

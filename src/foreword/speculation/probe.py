@@ -54,7 +54,7 @@ class StepProbe:
     ) -> StepReport:
         """Return the report of the committed step; `finish` adds its times."""
         proposal = proposal.arrived()
-        asked = proposal.asked or [NO_CALL] * len(entries)
+        shares = proposal.shares or [NO_CALL] * len(entries)
         parts = [
             RequestReport(
                 entry.request,
@@ -66,7 +66,7 @@ class StepProbe:
                 share.seconds,
                 present,
             )
-            for entry, verdict, share, present in zip(entries, verdicts, asked, applied, strict=True)
+            for entry, verdict, share, present in zip(entries, verdicts, shares, applied, strict=True)
         ]
         report = StepReport(parts, proposal.calls, StageSeconds(proposal.seconds))
         report.is_cold = self.is_cold or proposal.is_cold

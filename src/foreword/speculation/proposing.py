@@ -38,7 +38,7 @@ class Proposal:
 
     drafts: Sequence[Draft] = ()
     calls: Sequence[DrafterCall] = ()
-    asked: Sequence[CallShare] = ()
+    shares: Sequence[CallShare] = ()
     sources: Sequence[HostCopy | None] = ()  # per call: tokens that the device had not drawn yet
 
     @property
@@ -59,14 +59,14 @@ class Proposal:
             for call, seconds in zip(self.calls, took, strict=True)
         ]
         extra = [
-            (now.seconds - call.seconds) / call.asks for call, now in zip(self.calls, calls, strict=True)
+            (now.seconds - call.seconds) / call.requests for call, now in zip(self.calls, calls, strict=True)
         ]
         updated = {
             share: share if share.call < 0 else share._replace(seconds=share.seconds + extra[share.call])
-            for share in set(self.asked)
+            for share in set(self.shares)
         }
-        asked = [updated[share] for share in self.asked]
-        return replace(self, calls=calls, asked=asked)
+        shares = [updated[share] for share in self.shares]
+        return replace(self, calls=calls, shares=shares)
 
     @property
     def is_cold(self) -> bool:
@@ -107,8 +107,8 @@ def fit_to_room(
     """
     if not any(plans):
         return [None] * len(entries)
-    fitted = [_sensible(entry, plan) for entry, plan in zip(entries, plans, strict=True)]
-    asked_for = wanted = [0 if plan is None else plan.max_nodes for plan in fitted]
+    fitted = [_within_limits(entry, plan) for entry, plan in zip(entries, plans, strict=True)]
+    requested = wanted = [0 if plan is None else plan.max_nodes for plan in fitted]
     if not any(wanted):
         return fitted
     if max_rows is not None:
@@ -116,7 +116,7 @@ def fit_to_room(
         if sum(wanted) > left:
             wanted = divide(entries, wanted, left)
     free_pages = cache.free_pages
-    if wanted == asked_for and sum(wanted) // cache.page_size + len(wanted) <= free_pages:
+    if wanted == requested and sum(wanted) // cache.page_size + len(wanted) <= free_pages:
         return fitted  # enough pages even if every draft starts a new one
     for place, (entry, plan, most) in enumerate(zip(entries, fitted, wanted, strict=True)):
         if plan is None:
@@ -129,7 +129,7 @@ def fit_to_room(
     return fitted
 
 
-def _sensible(entry: PassEntry, plan: DraftPlan | None) -> DraftPlan | None:
+def _within_limits(entry: PassEntry, plan: DraftPlan | None) -> DraftPlan | None:
     """Cut the plan to draft tokens that can be committed; the target adds one token after the deepest."""
     if plan is None or not entry.draws or not entry.request.sampler.can_draft:
         return None
@@ -167,9 +167,9 @@ def call_drafters(
     entries: Sequence[PassEntry], plans: Plans, clock: Callable[[], float], memory: KvMemory | None = None
 ) -> Proposal:
     """Call each planned drafter once for all its requests, and keep the usable part of its drafts."""
-    drafts, asked = [NO_DRAFT] * len(entries), [NO_CALL] * len(entries)
+    drafts, shares = [NO_DRAFT] * len(entries), [NO_CALL] * len(entries)
     if not any(plans):
-        return Proposal(drafts, asked=asked)
+        return Proposal(drafts, shares=shares)
     by_drafter: dict[int, list[tuple[int, DraftPlan, ShadowDraft | None]]] = {}
     for index, plan in enumerate(plans):
         if plan is not None:
@@ -206,11 +206,11 @@ def call_drafters(
             drafts[index] = draft
             if share.method != plan.method:  # most requests share one
                 share = CallShare(plan.method, per_request, len(calls))
-            asked[index] = share
+            shares[index] = share
         calls.append(
             DrafterCall(
                 first.method,
-                asks=len(group),
+                requests=len(group),
                 guesses=sum([task.max_nodes for task in tasks]),
                 levels=max(map(_levels, tasks, answers)),
                 empty=empty,
@@ -221,7 +221,7 @@ def call_drafters(
         )
         devices = [answer.device for answer in answers if answer.device is not None]
         sources.append(devices[0].source if devices else None)
-    return Proposal(drafts, calls, asked, sources)
+    return Proposal(drafts, calls, shares, sources)
 
 
 def _draft_task(entry: PassEntry, plan: DraftPlan, row_memory: KvMemory | None) -> DraftTask:
@@ -243,11 +243,11 @@ def usable(draft: Draft, task: DraftTask) -> Draft:
     request = task.request
     if draft.epoch != request.epoch:
         return NO_DRAFT
-    known = within_grammar(known_tokens(draft.rebase(request.tokens), request), request)
-    if not known.is_chain and not request.sampling.rule.takes_trees:
-        parents = known.parents
-        known = known.keep(lambda node: parents[node] == node - 1)
-    return known.within(task.max_nodes, task.max_depth)
+    checked = within_grammar(known_tokens(draft.rebase(request.tokens), request), request)
+    if not checked.is_chain and not request.sampling.rule.takes_trees:
+        parents = checked.parents
+        checked = checked.keep(lambda node: parents[node] == node - 1)
+    return checked.within(task.max_nodes, task.max_depth)
 
 
 def known_tokens(draft: Draft, request: DraftRequest) -> Draft:
@@ -276,9 +276,9 @@ def within_grammar(draft: Draft, request: DraftRequest) -> Draft:
         return draft
     allowed = grammar.follows(draft.tokens, draft.parents)
 
-    def is_wanted(node: int) -> bool:
+    def is_allowed(node: int) -> bool:
         above = draft.parents[node]
         is_drawn = bool(draft.drawn) and draft.drawn[node] is not None
         return (above == ROOT or allowed[above]) and (is_drawn or allowed[node])
 
-    return draft.keep(is_wanted)
+    return draft.keep(is_allowed)

@@ -60,10 +60,10 @@ class Recovery:
         failed ones."""
         began = self.stepper.clock()
         # Entries lost to an earlier failed step are already handled elsewhere.
-        mine = [entry for entry in in_flight.entries if entry.is_present]
+        present = [entry for entry in in_flight.entries if entry.is_present]
         try:
             if isinstance(in_flight.launched, Exception):
-                for entry in mine:
+                for entry in present:
                     entry.kv.end_pass()
                 raise in_flight.launched
             return self.stepper.resolve(in_flight.launched)
@@ -71,7 +71,7 @@ class Recovery:
             self._note("step", error)
         later = self.stepper.pipeline.newest  # still in flight; the retry must not replace it
         # A sequence whose rows a later pass is moving waits for the next step.
-        free = [entry.again() for entry in mine if not self.stepper.cache.is_busy(entry.kv)]
+        free = [entry.again() for entry in present if not self.stepper.cache.is_busy(entry.kv)]
         reports = self._again(free) if free else []
         self.stepper.pipeline.newest = later
         return _merged(in_flight, reports, in_flight.launch_seconds + self.stepper.clock() - began)
@@ -119,12 +119,12 @@ def _merged(failed: StepInFlight, reports: Sequence[StepReport], seconds: float)
     """Merge the reports of the retries into one, in the original order, with the first try's drafter calls."""
     proposal = Proposal() if isinstance(failed.launched, Exception) else failed.launched.proposal
     verified = 0.0 if isinstance(failed.launched, Exception) else failed.launched.probe.verify_seconds
-    asked = proposal.asked or [NO_CALL] * len(failed.entries)
+    shares = proposal.shares or [NO_CALL] * len(failed.entries)
     found = {part.request.request_id: part for report in reports for part in report.requests}
     parts = []
-    for entry, share in zip(failed.entries, asked, strict=True):
-        gone = RequestReport(entry.request, NOTHING_DRAWN, applied=False)
-        part = found.get(entry.request.request_id, gone)
+    for entry, share in zip(failed.entries, shares, strict=True):
+        dropped = RequestReport(entry.request, NOTHING_DRAWN, applied=False)
+        part = found.get(entry.request.request_id, dropped)
         parts.append(part._replace(draft_seconds=part.draft_seconds + share.seconds))
     spent = sum((report.seconds for report in reports), StageSeconds(proposal.seconds, verified))
     return StepReport(

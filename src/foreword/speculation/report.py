@@ -15,7 +15,7 @@ class DrafterCall:
     """One call of a drafter."""
 
     method: str
-    asks: int  # requests in the call
+    requests: int  # requests in the call
     guesses: int  # draft tokens requested, over all requests
     levels: int  # depth of the deepest draft requested
     empty: int  # requests without a draft
@@ -32,7 +32,7 @@ class RequestReport(NamedTuple):
     run: int = 0  # committed tokens that got their KV
     context: int = 0  # KV rows computed before
     draws: bool = False  # whether its next token was drawn
-    asked: str = ""  # the drafter that was called; empty: none
+    called: str = ""  # the drafter that was called; empty: none
     draft_seconds: float = 0.0  # its share of the drafter's call
     applied: bool = True  # False: the request had ended before its verdict
 
@@ -90,7 +90,7 @@ class StepReport:
 
     def __post_init__(self) -> None:
         parts = self.requests
-        self.guessing = [part for part in parts if part.asked or part.verdict.draft.parents]
+        self.guessing = [part for part in parts if part.called or part.verdict.draft.parents]
         runs = [part.run for part in parts]
         self.rows = sum(runs) + sum([len(part.verdict.draft) for part in self.guessing])
         self.tokens = sum([len(part.verdict.tokens) for part in parts])

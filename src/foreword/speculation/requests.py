@@ -22,7 +22,7 @@ class DraftGate(Protocol):
         ...
 
     @property
-    def lets_look(self) -> bool:
+    def may_observe(self) -> bool:
         """Whether drafts may be compared with the text."""
         ...
 
@@ -63,7 +63,7 @@ class DraftPlan:
     def may_be_tried(self) -> bool:
         """Whether shadow drafts may be requested."""
         gate = self.gates.get(self.method)
-        return gate is None or gate.lets_look
+        return gate is None or gate.may_observe
 
 
 @dataclass

@@ -53,21 +53,21 @@ class Transaction:
         They write after the text, within free pages, and read committed rows. So pending moves are executed here: the
         pass would overwrite the drafters' new rows with older ones.
         """
-        asked = [
+        planned = [
             (entry, plan, plan.drafter.traits.needs.scratch)
             for entry, plan in zip(self.entries, plans, strict=True)
             if plan is not None and plan.drafter.traits.needs.rows
         ]
-        for entry, plan, _ in asked:
+        for entry, plan, _ in planned:
             self.cache.reserve(entry.kv, entry.run + plan.max_nodes)
-        for entry, plan, scratch in asked:
+        for entry, plan, scratch in planned:
             if scratch <= plan.max_nodes:
                 continue
             room = (len(entry.kv.pages) + self.cache.free_pages) * self.cache.page_size - entry.computed
             self.cache.reserve(
                 entry.kv, max(entry.kv.reserved - entry.computed, min(entry.run + scratch, room))
             )
-        if asked:
+        if planned:
             self._moves = self.cache.take_moves()
             if self._moves:
                 copies = [(move.source, self.cache.slot(move.owner, move.row)) for move in self._moves]

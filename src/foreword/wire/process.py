@@ -54,11 +54,11 @@ class EngineHost:
         """Process messages until the channel closes, a drain ends, or the engine dies."""
         loop = asyncio.get_running_loop()
 
-        def tell(error: Exception) -> None:
+        def on_death(error: Exception) -> None:
             with suppress(RuntimeError):  # the loop is closed: the process is ending
                 loop.call_soon_threadsafe(self._die, error)
 
-        self._engine.when_dead(tell)
+        self._engine.when_dead(on_death)
         self._channel.send(wire.Ready(self._engine.max_model_len))
         listening = asyncio.ensure_future(self._listen(incoming))
         over = asyncio.ensure_future(self._over.wait())

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from foreword.cluster.pools.autoscaling import LOOK_SECONDS, Autoscaler
+from foreword.cluster.pools.autoscaling import CHECK_SECONDS, Autoscaler
 from foreword.cluster.pools.file import ClusterConfig
 from foreword.cluster.pools.fleet import ClusterState, LocalFleet, MemberStatus, resize
 from foreword.cluster.pools.members import NODE, NODES_LIST, TARGET, Member
@@ -46,7 +46,7 @@ class World:
         self.children: dict[str, Child] = {}
         self.lists = lists
         self.fleet = LocalFleet(ClusterConfig([DRAFT, SERVE], None, scale), lists, self._start)
-        self.fleet._pools.look()
+        self.fleet._pools.check_members()
 
     def _start(self, member: Member, lists: Path) -> Child:
         assert lists == self.lists
@@ -64,15 +64,15 @@ def test_nodes_come_and_go_with_the_list(tmp_path: Path):
     assert world.listed == ["h:8400"]
     assert (tmp_path / "lists" / "targets").read_text() == "h:8000\n"
     resize(world.fleet, DRAFT, 3)
-    world.fleet._pools.look()
+    world.fleet._pools.check_members()
     assert world.listed == ["h:8400", "h:8401", "h:8402"]
     assert set(world.children) == {"d", "t", "d-2", "d-3"}
     resize(world.fleet, DRAFT, 2)
-    world.fleet._pools.look()
+    world.fleet._pools.check_members()
     assert world.children["d-3"].is_sent
     assert world.listed == ["h:8400", "h:8401"]
     world.children["d-3"].code = 0
-    world.fleet._pools.look()  # it has ended as it was told, and is not started again
+    world.fleet._pools.check_members()  # it has ended as it was told, and is not started again
     assert [one.name for one in world.fleet.members()] == ["d", "t", "d-2"]
     world.fleet._pools.close()
     assert all(child.is_sent for child in world.children.values())
@@ -80,7 +80,9 @@ def test_nodes_come_and_go_with_the_list(tmp_path: Path):
 
 def test_a_target_that_names_nodes_has_a_list_of_its_own(tmp_path: Path):
     other = Member("e", NODE, ("draft-node", "--listen", "h:9"), "h:9")
-    picky = replace(SERVE, name="t/2", arguments=("serve", "--drafters", NODES_LIST), asks=("e", "far:1"))
+    picky = replace(
+        SERVE, name="t/2", arguments=("serve", "--drafters", NODES_LIST), chosen_nodes=("e", "far:1")
+    )
     started: dict[str, Path] = {}
 
     def start(member: Member, lists: Path) -> Child:
@@ -88,7 +90,7 @@ def test_a_target_that_names_nodes_has_a_list_of_its_own(tmp_path: Path):
         return Child()
 
     fleet = LocalFleet(ClusterConfig([DRAFT, other, SERVE, picky]), tmp_path, start)
-    fleet._pools.look()
+    fleet._pools.check_members()
     assert started["t"] == tmp_path
     _, _, listed = picky.command(started["t/2"])
     assert Path(listed[1:]).read_text().split() == ["h:9", "far:1"]
@@ -116,8 +118,8 @@ def test_nodes_are_added_and_drained_as_targets_need_them(tmp_path: Path):
     def size_after(seconds: float) -> int:
         until = clock.now + seconds
         while clock.now < until:
-            scaler.look()
-            clock.pass_by(LOOK_SECONDS)
+            scaler.rescale()
+            clock.pass_by(CHECK_SECONDS)
         return len(world.listed)
 
     assert len(world.listed) == 2

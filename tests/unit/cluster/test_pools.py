@@ -68,10 +68,10 @@ def test_a_target_names_its_nodes_by_name_or_address(tmp_path: Path, named: str)
     assert read_cluster(written(tmp_path, text)).member("t2").arguments[-1] == "unix:/run/d2,127.0.0.1:9"
     listed = read_cluster(written(tmp_path, text + "ray:\n")).member("t2")
     assert listed.command(Path("/lists"))[-1] == "@/lists/nodes"
-    assert listed.asks == ("d2", "127.0.0.1:9")
+    assert listed.chosen_nodes == ("d2", "127.0.0.1:9")
     scaled = read_cluster(written(tmp_path, text + "autoscale: {node: d2, most: 3}\n"))
-    assert scaled.member("t2").asks == ("d2", "d2-2", "d2-3", "127.0.0.1:9")
-    assert scaled.member("t1").asks == ()
+    assert scaled.member("t2").chosen_nodes == ("d2", "d2-2", "d2-3", "127.0.0.1:9")
+    assert scaled.member("t1").chosen_nodes == ()
 
 
 def test_a_target_may_ask_nobody_or_whom_a_file_of_its_own_lists(tmp_path: Path):
@@ -171,15 +171,15 @@ def test_members_that_end_are_started_again_ever_later_and_targets_end_first():
 
     members = [Member("node", NODE, ("draft-node",)), Member("target", TARGET, ("serve",), "x:1")]
     pools = Pools(members, start, clock)
-    pools.look()
+    pools.check_members()
     assert len(started) == 2
     begins = []
     for _ in range(8):
         started[-1][1].code = 1  # the target, and then each that was started for it
-        pools.look()
+        pools.check_members()
         while started[-1][1].code is not None:
             clock.pass_by(0.5)
-            pools.look()
+            pools.check_members()
         begins.append(started[-1][0])
     pauses = [later - earlier for earlier, later in zip([0.0, *begins], begins, strict=False)]
     assert pauses[:4] == [1, 2, 4, 8]
@@ -187,9 +187,9 @@ def test_members_that_end_are_started_again_ever_later_and_targets_end_first():
     clock.pass_by(CALM_SECONDS + 1)
     started[-1][1].code = 1
     before = clock.now
-    pools.look()
+    pools.check_members()
     clock.pass_by(1.0)
-    pools.look()
+    pools.check_members()
     assert started[-1][0] == before + 1.0
     assert pools.restarts() == {"node": 0, "target": 9}
     pools.close()
@@ -204,11 +204,11 @@ def test_a_member_that_cannot_use_what_it_was_given_is_not_started_again(caplog:
         return started[-1]
 
     pools = Pools([Member("node", NODE, ("draft-node",))], start, clock)
-    pools.look()
+    pools.check_members()
     started[0].code = REFUSED
     for _ in range(5):
         clock.pass_by(LONGEST_PAUSE)
-        pools.look()
+        pools.check_members()
     assert len(started) == 1
     assert (pools.refused(), pools.restarts()) == ({"node"}, {"node": 0})
     (line,) = caplog.messages
@@ -226,18 +226,18 @@ def test_one_that_has_run_before_is_started_again_whatever_it_says(is_watched: b
         return started[-1]
 
     pools = Pools([Member("node", NODE, ("draft-node",))], start, clock, have_run=not is_watched)
-    pools.look()
+    pools.check_members()
     clock.pass_by(CALM_SECONDS + 1 if is_watched else 1.0)
     started[0].code = REFUSED
-    pools.look()
+    pools.check_members()
     clock.pass_by(1.0)
-    pools.look()
+    pools.check_members()
     assert len(started) == 2
     started[1].code = REFUSED
     clock.pass_by(1.0)
-    pools.look()
+    pools.check_members()
     clock.pass_by(2.0)
-    pools.look()
+    pools.check_members()
     assert len(started) == 3
     assert not pools.refused()
 
@@ -246,8 +246,8 @@ def test_of_members_elsewhere_everything_is_told_once(caplog: pytest.LogCaptureF
     news, here = MemberLog(), MemberStatus("d", NODE, "m:1", machine="m")
     with caplog.at_level("INFO"):
         for told in ([], [here], [here], [replace(here, restarts=1)], [replace(here, is_refused=True)]):
-            news.tell(told)
-            news.tell(told)
+            news.log_changes(told)
+            news.log_changes(told)
     assert [line.split(" and ")[0] for line in caplog.messages] == [
         "d is started on m",
         "d has ended",
@@ -280,6 +280,6 @@ def test_the_status_is_what_targets_tell():
 
 @pytest.mark.parametrize("name", ["nodes", "targets", "..", "a/b"])
 def test_whatever_a_target_is_called_its_lists_are_in_a_folder_of_their_own(tmp_path: Path, name: str):
-    folder = lists_of(Member(name, TARGET, ("serve",), "x:1", asks=("a",)), tmp_path)
+    folder = lists_of(Member(name, TARGET, ("serve",), "x:1", chosen_nodes=("a",)), tmp_path)
     assert folder.parent == tmp_path
     assert folder.name not in ("nodes", "targets", "..")

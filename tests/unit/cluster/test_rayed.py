@@ -17,9 +17,9 @@ from helpers.clocks import ScriptedClock
 def test_the_registry_knows_who_is_there():
     clock = ScriptedClock()
     registry = MemberRegistry(clock)
-    assert registry.tell({"name": "a", "kind": "node"}) == [{"name": "a", "kind": "node"}]
+    assert registry.report({"name": "a", "kind": "node"}) == [{"name": "a", "kind": "node"}]
     clock.pass_by(SILENT_SECONDS)
-    registry.tell({"name": "b"})
+    registry.report({"name": "b"})
     assert [one["name"] for one in registry.members()] == ["a", "b"]
     clock.pass_by(1.0)
     assert [one["name"] for one in registry.members()] == ["b"]  # nothing was heard of the other
@@ -50,18 +50,20 @@ def test_a_member_tells_where_it_is_and_lists_who_is_there():
         return Child()
 
     registry = MemberRegistry()
-    node = MemberActor(Member("d", NODE, ("draft-node",), "0.0.0.0:8400"), "10.0.0.1", registry.tell, start)
-    node.look()
+    node = MemberActor(Member("d", NODE, ("draft-node",), "0.0.0.0:8400"), "10.0.0.1", registry.report, start)
+    node.report_status()
     target = Member("t", TARGET, ("serve", "--drafters", NODES_LIST), "0.0.0.0:8000")
-    actor = MemberActor(target, "10.0.0.2", registry.tell, start)
-    actor._pools.look()
+    actor = MemberActor(target, "10.0.0.2", registry.report, start)
+    actor._pools.check_members()
     (listed,) = (Path(argument[1:]) for argument in started[0] if argument.startswith("@"))
     assert listed.read_text() == ""
-    actor.look()
+    actor.report_status()
     assert listed.read_text() == "10.0.0.1:8400\n"
     assert [one["address"] for one in registry.members()] == ["10.0.0.1:8400", "10.0.0.2:8000"]
-    picky = MemberActor(replace(target, name="u", asks=("e", "far:1")), "10.0.0.3", registry.tell, start)
-    picky.look()
+    picky = MemberActor(
+        replace(target, name="u", chosen_nodes=("e", "far:1")), "10.0.0.3", registry.report, start
+    )
+    picky.report_status()
     assert (picky._lists / "nodes").read_text() == "far:1\n"  # not d
     picky.stop()
     registry.leave("u")
@@ -69,8 +71,8 @@ def test_a_member_tells_where_it_is_and_lists_who_is_there():
     def silent(told: dict[str, Any]) -> list[dict[str, Any]]:
         raise ConnectionError("being started again")
 
-    actor._tell = silent
-    actor.look()  # what was known stays
+    actor._report = silent
+    actor.report_status()  # what was known stays
     assert listed.read_text() == "10.0.0.1:8400\n"
     actor.run()
     actor.stop()

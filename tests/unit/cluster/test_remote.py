@@ -104,7 +104,7 @@ class World:
         self._guesses += 1
         length = self.drafter._pairings[number].sent if length is None else length
         guess = SessionDraft(self.session(number), self._guesses, length, is_all, tokens)
-        self.drafter.heard(self.peers[place], SessionDrafts([guess]))
+        self.drafter.on_message(self.peers[place], SessionDrafts([guess]))
 
     def settle(self, number: int = 0, rounds: int = 40) -> None:
         """A node that answers after a millisecond, always rightly, and another token comes behind."""
@@ -168,7 +168,7 @@ def test_old_doubled_and_unknown_guesses_are_dropped():
     heard = SessionDrafts(
         [SessionDraft(world.session(0), 1, 3, False, [9]), SessionDraft(77, 1, 3, False, [9])]
     )
-    world.drafter.heard(world.peers[0], heard)
+    world.drafter.on_message(world.peers[0], heard)
     assert world.ask(0) == [(4, 5)]
 
 
@@ -187,7 +187,7 @@ def test_what_is_no_draft_or_no_message_of_a_node_ends_its_connection():
     bad = SessionDrafts([SessionDraft(world.session(0), 5, 3, False, [4, 5], [1, 0])])
     for message in (bad, Challenge(1, b"n" * 32)):
         with pytest.raises(ChannelError):
-            world.drafter.heard(world.peers[0], message)
+            world.drafter.on_message(world.peers[0], message)
 
 
 def test_a_wait_ends_when_the_levels_are_there():
@@ -325,7 +325,7 @@ def test_a_node_that_gives_a_session_up_ends_the_wait_for_it():
     world = World()
     world.settle()
     busy = Busy(world.session(0), 1.0)
-    world.planned = [(0.0005, lambda: world.drafter.heard(world.peers[0], busy))]
+    world.planned = [(0.0005, lambda: world.drafter.on_message(world.peers[0], busy))]
     assert world.ask(0) == [()]
     assert world.drafter.nodes()[0].wait_seconds == pytest.approx(0.0005)
 
@@ -412,7 +412,7 @@ def test_requests_of_a_node_that_leaves_get_other_homes_little_by_little():
 def test_a_node_that_drains_gets_no_new_requests_and_loses_the_others():
     world = World(nodes=2)
     world.ask(*range(10))
-    world.drafter.heard(world.peers[0], NodeDrain())
+    world.drafter.on_message(world.peers[0], NodeDrain())
     assert world.drafter.nodes()[0].state == "draining"
     for _ in range(20):
         world.clock.pass_by(1.0)
@@ -424,7 +424,7 @@ def test_a_node_that_drains_gets_no_new_requests_and_loses_the_others():
 def test_a_busy_node_is_left_alone_for_a_while():
     world = World()
     world.ask(0)
-    world.drafter.heard(world.peers[0], Busy(world.session(0), 5.0))
+    world.drafter.on_message(world.peers[0], Busy(world.session(0), 5.0))
     world.clock.pass_by(4.0)
     world.ask(0)
     assert len(world.links[0].of(Open)) == 1
@@ -438,10 +438,10 @@ def test_what_a_node_has_missed_is_told_again():
     world.ask(0)
     world.texts[0] += [4, 5, 6]
     world.ask(0)
-    world.drafter.heard(world.peers[0], Lagging(world.session(0), 4))
+    world.drafter.on_message(world.peers[0], Lagging(world.session(0), 4))
     world.ask(0)
     assert world.links[0].of(Commits)[-1].commits[0].tokens == [5, 6]
-    world.drafter.heard(world.peers[0], Lagging(world.session(0), 0))
+    world.drafter.on_message(world.peers[0], Lagging(world.session(0), 0))
     world.ask(0)
     first, second = world.links[0].of(Open)
     assert second.session == first.session
@@ -450,8 +450,8 @@ def test_what_a_node_has_missed_is_told_again():
 
 def test_a_full_node_is_no_home():
     world = World(nodes=2)
-    world.drafter.heard(world.peers[0], NodeLoad(100, 100, 0.001, 1.0))
-    world.drafter.heard(world.peers[0], Pong(1))
+    world.drafter.on_message(world.peers[0], NodeLoad(100, 100, 0.001, 1.0))
+    world.drafter.on_message(world.peers[0], Pong(1))
     world.ask(*range(10))
     assert [node.homes for node in world.drafter.nodes()] == [0, 10]
 
@@ -492,7 +492,7 @@ def test_another_epoch_is_another_session():
     request = text_request([1, 2, 3], request_id=0, vocab_size=VOCAB, epoch=1)
     world.drafter.propose([DraftTask(request, 4, 4)])
     assert world.session(0) != old
-    world.drafter.heard(world.peers[0], SessionDrafts([SessionDraft(old, 9, 3, False, [9])]))
+    world.drafter.on_message(world.peers[0], SessionDrafts([SessionDraft(old, 9, 3, False, [9])]))
     assert world.drafter.propose([DraftTask(request, 4, 4)])[0].tokens == ()
 
 

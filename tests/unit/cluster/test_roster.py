@@ -43,20 +43,20 @@ def test_nodes_join_and_leave_as_the_file_says(tmp_path: Path, caplog: pytest.Lo
     config = RemoteConfig(f"@{path}")
     roster = NodeRegistry(config, [], hub, PeerIdentity(Security(), TokenIds(3, lambda token: b"")), Thread)
     path.write_text("127.0.0.1:1\nunix:/run/d2\n")
-    roster.look()
+    roster.check_nodes()
     assert hub.peers == ["127.0.0.1:1", "unix:/run/d2"]
     path.write_text("unix:/run/d2\nunix:/run/d3\n")
-    roster.look()
-    roster.look()
+    roster.check_nodes()
+    roster.check_nodes()
     assert hub.peers == ["unix:/run/d2", "unix:/run/d3"]
     assert hub.threads == ["+127.0.0.1:1", "+unix:/run/d2", "-127.0.0.1:1", "+unix:/run/d3"]
     for text in ("nowhere", None):
         path.unlink() if text is None else path.write_text(text)
-        roster.look()
+        roster.check_nodes()
         assert len(hub.peers) == 2
     path.write_text("unix:/run/d2\nunix:/run/d3\n192.168.0.1:7\n")
     for _ in range(3):
-        roster.look()  # another machine, and neither token nor TLS
+        roster.check_nodes()  # another machine, and neither token nor TLS
     assert len(hub.peers) == 2
     assert sum("cluster token" in record.message for record in caplog.records) == 1
 

@@ -172,11 +172,11 @@ def test_demand_is_what_targets_say():
         return found
 
     watch, urls = DemandWatch(fetch), ["http://a", "http://b", "http://c"]
-    assert watch.look(urls) == (
+    assert watch.read_demand(urls) == (
         [Demand(0, 0.0)],
         NodeSpeed(2e-3, 8, 0.75),
     )  # what a step takes is not known yet
     told["http://a"]["engine"]["steps"], told["http://a"]["usage"]["device_seconds"] = 150, 3.0
-    assert watch.look(urls)[0] == [Demand(16, 0.02), Demand(0, 0.0)]
+    assert watch.read_demand(urls)[0] == [Demand(16, 0.02), Demand(0, 0.0)]
     del told["http://a"]["usage"]  # hidden, or an older server
-    assert watch.look(urls) == ([Demand(0, 0.0)], None)
+    assert watch.read_demand(urls) == ([Demand(0, 0.0)], None)

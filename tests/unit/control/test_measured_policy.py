@@ -461,7 +461,7 @@ def test_a_cohort_that_joins_is_decided_of_behind_its_prompt(batch: int, prompt:
     for request in traffic.running:
         request.length = LENGTH
     traffic.running[-1] = joins
-    asked = [traffic._step(policy).requests[-1].asked for _ in range(3)]
+    asked = [traffic._step(policy).requests[-1].called for _ in range(3)]
     assert any(asked)
 
 

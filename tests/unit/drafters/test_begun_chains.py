@@ -41,7 +41,7 @@ class Begun:
     def commit(self, accepted: int, draft: Draft | None = None) -> None:
         tokens = [*TOKENS, *range(accepted + 1)]
         its = self.judged if draft is None else draft
-        self.chains.tell([Commit(self.ask(tokens).request, first=13, rows=1 + accepted, draft=its)])
+        self.chains.observe([Commit(self.ask(tokens).request, first=13, rows=1 + accepted, draft=its)])
 
     def taken(self, length: int, depth: int = 4, first: int = 14) -> Draft | None:
         rows = self.kv.rows_of("head", 1)

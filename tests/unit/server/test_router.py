@@ -260,7 +260,7 @@ def test_targets_are_used_when_they_say_that_they_are_ready():
         return said(200, {"status": "ok", "engine": {"running": 3, "waiting": 4}})
 
     fleet.answers["a"] = ready
-    run(TargetWatch(fleet.targets, fleet.client, "key").look())
+    run(TargetWatch(fleet.targets, fleet.client, "key").poll())
     assert [target.state for target in fleet.targets] == ["ready", "draining", "down"]
     assert fleet.target("a").load == 7
     told = run(call(fleet.app, "/health", {}, method="GET"))

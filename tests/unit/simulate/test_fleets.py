@@ -134,7 +134,7 @@ def test_nodes_are_taken_on_when_the_formula_wants_them_and_given_back_later():
     found = world.run()
     assert max(found.nodes_over_time) >= 3
     assert found.nodes_over_time[-1] < max(found.nodes_over_time)
-    assert any(node.born > 2 for node in world.nodes)
+    assert any(node.started_at > 2 for node in world.nodes)
     assert scaling_summary(growing, found).startswith("--autoscale: nodes at first 1, at most")
 
 

@@ -162,7 +162,7 @@ def test_a_call_took_as_long_as_the_device_did():
     asked = [CallShare("head", 0.05, 0), CallShare(), CallShare("head", 0.05, 0), CallShare("head", 0.2, 1)]
     proposal = Proposal([draft], calls, asked, [source, None]).arrived()
     assert [call.seconds for call in proposal.calls] == pytest.approx([0.3, 0.2])
-    assert [who.seconds for who in proposal.asked] == pytest.approx([0.15, 0.0, 0.15, 0.2])
+    assert [who.seconds for who in proposal.shares] == pytest.approx([0.15, 0.0, 0.15, 0.2])
 
 
 def test_sources_that_were_joined_took_as_long_as_all_of_them_and_are_cold_if_one_is():

@@ -41,7 +41,7 @@ def test_guesses_beyond_an_answers_end_are_neither_right_nor_wrong():
     broken = Verdict((), (), error="no numbers", draft=draft)
     assert len(broken.judged) == 0
     situation, request = Situation(), lone_request([1])
-    situation.count(StepReport([RequestReport(request, ended, run=1, asked="ngram")]))
+    situation.count(StepReport([RequestReport(request, ended, run=1, called="ngram")]))
     stats = request.acceptance
     assert (stats.drafts, stats.drafted, stats.accepted, stats.unjudged) == (1, 3, 2, 2)
     assert (stats.drafted_per_position, stats.accepted_per_position) == ([1, 1], [1, 1])
@@ -429,7 +429,7 @@ def test_a_slow_first_pass_does_not_keep_chunks_small():
 def test_users_cannot_name_any_number_of_cohorts():
     situation = Situation()
     for number in range(3 * MAX_COHORTS):
-        part = RequestReport(lone_request([1]), Verdict(), asked=f"method-{number}")
+        part = RequestReport(lone_request([1]), Verdict(), called=f"method-{number}")
         situation.count(StepReport([part]))
     assert len(situation.cohorts) == MAX_COHORTS + 1
     assert situation.cohorts[OTHER].asks == 2 * MAX_COHORTS

@@ -157,8 +157,8 @@ def test_one_that_is_asked_aside_is_asked_in_the_same_call_and_changes_nothing()
     plans = [DraftPlan("first", first, 2, 2, shadow=looked_at), DraftPlan("second", second, 2, 2)]
     entries = [PassEntry.of(request, request.lag) for request in requests]
     proposal = call_drafters(entries, plans, lambda: 0.0)
-    assert [(call.method, call.asks) for call in proposal.calls] == [("first", 1), ("second", 2)]
-    assert [one.method for one in proposal.asked] == ["first", "second"]
+    assert [(call.method, call.requests) for call in proposal.calls] == [("first", 1), ("second", 2)]
+    assert [one.method for one in proposal.shares] == ["first", "second"]
     assert len(kept) == 1
     assert [draft.tokens for draft in (*kept, *proposal.drafts)] == [(4,)] * 3
     assert all(

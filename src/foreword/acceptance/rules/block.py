@@ -41,9 +41,9 @@ def spare_mass(chains: ChainRows, nodes: Ints, carried: Floats) -> Floats:
     Since p sums to 1, this is w minus the sum of min(w p, q), which only needs the support of q.
     """
     q = chains.trees.q
-    mine = np.isin(q.rows, nodes)
-    before = q.rows[mine] - 1
-    common = np.minimum(carried[before] * chains.target(before, q.ids[mine]), q.probs[mine])
+    is_in_nodes = np.isin(q.rows, nodes)
+    before = q.rows[is_in_nodes] - 1
+    common = np.minimum(carried[before] * chains.target(before, q.ids[is_in_nodes]), q.probs[is_in_nodes])
     shared = np.bincount(before, common, len(carried))
     return np.maximum(carried - shared, 0.0)
 

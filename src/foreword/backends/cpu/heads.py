@@ -207,9 +207,9 @@ class CpuHead:
 
     def markov_after(self, before: Tensor) -> Tensor:
         matrix = self._markov[1]
-        said = np.empty((len(before), matrix.rows), np.float32)
-        matrix.multiply(before.contiguous().numpy(), said, self._isa)
-        return torch.from_numpy(said)
+        logits = np.empty((len(before), matrix.rows), np.float32)
+        matrix.multiply(before.contiguous().numpy(), logits, self._isa)
+        return torch.from_numpy(logits)
 
     def _place(self, store: KvStore) -> "tuple[_native.KvStore, int]":
         """Return the store and index of its KV rows."""

@@ -145,9 +145,9 @@ class TensorParallelDecoder:
 
         return self.workers.run(order, own, packed_batch(batch))
 
-    def when_lost(self, tell: Callable[[str], None]) -> None:
-        """Call `tell`, in any thread, when a rank dies."""
-        self.workers.when_lost(tell)
+    def when_lost(self, callback: Callable[[str], None]) -> None:
+        """Call `callback`, in any thread, when a rank dies."""
+        self.workers.when_lost(callback)
 
     def close(self) -> None:
         """End the other ranks."""

@@ -99,9 +99,9 @@ class RankExchange:
         self._done += 1
 
 
-def join_group(device: torch.device, rank: int, size: int, meeting: str) -> RankExchange:
+def join_group(device: torch.device, rank: int, size: int, rendezvous: str) -> RankExchange:
     """Join the other ranks through a shared file: NCCL on GPUs, otherwise gloo on loopback."""
-    store = FileStore(meeting, size)
+    store = FileStore(rendezvous, size)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         nccl = dist.ProcessGroupNCCL.Options()

@@ -25,7 +25,7 @@ class JoinRanks:
     size: int
     device: str
     threads: int
-    meeting: str  # a file
+    rendezvous: str  # path of a file
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,14 @@ class SentOrder:
 
     number: int
     order: Order
-    gone: list[int] = field(default_factory=list)  # decoders and stores to release
+    released: list[int] = field(default_factory=list)  # decoders and stores to release
     payload: bytes = b""
 
     def send(self, connection: Connection) -> None:
         head = {
             "number": self.number,
             "kind": type(self.order).__name__,
-            "gone": self.gone,
+            "released": self.released,
             "fields": asdict(self.order),
         }
         connection.send_bytes(json.dumps(head).encode())
@@ -113,7 +113,7 @@ class SentOrder:
     def receive(connection: Connection) -> "SentOrder":
         head = json.loads(connection.recv_bytes())
         order = _ORDERS[head["kind"]](**head["fields"])
-        return SentOrder(head["number"], order, head["gone"], connection.recv_bytes())
+        return SentOrder(head["number"], order, head["released"], connection.recv_bytes())
 
 
 @dataclass(frozen=True)

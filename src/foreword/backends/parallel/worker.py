@@ -53,17 +53,17 @@ class Worker:
 
     def obey(self, sent: SentOrder) -> None:
         """Execute an order and reply."""
-        for number in sent.gone:
+        for number in sent.released:
             self._decoders.pop(number, None)
             self._stores.pop(number, None)
         self._do(sent.order, sent.payload)
 
     def _do(self, order: Order, payload: bytes) -> None:
         match order:
-            case JoinRanks(rank, size, device, threads, meeting):
+            case JoinRanks(rank, size, device, threads, rendezvous):
                 self._device = torch.device(device)
                 torch.set_num_threads(threads)
-                self._exchange = join_group(self._device, rank, size, meeting)
+                self._exchange = join_group(self._device, rank, size, rendezvous)
             case LoadShard(made, path, dtype):
                 self._decoders[made] = self._loaded(Path(path), getattr(torch, dtype))
             case TakeLayers(made, decoder, layers):

@@ -56,8 +56,8 @@ class _Life:
             if self.lost or self.closing:
                 return
             self.lost = reason
-        for tell in list(self.listeners):
-            tell(reason)
+        for callback in list(self.listeners):
+            callback(reason)
 
 
 class Workers:
@@ -71,7 +71,7 @@ class Workers:
         self._life = _Life()
         self._lock = threading.RLock()  # one order and its replies at a time
         self._numbers = itertools.count(1)
-        self._gone: deque[int] = deque()
+        self._released: deque[int] = deque()
         self._folder = tempfile.TemporaryDirectory(prefix="foreword-ranks-")
         self._connections: list[Connection] = []
         self._processes: list[_Process] = []
@@ -103,16 +103,16 @@ class Workers:
 
     def _meet(self) -> RankExchange:
         each = max(1, self._threads // self.size)
-        meeting = str(Path(self._folder.name) / "meeting")
+        rendezvous = str(Path(self._folder.name) / "rendezvous")
         self._answers(0)
         orders = [
-            JoinRanks(rank, self.size, _device_of(self._device, rank), each, meeting)
+            JoinRanks(rank, self.size, _device_of(self._device, rank), each, rendezvous)
             for rank in range(1, self.size)
         ]
         if self._device.type == "cpu":
             torch.set_num_threads(each)
         first = torch.device(_device_of(self._device, 0))
-        return self.run(orders, lambda: join_group(first, 0, self.size, meeting))
+        return self.run(orders, lambda: join_group(first, 0, self.size, rendezvous))
 
     @property
     def device(self) -> torch.device:
@@ -125,13 +125,13 @@ class Workers:
 
     def forget(self, number: int) -> None:
         """Release what has this number on all ranks, with the next order. Safe in a finalizer."""
-        self._gone.append(number)
+        self._released.append(number)
 
-    def when_lost(self, tell: Callable[[str], None]) -> None:
-        """Call `tell`, in any thread, when a rank dies; immediately if one has."""
-        self._life.listeners.append(tell)
+    def when_lost(self, callback: Callable[[str], None]) -> None:
+        """Call `callback`, in any thread, when a rank dies; immediately if one has."""
+        self._life.listeners.append(callback)
         if self._life.lost:
-            tell(self._life.lost)
+            callback(self._life.lost)
 
     def run(
         self, orders: Order | Sequence[Order], own: Callable[[], T], payloads: bytes | Sequence[bytes] = b""
@@ -158,10 +158,10 @@ class Workers:
             return done
 
     def _send(self, number: int, orders: Sequence[Order], payloads: Sequence[bytes]) -> None:
-        gone = [self._gone.popleft() for _ in range(len(self._gone))]
+        released = [self._released.popleft() for _ in range(len(self._released))]
         try:
             for connection, order, payload in zip(self._connections, orders, payloads, strict=True):
-                SentOrder(number, order, gone, payload).send(connection)
+                SentOrder(number, order, released, payload).send(connection)
         except BaseException as error:  # some ranks may have received it
             raise self._broken(f"an order could not be sent: {error}") from error
 

@@ -31,7 +31,7 @@ def mixture(spec: ExpertsSpec, weights: ExpertWeights, normed: Tensor, activatio
     order = experts.argsort(stable=True)
     rows = order // spec.per_token
     read = normed[rows]
-    said = torch.empty_like(read)
+    outputs = torch.empty_like(read)
     start = 0
     for expert, count in enumerate(experts.bincount(minlength=spec.count).tolist()):
         here = slice(start, start + count)
@@ -40,9 +40,9 @@ def mixture(spec: ExpertsSpec, weights: ExpertWeights, normed: Tensor, activatio
             gate, up = linear(read[here], weights.gate_up[expert], bias).chunk(2, dim=-1)
             active = activation(gate) * up if spec.clamp is None else _clamped(gate, up, spec.clamp)
             bias = None if weights.down_bias is None else weights.down_bias[expert]
-            said[here] = linear(active, weights.down[expert], bias)
+            outputs[here] = linear(active, weights.down[expert], bias)
         start += count
-    weighed = (said * share.flatten()[order].unsqueeze(1)).to(normed.dtype)
+    weighed = (outputs * share.flatten()[order].unsqueeze(1)).to(normed.dtype)
     return torch.zeros_like(normed).index_add_(0, rows, weighed)
 
 

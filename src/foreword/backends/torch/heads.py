@@ -286,8 +286,8 @@ class TorchHead:
             return HeadOutput(features.new_empty(0, self.spec.draft_vocab_size).float(), context[:0])
         seen = group_views(staged, store.page_size, store.empty_slot)
         views = seen_from(wanted, staged, seen, store.empty_slot)
-        begun = self._tensors.begin(batch.token_ids, features, wanted.are_own)
-        stream = self._layers.run(*begun, cos_sin, [PagedKv(*layer, slots, views) for layer in memory])
+        inputs = self._tensors.begin(batch.token_ids, features, wanted.are_own)
+        stream = self._layers.run(*inputs, cos_sin, [PagedKv(*layer, slots, views) for layer in memory])
         logits, states = self._tensors.outcome(stream[batch.logit_rows][: staged.num_logits])
         return HeadOutput(logits.float(), states)
 
@@ -299,10 +299,10 @@ def seen_from(
     device = staged.batch.token_ids.device
     starts = torch.zeros(len(staged.batch.kv_lens), dtype=torch.int64, device=device)
     starts[: len(wanted.starts)] = torch.from_numpy(wanted.starts).to(device)
-    begun = []
+    masked = []
     for view, group in zip(views, staged.groups, strict=True):
         logical = torch.arange(view.visible.shape[-1], device=device)
         seen = logical >= starts[group.members.long()][:, None]
         slots = torch.where(seen, view.slots, empty_slot)
-        begun.append(replace(view, slots=slots, visible=view.visible & seen.unsqueeze(1)))
-    return begun
+        masked.append(replace(view, slots=slots, visible=view.visible & seen.unsqueeze(1)))
+    return masked

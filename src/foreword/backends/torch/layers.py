@@ -43,8 +43,8 @@ class TorchLayers:
         layer, spec = self._weights[index], self._specs[index]
         attended = self._attention(layer, spec.attention, stream, turns, kv, added)
         stream = self._added(stream, self._exchange.total(attended), layer.after_attention, spec)
-        said = self._exchange.total(self._mlp(layer, spec.mlp, stream, added))
-        return self._added(stream, said, layer.after_mlp, spec)
+        output = self._exchange.total(self._mlp(layer, spec.mlp, stream, added))
+        return self._added(stream, output, layer.after_mlp, spec)
 
     def keep(self, index: int, stream: Tensor, turns: CosSin | None, kv: PagedKv) -> None:
         """Store keys and values of rows, given the stream before this layer."""
@@ -56,10 +56,10 @@ class TorchLayers:
         """Normalise the rows, if there is such a norm."""
         return rms_norm(rows, weight, self._eps, exchange) if len(weight) else rows
 
-    def _added(self, stream: Tensor, said: Tensor, norm: Tensor | None, spec: LayerSpec) -> Tensor:
+    def _added(self, stream: Tensor, output: Tensor, norm: Tensor | None, spec: LayerSpec) -> Tensor:
         """Return the stream after one sublayer."""
-        said = said if norm is None else self.norm(said, norm)
-        return stream + (said if spec.residual_scale == 1 else said * spec.residual_scale)
+        output = output if norm is None else self.norm(output, norm)
+        return stream + (output if spec.residual_scale == 1 else output * spec.residual_scale)
 
     def _attention(
         self,
@@ -126,10 +126,10 @@ class TorchLayers:
         added.add(((MODULES[4], width), (MODULES[5], width)), normed, gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         active = activation(gate) * up
-        said = linear(active, layer.down, layer.down_bias)
-        added.add(((MODULES[6], said.shape[1]),), active, said)
+        output = linear(active, layer.down, layer.down_bias)
+        added.add(((MODULES[6], output.shape[1]),), active, output)
         if spec.experts is None or layer.experts is None:
-            return said
+            return output
         if layer.experts.shared_gate is not None:
-            said = said * linear(normed, layer.experts.shared_gate).sigmoid()
-        return said + mixture(spec.experts, layer.experts, normed, activation)
+            output = output * linear(normed, layer.experts.shared_gate).sigmoid()
+        return output + mixture(spec.experts, layer.experts, normed, activation)

@@ -67,11 +67,13 @@ def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | Non
     passes_before = request.accounting.passes
     tokens_before = len(request.tokens)
     memory = _MemoryQuestions(request)
-    began, worked = perf_counter(), process_time()
+    began, cpu_start = perf_counter(), process_time()
     while request.finish_reason is None:
         memory.ask_now_and_then()
         _step(engine, request, on_tokens)
-    cpu_seconds = process_time() - worked - memory.cpu_seconds if engine.target.device.type == "cpu" else 0.0
+    cpu_seconds = (
+        process_time() - cpu_start - memory.cpu_seconds if engine.target.device.type == "cpu" else 0.0
+    )
     seconds, spent = perf_counter() - began - memory.seconds, engine.seconds - before
     return DecodeRun(
         tokens=len(request.tokens) - tokens_before,
@@ -102,11 +104,11 @@ class _MemoryQuestions:
     def ask_now_and_then(self) -> None:
         """Read before the first two passes and then before every sixteenth."""
         if self._passes < 2 or self._passes % _PASSES_PER_QUESTION == 0:
-            asked, worked = perf_counter(), process_time()
+            wall_start, cpu_start = perf_counter(), process_time()
             answer = added_memory(self._drafters)
             self.largest = answer if self.largest is None else max(self.largest, answer or 0)
-            self.seconds += perf_counter() - asked
-            self.cpu_seconds += process_time() - worked
+            self.seconds += perf_counter() - wall_start
+            self.cpu_seconds += process_time() - cpu_start
         self._passes += 1
 
 

@@ -69,13 +69,13 @@ class RecordedDrafter(Drafter):
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         paid = [] if self._payer is None else self._payer.propose(tasks)
-        said = [self._say(task) for task in tasks]
+        scripted = [self._scripted(task) for task in tasks]
         pending = next((draft.device.source for draft in paid if draft.device is not None), None)
         if pending is not None:
-            return _in_its_place(pending, tasks, said)
+            return _in_its_place(pending, tasks, scripted)
         return [
             Draft.chain(tokens, len(task.request.tokens), task.request.epoch)
-            for tokens, task in zip(said, tasks, strict=True)
+            for tokens, task in zip(scripted, tasks, strict=True)
         ]
 
     def observe(self, commits: Sequence[Commit]) -> None:
@@ -90,7 +90,7 @@ class RecordedDrafter(Drafter):
         if self._payer is not None:
             self._payer.forget(request)
 
-    def _say(self, task: DraftTask) -> list[int]:
+    def _scripted(self, task: DraftTask) -> list[int]:
         tokens, prompt_len, number = task.request.tokens, task.request.prompt_len, task.request.request_id
         if number not in self._known:
             self._known[number] = self._truth[tuple(tokens[:prompt_len])]
@@ -103,13 +103,15 @@ class RecordedDrafter(Drafter):
         return tokens_drafted
 
 
-def _in_its_place(pending: HostCopy, tasks: Sequence[DraftTask], said: Sequence[list[int]]) -> list[Draft]:
+def _in_its_place(
+    pending: HostCopy, tasks: Sequence[DraftTask], scripted: Sequence[list[int]]
+) -> list[Draft]:
     """Return recorded tokens as drafts on the device that arrive with the other drafter's."""
-    tokens = torch.tensor([token for its in said for token in its])
+    tokens = torch.tensor([token for its in scripted for token in its])
     there = uploaded(tokens, pending.on_device.device)
     source = HostCopy(there, tokens, pending.arrived, pending.began)
     source.is_cold = pending.is_cold
-    ends = list(accumulate(map(len, said), initial=0))
+    ends = list(accumulate(map(len, scripted), initial=0))
     return [
         Draft.on_device(
             DeviceTokens(source, tuple(range(first, end))), len(task.request.tokens), task.request.epoch

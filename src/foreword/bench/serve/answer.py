@@ -121,8 +121,8 @@ def _has_content(choice: dict[str, Any]) -> bool:
 def _token_count(choice: dict[str, Any]) -> int | None:
     """Return the number of tokens of a chunk: from its token ids, else from its logprobs, else None."""
     logprobs = choice.get("logprobs")
-    said = logprobs if isinstance(logprobs, dict) else {}
-    for tokens in (choice.get("token_ids"), said.get("tokens"), said.get("content")):
+    listed = logprobs if isinstance(logprobs, dict) else {}
+    for tokens in (choice.get("token_ids"), listed.get("tokens"), listed.get("content")):
         if isinstance(tokens, list):
             return len(tokens)
     return None

@@ -74,8 +74,8 @@ def _lines(report: Report, limits: GoodputLimits | None) -> Iterator[tuple[str, 
 
 
 def _goodput(report: Report, limits: GoodputLimits) -> str:
-    asked = {"ttft": limits.ttft, "tpot": limits.tpot, "e2el": limits.e2el}
-    named = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in asked.items() if limit is not None)
+    bounds = {"ttft": limits.ttft, "tpot": limits.tpot, "e2el": limits.e2el}
+    named = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in bounds.items() if limit is not None)
     share = "-" if report.good_share is None else f"{100 * report.good_share:.1f}%"
     return f"{report.good} requests = {share}, {report.per_second(report.good or 0):.2f} requests/s ({named})"
 

@@ -37,7 +37,7 @@ class Benchmark(ModelCommand):
         from foreword.bench.skeleton import table
 
         stdout.print(table(rows, columns, title))
-        self.tell({"model": self.model, **more, "rows": [asdict(row) for row in rows]})
+        self.show_json({"model": self.model, **more, "rows": [asdict(row) for row in rows]})
 
 
 def draw(plot: Path | None, picture: Callable[[Path], None]) -> None:

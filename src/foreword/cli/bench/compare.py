@@ -84,7 +84,7 @@ class Compare(JsonCommand):
         for reason in absent:
             stdout.print(reason, markup=False, soft_wrap=True)
         draw(self.plot, lambda path: plot_comparison(rows, beside, path, title))
-        self.tell(
+        self.show_json(
             {
                 "model": self.model,
                 "prompts": len(prompts),

@@ -61,6 +61,6 @@ class Control(Benchmark):
         for failure in report.failures:
             stdout.print(f"[red]does not hold[/red]: {failure}", soft_wrap=True)
         stdout.print(goal_table(report.verdicts))
-        self.tell({"model": self.model, **report.as_json()})
+        self.show_json({"model": self.model, **report.as_json()})
         if report.failures:
             raise typer.Exit(1)

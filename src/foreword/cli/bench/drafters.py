@@ -101,7 +101,7 @@ class Drafters(Benchmark):
             stdout.print(one.line, highlight=False, soft_wrap=True)
         draw(self.plot, lambda path: plot_rows(rows, path, title))
         found = {"rows": [asdict(row) for row in rows], "slowest": [one.as_json() for one in slowest]}
-        self.tell({**made_with, **found})
+        self.show_json({**made_with, **found})
 
     def _resumed(
         self,
@@ -196,7 +196,7 @@ class Drafters(Benchmark):
             }
             for one in records
         ]
-        self.tell({**made_with, "made": origin, "cost_per_hour": self.cost_per_hour, "rows": rows})
+        self.show_json({**made_with, "made": origin, "cost_per_hour": self.cost_per_hour, "rows": rows})
 
 
 def _numbers(text: str) -> list[float]:

@@ -73,7 +73,7 @@ class Gpu(JsonCommand):
         if self.tiles:
             ways = _fastest(_weights(config, device, "none"), parse_sizes("--tiles", self.tiles))
             stdout.print(table(ways, _TILES))
-            self.tell({"tiles": [{"product": name} | asdict(way) for name, way in ways]})
+            self.show_json({"tiles": [{"product": name} | asdict(way) for name, way in ways]})
             return
         weights = _weights(config, device, self.quantization)
         for name, measure, columns in (
@@ -86,7 +86,7 @@ class Gpu(JsonCommand):
                 with stage_bar() as show:
                     speeds = measure(decoder, batches=batches, context=self.context, progress=show)
                 stdout.print(table(speeds, columns))
-                self.tell({name: [asdict(speed) for speed in speeds]})
+                self.show_json({name: [asdict(speed) for speed in speeds]})
                 return
         with stage_bar() as show:
             decoder, started = measure_start(
@@ -106,7 +106,7 @@ class Gpu(JsonCommand):
             if drafted:
                 stdout.print(table(drafted, _SPECULATION))
             found |= asdict(report) | {"speculation": [asdict(speed) for speed in drafted]}
-        self.tell(found)
+        self.show_json(found)
 
 
 _TILES: "dict[str, Column]" = {

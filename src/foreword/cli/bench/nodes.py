@@ -85,7 +85,7 @@ class Link(SecurityOptions, JsonCommand):
                 reason = getattr(error, "strerror", None) or error
                 raise RequestError(f"draft node {address}: {reason}") from error
         farthest = report.break_even_ms(self.acceptance, self.levels, self.pass_ms)
-        self.tell(asdict(report) | {"break_even_ms": farthest})
+        self.show_json(asdict(report) | {"break_even_ms": farthest})
         columns: dict[str, Column] = {
             "batch": "{.batch}",
             "engine ms/pass": "{.engine_ms:.3f}",
@@ -193,7 +193,7 @@ class Pools(Benchmark):
         }
         stdout.print(table(rows, columns))
         pair = {"model": self.shape or self.model, "draft": self.draft_shape or self.draft}
-        self.tell({**pair, "rows": [asdict(row) for row in rows]})
+        self.show_json({**pair, "rows": [asdict(row) for row in rows]})
 
     @contextmanager
     def _pair(self) -> Iterator[tuple[str, str]]:

@@ -71,7 +71,7 @@ class Overhead(Benchmark):
         }
         stdout.print(table(verdicts, columns))
         rows, times, parts = ([asdict(one) for one in some] for some in (found, host, verdicts))
-        self.tell({"model": self.model, "rows": rows, "host": times, "verdicts": parts})
+        self.show_json({"model": self.model, "rows": rows, "host": times, "verdicts": parts})
 
 
 def _host_table(host: "Sequence[HostTime]", batches: Sequence[int]) -> Table:
@@ -131,7 +131,7 @@ class ServerOverhead(Benchmark):
             table.add_row(name, f"{run.token_ms:.3f}", f"{run.engine_cpu_ms:.3f}", f"{run.api_cpu_ms:.3f}")
         stdout.print(table)
         stdout.print(f"the server takes {report.ratio:.3f} x the engine's time per token")
-        self.tell({"model": self.model, **asdict(report)})
+        self.show_json({"model": self.model, **asdict(report)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,11 +159,11 @@ class Pacing(Benchmark):
         from foreword.bench.skeleton import table
 
         llm = self.load(self.speculative_config)
-        asked = [llm.encode(text) for text in short_prompts(self.prompts)]
+        encoded = [llm.encode(text) for text in short_prompts(self.prompts)]
         params = SamplingParams(temperature=self.temperature, max_tokens=self.tokens)
         with stage_bar() as show:
             plain, drafted = (
-                record(llm.engine, asked, self.repeats, params, speculate, partial(show, stage))
+                record(llm.engine, encoded, self.repeats, params, speculate, partial(show, stage))
                 for stage, speculate in (("plain", False), ("speculative", True))
             )
         streams = {
@@ -183,7 +183,9 @@ class Pacing(Benchmark):
         if self.plot is not None:
             shown = max(drafted, key=lambda trace: trace.unevenness).key
             plot_pacing({name: watched[shown] for name, watched in streams.items()}, rows, self.plot)
-        self.tell({"model": self.model, "rows": [asdict(row) | {"accuracy": row.accuracy} for row in rows]})
+        self.show_json(
+            {"model": self.model, "rows": [asdict(row) | {"accuracy": row.accuracy} for row in rows]}
+        )
 
 
 def _paced(traces: "Sequence[Trace]") -> "dict[tuple[int, int], list[WireChunk]]":

@@ -170,4 +170,4 @@ class Structured(Benchmark):
         }
         title = f"{self.batch} requests; the schema adds {costs.mask_share:.1%} to a plain step"
         stdout.print(table(costs.rows, columns, title))
-        self.tell({"model": self.model, **asdict(costs)})
+        self.show_json({"model": self.model, **asdict(costs)})

@@ -85,8 +85,8 @@ class Serve(JsonCommand):
         stdout.print(latency_table(report, title))
         stdout.print(summary_table(report, limits))
         draw(self.plot, lambda path: plot_latencies(run.outcomes, path, title))
-        asked = _asked(address, question, load, limits)
-        self.tell({**asked, "prompts": len(prompts), **report_json(report)})
+        settings = _settings_json(address, question, load, limits)
+        self.show_json({**settings, "prompts": len(prompts), **report_json(report)})
         if not report.completed:
             raise typer.Exit(1)
 
@@ -142,13 +142,13 @@ def _progress(
     return on_outcome
 
 
-def _asked(
+def _settings_json(
     address: str, question: "Question", load: "LoadSettings", limits: "GoodputLimits | None"
 ) -> dict[str, Any]:
     """Return the settings of a run as JSON, without infinity and without the key."""
-    asked = {"url": address, **asdict(question), **asdict(load)}
-    asked["loop"] = "closed" if load.rate is None else "open"
-    asked["limits_ms"] = None if limits is None else asdict(limits)
+    settings = {"url": address, **asdict(question), **asdict(load)}
+    settings["loop"] = "closed" if load.rate is None else "open"
+    settings["limits_ms"] = None if limits is None else asdict(limits)
     if load.rate is None:
-        return asked
-    return asked | {"rate": load.rate if math.isfinite(load.rate) else "inf", "concurrency": None}
+        return settings
+    return settings | {"rate": load.rate if math.isfinite(load.rate) else "inf", "concurrency": None}

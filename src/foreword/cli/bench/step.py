@@ -73,7 +73,7 @@ class Step(Benchmark):
             {name: asdict(cost) for name, cost in costs.items() if name != OURS},
         )
         found = {"prefill": own["prompts"], "compare": others, "rows": own["steps"]}
-        self.tell({"model": self.model, "context": self.context, **found})
+        self.show_json({"model": self.model, "context": self.context, **found})
 
     def _mixture_timers(self, target: "Decoder", most_tokens: int) -> "dict[str, StepTimer]":
         """Return timers of a random mixture with the model's shape, and of a dense model of the same active size."""
@@ -163,4 +163,4 @@ class Quality(JsonCommand):
             "top-1 agreement": "{.top1_agreement:.2%}",
         }
         stdout.print(table(rows, columns, f"against float32, {len(ids)} tokens"))
-        self.tell({"model": self.model, "rows": [asdict(row) for row in rows]})
+        self.show_json({"model": self.model, "rows": [asdict(row) for row in rows]})

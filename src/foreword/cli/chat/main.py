@@ -143,12 +143,12 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self._asked = False
+        self._is_interrupted = False
         self._answering = False
 
-    def asked(self) -> bool:
+    def is_interrupted(self) -> bool:
         """Return whether the current answer should stop."""
-        return self._asked
+        return self._is_interrupted
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -161,7 +161,7 @@ class Interrupts:
     @contextmanager
     def answering(self) -> Iterator[None]:
         """Mark an answer as running while inside."""
-        self._asked, self._answering = False, True
+        self._is_interrupted, self._answering = False, True
         try:
             yield
         finally:
@@ -170,7 +170,7 @@ class Interrupts:
     def _hear(self, _: int, __: FrameType | None) -> None:
         if not self._answering:
             raise KeyboardInterrupt
-        self._asked = True
+        self._is_interrupted = True
 
 
 def _converse(session: "ChatSession", interrupts: Interrupts) -> None:
@@ -214,7 +214,7 @@ def _answer(plan: "Plan", session: "ChatSession", interrupts: Interrupts) -> Non
         if plan.dropped:
             say(f"the context is full: the oldest {plan.dropped} of {len(session.turns)} turns are dropped")
         with interrupts.answering():
-            outcome = session.answer(plan, show_piece, interrupts.asked)
+            outcome = session.answer(plan, show_piece, interrupts.is_interrupted)
     except ForewordError as error:
         say(" ".join(str(error).split()))
         return

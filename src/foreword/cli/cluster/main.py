@@ -119,18 +119,18 @@ def up(file: FileArgument, api_key: KeyOption = None) -> None:
 
     members: Sequence[MemberStatus] = ()
 
-    def look() -> None:
+    def check() -> None:
         nonlocal members
         members = fleet.members()
         state.write(members)
         if members and all(one.is_refused for one in members):
             fleet.stopped.set()
         if scaler is not None:
-            scaler.look()
+            scaler.rescale()
 
     fleet.stopped.listen()
     try:
-        fleet.run(look)
+        fleet.run(check)
     finally:
         state.forget()
     if members and all(one.is_refused for one in members):

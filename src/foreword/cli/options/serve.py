@@ -66,11 +66,11 @@ def _keys(option: str, variable: str, given: list[str] | None) -> tuple[str, ...
     return kept
 
 
-def context_words(max_model_len: int, of_model: int, asked: int | None) -> str:
+def context_words(max_model_len: int, of_model: int, requested: int | None) -> str:
     """Describe a server's context length, and the option that limits it."""
     if max_model_len >= of_model:
         return f"context {max_model_len:,} tokens"
-    reason = "limited by KV memory (--kv-cache-memory-bytes)" if asked is None else "--max-model-len"
+    reason = "limited by KV memory (--kv-cache-memory-bytes)" if requested is None else "--max-model-len"
     return f"context {max_model_len:,} of {of_model:,} tokens: {reason}"
 
 

@@ -79,7 +79,7 @@ class Prove(JsonCommand):
             self._rules()
 
     def _examine(self) -> None:
-        from foreword.cli.prove.server import Asked, prove_server
+        from foreword.cli.prove.server import ExaminationOptions, prove_server
         from foreword.proofs.server.ground import FULL, SMALL, STANDARD
 
         if not isfinite(self.tolerance):  # an infinite tolerance would refute nothing
@@ -90,8 +90,8 @@ class Prove(JsonCommand):
         plain = None
         if self.plain_body is not None:
             plain = json_object("--plain-body", self.plain_body, '{"speculation": false}')
-        asked = picked(Asked, self, plain_body=plain, only=tuple(self.only or ()))
-        prove_server(asked, plan, dry_run=self.dry_run, as_json=self.as_json)
+        options = picked(ExaminationOptions, self, plain_body=plain, only=tuple(self.only or ()))
+        prove_server(options, plan, dry_run=self.dry_run, as_json=self.as_json)
 
     def _rules(self) -> None:
         """Check the acceptance rules of this build."""
@@ -111,7 +111,7 @@ class Prove(JsonCommand):
         passed, seconds = all(row.passed for row in rows), perf_counter() - began
         stdout.print(f"{sum(row.passed for row in rows)} of {len(rows)} hold, in {seconds:.0f} s")
         found = {"size": size.name, "passed": passed, "seconds": seconds}
-        self.tell({**found, "rows": [asdict(row) for row in rows]})
+        self.show_json({**found, "rows": [asdict(row) for row in rows]})
         if not passed:
             raise typer.Exit(1)
 

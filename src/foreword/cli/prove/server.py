@@ -34,7 +34,7 @@ _SWITCHES = {"foreword": {"speculation": False}}
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExaminationOptions:
     """Options of the examination."""
 
     url: str
@@ -48,26 +48,28 @@ class Asked:
     only: tuple[str, ...] = ()  # names of claims; empty: all
 
 
-def prove_server(asked: Asked, plan: "ExaminationPlan", *, dry_run: bool, as_json: bool) -> None:
+def prove_server(
+    options: ExaminationOptions, plan: "ExaminationPlan", *, dry_run: bool, as_json: bool
+) -> None:
     """Examine and print; exit with 1 if a claim was refuted or requests failed under concurrency."""
-    report = asyncio.run(_run(asked, plan, dry_run))
+    report = asyncio.run(_run(options, plan, dry_run))
     if as_json:
         print_json(report)
     if report["refuted"] or report["fails_under_concurrency"]:
         raise typer.Exit(1)
 
 
-async def _run(asked: Asked, plan: "ExaminationPlan", dry_run: bool) -> dict[str, Any]:
+async def _run(options: ExaminationOptions, plan: "ExaminationPlan", dry_run: bool) -> dict[str, Any]:
     from foreword.proofs.server import examination
     from foreword.proofs.server.client import Broken, RefusedByServer
 
     async with AsyncExitStack() as stack:
-        server, plain = await _servers(asked, stack)
+        server, plain = await _servers(options, stack)
         try:
-            ground = await examination.prepare(server, plan, plain, asked.tolerance, asked.seed)
+            ground = await examination.prepare(server, plan, plain, options.tolerance, options.seed)
         except (Broken, RefusedByServer) as fault:
             raise RequestError(f"{server.address} does not answer a plain request: {fault}") from None
-        checks = examination.chosen(asked.only) if asked.only else examination.CHECKS
+        checks = examination.chosen(options.only) if options.only else examination.CHECKS
         cost = examination.cost(ground, checks)
         _print_cost(ground, cost)
         found: list[ClaimVerdict] = []
@@ -95,19 +97,19 @@ async def _run(asked: Asked, plan: "ExaminationPlan", dry_run: bool) -> dict[str
     }
 
 
-async def _servers(asked: Asked, stack: AsyncExitStack) -> "tuple[Server, Server | None]":
+async def _servers(options: ExaminationOptions, stack: AsyncExitStack) -> "tuple[Server, Server | None]":
     from foreword.proofs.server.client import Server
     from foreword.wire.openai_http import base_address, listed_model, open_client
 
-    client = await stack.enter_async_context(open_client(base_address(asked.url), asked.api_key))
-    model = await listed_model(client, asked.model or "")
-    server = Server(client, model.name, asked.route)
-    if asked.plain_url is not None:
-        other = await stack.enter_async_context(open_client(base_address(asked.plain_url), asked.api_key))
-        name = (await listed_model(other, asked.model or "")).name
-        return server, Server(other, name, asked.route, asked.plain_body or {})
-    switch = _SWITCHES.get(model.owner or "") if asked.plain_body is None else asked.plain_body
-    return server, None if switch is None else Server(client, model.name, asked.route, switch)
+    client = await stack.enter_async_context(open_client(base_address(options.url), options.api_key))
+    model = await listed_model(client, options.model or "")
+    server = Server(client, model.name, options.route)
+    if options.plain_url is not None:
+        other = await stack.enter_async_context(open_client(base_address(options.plain_url), options.api_key))
+        name = (await listed_model(other, options.model or "")).name
+        return server, Server(other, name, options.route, options.plain_body or {})
+    switch = _SWITCHES.get(model.owner or "") if options.plain_body is None else options.plain_body
+    return server, None if switch is None else Server(client, model.name, options.route, switch)
 
 
 def _print_cost(ground: "Ground", cost: "Cost") -> None:

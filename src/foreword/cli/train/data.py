@@ -42,7 +42,7 @@ class Data(WorkOptions):
         from foreword.train.texts.documents import count_shards, require_written_by
 
         require_directory(self.out)
-        asked = session.read_prompts(self.prompts)
+        prompts = session.read_prompts(self.prompts)
         place = session.Workplace(self.model, self.device, compiled=self.compiled)
         require_written_by(self.out, place.identity)
         memory = session.memory_in_one_line("give fewer --rows")
@@ -56,7 +56,7 @@ class Data(WorkOptions):
                 stop=stopped,
             )
             watcher = session.ConsoleWatcher(bar)
-            session.write_texts(place, self.out, settings, asked, self.rows, watcher)
+            session.write_texts(place, self.out, settings, prompts, self.rows, watcher)
         if stopped():
             raise typer.Exit(session.STOPPED)
 

@@ -106,7 +106,7 @@ class DemandWatch:
         self._fetch = fetch
         self._before: dict[str, tuple[int, float]] = {}  # by target: steps, and device seconds
 
-    def look(self, urls: Sequence[str]) -> tuple[list[Demand], NodeSpeed | None]:
+    def read_demand(self, urls: Sequence[str]) -> tuple[list[Demand], NodeSpeed | None]:
         """Return the demands; targets that do not respond have none."""
         demands, levels, homes, rates = [], [], [], []
         for url in urls:
@@ -137,7 +137,7 @@ class DemandWatch:
 
 _log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 2.0
+CHECK_SECONDS = 2.0
 
 
 @dataclass
@@ -153,15 +153,15 @@ class Autoscaler:
     def __post_init__(self) -> None:
         self._watch = DemandWatch(self.fetch)
         self._scaler = Scaler(self.rule, self.clock)
-        self._looked = float("-inf")
+        self._checked_at = float("-inf")
 
-    def look(self) -> None:
+    def rescale(self) -> None:
         """Adjust the number of nodes, if due."""
-        if self.clock() - self._looked < LOOK_SECONDS:
+        if self.clock() - self._checked_at < CHECK_SECONDS:
             return
-        self._looked = self.clock()
+        self._checked_at = self.clock()
         targets = [one for one in self.fleet.members() if one.kind == TARGET]
-        demands, speed = self._watch.look([f"http://{one.address}" for one in targets])
+        demands, speed = self._watch.read_demand([f"http://{one.address}" for one in targets])
         have = len(numbers(self.fleet, self.node.name))
         wanted = self._scaler.size(have, demands, speed)
         if wanted != have:

@@ -112,8 +112,8 @@ def read_cluster(path: Path) -> ClusterConfig:
     ray = _ray(given["ray"]) if "ray" in given else None
     comes_and_goes = ray is not None or scale is not None
     listed = list_of(given, "targets")
-    asked = NodeChoice(nodes, scale, is_listed=comes_and_goes)
-    targets = [_target(one, f"targets[{place}]", asked) for place, one in enumerate(listed)]
+    choice = NodeChoice(nodes, scale, is_listed=comes_and_goes)
+    targets = [_target(one, f"targets[{place}]", choice) for place, one in enumerate(listed)]
     members = [*nodes, *targets]
     if "router" in given:
         behind = [TARGETS_LIST] if ray is not None else [member.address for member in targets]
@@ -191,7 +191,7 @@ def _node(value: object, place: str) -> Member:
 def _target(value: object, place: str, nodes: NodeChoice) -> Member:
     given = mapping_of(value, place, _TARGET_KEYS)
     listening, address = _listening(given, place)
-    drafters, asks = nodes.by(given, place)
+    drafters, chosen_nodes = nodes.by(given, place)
     arguments = ["serve", text_of(given, "model", place), *listening]
     if drafters:
         arguments += ["--drafters", drafters]
@@ -200,7 +200,7 @@ def _target(value: object, place: str, nodes: NodeChoice) -> Member:
     command = (*arguments, *names_of(given, "args", place, "texts"))
     member = Member(text_of(given, "name", place), TARGET, command, address)
     near = replace(member, near=names_of(given, "near", place), is_strict=given.get("strict") is True)
-    return _placed(replace(near, asks=asks), given, place)
+    return _placed(replace(near, chosen_nodes=chosen_nodes), given, place)
 
 
 def _router(value: object, targets: Sequence[str]) -> Member:

@@ -106,8 +106,8 @@ class LocalFleet:
         listed = [(one.name, one.kind, one.address) for one in present]
         write_lists(self._lists, listed)
         for member in present:
-            if member.asks:
-                write_lists(lists_of(member, self._lists), listed, member.asks)
+            if member.chosen_nodes:
+                write_lists(lists_of(member, self._lists), listed, member.chosen_nodes)
 
 
 _log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class MemberLog:
     def __init__(self) -> None:
         self._known: dict[str, MemberStatus] = {}
 
-    def tell(self, members: Sequence[MemberStatus]) -> None:
+    def log_changes(self, members: Sequence[MemberStatus]) -> None:
         for one in members:
             before = self._known.get(one.name)
             self._known[one.name] = one

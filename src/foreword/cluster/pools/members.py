@@ -28,7 +28,7 @@ class Member:
     cpus: float = 1.0  # reserved by a scheduler
     gpus: float = 0.0
     near: tuple[str, ...] = ()  # nodes to place a target next to
-    asks: tuple[str, ...] = ()  # nodes in a target's list; empty: all
+    chosen_nodes: tuple[str, ...] = ()  # nodes in a target's list; empty: all
     is_strict: bool = False  # same machine required
 
     @property
@@ -79,17 +79,17 @@ Listed = tuple[str, str, str]
 
 def lists_of(member: Member, folder: Path) -> Path:
     """Return the folder of its lists; its own if it uses only some nodes."""
-    return folder / f"of-{quote(member.name, safe='')}" if member.asks else folder
+    return folder / f"of-{quote(member.name, safe='')}" if member.chosen_nodes else folder
 
 
-def write_lists(folder: Path, members: Iterable[Listed], asks: Collection[str] = ()) -> None:
+def write_lists(folder: Path, members: Iterable[Listed], chosen_nodes: Collection[str] = ()) -> None:
     """Write the lists of nodes and targets atomically."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     known = list(members)
     nodes = {name: address for name, kind, address in known if kind == NODE}
-    if asks:
-        elsewhere = [one for one in asks if ":" in one]
-        nodes = {name: address for name, address in nodes.items() if name in asks}
+    if chosen_nodes:
+        elsewhere = [one for one in chosen_nodes if ":" in one]
+        nodes = {name: address for name, address in nodes.items() if name in chosen_nodes}
         nodes |= {address: address for address in elsewhere}
     _write(folder / "nodes", nodes.values())
     _write(folder / "targets", [address for _, kind, address in known if kind == TARGET])

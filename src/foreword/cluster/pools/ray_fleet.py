@@ -11,8 +11,8 @@ from foreword.cluster.address import is_loopback
 from foreword.cluster.pools.file import ClusterConfig, RaySettings
 from foreword.cluster.pools.fleet import MemberLog, MemberStatus, resize
 from foreword.cluster.pools.members import NODE, ROUTER, TARGET, Member
-from foreword.cluster.pools.ray_member import AUTH_VARIABLE, LONGEST_LOOK, MemberActor, MemberRegistry
-from foreword.cluster.pools.running import LOOK_SECONDS, Stopping
+from foreword.cluster.pools.ray_member import AUTH_VARIABLE, MAX_REPLY_SECONDS, MemberActor, MemberRegistry
+from foreword.cluster.pools.running import CHECK_SECONDS, Stopping
 from foreword.errors import RequestError
 
 
@@ -95,7 +95,7 @@ class RayFleet:
         self._lifetime = "detached" if is_shared else None
         self._namespace = cluster.ray.namespace
         self._actors: dict[str, Any] = {}
-        self._news = MemberLog()
+        self._member_log = MemberLog()
         self.stopped = Stopping()
         self._registry = self._started(MemberRegistry, REGISTRY, num_cpus=0)
 
@@ -121,7 +121,7 @@ class RayFleet:
     def run(self, and_then: Callable[[], None]) -> None:
         """Wait until `stopped` is set; Ray supervises."""
         try:
-            while not self.stopped.wait(LOOK_SECONDS):
+            while not self.stopped.wait(CHECK_SECONDS):
                 with suppress(self._ray.exceptions.RayError):  # the registry is restarting
                     and_then()
         finally:
@@ -129,9 +129,9 @@ class RayFleet:
 
     def members(self) -> list[MemberStatus]:
         """Return the registered members."""
-        reported = self._ray.get(self._registry.members.remote(), timeout=LONGEST_LOOK)
+        reported = self._ray.get(self._registry.members.remote(), timeout=MAX_REPLY_SECONDS)
         members = [MemberStatus(**one) for one in reported]
-        self._news.tell(members)
+        self._member_log.log_changes(members)
         return members
 
     def names(self) -> list[str]:
@@ -206,9 +206,9 @@ class RayFleet:
     def _check_token(self) -> None:
         """Refuse a Ray without authentication on several machines."""
         hosts = {one["NodeManagerAddress"] for one in self._ray.nodes() if one["Alive"]}
-        asked = [] if len(hosts) == 1 else [actor.is_guarded.remote() for actor in self._actors.values()]
+        replies = [] if len(hosts) == 1 else [actor.is_guarded.remote() for actor in self._actors.values()]
         ready, _ = (
-            self._ray.wait(asked, num_returns=len(asked), timeout=PLACED_SECONDS) if asked else ([], [])
+            self._ray.wait(replies, num_returns=len(replies), timeout=PLACED_SECONDS) if replies else ([], [])
         )
         try:
             check_guarded(len(hosts), self._ray.get(ready))
@@ -223,15 +223,17 @@ class RayMember(MemberActor):
     def __init__(self, member: Member, namespace: str) -> None:
         ray = import_ray()
 
-        def tell(reported: dict[str, Any]) -> list[dict[str, Any]]:
+        def report(reported: dict[str, Any]) -> list[dict[str, Any]]:
             registry = ray.get_actor(REGISTRY, namespace)
-            members: list[dict[str, Any]] = ray.get(registry.tell.remote(reported), timeout=LONGEST_LOOK)
+            members: list[dict[str, Any]] = ray.get(
+                registry.report.remote(reported), timeout=MAX_REPLY_SECONDS
+            )
             return members
 
         context = ray.get_runtime_context()
         here = context.get_node_id()
         machine = next(one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == here)
-        super().__init__(member, machine, tell, has_run=context.was_current_actor_reconstructed)
+        super().__init__(member, machine, report, has_run=context.was_current_actor_reconstructed)
         self.run()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from foreword.cluster.pools.fleet import MemberStatus
 from foreword.cluster.pools.members import Member, write_lists
-from foreword.cluster.pools.running import LOOK_SECONDS, Pools, Process, launch
+from foreword.cluster.pools.running import CHECK_SECONDS, Pools, Process, launch
 
 SILENT_SECONDS = 10.0
 """Seconds without a message after which a member counts as gone."""
@@ -24,25 +24,25 @@ class MemberRegistry:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._heard: dict[str, tuple[dict[str, Any], float]] = {}  # by name: report and its time
+        self._reports: dict[str, tuple[dict[str, Any], float]] = {}  # by name: report and its time
 
-    def tell(self, reported: dict[str, Any]) -> list[dict[str, Any]]:
+    def report(self, reported: dict[str, Any]) -> list[dict[str, Any]]:
         """Register a member; return all members."""
-        self._heard[reported["name"]] = reported, self._clock()
+        self._reports[reported["name"]] = reported, self._clock()
         return self.members()
 
     def leave(self, name: str) -> None:
         """Remove a member that is leaving."""
-        self._heard.pop(name, None)
+        self._reports.pop(name, None)
 
     def members(self) -> list[dict[str, Any]]:
         now = self._clock()
-        return [reported for reported, at in self._heard.values() if now - at <= SILENT_SECONDS]
+        return [reported for reported, at in self._reports.values() if now - at <= SILENT_SECONDS]
 
 
 _log = logging.getLogger(__name__)
 
-Tell = Callable[[dict[str, Any]], list[dict[str, Any]]]
+Report = Callable[[dict[str, Any]], list[dict[str, Any]]]
 """Reports a member to the registry and returns all members."""
 
 AUTH_VARIABLE = "RAY_AUTH_MODE"
@@ -59,28 +59,28 @@ class MemberActor:
         self,
         member: Member,
         machine: str,
-        tell: Tell,
+        report: Report,
         start: Callable[[Member, Path], Process] = launch,
         has_run: bool = False,
     ) -> None:
         """`has_run`: an earlier actor ran it, whose process may still be ending."""
         self._member = member.on(machine)
         self._machine = machine
-        self._tell = tell
+        self._report = report
         self._lists = Path(mkdtemp(prefix="foreword-"))
         write_lists(self._lists, [])
         self._pools = Pools([member], lambda one: start(one, self._lists), have_run=has_run)
-        self._thread = threading.Thread(target=self._pools.run, args=(self.look,), name=member.name)
+        self._thread = threading.Thread(target=self._pools.run, args=(self.report_status,), name=member.name)
 
     def run(self) -> None:
         """Run from now on."""
         self._thread.start()
 
-    def look(self) -> None:
+    def report_status(self) -> None:
         """Report to the registry, and write the lists."""
         with suppress(Exception):  # the registry is restarting
-            listed = [(one["name"], one["kind"], one["address"]) for one in self._tell(self.reported())]
-            write_lists(self._lists, listed, self._member.asks)
+            listed = [(one["name"], one["kind"], one["address"]) for one in self._report(self.reported())]
+            write_lists(self._lists, listed, self._member.chosen_nodes)
 
     def reported(self) -> dict[str, Any]:
         member = self._member
@@ -102,5 +102,5 @@ class MemberActor:
         self._lists.rmdir()
 
 
-LONGEST_LOOK = 4 * LOOK_SECONDS
+MAX_REPLY_SECONDS = 4 * CHECK_SECONDS
 """Timeout of the registry in seconds."""

@@ -25,7 +25,7 @@ CALM_SECONDS = 60.0
 REFUSED = 2
 """Exit code of a member that refuses its arguments: a restart would fail again."""
 
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 
 
 _SLICE = 0.1
@@ -131,7 +131,7 @@ class Pools:
                 if one.process is not None:
                     one.process.terminate()
 
-    def look(self) -> None:
+    def check_members(self) -> None:
         """Start members that do not run and are due."""
         now = self.clock()
         self._running = [one for one in self._running if not (one.is_leaving and _has_ended(one))]
@@ -163,9 +163,9 @@ class Pools:
         """Supervise until `stopped` is set; then end routers, targets and nodes, in this order."""
         try:
             while not self.stopped.is_set():
-                self.look()
+                self.check_members()
                 and_then()
-                self.stopped.wait(LOOK_SECONDS)
+                self.stopped.wait(CHECK_SECONDS)
         finally:
             self.close()
 

@@ -9,7 +9,7 @@ REMOTE = "remote"
 
 
 def methods_within(
-    policy: PolicyFile, rule: CohortRule, asked: Sequence[str], methods_of: Callable[[str], Sequence[str]]
+    policy: PolicyFile, rule: CohortRule, requested: Sequence[str], methods_of: Callable[[str], Sequence[str]]
 ) -> list[str]:
     """Return the requested methods that the cohort permits.
 
@@ -17,8 +17,8 @@ def methods_within(
     drafters, but not send away a text that must stay. `methods_of` returns the methods of a drafter of the file.
     """
     if rule.drafters is None:
-        return list(asked)
+        return list(requested)
     named = {*rule.drafters, *(one.drafter for one in policy.rollouts if one.cohort == rule.name)}
     if any(REMOTE in methods_of(name) for name in named):
-        return list(asked)
-    return [method for method in asked if method != REMOTE]
+        return list(requested)
+    return [method for method in requested if method != REMOTE]

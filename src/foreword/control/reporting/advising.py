@@ -40,7 +40,7 @@ def advise(report: ControlReport) -> list[Advice]:
                 'POST /speculation {"enabled": true}',
             )
         ]
-    found = [one for look in _OF_ENGINE if (one := look(report)) is not None]
+    found = [one for check in _OF_ENGINE if (one := check(report)) is not None]
     for pair in report.pairs:
         found += _of_pair(pair, report)
     return found
@@ -75,7 +75,7 @@ def _of_pair(pair: PairReport, report: ControlReport) -> list[Advice]:
         ]
     if pair.asks < LEAST_ASKS or _pays(pair):
         return []
-    return [one for look in _OF_PAIR if (one := look(pair, report)) is not None]
+    return [one for check in _OF_PAIR if (one := check(pair, report)) is not None]
 
 
 def _pays(pair: PairReport) -> bool:

@@ -59,8 +59,8 @@ class SpeculationTotals:
             if nodes:
                 has_guesses, sure = True, part.context + part.run
                 provisional += -(-(sure + nodes) // self.page_size) + -sure // self.page_size
-            if part.asked and part.applied:
-                self._pair(part.asked, part.request.cohort).observe(part)
+            if part.called and part.applied:
+                self._pair(part.called, part.request.cohort).observe(part)
         self.tokens += report.tokens
         self.provisional_pages = provisional
         self.provisional_peak = max(self.provisional_peak, provisional)

@@ -43,7 +43,7 @@ class Gate:
         return self.is_live and not self.switch.is_closed and not self.switch.is_resting
 
     @property
-    def lets_look(self) -> bool:
+    def may_observe(self) -> bool:
         """Whether drafts may be compared with the text."""
         return not self.switch.is_closed and not self.switch.is_resting
 
@@ -132,7 +132,7 @@ class PairRollout:
             self.arms.control = before  # no request is left to compare with
         self.moves.append(Move(self.since, stage, self.percent, reason))
 
-    def look(self, health: DrafterHealth, forecast: Forecast) -> bool:
+    def evaluate(self, health: DrafterHealth, forecast: Forecast) -> bool:
         """Promote, roll back or stay; return True if the stage changed."""
         before = (self.stage, self.step)
         if self.stage in (Stage.OFF, Stage.HELD):
@@ -141,12 +141,12 @@ class PairRollout:
         if broken is not None and (self.stage in (Stage.CANARY, Stage.ON) or not broken.startswith("gain")):
             self.move(Stage.HELD, broken)
         elif self.stage is Stage.SHADOW:
-            self._look_at_shadow(forecast)
+            self._evaluate_shadow(forecast)
         elif self.stage is Stage.CANARY:
-            self._look_at_canary()
+            self._evaluate_canary()
         return (self.stage, self.step) != before
 
-    def _look_at_shadow(self, forecast: Forecast) -> None:
+    def _evaluate_shadow(self, forecast: Forecast) -> None:
         reported = f"{forecast.gain:.3f} of plain decoding expected after {forecast.levels:.0f} judged levels"
         enough = self.rule.min_levels
         # An expensive drafter is called rarely: drop a hopeless one early.
@@ -158,7 +158,7 @@ class PairRollout:
         elif forecast.levels >= enough and forecast.chance_above(WORTH_IT) > LIKELY_GAIN:
             self._promote(Stage.VERIFY, reported)
 
-    def _look_at_canary(self) -> None:
+    def _evaluate_canary(self) -> None:
         broken = broken_guard(self.arms, self.rule.guards)
         if broken is not None:
             self.move(Stage.HELD, broken)

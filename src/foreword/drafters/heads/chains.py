@@ -20,20 +20,20 @@ from foreword.speculation.draft import DeviceTokens, Draft
 from foreword.speculation.drafting import Commit, DraftTask, InFlight
 
 _EDGES = np.array(EDGES, np.float32)
-_GOES_ON = (1.0,) * CLASSES
+_NEVER_STOPS = (1.0,) * CLASSES
 
 
 def plan_chains(
-    tasks: Sequence[DraftTask], rooms: Sequence[int], vocabulary: DraftVocabulary, stops: bool = False
+    tasks: Sequence[DraftTask], max_steps: Sequence[int], vocabulary: DraftVocabulary, stops: bool = False
 ) -> ChainPlan | None:
-    """Plan chains of at most `rooms` tokens per task; return None if a draft must carry its q.
+    """Plan chains of at most `max_steps` tokens per task; return None if a draft must carry its q.
 
     With `stops`, the runner ends chains according to the tasks' `stop`.
     """
     samplings = [task.request.sampling for task in tasks]
     if not all(is_drawn_alone(sampling) for sampling in samplings):
         return None
-    steps = [min(task.max_nodes, task.max_depth, room) for task, room in zip(tasks, rooms, strict=True)]
+    steps = [min(task.max_nodes, task.max_depth, most) for task, most in zip(tasks, max_steps, strict=True)]
     has_stop = stops and any(task.stop is not None for task in tasks)
     return ChainPlan(
         np.array([len(task.request.tokens) for task in tasks], np.int32),
@@ -49,7 +49,7 @@ def plan_chains(
 @lru_cache(maxsize=256)
 def _stop_of(stops: tuple[Stop | None, ...], most: int) -> ChainStop:
     """Return the stopping rule of chains with these limits."""
-    rates = np.array([_GOES_ON if stop is None else stop.rates for stop in stops], np.float32)
+    rates = np.array([_NEVER_STOPS if stop is None else stop.rates for stop in stops], np.float32)
     least = np.zeros((len(stops), most), np.float32)
     for row, stop in zip(least, stops, strict=True):
         limits = () if stop is None else stop.least[:most]
@@ -114,9 +114,9 @@ class EarlyChain:
 
     def learn(self, commit: Commit) -> bool:
         """Record the verdict; return False if the commit belongs to another pass."""
-        is_its = self.length is None and commit.draft is self.draft
+        is_same_pass = self.length is None and commit.draft is self.draft
         self.length = commit.first + commit.rows + 1  # the newest token has no row yet
-        return is_its
+        return is_same_pass
 
     def draft_after(self, run: Run, task: DraftTask) -> Draft | None:
         """Return the requested draft if the chain follows this text and the rows of `run` are in place."""
@@ -139,18 +139,18 @@ class EarlyChains:
     def keep(self, request_id: int, chain: EarlyChain) -> None:
         self._early[request_id] = chain
 
-    def tell(self, commits: Sequence[Commit]) -> None:
+    def observe(self, commits: Sequence[Commit]) -> None:
         """Record the commits of a pass."""
         if self._early:
             for commit in commits:
-                known = self._early.get(commit.request.request_id)
-                if known is not None and not known.learn(commit):
+                chain = self._early.get(commit.request.request_id)
+                if chain is not None and not chain.learn(commit):
                     self.forget(commit.request.request_id)
 
     def take(self, run: Run, task: DraftTask) -> Draft | None:
         """Return the chain started for this text, if any; each chain is used once."""
-        known = self._early.pop(task.request.request_id, None)
-        return None if known is None else known.draft_after(run, task)
+        chain = self._early.pop(task.request.request_id, None)
+        return None if chain is None else chain.draft_after(run, task)
 
     def forget(self, request_id: int) -> None:
         self._early.pop(request_id, None)

@@ -65,7 +65,7 @@ class StepwiseHead(HeadInPages):
     def observe(self, commits: Sequence[Commit]) -> None:
         """Store the newest states, and tell chains started early which text they follow."""
         super().observe(commits)
-        self._early.tell(commits)
+        self._early.observe(commits)
 
     def forget(self, request: DraftRequest) -> None:
         """Drop the request's early chain; its rows are freed with the pages."""

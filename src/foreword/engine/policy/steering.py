@@ -62,7 +62,7 @@ class Steering:
         self._file = WatchedFile(self.path, self.clock)
         self._lock = Lock()
         self._labels: set[str] = set()
-        self._resting: dict[str, Switch] = {}  # switches closed under overload, by drafter
+        self._overload_switches: dict[str, Switch] = {}  # switches closed under overload, by drafter
         self._baselines = Baselines()
         self._steps = 0
         self.policy.use(self.document.settings)
@@ -152,7 +152,7 @@ class Steering:
 
     def _own_gate(self, name: str) -> Gate:
         """Return the gate of a drafter without roll-out, closed under overload."""
-        return Gate(self._resting.setdefault(name, Switch()))
+        return Gate(self._overload_switches.setdefault(name, Switch()))
 
     def _label(self, label: str) -> str:
         """Return the label, or OTHER beyond the limit: users must not create unlimited cohorts."""
@@ -165,19 +165,19 @@ class Steering:
     def between_steps(self, pressure: Pressure, totals: SpeculationTotals) -> None:
         """Reload a changed file, update overload gates, and evaluate roll-outs."""
         self._watch()
-        self._rest(pressure)
+        self._apply_overload(pressure)
         self._steps += 1
         if self._steps % LOOK_STEPS == 0:
-            self.look(totals)
+            self.evaluate(totals)
 
-    def look(self, totals: SpeculationTotals) -> None:
+    def evaluate(self, totals: SpeculationTotals) -> None:
         """Evaluate all roll-outs."""
         with self._lock:
             pairs = dict(self.rollouts.pairs)
         has_moved = False
         for (drafter, cohort), pair in pairs.items():
             health = self._baselines.health(pair, self._made(drafter), self.policy, totals)
-            if pair.look(health, forecast(drafter, cohort, self.policy)):
+            if pair.evaluate(health, forecast(drafter, cohort, self.policy)):
                 has_moved = True
                 _log.info("%s for %s: %s (%s)", drafter, cohort, pair.stage, pair.reason)
         self.rollouts.save(is_due=has_moved)
@@ -201,16 +201,18 @@ class Steering:
         config = self.configs.get(drafter)
         return [] if config is None else self._pool.made_of(config)
 
-    def _rest(self, pressure: Pressure) -> None:
+    def _apply_overload(self, pressure: Pressure) -> None:
         rule = self.document.overload
         if rule is None:
             return
         is_full = pressure.waiting >= rule.queue and pressure.kv_usage >= rule.kv_usage
         for name in self.configs:
             if name in rule.stop or set(self.methods(name)) & set(rule.stop):
-                self._resting.setdefault(name, Switch()).is_resting = is_full
+                self._overload_switches.setdefault(name, Switch()).is_resting = is_full
         for (name, _), pair in list(self.rollouts.pairs.items()):
-            pair.switch.is_resting = name in self._resting and self._resting[name].is_resting
+            pair.switch.is_resting = (
+                name in self._overload_switches and self._overload_switches[name].is_resting
+            )
 
     def set_stage(self, drafter: str, cohort: str, stage: str) -> None:
         """Move a pair on the operator's request; raise `RequestError` for unknown pairs or stages."""

@@ -25,7 +25,7 @@ class CohortAccounting:
         cohorts: dict[tuple[str, str], list[RequestReport]] = {}
         for part in report.requests:
             if part.applied:
-                cohorts.setdefault((part.asked, part.request.cohort), []).append(part)
+                cohorts.setdefault((part.called, part.request.cohort), []).append(part)
         per_row = report.seconds_per_row
         for cohort, parts in cohorts.items():
             totals, rows = self._of(cohort), sum([part.rows for part in parts])

@@ -16,7 +16,7 @@ class IncrementalDetokenizer:
         """Set `at_start` to False if the tokens continue a text: their leading space is then kept."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._begun = b""  # first bytes of an incomplete character
+        self._partial = b""  # first bytes of an incomplete character
         self._at_start = at_start
 
     def push(self, token_id: int) -> str:
@@ -28,16 +28,16 @@ class IncrementalDetokenizer:
             self._at_start = False
             if self._tokenizer.strips_leading_space:
                 piece = piece.removeprefix(b" ")
-        if self._begun:
-            piece = self._begun + piece
+        if self._partial:
+            piece = self._partial + piece
         text, used = codecs.utf_8_decode(piece, "replace", False)
-        self._begun = piece[used:]
+        self._partial = piece[used:]
         return text
 
     def finish(self) -> str:
         """Return the rest of the text; an incomplete character becomes U+FFFD."""
-        begun, self._begun = self._begun, b""
-        return begun.decode("utf-8", errors="replace")
+        partial, self._partial = self._partial, b""
+        return partial.decode("utf-8", errors="replace")
 
     def copy(self) -> "IncrementalDetokenizer":
         """Return an independent copy, to look ahead."""
@@ -47,8 +47,8 @@ class IncrementalDetokenizer:
 
     def state(self) -> DetokenizerState:
         """Return the state for `go_back`; cheaper than a copy."""
-        return self._begun, self._at_start
+        return self._partial, self._at_start
 
     def go_back(self, state: DetokenizerState) -> None:
         """Return to an earlier state."""
-        self._begun, self._at_start = state
+        self._partial, self._at_start = state

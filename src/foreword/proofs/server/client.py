@@ -113,7 +113,7 @@ class ServerAnswer:
         return self.first.text
 
     @property
-    def said(self) -> list[tuple[int, str, str | None]]:
+    def contents(self) -> list[tuple[int, str, str | None]]:
         """Index, text and finish reason of every choice."""
         return [(i, self.choices[i].text, self.choices[i].finish_reason) for i in sorted(self.choices)]
 

@@ -131,19 +131,19 @@ async def must_agree(
     for tried, body in enumerate(bodies, 1):
         left, right = await one(body), await other(body)
         ground.judged(body["prompt"], left, right)
-        if left.said == right.said:
+        if left.contents == right.contents:
             continue
         if body["temperature"] == 0 and is_near_tie(left.first, right.first, ground.tolerance):
             ties.append((left, right))
             continue
 
         async def shows(smaller: Body) -> bool:
-            return (await one(smaller)).said != (await other(smaller)).said
+            return (await one(smaller)).contents != (await other(smaller)).contents
 
         place = _first_difference(left, right)
         small = await smallest(body, shows)
         left, right = await one(small), await other(small)
-        if left.said == right.said:  # not reproducible every time: show the original request
+        if left.contents == right.contents:  # not reproducible every time: show the original request
             small, left, right = body, await one(body), await other(body)
         return refuted(tried, f"{words[0]} and {words[1]} differ {place}", shown(left, right, words))
     if not ties:
@@ -177,7 +177,7 @@ def shown(left: ServerAnswer, right: ServerAnswer, words: tuple[str, str]) -> Re
 def brief(answer: ServerAnswer, begin: int = 0) -> str:
     """Return texts and finish reasons from a character on, cut to one line."""
     dots = "…" if begin else ""
-    parts = [f"{dots}{text[begin : begin + 120]!r} ({reason})" for _, text, reason in answer.said]
+    parts = [f"{dots}{text[begin : begin + 120]!r} ({reason})" for _, text, reason in answer.contents]
     return "; ".join(parts[:4])
 
 

@@ -83,7 +83,7 @@ async def examine(
     ground: Ground, progress: StageProgress | None = None, checks: Sequence[Check] = CHECKS
 ) -> AsyncIterator[ClaimVerdict]:
     """Yield verdicts as they are found."""
-    before = _asked(ground)
+    before = _requests_sent(ground)
     whole = cost(ground, checks).whole - MOST_REQUESTS
     refuted_names: set[str] = set()
     plan = ground.plan
@@ -91,7 +91,7 @@ async def examine(
 
         def show(name: str = check.name) -> None:
             if progress is not None:
-                progress(name, min(_asked(ground) - before, whole), whole)
+                progress(name, min(_requests_sent(ground) - before, whole), whole)
 
         show()
         fresh = replace(ground, plan=plan, on_judged=show, extent=Extent())
@@ -103,7 +103,7 @@ async def examine(
         yield verdict
 
 
-def _asked(ground: Ground) -> int:
+def _requests_sent(ground: Ground) -> int:
     return ground.server.requests + (ground.plain.requests if ground.plain else 0)
 
 

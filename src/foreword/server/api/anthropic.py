@@ -100,20 +100,20 @@ class _Given:
 
     def _add_blocks(self, place: str, message: Json) -> None:
         """Add a message's blocks: a tool result becomes its own message, the rest stays together."""
-        said: Json = {"role": message.get("role"), "content": []}
+        converted: Json = {"role": message.get("role"), "content": []}
         for number, block in enumerate(message["content"]):
             where = f"{place}.content.{number}"
             kind = object_at(where, block).get("type")
             if kind == "tool_result":
-                if said["content"]:
-                    self._add(place, said)
-                    said = {"role": said["role"], "content": []}
+                if converted["content"]:
+                    self._add(place, converted)
+                    converted = {"role": converted["role"], "content": []}
                 answered = _texts(f"{where}.content", block.get("content"))
                 result = {"tool_call_id": _text(where, block, "tool_use_id"), "content": answered}
                 self._add(where, {"role": "tool", **result})
             elif kind == "tool_use":
                 called = {"name": block.get("name"), "arguments": json.dumps(block.get("input", {}))}
-                calls = said.setdefault("tool_calls", [])
+                calls = converted.setdefault("tool_calls", [])
                 at = f"messages.{len(self.messages)}.tool_calls.{len(calls)}"
                 self.places |= {
                     at: where,
@@ -122,14 +122,14 @@ class _Given:
                 }
                 calls.append({"id": block.get("id"), "function": called})
             elif kind == "thinking":
-                said["reasoning_content"] = said.get("reasoning_content", "") + _text(
+                converted["reasoning_content"] = converted.get("reasoning_content", "") + _text(
                     where, block, "thinking"
                 )
             elif kind != "redacted_thinking":
-                said["content"].append(_text_part(where, block))
+                converted["content"].append(_text_part(where, block))
         is_result = bool(self.messages) and self.messages[-1]["role"] == "tool" and message["content"]
-        if said["content"] or "tool_calls" in said or not is_result:
-            self._add(place, said)
+        if converted["content"] or "tool_calls" in converted or not is_result:
+            self._add(place, converted)
 
     def tools(self) -> list[Json]:
         found = []

@@ -67,19 +67,19 @@ class MessagesDialect:
     def whole(self, answers: Sequence[Answer], costs: Costs) -> Json:
         frame = self._inner.whole(answers, costs)
         choice = frame.choices[0]
-        said = choice.message
-        assert isinstance(said, ChatMessage)
+        message = choice.message
+        assert isinstance(message, ChatMessage)
         content: list[Json] = []
-        if said.reasoning_content:
-            content.append(_block("thinking") | {"thinking": said.reasoning_content})
-        if said.content:
-            content.append({"type": "text", "text": said.content})
-        for call in said.tool_calls or []:
+        if message.reasoning_content:
+            content.append(_block("thinking") | {"thinking": message.reasoning_content})
+        if message.content:
+            content.append({"type": "text", "text": message.content})
+        for call in message.tool_calls or []:
             self._has_calls = True
             content.append(_block("tool_use", call) | {"input": call.function.parsed()})
         assert isinstance(frame.usage, AnswerUsage)
-        message = self._message(frame, content, frame.usage)
-        return message | self._ended(frame, choice.finish_reason, choice.stop_reason)
+        answer = self._message(frame, content, frame.usage)
+        return answer | self._ended(frame, choice.finish_reason, choice.stop_reason)
 
     def _message(self, frame: Completion, content: list[Json], usage: AnswerUsage) -> Json:
         return {

@@ -116,11 +116,11 @@ class ChatDialect(OpenAIDialect):
             prompt_token_ids=self._prompt_ids(0) if self._lists_tokens else UNSET,
         )
 
-    def _choice(self, number: int, gained: AnswerDelta, **said: ChatMessage | ChatDelta) -> Choice:
+    def _choice(self, number: int, gained: AnswerDelta, **content: ChatMessage | ChatDelta) -> Choice:
         logprobs = self._logprobs.chat(gained.logprobs) if self._wants_logprobs else None
         reason = self._readers[number].finish_reason(gained.finish_reason)
         ending = self._ending(gained) | {"finish_reason": reason}
-        return Choice(number, logprobs=logprobs, **said, **ending)  # type: ignore[arg-type]
+        return Choice(number, logprobs=logprobs, **content, **ending)  # type: ignore[arg-type]
 
     def _of_prompt(self, delta: AnswerDelta) -> PromptLogprobs | UnsetType:
         return self._logprobs.prompt(delta.prompt_logprobs) if delta.prompt_logprobs else UNSET

@@ -87,17 +87,17 @@ async def answer_converted(
     limits = context.settings.limits
     data = await read_body(request, limits)
     context.admission.check(1)
-    asked = await parse_body(data, limits, convert)
-    if isinstance(asked, dict):
-        context.check_model(asked.get("model"))
-        return json_answer(asked)
+    converted = await parse_body(data, limits, convert)
+    if isinstance(converted, dict):
+        context.check_model(converted.get("model"))
+        return json_answer(converted)
     try:
-        body = _checked(context, request, asked.body, asked.route.model)
+        body = _checked(context, request, converted.body, converted.route.model)
         if body.n not in (None, 1):
             raise ApiError(400, "n: this API has one answer to a request", param="n")
-        return await _answer(context, request, asked.route, body, asked.reword)
+        return await _answer(context, request, converted.route, body, converted.reword)
     except ApiError as error:
-        raise error.renamed(asked.places) from None
+        raise error.renamed(converted.places) from None
 
 
 async def converted_body(
@@ -105,11 +105,11 @@ async def converted_body(
 ) -> Any:  # noqa: ANN401 - of the route that the request is converted to
     """Return the converted body of a request that does not need the engine."""
     limits = context.settings.limits
-    asked = await parse_body(await read_body(request, limits), limits, convert)
+    converted = await parse_body(await read_body(request, limits), limits, convert)
     try:
-        return _checked(context, request, asked.body, asked.route.model)
+        return _checked(context, request, converted.body, converted.route.model)
     except ApiError as error:
-        raise error.renamed(asked.places) from None
+        raise error.renamed(converted.places) from None
 
 
 async def _answer(

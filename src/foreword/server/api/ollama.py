@@ -131,10 +131,10 @@ def convert_generate(value: Json) -> Conversion | Json:
     if value.get("raw") or suffix:
         kept = {name: entry for name, entry in body.items() if name != "chat_template_kwargs"}
         return Conversion(RAW, kept | {"prompt": prompt, "suffix": suffix, "system": system}, places, worded)
-    said = [{"role": "system", "content": system}] if system else []
-    body["messages"] = [*said, {"role": "user", "content": prompt}]
-    places[f"messages.{len(said)}.content"] = "prompt"
-    if said:
+    system_messages = [{"role": "system", "content": system}] if system else []
+    body["messages"] = [*system_messages, {"role": "user", "content": prompt}]
+    places[f"messages.{len(system_messages)}.content"] = "prompt"
+    if system_messages:
         places["messages.0.content"] = "system"
     return Conversion(CHAT, body, places, worded)
 

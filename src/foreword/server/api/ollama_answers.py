@@ -53,19 +53,19 @@ class OllamaDialect:
         if not isinstance(frame, Completion):
             return []
         gained = frame.choices[0]
-        said = gained.delta if isinstance(gained.delta, ChatDelta) else ChatDelta(content=gained.text)
+        message = gained.delta if isinstance(gained.delta, ChatDelta) else ChatDelta(content=gained.text)
         is_end = gained.finish_reason is not None
-        for call in said.tool_calls or []:
+        for call in message.tool_calls or []:
             if call.id:
                 self._calls.append(CalledTool(call.function.name, ""))
             self._calls[-1].arguments = (self._calls[-1].arguments or "") + (call.function.arguments or "")
-        whole = len(self._calls) if is_end or said.content else max(len(self._calls) - 1, 0)
+        whole = len(self._calls) if is_end or message.content else max(len(self._calls) - 1, 0)
         calls, self._calls = self._calls[:whole], self._calls[whole:]
         if is_end:
             self._end = self._ended(frame, gained)
-        if not (said.content or said.reasoning_content or calls):
+        if not (message.content or message.reasoning_content or calls):
             return []
-        return [self._frame(frame, said.content or "", said.reasoning_content or "", calls)]
+        return [self._frame(frame, message.content or "", message.reasoning_content or "", calls)]
 
     def closing(self) -> Iterable[Json]:
         (last,) = self._inner.closing()
@@ -74,9 +74,11 @@ class OllamaDialect:
     def whole(self, answers: Sequence[Answer], costs: Costs) -> Json:
         frame = self._inner.whole(answers, costs)
         choice = frame.choices[0]
-        said = choice.message if isinstance(choice.message, ChatMessage) else ChatMessage(choice.text or "")
-        calls = [call.function for call in said.tool_calls or []]
-        reworded = self._frame(frame, said.content or "", said.reasoning_content or "", calls)
+        message = (
+            choice.message if isinstance(choice.message, ChatMessage) else ChatMessage(choice.text or "")
+        )
+        calls = [call.function for call in message.tool_calls or []]
+        reworded = self._frame(frame, message.content or "", message.reasoning_content or "", calls)
         return reworded | self._ended(frame, choice) | self._counted(frame)
 
     def _frame(self, frame: Completion, text: str, thinking: str, calls: Sequence[CalledTool]) -> Json:

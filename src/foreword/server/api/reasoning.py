@@ -118,10 +118,10 @@ class ReasoningReader:
             self._held, self._read = after, self._after
             return inside.rstrip(), self._read(is_end)[1]
         kept = 0 if is_end else overlap(inside, self._form.end)
-        said = inside[: len(inside) - kept].rstrip()
-        self._held = "" if is_end else inside[len(said) :]
-        self._has_thought |= bool(said)
-        return said, ""
+        text = inside[: len(inside) - kept].rstrip()
+        self._held = "" if is_end else inside[len(text) :]
+        self._has_thought |= bool(text)
+        return text, ""
 
     def _after(self, is_end: bool) -> tuple[str, str]:
         self._held = self._held.lstrip()
@@ -130,5 +130,5 @@ class ReasoningReader:
         return "", self._text(is_end)[1]
 
     def _text(self, is_end: bool) -> tuple[str, str]:
-        said, self._held = self._held, ""
-        return "", said
+        text, self._held = self._held, ""
+        return "", text

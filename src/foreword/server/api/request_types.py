@@ -208,7 +208,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 def _messages(value: object) -> list[Message]:
     """Parse a string, or a list of messages, tool calls and tool results."""
     if isinstance(value, str):
-        return [_said("user", value)]
+        return [_text_message("user", value)]
     if not isinstance(value, list):
         raise ValueError("must be a text or a list of items")
     if not value:
@@ -229,12 +229,12 @@ def _message(place: int, item: object) -> Message:
         if kind == "function_call_output":
             text = _text(place, item["output"])
             return _read(Message, {"role": "tool", "tool_call_id": item["call_id"], "content": text})
-        return _said(item["role"], _text(place, item["content"]))
+        return _text_message(item["role"], _text(place, item["content"]))
     except KeyError as error:
         raise ValueError(f"item {place} has no {error.args[0]}") from None
 
 
-def _said(role: object, text: str) -> Message:
+def _text_message(role: object, text: str) -> Message:
     return _read(Message, {"role": role, "content": text})
 
 
@@ -328,5 +328,5 @@ class ResponsesRequest(SamplingFields, ToolFields):
 
     def messages(self) -> list[Message]:
         """The conversation."""
-        first = [] if self.instructions is None else [_said("system", self.instructions)]
+        first = [] if self.instructions is None else [_text_message("system", self.instructions)]
         return [*first, *self.input]

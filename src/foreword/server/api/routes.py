@@ -110,7 +110,7 @@ def add_adapter_routes(router: APIRouter, context: ServerContext) -> None:
             raise ApiError(400, f"there is a model {body.lora_name!r} already", param="lora_name")
         await context.engine.set_adapter(body.lora_name, body.lora_path)
         context.adapters.add(body.lora_name)
-        return _told(f"Success: LoRA adapter {body.lora_name!r} added successfully.")
+        return _text_answer(f"Success: LoRA adapter {body.lora_name!r} added successfully.")
 
     @router.post("/unload_lora_adapter", openapi_extra=takes(UnloadAdapter))
     async def unload(request: Request) -> Response:
@@ -121,7 +121,7 @@ def add_adapter_routes(router: APIRouter, context: ServerContext) -> None:
             raise ApiError(404, f"there is no adapter {body.lora_name!r}", param="lora_name")
         await context.engine.set_adapter(body.lora_name, None)
         context.adapters.discard(body.lora_name)
-        return _told(f"Success: LoRA adapter {body.lora_name!r} removed successfully.")
+        return _text_answer(f"Success: LoRA adapter {body.lora_name!r} removed successfully.")
 
 
 def _check_allowed(context: ServerContext) -> None:
@@ -129,7 +129,7 @@ def _check_allowed(context: ServerContext) -> None:
         raise ApiError(403, "this server loads no adapters at run time; start it with --allow-lora-loading")
 
 
-def _told(line: str) -> Response:
+def _text_answer(line: str) -> Response:
     return Response(line, media_type="text/plain")
 
 

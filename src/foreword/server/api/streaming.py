@@ -74,12 +74,12 @@ async def evenly(
         cadence.arrived(clock(), len(first.units))
         yield padder.padded(b"".join(first.units))
         waiting: deque[bytes] = deque()
-        news = asyncio.Event()
-        collecting = asyncio.ensure_future(_collect(parts, waiting, cadence, news))
+        changed = asyncio.Event()
+        collecting = asyncio.ensure_future(_collect(parts, waiting, cadence, changed))
         try:
             while waiting or not collecting.done():
                 if cadence.due is None:
-                    await news.wait()
+                    await changed.wait()
                 if cadence.due is not None:
                     await asyncio.sleep(max(cadence.due - clock(), 0))
                 count = cadence.take(clock(), len(waiting))
@@ -94,7 +94,7 @@ async def _collect(
     parts: AsyncGenerator[StreamPart, None],
     waiting: "deque[bytes]",
     cadence: EvenCadence,
-    news: asyncio.Event,
+    changed: asyncio.Event,
 ) -> None:
     clock = asyncio.get_running_loop().time
     try:
@@ -102,10 +102,10 @@ async def _collect(
             waiting.extend(part.units)
             if not part.is_end:
                 cadence.arrived(clock(), len(part.units))
-            news.set()
+            changed.set()
     finally:
         cadence.ended(clock(), len(waiting))
-        news.set()
+        changed.set()
 
 
 async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

@@ -102,8 +102,8 @@ def _in_words(message: Message, form: CallFormat) -> dict[str, Any]:
     if message.role == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message.text}\n</tool_response>"}
     if message.tool_calls:
-        said = f"{message.text}\n" if message.text else ""
-        return {"role": "assistant", "content": said + form.written(message.calls)}
+        text = f"{message.text}\n" if message.text else ""
+        return {"role": "assistant", "content": text + form.written(message.calls)}
     return shown
 
 
@@ -125,7 +125,7 @@ class ToolWriter:
         events = self._reader.feed(text)
         if is_end:
             events += self._reader.finish()
-        return _said(events), _parts(events)
+        return _text_of(events), _parts(events)
 
     def whole(self, text: str) -> tuple[str | None, list[ToolCall]]:
         """Return the whole answer: text (None if only calls) and calls."""
@@ -134,7 +134,7 @@ class ToolWriter:
         for call in calls:
             call.index = UNSET
         has_calls = bool(calls) or self._use.choice == "required"
-        return _said(events).strip() or None if has_calls else _said(events), calls
+        return _text_of(events).strip() or None if has_calls else _text_of(events), calls
 
     def finish_reason(self, reason: str | None) -> str | None:
         """Return "tool_calls" if the model chose to call or had to; not for a named tool or a call cut by a
@@ -144,7 +144,7 @@ class ToolWriter:
         return "tool_calls" if ended else reason
 
 
-def _said(events: list[Event]) -> str:
+def _text_of(events: list[Event]) -> str:
     return "".join(event.text for event in events if isinstance(event, Said))
 
 

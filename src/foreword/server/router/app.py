@@ -143,7 +143,7 @@ class RouterRun:
             relay = Relay(self.targets, client, admission, metrics)
             app = create_router_app(self.settings, self.targets, relay, metrics)
             web = WebServer(app, self.settings.limits)
-            await watch.look()
+            await watch.poll()
             tasks = [
                 asyncio.create_task(web.serve(sockets=[self.listening])),
                 asyncio.create_task(watch.run()),

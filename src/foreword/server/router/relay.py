@@ -134,7 +134,7 @@ class Relayed(Response):
         super().__init__()
         self._relay = relay
         self._request = request
-        self._asked = body
+        self._body = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward the answer."""
@@ -146,7 +146,7 @@ class Relayed(Response):
             await send(message)  # type: ignore[arg-type]
 
         try:
-            await unless_client_leaves(self._request, self._relay.answer(self._request, self._asked, sending))
+            await unless_client_leaves(self._request, self._relay.answer(self._request, self._body, sending))
         except ApiError:
             if not is_begun:
                 raise
@@ -162,14 +162,14 @@ class _Passage:
 
     async def through(self, target: RoutedTarget, client: httpx2.AsyncClient, metrics: RouterMetrics) -> int:
         """Return the forwarded status; raise `NotTakenError` if nothing was forwarded."""
-        asked = client.build_request(
+        outgoing = client.build_request(
             self._request.method,
             target.url + self._path(),
             headers=self._headers(),
             content=self._body or None,
         )
         try:
-            answer = await client.send(asked, stream=True)
+            answer = await client.send(outgoing, stream=True)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             target.refuse("down", error_words(error))
             raise NotTakenError("down") from None

@@ -148,14 +148,14 @@ class TargetWatch:
     async def run(self) -> None:
         """Run until cancelled."""
         while True:
-            await self.look()
+            await self.poll()
             await asyncio.sleep(CHECK_SECONDS)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         self._targets.read_again()
-        await asyncio.gather(*(self._look_at(target) for target in self._targets))
+        await asyncio.gather(*(self._poll_target(target) for target in self._targets))
 
-    async def _look_at(self, target: RoutedTarget) -> None:
+    async def _poll_target(self, target: RoutedTarget) -> None:
         try:
             ready = await self._client.get(f"{target.url}/ready", timeout=PATIENCE)
             if ready.status_code == 200:
@@ -243,11 +243,11 @@ def prompt_of(body: bytes) -> str:
         return ""  # the target reports the error
     if not isinstance(given, Mapping):
         return ""
-    asked = next((given[key] for key in ("messages", "prompt", "input") if key in given), None)
-    if asked is None:
+    content = next((given[key] for key in ("messages", "prompt", "input") if key in given), None)
+    if content is None:
         return ""
     frame = [given.get(key) for key in ("model", "instructions", "system", "tools")]
-    parts = asked if isinstance(asked, list) else [asked]
+    parts = content if isinstance(content, list) else [content]
     return "\n".join(_text(part) for part in (frame, *parts))
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 class DraftOutcome(NamedTuple):
     """Result of one draft request."""
 
-    asked: bool  # whether a draft was requested
+    requested: bool  # whether a draft was requested
     nodes: int  # judged nodes
     depth: int  # judged levels
     accepted: int  # committed levels
@@ -35,8 +35,8 @@ class AcceptanceStats:
 
     def observe(self, outcome: DraftOutcome) -> None:
         """Count one step."""
-        asked, nodes, depth, accepted, unjudged = outcome
-        self.asks += asked
+        requested, nodes, depth, accepted, unjudged = outcome
+        self.asks += requested
         self.unjudged += unjudged
         if not nodes:
             return

@@ -63,7 +63,7 @@ class StepCosts:
         pace = self._paces.get(call.method, self._pace)
         self._paces[call.method] = pace + COSTS.memory * (self._pace - pace)
         cost = self._calls.setdefault(call.method, CallCost())
-        cost.observe(call.levels, call.seconds, call.asks, call.lag)
+        cost.observe(call.levels, call.seconds, call.requests, call.lag)
 
     def begin_with(self, context: int, points: Iterable[tuple[float, float]]) -> None:
         """Start from (rows, seconds) of passes measured earlier at this context."""

@@ -34,13 +34,13 @@ class Situation:
         cohorts: dict[tuple[str, str], AcceptanceStats] = {}  # cohorts of this step; most requests share one
         for part in report.guessing:
             if part.applied:
-                key, verdict = (part.asked, part.request.cohort), part.verdict
+                key, verdict = (part.called, part.request.cohort), part.verdict
                 if key not in cohorts:
                     cohorts[key] = self._cohort(cohort_name(*key))
                 judged = verdict.judged
                 beyond = len(verdict.draft.parents) - len(judged.parents)
                 outcome = DraftOutcome(
-                    bool(part.asked), len(judged.parents), judged.depth, len(verdict.path), beyond
+                    bool(part.called), len(judged.parents), judged.depth, len(verdict.path), beyond
                 )
                 part.request.acceptance.observe(outcome)
                 cohorts[key].observe(outcome)

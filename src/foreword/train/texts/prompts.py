@@ -53,8 +53,8 @@ def _parse(value: object, default_kind: str) -> FilePrompt:
     kind = str(value.get("category", default_kind))
     for key in ("turns", "prompt", "question"):
         if key in value:
-            said = value[key] if isinstance(value[key], list) else [value[key]]
-            return _prompt(kind, said)
+            user_turns = value[key] if isinstance(value[key], list) else [value[key]]
+            return _prompt(kind, user_turns)
     if "messages" in value:
         return _conversation(kind, value["messages"], "role", ("user",), "content")
     if "conversations" in value:
@@ -65,15 +65,15 @@ def _parse(value: object, default_kind: str) -> FilePrompt:
 def _conversation(kind: str, turns: object, who: str, users: tuple[str, ...], what: str) -> FilePrompt:
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise ValueError("turns that are no list of objects")
-    said = [turn.get(what) for turn in turns if turn.get(who) in users]
+    user_turns = [turn.get(what) for turn in turns if turn.get(who) in users]
     system = next((turn.get(what) for turn in turns if turn.get(who) == "system"), None)
-    return _prompt(kind, said, None if system is None else _text(system))
+    return _prompt(kind, user_turns, None if system is None else _text(system))
 
 
-def _prompt(kind: str, said: list[object], system: str | None = None) -> FilePrompt:
-    if not said:
+def _prompt(kind: str, user_turns: list[object], system: str | None = None) -> FilePrompt:
+    if not user_turns:
         raise ValueError("no turn of a user")
-    return FilePrompt(kind, tuple(_text(turn) for turn in said), system)
+    return FilePrompt(kind, tuple(_text(turn) for turn in user_turns), system)
 
 
 def _text(value: object) -> str:

@@ -132,32 +132,32 @@ class Writer:
         openings = self._pieces.openings
         return openings[0] if self._random.random() < 0.7 else self._random.choice(openings)
 
-    def _write_user(self, begun: list[int], kind: str, longest: int) -> None:
+    def _write_user(self, beginning: list[int], kind: str, longest: int) -> None:
         """Generate the rest of a user message, then the answer."""
-        self._go_on_as_user(_Talk(self._opening(), (), kind), begun, longest)
+        self._continue_as_user(_Talk(self._opening(), (), kind), beginning, longest)
 
-    def _go_on_as_user(self, talk: _Talk, begun: list[int], longest: int) -> None:
-        prompt = [*talk.tokens, *begun]
+    def _continue_as_user(self, talk: _Talk, beginning: list[int], longest: int) -> None:
+        prompt = [*talk.tokens, *beginning]
 
         def done(written: list[int]) -> None:
-            words = begun + [token for token in written if token not in self._tokenizer.eos_ids]
+            words = beginning + [token for token in written if token not in self._tokenizer.eos_ids]
             if words:
                 self._answer(_Talk((*talk.tokens, *words, *self._pieces.to_answer), talk.answers, talk.kind))
 
         self._queue(prompt, longest, self._random.uniform(0.6, 1.0), done)
 
-    def _write_document(self, begun: list[int]) -> None:
+    def _write_document(self, beginning: list[int]) -> None:
         """Generate a passage outside any conversation, like a web page's article."""
         temperature = self._random.uniform(0.8, 1.0)
 
         def done(written: list[int]) -> None:
-            text = [*begun, *written]
-            document = make_document(text, [(len(begun), len(text))], "passage", temperature)
+            text = [*beginning, *written]
+            document = make_document(text, [(len(beginning), len(text))], "passage", temperature)
             self._keep_passage(document, text)
             self._emit(document)
 
         self._queue(
-            begun, self._random.randint(_SHORTEST_PASSAGE, 2 * self._limits.passage), temperature, done
+            beginning, self._random.randint(_SHORTEST_PASSAGE, 2 * self._limits.passage), temperature, done
         )
 
     def _ask(self, words: list[int], kind: str) -> None:
@@ -188,9 +188,9 @@ class Writer:
             return
         goes_on = not talk.rest and ended and len(talk.answers) < 3 and self._random.random() < 0.2
         if goes_on and len(talk.tokens) + 2 * max(_ANSWER_LENGTHS) < self._limits.context:
-            begun = self._encode(self._random.choice(seeds.FOLLOW_UPS))
+            beginning = self._encode(self._random.choice(seeds.FOLLOW_UPS))
             tokens = (*talk.tokens, *self._pieces.after_answer(written))
-            self._go_on_as_user(_Talk(tokens, talk.answers, talk.kind), begun, 48)
+            self._continue_as_user(_Talk(tokens, talk.answers, talk.kind), beginning, 48)
             return
         self._emit(document)
 

@@ -14,13 +14,13 @@ from foreword.speculation.requests import DrafterView
 from foreword.speculation.verdict import Verdict
 
 
-def part(draft: int, accepted: int, place: int = 0, asked: str = "ngram") -> RequestReport:
+def part(draft: int, accepted: int, place: int = 0, called: str = "ngram") -> RequestReport:
     chain = Draft.chain(list(range(draft)), 10 + place)
     path = tuple(range(accepted))
     request: Any = SimpleNamespace(cohort="code", drafter_view=DrafterView(10))
     verdict = Verdict(tokens=(0,) * (accepted + 1), path=path, draft=chain)
     return RequestReport(
-        request, verdict, run=1, context=9 + place, draws=True, asked=asked, draft_seconds=0.001
+        request, verdict, run=1, context=9 + place, draws=True, called=called, draft_seconds=0.001
     )
 
 
@@ -48,7 +48,7 @@ def test_pages_that_only_guesses_need_are_told():
 def test_preemptions_are_told_apart_by_whether_somebody_guessed():
     totals = SpeculationTotals(page_size=16)
     totals.observe(step(part(4, 0)), 2)
-    totals.observe(step(part(0, 0, asked="")), 3)
+    totals.observe(step(part(0, 0, called="")), 3)
     assert totals.preemption_rates() == pytest.approx((1 / 0.008, 2 / 0.008))
 
 

@@ -37,26 +37,26 @@ def fill(
 
 def test_a_good_drafter_goes_all_the_way():
     found = pair()
-    assert not found.look(WELL, Forecast(99, 1.3, 0.05))
-    assert found.look(WELL, GOOD)
+    assert not found.evaluate(WELL, Forecast(99, 1.3, 0.05))
+    assert found.evaluate(WELL, GOOD)
     for _ in range(10):
         assert found.stage is Stage.VERIFY
         found.compared(None)
     assert (found.stage, found.percent) == (Stage.CANARY, 5)
     fill(found)
-    assert found.look(WELL, GOOD)
+    assert found.evaluate(WELL, GOOD)
     assert (found.stage, found.percent) == (Stage.CANARY, 100)
     fill(found)
-    assert found.look(WELL, GOOD)
+    assert found.evaluate(WELL, GOOD)
     assert found.stage is Stage.ON
     assert [move.stage for move in found.moves][-4:] == [Stage.VERIFY, Stage.CANARY, Stage.CANARY, Stage.ON]
 
 
 def test_in_the_shadow_it_needs_evidence_and_a_gain_beyond_doubt():
     found = pair()
-    assert not found.look(WELL, Forecast(500, 1.3, 0.5))  # may be anything
-    assert not found.look(WELL, Forecast(500, 1.01, 0.01))  # too little to be worth it
-    assert found.look(WELL, Forecast(500, 0.9, 0.02))
+    assert not found.evaluate(WELL, Forecast(500, 1.3, 0.5))  # may be anything
+    assert not found.evaluate(WELL, Forecast(500, 1.01, 0.01))  # too little to be worth it
+    assert found.evaluate(WELL, Forecast(500, 0.9, 0.02))
     assert found.stage is Stage.OFF
     assert found.reason.startswith("low gain")
 
@@ -77,7 +77,7 @@ def test_a_canary_that_does_worse_than_its_control_arm_is_rolled_back(canary: Ou
     gate = found.gate("", next(n for n in map(str, range(1000)) if found.is_canary("", n)))
     assert gate is not None
     assert gate.is_open
-    assert found.look(WELL, GOOD)
+    assert found.evaluate(WELL, GOOD)
     assert found.stage is Stage.HELD
     assert found.reason.startswith(reason)
     assert not gate.is_open  # for those that run, from the next step on
@@ -96,7 +96,7 @@ def test_a_canary_that_does_worse_than_its_control_arm_is_rolled_back(canary: Ou
 )
 def test_a_drafter_that_is_in_use_is_watched(stage: Stage, health: DrafterHealth, reason: str):
     found = pair(stage, guards=Guards(memory_bytes=1 << 30))
-    assert found.look(health, GOOD)
+    assert found.evaluate(health, GOOD)
     assert found.stage is Stage.HELD
     assert found.reason.startswith(reason)
 
@@ -107,7 +107,7 @@ def test_what_may_be_luck_rolls_nothing_back():
     found.ended(replace(ORDINARY, is_error=True), True)
     found.arms.canary.passes = 0  # not enough to go on
     luck = DrafterHealth(asks=1000, faults=2, gain=Bounds(0.95, 0.98, 1.01))
-    assert not found.look(luck, GOOD)
+    assert not found.evaluate(luck, GOOD)
     assert found.stage is Stage.CANARY
 
 
@@ -132,7 +132,7 @@ def test_where_texts_change_with_the_batch_it_may_not_change_more_of_them():
 
 def test_by_hand_every_move_waits_for_the_operator():
     found = pair(promote="manual")
-    assert not found.look(WELL, GOOD)
+    assert not found.evaluate(WELL, GOOD)
     assert found.is_ready
     found.promote()
     assert found.stage is Stage.VERIFY
@@ -141,7 +141,7 @@ def test_by_hand_every_move_waits_for_the_operator():
     assert (found.stage, found.is_ready) == (Stage.VERIFY, True)
     found.promote()
     fill(found)
-    assert not found.look(WELL, GOOD)
+    assert not found.evaluate(WELL, GOOD)
     found.promote()
     assert found.percent == 100
     found.promote()
@@ -164,7 +164,7 @@ def test_the_gate_of_every_stage():
     found = pair(Stage.SHADOW)
     shadow = found.gate("", "1")
     assert shadow is not None
-    assert (shadow.is_open, shadow.lets_look) == (False, True)
+    assert (shadow.is_open, shadow.may_observe) == (False, True)
     found.move(Stage.CANARY, "test")
     outside = next(name for name in map(str, range(100)) if not found.is_canary("", name))
     assert found.gate("", outside) is None

@@ -108,7 +108,7 @@ def test_when_the_engine_is_full_the_named_drafters_rest(tmp_path: Path):
     assert plan is not None
     small, large = plan.gates["small"], plan.gates["large"]
     here.steering.between_steps(Pressure(2, 0.6), here.core.speculation_service.totals)
-    assert (small.is_open, large.is_open, large.lets_look) == (True, False, False)
+    assert (small.is_open, large.is_open, large.may_observe) == (True, False, False)
     here.steering.between_steps(Pressure(1, 0.6), here.core.speculation_service.totals)
     assert large.is_open
 

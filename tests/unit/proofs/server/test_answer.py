@@ -45,7 +45,7 @@ def test_chat_is_asked_and_read():
     assert b'"messages":[{"role":"user","content":"hi"}]' in sent
     assert b'"logprobs":true,"top_logprobs":2' in sent
     assert b'"extra":1' in sent
-    assert answer.said == [(0, "a", "length")]
+    assert answer.contents == [(0, "a", "length")]
     assert answer.first.tokens[0].top == (("a", -0.5), ("b", -1.0))
     assert answer.usage == TokenUsage(3, 1, 4)
 
@@ -57,7 +57,7 @@ def test_chunks_of_several_answers_are_put_together():
         for i, text, end in parts
     ]
     answer, _ = ask(stream_response([*events, {"choices": [], "usage": COUNTS}]), stream=True)
-    assert answer.said == [(0, "ab", "length"), (1, "xy", "stop")]
+    assert answer.contents == [(0, "ab", "length"), (1, "xy", "stop")]
 
 
 @pytest.mark.parametrize(

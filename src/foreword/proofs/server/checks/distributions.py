@@ -114,12 +114,12 @@ def _law_fault(answer: ServerAnswer, tolerance: float) -> Reproduction | None:
             continue
         mass = sum(exp(logprob) for _, logprob in token.top)
         best = token.top[0][1]
-        said = f"token {place}: {token.text!r} {token.logprob:.3f}"
+        listed = f"token {place}: {token.text!r} {token.logprob:.3f}"
         bodies = [{**answer.body, "max_tokens": place + 1}]
         if mass > 1 + tolerance:
             return Reproduction(bodies, f"token {place}: chances of {mass:.3f} in all", "at most 1")
         if HALF not in token.text and abs(token.logprob - best) > tolerance:
-            return Reproduction(bodies, said, f"greedy takes the largest, {token.top[0][0]!r} {best:.3f}")
+            return Reproduction(bodies, listed, f"greedy takes the largest, {token.top[0][0]!r} {best:.3f}")
     return None
 
 

@@ -64,7 +64,7 @@ async def in_a_batch(ground: Ground) -> ClaimVerdict:
         single = await ground.server.ask(body)
         beside = await _beside_others(ground, body, ground.plan.at_once)
         ground.judged(body["prompt"], single, *beside)
-        if any(answer.said != single.said for answer in beside):
+        if any(answer.contents != single.contents for answer in beside):
             return await _refuted_in_a_batch(ground, body, single, tried)
     return held(ground.plan.prompts, f"{ground.plan.at_once} at once")
 
@@ -77,7 +77,7 @@ async def _beside_others(ground: Ground, body: Body, size: int) -> list[ServerAn
 
 async def _refuted_in_a_batch(ground: Ground, body: Body, single: ServerAnswer, tried: int) -> ClaimVerdict:
     for size in range(2, ground.plan.at_once + 1):
-        differing = [a for a in await _beside_others(ground, body, size) if a.said != single.said]
+        differing = [a for a in await _beside_others(ground, body, size) if a.contents != single.contents]
         if differing:
             break
     sent = [ground.server.wire_body(call.body, streamed=call.streamed) for call in _calls(body, size)]
