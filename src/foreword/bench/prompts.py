@@ -46,7 +46,7 @@ def bench_prompts(paths: Sequence[Path] | None, limit: int | None) -> list[Bench
         for path, prompts in read
         for prompt in prompts
     ]
-    _refuse_twice(found, "the datasets")
+    _refuse_duplicates(found, "the datasets")
     return found
 
 
@@ -90,11 +90,11 @@ def parse_prompts(text: str, source: str) -> list[BenchPrompt]:
             raise RequestError(f"{source}, line {number}: {why}") from None
     if not prompts:
         raise RequestError(f"{source}: there are no prompts in it")
-    _refuse_twice(prompts, source)
+    _refuse_duplicates(prompts, source)
     return prompts
 
 
-def _refuse_twice(prompts: Sequence[BenchPrompt], source: str) -> None:
+def _refuse_duplicates(prompts: Sequence[BenchPrompt], source: str) -> None:
     twice = [key for key, count in Counter(prompt.key for prompt in prompts).items() if count > 1]
     if twice:
         raise RequestError(f"{source}: prompt {twice[0].rpartition('-')[0]} is there twice")

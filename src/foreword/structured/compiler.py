@@ -19,17 +19,17 @@ from foreword.structured.trials import CompileTrials
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-KEPT = 128
+MAX_CACHED = 128
 """Maximum cached grammars; the least recently used is dropped."""
 
-KEPT_BYTES = 16 << 20
+MAX_CACHED_BYTES = 16 << 20
 """Maximum total memory of cached grammars."""
 
-LARGEST_KEPT = KEPT_BYTES // 8
+MAX_GRAMMAR_BYTES = MAX_CACHED_BYTES // 8
 """Maximum memory of one cached grammar; larger ones live only as long as their requests."""
 
 
-class Turns:
+class CompileSlots:
     """Limits concurrent compilations, in total and per tenant."""
 
     def __init__(self, limits: CompileLimits) -> None:
@@ -38,7 +38,7 @@ class Turns:
         self._compiling: list[str] = []  # tenants of running compilations
 
     @contextmanager
-    def taken(self, tenant: str) -> Iterator[None]:
+    def reserved(self, tenant: str) -> Iterator[None]:
         """Wait for permission to compile and hold it; raise `RequestError` on timeout."""
         limits = self._limits
         with self._changed:
@@ -79,7 +79,7 @@ class Grammars:
         self._lock = Lock()
         self._setting_up = Lock()
         self._ready: tuple[GrammarTokens, LLTokenizer, CompileTrials] | None = None
-        self._turns = Turns(self._limits)
+        self._slots = CompileSlots(self._limits)
         self._worker = MaskWorker()
 
     def is_ready(self, wanted: StructuredOutputs | None) -> bool:
@@ -100,7 +100,7 @@ class Grammars:
                 self._kept.move_to_end(wanted)
         if grammar is None:
             check_counts(wanted)
-            with self._turns.taken(tenant):
+            with self._slots.reserved(tenant):
                 grammar = self._compiled(wanted)
             self._keep(wanted, grammar)
         return [
@@ -140,9 +140,12 @@ class Grammars:
         """Cache a grammar and drop others for it."""
         dropped: list[CompiledGrammar] = []  # freed outside the lock
         with self._lock:
-            if grammar.bytes <= LARGEST_KEPT:
+            if grammar.bytes <= MAX_GRAMMAR_BYTES:
                 self._kept[wanted] = grammar
-            while len(self._kept) > KEPT or sum(kept.bytes for kept in self._kept.values()) > KEPT_BYTES:
+            while (
+                len(self._kept) > MAX_CACHED
+                or sum(kept.bytes for kept in self._kept.values()) > MAX_CACHED_BYTES
+            ):
                 dropped.append(self._kept.popitem(last=False)[1])
 
     def _tokenizer(self) -> "tuple[GrammarTokens, LLTokenizer, CompileTrials]":

@@ -12,7 +12,7 @@ import pytest
 
 from foreword.errors import RequestError
 from foreword.structured.compiled import LARGE_BYTES
-from foreword.structured.compiler import KEPT_BYTES, LARGEST_KEPT, Grammars, Turns
+from foreword.structured.compiler import MAX_CACHED_BYTES, MAX_GRAMMAR_BYTES, Grammars, CompileSlots
 from foreword.structured.limits import CompileLimits
 from foreword.structured.masks import NICENESS, in_yielding_thread
 from foreword.structured.params import StructuredOutputs
@@ -153,8 +153,8 @@ def test_the_process_ends_with_its_owner():
 
 
 def test_grammars_that_take_much_memory_are_kept_in_small_numbers(monkeypatch: pytest.MonkeyPatch):
-    fit = KEPT_BYTES // LARGEST_KEPT
-    sizes = iter([LARGEST_KEPT] * (fit + 1) + [LARGE_BYTES])
+    fit = MAX_CACHED_BYTES // MAX_GRAMMAR_BYTES
+    sizes = iter([MAX_GRAMMAR_BYTES] * (fit + 1) + [LARGE_BYTES])
     returned: list[None] = []
     monkeypatch.setattr(CompileTrials, "run", lambda self, wanted: next(sizes))
     monkeypatch.setattr("foreword.structured.compiled.return_free_memory", lambda: returned.append(None))
@@ -170,7 +170,7 @@ def test_grammars_that_take_much_memory_are_kept_in_small_numbers(monkeypatch: p
 def test_a_grammar_too_large_to_keep_is_compiled_once_for_all_answers_to_a_request(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    sizes = iter([KEPT_BYTES + 1])
+    sizes = iter([MAX_CACHED_BYTES + 1])
     monkeypatch.setattr(CompileTrials, "run", lambda self, wanted: next(sizes))
     states = Grammars(token_table).begin_all(SMALL, 5)
     assert len({id(state._grammar) for state in states}) == 1
@@ -186,11 +186,11 @@ def test_grammars_are_compiled_at_a_low_priority_and_errors_come_out():
 
 
 def test_no_tenant_takes_all_turns():
-    turns = Turns(CompileLimits(cpu_seconds=0.001, patience=1, at_once=3, at_once_per_tenant=2))
+    turns = CompileSlots(CompileLimits(cpu_seconds=0.001, patience=1, at_once=3, at_once_per_tenant=2))
     going_on, inside = Event(), []
 
     def compile_long(tenant: str) -> None:
-        with turns.taken(tenant):
+        with turns.reserved(tenant):
             inside.append(tenant)
             going_on.wait()
 
@@ -198,14 +198,14 @@ def test_no_tenant_takes_all_turns():
     for thread in threads:
         thread.start()
     wait_until(lambda: len(inside) == 2)
-    with pytest.raises(RequestError, match="try again"), turns.taken("many"):
+    with pytest.raises(RequestError, match="try again"), turns.reserved("many"):
         pass
-    with turns.taken("other"):
+    with turns.reserved("other"):
         inside.append("other")
     going_on.set()
     for thread in threads:
         thread.join()
-    with turns.taken("many"):
+    with turns.reserved("many"):
         assert inside[-1] == "other"
 
 

@@ -35,7 +35,7 @@ class RequestOutcome:
 
     due: float  # scheduled send time; latencies count from here
     sent: float | None = None  # when the whole request had been written to a connection; None: never
-    over: float = 0.0  # when the request ended, for whatever reason
+    ended_at: float = 0.0  # when the request ended, for whatever reason
     ending: Ending | None = None
     detail: str = ""  # description of a failure
     status: int | None = None  # HTTP status, once there is one

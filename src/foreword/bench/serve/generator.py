@@ -39,7 +39,7 @@ async def ask(
     body = question.body(request.prompt, request.index)
     try:
         async with asyncio.timeout(timeout):
-            await _converse(client, question.path, body, outcome)
+            await _read_answer(client, question.path, body, outcome)
     except TimeoutError:
         outcome.ending, outcome.detail = Ending.TIMEOUT, f"not over after {timeout:g} s"
     except _Failure as failure:
@@ -50,11 +50,11 @@ async def ask(
         outcome.ending, outcome.detail = Ending.MALFORMED, str(error)
     except httpx2.HTTPError as error:
         outcome.ending, outcome.detail = _transport_ending(outcome), error_words(error)
-    outcome.over = perf_counter()
+    outcome.ended_at = perf_counter()
     return outcome
 
 
-async def _converse(
+async def _read_answer(
     client: httpx2.AsyncClient, path: str, body: dict[str, object], outcome: RequestOutcome
 ) -> None:
     reader = AnswerReader(outcome)
@@ -130,7 +130,7 @@ class LoadGenerator:
             outcomes = await loop(next_request, start, on_outcome)
         finally:
             watch.cancel()
-        seconds = max((outcome.over for outcome in outcomes), default=start) - start
+        seconds = max((outcome.ended_at for outcome in outcomes), default=start) - start
         return LoadRun(sorted(outcomes, key=lambda outcome: outcome.due), seconds, late)
 
     async def _ask(self, request: LoadRequest, on_outcome: OnOutcome) -> RequestOutcome:
