@@ -12,7 +12,7 @@ import pytest
 
 from foreword.errors import RequestError
 from foreword.structured.compiled import LARGE_BYTES
-from foreword.structured.compiler import MAX_CACHED_BYTES, MAX_GRAMMAR_BYTES, Grammars, CompileSlots
+from foreword.structured.compiler import MAX_CACHED_BYTES, MAX_GRAMMAR_BYTES, CompileSlots, Grammars
 from foreword.structured.limits import CompileLimits
 from foreword.structured.masks import NICENESS, in_yielding_thread
 from foreword.structured.params import StructuredOutputs
