@@ -63,7 +63,7 @@ def test_experts_are_those_of_the_reference_and_of_equals_the_lower(name: str, u
     assert found[1].tolist() == [spec.count] * spec.per_token, "padding takes no expert"
 
 
-@pytest.mark.parametrize("rows", [1, 4, 700])
+@pytest.mark.parametrize("rows", [1, 4, 2100])
 def test_every_pair_is_in_one_block_of_its_expert(rows: int):
     """Also of more pairs than a program takes at once; an expert may have many, one or none of them."""
     from foreword.backends.cuda.kernels.routing import sort_by_expert

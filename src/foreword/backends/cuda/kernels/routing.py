@@ -20,7 +20,7 @@ from foreword.backends.torch.weights import ExpertWeights
 from foreword.kernels.launching import kernel
 from foreword.models.config import ExpertsSpec, GroupScore, Scores
 
-_CHUNK = 1024
+_CHUNK = 4096
 """Pairs of a row and an expert that one program looks at together."""
 
 
@@ -162,11 +162,11 @@ def _sort(
 def sort_by_expert(chosen: Tensor, count: int, rows: int) -> ExpertBlocks:
     """Blocks of at most `rows` of the pairs of chosen int32 [rows, per token], for `count` experts."""
     pairs, device = chosen.numel(), chosen.device
-    num_blocks = min(pairs, pairs // rows + count)
+    num_blocks, chunk = min(pairs, pairs // rows + count), min(_CHUNK, triton.next_power_of_2(pairs))
     order = torch.empty(pairs, dtype=torch.int32, device=device)
     experts, firsts, counts = torch.empty((3, num_blocks), dtype=torch.int32, device=device)
     _sort[(count,)](
         chosen, order, experts, firsts, counts, pairs, num_blocks,
-        EXPERTS=count, ROWS=rows, CHUNK=min(_CHUNK, triton.next_power_of_2(pairs)), **ahead(chosen),
+        EXPERTS=count, ROWS=rows, CHUNK=chunk, num_warps=8 if chunk > 1024 else 4, **ahead(chosen),
     )  # fmt: skip
     return ExpertBlocks(order, experts, firsts, counts, rows)
