@@ -128,6 +128,7 @@ class KnownChains(NamedTuple):
 
     tokens: Sequence[Sequence[int]]  # the target's ids
     confidence: Sequence[Sequence[float]] | None = None  # of each token; None: the plan has no stop
+    is_cold: bool = False  # empty while kernels are compiled, unlike later chains
 
 
 Chains = KnownChains | PendingChains
@@ -156,6 +157,11 @@ class RowsRunner(Protocol):
     @property
     def weight_bytes(self) -> int:
         """Bytes of its own weights."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether no kernel is being compiled that it waits for; until then its chains are empty."""
         ...
 
     def draft(self, call: HeadCall) -> "HeadOutput | Chains":
@@ -243,6 +249,7 @@ class DecodeSize:
 
     requests: int
     length: int  # computed tokens of each
+    kernels: int = 0  # sizes with the same number launch the same kernels
 
 
 class Decoder(Protocol):

@@ -35,6 +35,13 @@ def decoder_of(
     return CudaDecoder(config, weights, enforce_eager=enforce_eager)
 
 
+def start_compiling(choice: BackendChoice, device: torch.device) -> None:
+    """Start the compiler of CUDA kernels if there are some to compile: it is up when the weights are loaded."""
+    from foreword.backends.cuda.compiling import kernels_of  # imports Triton
+
+    kernels_of(device).start_early(choice.torch_dtype)
+
+
 @dataclass(frozen=True)
 class DecoderLoader:
     """Loads decoders on one backend, for a target and its drafters."""
@@ -54,6 +61,7 @@ class DecoderLoader:
         else:
             from foreword.backends.cuda.packing import load_packed  # imports Triton
 
+            start_compiling(self.choice, self.device)
             weights = load_packed(checkpoint, self.choice, self.device, progress)
         return decoder_of(self.choice, checkpoint.config, weights, enforce_eager=self.enforce_eager)
 

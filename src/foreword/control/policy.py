@@ -214,6 +214,8 @@ class MeasuredPolicy:
     def _judge(self, state: RequestState, flight: DraftInFlight, part: RequestReport) -> None:
         """Count a draft and its accepted levels."""
         draft, fit = flight.draft, flight.arm.fit
+        if draft.is_cold and not len(draft):
+            return  # its kernels are being compiled
         shift = fit.shift
         # A draft compared with the text counts its levels with a net benefit, others their verified levels.
         kept = flight.kept if state.is_coupled else part.draft.depth
@@ -322,7 +324,7 @@ def best_arm(state: RequestState, decision: Decision, running: int) -> Arm | Non
         benefit = decision.benefits.get(arm.option)
         if benefit is None or arm.option not in decision.in_use or not arm.gains(benefit):
             continue
-        if arm.plan.allows(running) and state.may_use(arm):
+        if arm.plan.allows(running) and state.may_use(arm) and arm.plan.drafter.is_ready:
             promise = arm.promise(benefit) if len(state.arms) > 1 else 1.0
             if promise > most:
                 best, most = arm, promise

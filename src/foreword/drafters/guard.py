@@ -90,6 +90,10 @@ class GuardedDrafter(Drafter):
         """The drafter's name while it cannot be called."""
         return (self._name,) if self.traits.may_be_absent and self._drafter.absent else ()
 
+    @property
+    def is_ready(self) -> bool:
+        return self._drafter.is_ready
+
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Return the valid drafts; empty drafts instead of invalid ones."""
         answers = self._call(lambda: list(self._drafter.propose(tasks)))

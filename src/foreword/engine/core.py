@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import Decoder
@@ -32,8 +33,15 @@ from foreword.speculation.report import StageSeconds, StepReport
 from foreword.speculation.step import Stepper
 from foreword.structured.compiler import Grammars
 
+if TYPE_CHECKING:  # Triton is there only where it is used
+    from foreword.backends.cuda.compiling import Kernels
+
 MASK_WAIT = 0.005
 """Seconds between two checks for new requests while all others wait for grammar masks."""
+
+
+LOADING_SECONDS = 0.005
+"""Time in seconds between two steps for loading kernels that were compiled meanwhile."""
 
 
 class EngineCore:
@@ -107,6 +115,7 @@ class EngineCore:
         self.steps = 0
         self.seconds = StageSeconds()  # total over all steps, by stage
         self._cohorts = CohortAccounting()
+        self.kernels: Kernels | None = None  # of its GPU; None: nothing is compiled
         self.saved_estimates: SavedEstimates | None = None  # the file of saved estimates; None: not saved
 
     @property
@@ -162,6 +171,8 @@ class EngineCore:
 
     def use_idle_time(self) -> None:
         """Decode an ended request again while the engine is idle, if a roll-out requires it."""
+        if self.kernels is not None and self.kernels.pending and not self.has_requests:
+            self.kernels.advance(LOADING_SECONDS)
         with self._stepper.faults.forgiven("check"), self.drafters.none_closed():
             if not self.has_requests and (check := self.speculation_service.next_check()) is not None:
                 self.enqueue(self.prepare(*check))
@@ -205,6 +216,8 @@ class EngineCore:
         Another step may be launched before this one is resolved: for requests that are not in it, and for requests in
         it that have no draft. Steps are resolved in launch order.
         """
+        if self.kernels is not None and self.kernels.pending:
+            self.kernels.advance(LOADING_SECONDS)
         with self._stepper.faults.forgiven("policy"):  # policy work must not fail a request
             self.speculation_service.between_steps(len(self.scheduler.waiting))
         began = self._clock()

@@ -57,7 +57,7 @@ class FullDrafts(Drafter):
 
 _log = logging.getLogger(__name__)
 
-SECONDS = 8.0
+SECONDS = 5.0
 """Time limit in seconds; remaining passes are captured on first use."""
 
 MEMORY_SHARE = 0.5
@@ -67,7 +67,7 @@ MOST_STEPS = 8
 """Maximum steps per size: compiled in the first, captured in the second, and drafters start one step later."""
 
 TEMPERATURES = (0.0, 1.0)
-"""Greedy and sampled: passes that sample on the device are captured separately."""
+"""Greedy and sampled, which launches one kernel more: the first size is prepared for both, others for the latter."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def prepare_passes(
             # Requests wait for the kernels of plain decoding in any case: all that is waited for beyond the bound.
             if not needed.wait(cases[done], None if done == 0 else began + SECONDS):
                 break
-            _run(core, cases[done], texts)
+            _run(core, cases[done], texts, TEMPERATURES[done > 0 :])
             done += 1
     except EngineStopped:
         raise
@@ -145,7 +145,7 @@ class _Needed:
 
     def __init__(self, kernels: "Kernels | None" = None) -> None:
         self._kernels = kernels
-        self._of: dict[tuple[_Mode, int], Sequence[Variant]] = {}  # by mode and requests: no length matters
+        self._of: dict[tuple[_Mode, int], Sequence[Variant]] = {}  # by mode and `DecodeSize.kernels`
 
     def record(self, core: EngineCore, cases: Sequence[_Case]) -> None:
         """Have the kernels of all cases compiled, in their order."""
@@ -155,7 +155,7 @@ class _Needed:
         texts = _Texts(core)
         try:
             for case in cases:
-                key = case.mode, case.size.requests
+                key = case.mode, case.size.kernels
                 if key not in self._of:
                     with recording() as missing:
                         _run(core, case, texts, TEMPERATURES[not self._of :], rounds=1)
@@ -168,7 +168,7 @@ class _Needed:
         """Return whether the kernels of a case are there; wait to a time of the clock."""
         if self._kernels is None:
             return True
-        return self._kernels.wait(self._of[case.mode, case.size.requests], until)
+        return self._kernels.wait(self._of[case.mode, case.size.kernels], until)
 
 
 def _compile(core: EngineCore, cases: Sequence[_Case]) -> _Needed:
@@ -177,7 +177,8 @@ def _compile(core: EngineCore, cases: Sequence[_Case]) -> _Needed:
         return _Needed()
     from foreword.backends.cuda.compiling import kernels_of
 
-    needed = _Needed(kernels_of(core.target.device))
+    core.kernels = kernels_of(core.target.device)
+    needed = _Needed(core.kernels)
     needed.record(core, cases)
     return needed
 

@@ -246,6 +246,11 @@ class Drafter:
         """Names of the parts that cannot draft at present, such as unreachable nodes."""
         return ()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether none of its kernels is being compiled; until then some of its drafts are empty."""
+        return True
+
     def memory_bytes(self) -> int | None:
         """Return the bytes it needs in addition to the target; None: unknown."""
         return None

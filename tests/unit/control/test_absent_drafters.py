@@ -14,7 +14,9 @@ HEDGE = PretendDrafter("suffix", {"chat": Kind(0.15, 0.9)}, call=0.05e-3)
 
 
 def plan(absent: tuple[str, ...] = ()) -> DraftPlan:
-    drafter: Any = SimpleNamespace(traits=Traits(may_be_absent=True), absent=absent, choices={})
+    drafter: Any = SimpleNamespace(
+        traits=Traits(may_be_absent=True), absent=absent, choices={}, is_ready=True
+    )
     return DraftPlan("remote+suffix", drafter, 8, 8)
 
 

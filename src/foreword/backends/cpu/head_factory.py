@@ -60,6 +60,7 @@ class CpuExit:
     vocab_size: int
     rows: str  # name of its KV rows
     weight_bytes: int  # of its own layer
+    is_ready: bool = True
 
     def draft(self, call: HeadCall) -> HeadOutput:
         """Store rows, or run rows from their tokens, in one native call."""

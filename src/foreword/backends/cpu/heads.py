@@ -83,6 +83,7 @@ class CpuHead:
     """A draft head; it uses the decoder's threads."""
 
     drafts_early = False
+    is_ready = True
     stops = True
 
     def __init__(

@@ -1,7 +1,7 @@
 """Heads on a GPU that draft all places in one pass (P-EAGLE, DFlash, DSpark): one captured graph, draws included."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,15 @@ from foreword.backends.cuda.kernels.rotation import rotate_and_keep
 from foreword.backends.cuda.kernels.rows import take_rows
 from foreword.backends.cuda.layout import Layout, PassShape, round_rows
 from foreword.backends.cuda.upload import UploadedPass
-from foreword.backends.interface import ChainPlan, HeadCall, HeadInput, HeadOutput, KvStore, PendingChains
+from foreword.backends.interface import (
+    ChainPlan,
+    Chains,
+    HeadCall,
+    HeadInput,
+    HeadOutput,
+    KnownChains,
+    KvStore,
+)
 from foreword.backends.torch.heads import LentEnds
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.upload import Piece
@@ -77,12 +85,12 @@ class CudaBlockHead(KernelHead):
                         queries = layer.attention.num_heads * layer.attention.head_dim
                         self._tensors.by_name[f"layers.{index}.{_KV}.{kind}"] = whole[queries:]
 
-    def _chains(self, call: HeadCall, plan: ChainPlan) -> PendingChains | None:
+    def _chains(self, call: HeadCall, plan: ChainPlan) -> Chains | None:
         names = self._ids.of(plan)
         began = started(self._features.device)
         found = None if names is None else self._run(call.context, call.rows, call.store, plan, names)
         if found is None:
-            return None
+            return None if self.is_ready else KnownChains([[]] * len(plan.steps), is_cold=True)
         (drawn, _), is_cold = found
         return as_chains(drawn, plan.steps, began, is_cold)
 
@@ -134,6 +142,8 @@ class CudaBlockHead(KernelHead):
             logits, states = self._pass(shape, uploaded, given, features, store)
             return (logits if names is None else self._drawn(logits, given, names)), states
 
+        if not self._has_kernels(replace(shape, rows=shape.rows.kind), body):
+            return None
         fits = max(shape.rows.rows, shape.context) <= self._captured_rows
         captured = self._captures and uploaded.stays and fits
         return self._passes.of(store).run(shape, body) if captured else (body(), False)

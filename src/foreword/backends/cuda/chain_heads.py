@@ -2,12 +2,13 @@
 
 A chain is two kinds of captures: the pass over committed tokens with the first draw, and a level, which runs the newest
 draft tokens and draws those after them. A level is captured once and replayed for each, whatever came before it and
-however deep the chain is: it finds its number, and with it what it reads, on the device.
+however deep the chain is: it finds its number, and with it what it reads, on the device. A chain that is drafted often
+is captured as a whole, too, which saves the gaps between its levels.
 """
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +31,15 @@ from foreword.backends.cuda.kernels.chains import (
 from foreword.backends.cuda.kernels.rows import fill_in, take_rows
 from foreword.backends.cuda.layout import DECODE_ROWS, Layout, PassShape, rounded_parts
 from foreword.backends.cuda.upload import TiledRows, UploadedPass
-from foreword.backends.interface import ChainPlan, HeadCall, HeadInput, HeadOutput, KvStore, PendingChains
+from foreword.backends.interface import (
+    ChainPlan,
+    Chains,
+    HeadCall,
+    HeadInput,
+    HeadOutput,
+    KnownChains,
+    KvStore,
+)
 from foreword.backends.torch.heads import LentEnds
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.upload import Piece
@@ -39,6 +48,9 @@ from foreword.models.heads.opening import Head
 
 _MOST_CHAINS = 1 << 12
 """Requests of one call."""
+
+OFTEN = 64
+"""Runs of a chain of one depth after which it is captured as a whole."""
 
 _USUAL_LEVELS = 16
 """Draft tokens of a chain that memory is laid out for; deeper chains have captures of their own."""
@@ -62,6 +74,14 @@ class LevelShape:
     parts: int  # of the longest text with its draft
     splits: bool
     names: Hashable  # of the tokens that it can draft
+
+
+class WholeShape(NamedTuple):
+    """A chain with all its levels."""
+
+    first: FirstShape
+    level: LevelShape
+    depth: int
 
 
 class _ChainInputs(NamedTuple):
@@ -93,13 +113,15 @@ class CudaHead(KernelHead):
         self._gained = torch.zeros(_MOST_CHAINS, dtype=torch.int32, device=ends.device)
         self._firsts: GraphsByMemory[FirstShape, None] = GraphsByMemory()
         self._levels: GraphsByMemory[LevelShape, None] = GraphsByMemory()
+        self._wholes: GraphsByMemory[WholeShape, None] = GraphsByMemory()
+        self._runs: dict[WholeShape, int] = {}
         self._states: dict[tuple[int, int], _ChainState] = {}  # by levels and requests
         self.drafts_early = self._in_kernels
 
     def _output(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
         return self._reference.forward(wanted, store)
 
-    def _chains(self, call: HeadCall, plan: ChainPlan) -> PendingChains | None:
+    def _chains(self, call: HeadCall, plan: ChainPlan) -> Chains | None:
         """Return planned chains; None: the reference's logits are used.
 
         Filters of the distribution are left out: they would cut tokens that the target seldom draws.
@@ -131,22 +153,47 @@ class CudaHead(KernelHead):
         def run_level() -> None:
             self._run_level(level, given, state, names, store)
 
-        captured = self._captures and layout.shape.is_decode and uploaded.stays
-
-        def run(
-            graphs: GraphsByMemory[Any, None], shape: FirstShape | LevelShape, body: Callable[[], None]
-        ) -> bool:
-            """Return whether it was cold."""
-            if captured:
-                return graphs.of(store).run(shape, body)[1]
-            body()
-            return False
-
-        is_cold = run(self._firsts, first, run_first)
-        for _ in range(1, depth):
-            is_cold |= run(self._levels, level, run_level)
+        whole = WholeShape(first, level, depth)
+        runs = self._runs.get(whole, 0)
+        if not runs:
+            kind = replace(first, rows=first.rows.kind), replace(level, parts=0)
+            if not self._has_kernels(kind, run_first, run_level):
+                return KnownChains([[]] * len(plan.steps), is_cold=True)
+        self._runs[whole] = runs + 1
+        is_captured = self._captures and layout.shape.is_decode and uploaded.stays
+        is_cold = self._run(whole, run_first, run_level, runs, store if is_captured else None)
         # Other chains may run before these tokens are verified, and all of them have their result in one place.
         return as_chains(state.drawn[:depth].clone(), plan.steps, began, is_cold)
+
+    def _run(
+        self,
+        whole: WholeShape,
+        run_first: Callable[[], None],
+        run_level: Callable[[], None],
+        runs: int,
+        store: TorchKvStore | None,
+    ) -> bool:
+        """Run a chain, captured if there is a store; return whether it was cold."""
+
+        def run_all() -> None:
+            run_first()
+            for _ in range(1, whole.depth):
+                run_level()
+
+        if store is None:
+            run_all()
+            return False
+        if runs >= OFTEN:
+            return self._wholes.of(store).run(whole, run_all, self._is_loaded)[1]
+        is_cold = self._firsts.of(store).run(whole.first, run_first, self._is_loaded)[1]
+        levels = self._levels.of(store)
+        for _ in range(1, whole.depth):
+            is_cold |= levels.run(whole.level, run_level, self._is_loaded)[1]
+        return is_cold
+
+    def _is_loaded(self) -> bool:
+        """Whether all that a chain launches is loaded: it has run before, or its kernels were compiled."""
+        return self._kernels is not None
 
     def _state(self, most: int, room: int) -> _ChainState:
         """Memory that captures read and write, for so many levels and requests."""

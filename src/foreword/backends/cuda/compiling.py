@@ -13,6 +13,7 @@ from time import perf_counter
 
 import torch
 
+from foreword.backends.cuda.kernels.rows import take_rows
 from foreword.kernels.launching import NotCompiledError, Variant, is_recording, recording
 
 _log = logging.getLogger(__name__)
@@ -80,8 +81,13 @@ class CompileProcess:
 class Kernels:
     """The kernels of one GPU: which are loaded, and which are being compiled."""
 
-    def __init__(self, compiler: CompileProcess, clock: Callable[[], float] = perf_counter) -> None:
-        self._compiler, self._clock = compiler, clock
+    def __init__(
+        self,
+        compiler: CompileProcess,
+        clock: Callable[[], float] = perf_counter,
+        device: torch.device | None = None,
+    ) -> None:
+        self._compiler, self._clock, self._device = compiler, clock, device
         self._lock = threading.RLock()  # engines in several threads may share a GPU
         self._loaded: set[Variant] = set()
         self._pending: dict[Variant, None] = {}  # that are being compiled
@@ -96,6 +102,14 @@ class Kernels:
     def pending(self) -> int:
         """Variants that are not ready."""
         return len(self._pending) + len(self._compiled)
+
+    def start_early(self, dtype: torch.dtype) -> None:
+        """Start the compiler, which takes seconds, if a kernel that all models need is not compiled for this dtype."""
+        numbers = torch.empty((1, 16), dtype=dtype, device=self._device)
+        with recording() as missing:
+            take_rows(numbers, numbers.new_empty(1, dtype=torch.int32), numbers)
+        if not all(map(self._load, missing)):
+            self._compiler.start()
 
     def request(self, variants: Iterable[Variant]) -> None:
         """Load variants that are compiled already, and have the others compiled."""
@@ -168,8 +182,12 @@ class Kernels:
         return True
 
 
-@cache
 def kernels_of(device: torch.device) -> Kernels:
     """The kernels of a GPU, which all models on it share."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return Kernels(CompileProcess(10 * major + minor))
+    return _kernels(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _kernels(index: int) -> Kernels:
+    major, minor = torch.cuda.get_device_capability(index)
+    return Kernels(CompileProcess(10 * major + minor), device=torch.device("cuda", index))

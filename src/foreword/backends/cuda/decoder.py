@@ -18,7 +18,7 @@ from foreword.backends.cuda.kernels.attention import Sight, latent_group
 from foreword.backends.cuda.kernels.moves import move_rows
 from foreword.backends.cuda.kernels.rows import add_norm, as_logits, embed, fill_in, take_rows
 from foreword.backends.cuda.layers import CudaLayers, LayerPass
-from foreword.backends.cuda.layout import Layout, PassShape, decode_sizes
+from foreword.backends.cuda.layout import LOADED_ROWS, Layout, PassShape, decode_sizes
 from foreword.backends.cuda.medusa import CudaMedusa
 from foreword.backends.cuda.packed_products import Matrix, Rows
 from foreword.backends.cuda.products import Products
@@ -135,7 +135,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
 
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
         """Those whose passes are captured."""
-        return decode_sizes(requests, length, rows) if self._captures else ()
+        return decode_sizes(requests, length, rows, self._lines[1]) if self._captures else ()
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
@@ -154,15 +154,26 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         def body() -> Result:
             return self._run(layout.shape, uploaded, store)
 
-        if self._kernels is not None and layout.shape.kind not in self._compiled:
-            self._kernels.compile(body)
-            self._compiled.add(layout.shape.kind)
-        captured = self._captures and layout.shape.is_decode and uploaded.stays
-        graphs = self._graphs.of(store)
-        (logits, hidden), is_cold = graphs.run(layout.shape, body) if captured else (body(), False)
+        def load() -> bool:
+            return self._load(layout.shape, body)
+
+        if self._captures and layout.shape.is_decode and uploaded.stays:
+            (logits, hidden), is_cold = self._graphs.of(store).run(layout.shape, body, load)
+        else:
+            load()
+            (logits, hidden), is_cold = body(), False
         kept = {tap: rows[: len(batch.hidden_rows)].clone() for tap, rows in hidden.items()}
         scale, cap = self.config.logit_scale, self.config.logit_softcap
         return ForwardOutput(as_logits(logits[: len(batch.logit_rows)], scale, cap), kept, is_cold)
+
+    def _load(self, shape: PassShape, body: Callable[[], Result]) -> bool:
+        """Have the kernels of a pass compiled if they are not there; return whether it launches nothing else."""
+        if self._kernels is None:
+            return False
+        if (kind := shape.kind) not in self._compiled:
+            self._kernels.compile(body)
+            self._compiled.add(kind)
+        return shape.rows <= LOADED_ROWS
 
     def _run(self, shape: PassShape, uploaded: UploadedPass, store: TorchKvStore) -> Result:
         batch, weights, eps = uploaded.batch, self.weights, self.config.norm.eps

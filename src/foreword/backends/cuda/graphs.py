@@ -44,17 +44,21 @@ class GraphCache(Generic[Shape, T]):
     _runs: int = 0
     _pool: Any = None
 
-    def run(self, shape: Shape, body: Callable[[], T]) -> tuple[T, bool]:
+    def run(
+        self, shape: Shape, body: Callable[[], T], load: Callable[[], bool] | None = None
+    ) -> tuple[T, bool]:
         """Run the pass and return its result and whether it was cold: the first of its shape, or one that is captured.
 
-        `body` launches the pass and reads its input from memory at fixed addresses.
+        `body` launches the pass and reads its input from memory at fixed addresses. `load` loads what a new shape
+        launches; if it returns that this is all, the shape is captured at once, unless it is the first of all.
         """
         if is_recording():
             return body(), False
         self._runs += 1
         known, is_cold = self._captured.pop(shape, None), False
         if known is None:
-            is_new = shape not in self._seen
+            is_loaded = load is not None and load() and bool(self._seen)
+            is_new = shape not in self._seen and not is_loaded
             is_captured = not is_new and self._make_room()
             is_cold = is_new or is_captured
             if is_captured:

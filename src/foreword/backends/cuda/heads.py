@@ -1,10 +1,13 @@
 """What draft heads on a GPU share: their layers on Triton kernels."""
 
+from collections.abc import Callable, Hashable, Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear as library_linear
 from torch.nn.functional import pad
 
+from foreword.backends.cuda.compiling import kernels_of
 from foreword.backends.cuda.draws import DraftIds
 from foreword.backends.cuda.kernels.attention import Sight
 from foreword.backends.cuda.kernels.rotation import rotate_and_keep
@@ -19,12 +22,12 @@ from foreword.backends.interface import (
     HeadOutput,
     KnownChains,
     KvStore,
-    PendingChains,
 )
 from foreword.backends.torch.heads import HeadOps, HeadTensors, LentEnds, TorchHead
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.norms import rms_norm
 from foreword.backends.torch.upload import Upload
+from foreword.kernels.launching import Variant, is_recording, recording
 from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import Join
 
@@ -72,6 +75,9 @@ class KernelHead:
         self._more = Upload(ends.device, _MORE_ENTRIES)
         width = head.spec.feature_width
         self._features = torch.zeros((captured_rows, width), dtype=ends.dtype, device=ends.device)
+        self._kernels = kernels_of(ends.device) if ends.device.type == "cuda" else None
+        self._compiled: set[Hashable] = set()  # kinds of passes whose kernels are there
+        self._needed: dict[Hashable, Sequence[Variant]] = {}  # by kind, kernels that are being compiled
         self._ids = DraftIds(head.spec.draft_vocab_size, ends.device)
         self._in_kernels = (
             head.spec.join is not Join.NONE and 2 * len(self._tensors.frequencies) == attention.head_dim
@@ -99,6 +105,27 @@ class KernelHead:
     def weight_bytes(self) -> int:
         return self._reference.weight_bytes
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether no kernel is being compiled that it waits for."""
+        return self._kernels is None or all(map(self._kernels.are_ready, self._needed.values()))
+
+    def _has_kernels(self, kind: Hashable, *bodies: Callable[[], object]) -> bool:
+        """Return whether a kind of pass, which launches these, has its kernels; have them compiled if it has not."""
+        if self._kernels is None or kind in self._compiled or is_recording():
+            return True
+        if kind not in self._needed:
+            with recording() as missing:
+                for body in bodies:
+                    body()
+            self._needed[kind] = tuple(missing)
+            self._kernels.request(missing)
+        if not self._kernels.are_ready(self._needed[kind]):
+            return False
+        del self._needed[kind]
+        self._compiled.add(kind)
+        return True
+
     @torch.inference_mode()
     def draft(self, call: HeadCall) -> HeadOutput | Chains:
         chains: Chains | None = None if call.plan is None else self._chains(call, call.plan)
@@ -112,7 +139,7 @@ class KernelHead:
             self._reference.forward(call.context, call.store)
         return self._output(call.rows, call.store)
 
-    def _chains(self, call: HeadCall, plan: ChainPlan) -> PendingChains | None:
+    def _chains(self, call: HeadCall, plan: ChainPlan) -> Chains | None:
         """Return planned chains; None: the reference's logits are used."""
         raise NotImplementedError
 

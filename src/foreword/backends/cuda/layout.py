@@ -1,6 +1,6 @@
 """How a pass is laid out on the device: round sizes, so that few graphs are captured, and rows in tiles."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,6 +15,9 @@ from foreword.backends.interface import DecodeSize
 DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of passes that are captured."""
 
+LOADED_ROWS = 64
+"""Rows of passes that launch only kernels of ours, all of which are loaded: they are captured without a first run."""
+
 PROMPT_STEP = 256
 """Larger passes have a multiple of this many rows: their matrix products are checked size by size."""
 
@@ -23,6 +26,9 @@ FEW_TILES = 2
 
 FEW_PARTS = (4, 16)
 """Parts of the short texts of such passes; from there on powers of two."""
+
+PRODUCT_ROWS = (16, 32, 64, 96, 128, 192, 256)
+"""Rows up to which products have kernels of their own: `products.tile_for`, `products.tall_for`."""
 
 PREPARED_LENGTHS = (PART // 2, *(3 * PART * parts // 4 for parts in (2, 4, 8, 16)))
 """One text for each number of parts that is common: steps of a start leave it within them."""
@@ -61,7 +67,7 @@ class PassShape:
         return self.rows <= DECODE_ROWS[-1] and not self.wide_tiles
 
     @property
-    def kind(self) -> Hashable:
+    def kind(self) -> "PassShape":
         """What decides which kernels a pass launches; lengths of texts do not."""
         return replace(self, pages=0, parts=0, wide_tiles=min(1, self.wide_tiles))
 
@@ -178,7 +184,7 @@ def _tiles(requests: NDArray[np.intp], starts: Ints, counts: Ints, rows: int) ->
     )
 
 
-def decode_sizes(requests: int, length: int, rows: int) -> list[DecodeSize]:
+def decode_sizes(requests: int, length: int, rows: int, kv_heads: int = 1) -> list[DecodeSize]:
     """Of all captured passes with `rows` rows a request that differ in shape, one each; short texts first."""
     largest: dict[tuple[int, int], int] = {}
     for count in range(1, min(requests, DECODE_ROWS[-1] // rows) + 1):
@@ -186,7 +192,9 @@ def decode_sizes(requests: int, length: int, rows: int) -> list[DecodeSize]:
     shapes: dict[tuple[int, int], DecodeSize] = {}
     for known in (known for known in PREPARED_LENGTHS if known < length):
         for count in largest.values():
-            shapes.setdefault((count, rounded_parts(-(-known // PART), count)), DecodeSize(count, known))
+            kernels = 2 * round_rows(count * rows, PRODUCT_ROWS) + (count * kv_heads >= ENOUGH_PROGRAMS)
+            parts = rounded_parts(-(-known // PART), count)
+            shapes.setdefault((count, parts), DecodeSize(count, known, kernels))
     return list(shapes.values())
 
 

@@ -75,6 +75,8 @@ class TorchMedusa:
 class TorchExit:
     """An early exit: the target's first layers on its own KV rows, then one layer with its own rows."""
 
+    is_ready = True
+
     def __init__(self, stack: TorchStack, rows: str, weight_bytes: int) -> None:
         """`stack` has the target's first layers and the exit's; `weight_bytes` counts the exit's."""
         self._stack = stack

@@ -248,6 +248,7 @@ class TorchHead:
     """A head loaded for a decoder."""
 
     drafts_early = False
+    is_ready = True
     stops = False
 
     def __init__(self, tensors: HeadTensors, rows: str, bucketed: bool) -> None:

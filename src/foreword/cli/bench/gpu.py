@@ -60,7 +60,7 @@ class Gpu(JsonCommand):
         speculative = parse_sizes("--speculation", self.speculation) if self.speculation else []
         sizes, counts = parse_sizes("--batches", self.batches), parse_sizes("--rows", self.rows)
         from foreword.backends.choice import choose_backend
-        from foreword.backends.loading import decoder_of
+        from foreword.backends.loading import decoder_of, start_compiling
         from foreword.bench.gpu import speculating
         from foreword.bench.gpu.engines import measure_gpu, measure_start
         from foreword.bench.random_models import draft_shape, named_shape
@@ -75,6 +75,8 @@ class Gpu(JsonCommand):
             stdout.print(table(ways, _TILES))
             self.show_json({"tiles": [{"product": name} | asdict(way) for name, way in ways]})
             return
+        if choice.name == "cuda":
+            start_compiling(choice, device)
         weights = _weights(config, device, self.quantization)
         for name, measure, columns in (
             ("heads", speculating.measure_heads, _SPECULATION),

@@ -16,7 +16,7 @@ from foreword.drafters.heads.loading import DraftVocabulary
 from foreword.drafters.next_level import has_fixed_corrections
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.confidence import CLASSES, EDGES, Stop
-from foreword.speculation.draft import DeviceTokens, Draft
+from foreword.speculation.draft import DeviceTokens, Draft, marked_cold
 from foreword.speculation.drafting import Commit, DraftTask, InFlight
 
 _EDGES = np.array(EDGES, np.float32)
@@ -81,10 +81,11 @@ def drafted(tasks: Sequence[DraftTask], chains: Chains) -> list[Draft]:
             for task, places in zip(tasks, chains.places, strict=True)
         ]
     confidences = chains.confidence or [()] * len(tasks)
-    return [
+    drafts = [
         Draft.chain(tokens, len(task.request.tokens), task.request.epoch, confidence=confidence)
         for task, tokens, confidence in zip(tasks, chains.tokens, confidences, strict=True)
     ]
+    return list(marked_cold(drafts, chains.is_cold))
 
 
 def is_drawn_alone(sampling: DraftSampling) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES, Tap, joined_states
-from foreword.backends.interface import HeadCall, HeadInput, HeadOutput, PendingChains
+from foreword.backends.interface import HeadCall, HeadInput, HeadOutput, KnownChains, PendingChains
 from foreword.drafters.heads.chains import (
     EarlyChain,
     EarlyChains,
@@ -84,7 +84,7 @@ class StepwiseHead(HeadInPages):
         call = HeadCall(rows, _pages(tasks[0]).store, unsettled(plan, going, drawn))
         chains = self._runner.draft(call)
         if not isinstance(chains, PendingChains):
-            return False
+            return isinstance(chains, KnownChains) and chains.is_cold
         for one, places in zip(going, chains.places, strict=True):
             chain = EarlyChain.of(one, chains.tokens, places)
             self._early.keep(one.task.request.request_id, chain)

@@ -63,6 +63,10 @@ class HeadInPages(Drafter):
         self._buffers = BatchBuffers()
         self.traits = replace(self.traits, needs=DrafterNeeds(head.taps, (head.rows,), scratch=scratch))
 
+    @property
+    def is_ready(self) -> bool:
+        return self._filler.is_ready
+
     def observe(self, commits: Sequence[Commit]) -> None:
         """Store the newest states; if drafts are wanted, fill the rows of long stretches immediately."""
         runs, observed, state_offset = [], [], self._state_offset
