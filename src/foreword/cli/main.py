@@ -23,6 +23,7 @@ from foreword.cli import (
     serve,
     theory,
     tune,
+    warm,
     watch,
 )
 from foreword.cli.bench import main as bench
@@ -56,6 +57,7 @@ app.command()(router.router)
 app.command("draft-node")(draft_node.draft_node)
 app.command()(models.pull)
 app.command("models")(models.list_models)
+app.command()(warm.warm)
 app.command()(prune.prune)
 app.command()(prove.prove)
 app.command()(watch.top)

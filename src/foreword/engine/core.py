@@ -2,7 +2,8 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import Decoder
@@ -277,7 +278,14 @@ class EngineCore:
             cohorts=self._cohorts.snapshot(),
             services=self.scheduler.by_service(),
             control=self._report(),
+            **self._compiled(),
         )
+
+    def _compiled(self) -> dict[str, Any]:
+        if (kernels := self.kernels) is None:
+            return {}
+        counts = {f"passes_{name}": count for name, count in asdict(kernels.passes).items()}
+        return counts | {"kernels_loaded": kernels.loaded, "kernels_pending": kernels.pending}
 
     def _report(self) -> ControlReport | None:
         with self._stepper.faults.forgiven("report"):

@@ -161,6 +161,13 @@ class EngineStats:
     services: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     control: ControlReport | None = None  # state of speculation by drafter and cohort
     draft_nodes: tuple[NodeReport, ...] = ()
+    # Of a GPU: kernels that are loaded, those that are being compiled; passes that were captured, ran without a graph
+    # although they could have one, and were cold: the first of their shape, or captured.
+    kernels_loaded: int = 0
+    kernels_pending: int = 0
+    passes_captured: int = 0
+    passes_eager: int = 0
+    passes_cold: int = 0
 
     def later(self, seconds: float, speculating: bool) -> "EngineStats":
         """Return these statistics extended by `seconds` of wall time, with the current switch."""

@@ -66,6 +66,9 @@ MEMORY_SHARE = 0.5
 MOST_STEPS = 8
 """Maximum steps per size: compiled in the first, captured in the second, and drafters start one step later."""
 
+PROMPTS = (16, 32, 64, 96, 128, 192, 256, 512)
+"""Tokens of prompts that are computed by different kernels."""
+
 TEMPERATURES = (0.0, 1.0)
 """Greedy and sampled, which launches one kernel more: the first size is prepared for both, others for the latter."""
 
@@ -146,6 +149,7 @@ class _Needed:
     def __init__(self, kernels: "Kernels | None" = None) -> None:
         self._kernels = kernels
         self._of: dict[tuple[_Mode, int], Sequence[Variant]] = {}  # by mode and `DecodeSize.kernels`
+        self._prompts: Sequence[Variant] = ()
 
     def record(self, core: EngineCore, cases: Sequence[_Case]) -> None:
         """Have the kernels of all cases compiled, in their order."""
@@ -161,14 +165,39 @@ class _Needed:
                         _run(core, case, texts, TEMPERATURES[not self._of :], rounds=1)
                     self._of[key] = tuple(missing)
                     self._kernels.request(missing)
+            with recording() as missing:
+                for length in PROMPTS:
+                    texts.read(length)
+            self._prompts = tuple(missing)
+            self._kernels.request(missing)
         finally:
             texts.close()
+
+    @property
+    def all(self) -> Sequence["Variant"]:
+        """Every kernel, once."""
+        own = (variant for variants in (*self._of.values(), self._prompts) for variant in variants)
+        return list(dict.fromkeys(own))
 
     def wait(self, case: _Case, until: float | None) -> bool:
         """Return whether the kernels of a case are there; wait to a time of the clock."""
         if self._kernels is None:
             return True
         return self._kernels.wait(self._of[case.mode, case.size.kernels], until)
+
+
+def compile_passes(core: EngineCore, requests: int, progress: Progress | None = None) -> int:
+    """Compile the kernels of all passes of up to `requests` requests; return how many they need.
+
+    The engine must be idle. Kernels stay in Triton's cache on disk, where later processes find them.
+    """
+    needed = _compile(core, _cases(core, requests)).all
+    for done, variant in enumerate(needed):
+        if progress is not None:
+            progress(done, len(needed))
+        if core.kernels is not None:
+            core.kernels.wait([variant])
+    return len(needed)
 
 
 def _compile(core: EngineCore, cases: Sequence[_Case]) -> _Needed:
@@ -250,6 +279,15 @@ class _Texts:
 
     def close(self) -> None:
         self.end(list(self._known.values()))
+
+    def read(self, length: int) -> None:
+        """Compute a prompt, which the default head observes, if there is room for it."""
+        core = self._core
+        if length < min(
+            core.max_model_len - 1, core.max_rows + 1, core.cache.free_pages * core.cache.page_size
+        ):
+            self._source(length, drafts=True)
+            self.end([self._known.pop((length, True))])
 
     def _source(self, length: int, drafts: bool) -> Request:
         if (length, drafts) not in self._known:

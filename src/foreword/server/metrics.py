@@ -30,12 +30,17 @@ _ENGINE_GAUGES = {
         "spec_decode_drafter_memory_bytes",
         "Memory that drafters report beyond the target's.",
     ),
+    "kernels_loaded": ("gpu_kernels_loaded", "Kernels that are compiled and loaded on the GPU."),
+    "kernels_pending": ("gpu_kernels_pending", "Kernels that are being compiled."),
 }
 _ENGINE_TOTALS = {
     "preemptions": ("num_preemptions", "Times that an answer lost its KV to others."),
     "prefix_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     "steps": ("engine_steps", "Steps of the engine."),
+    "passes_captured": ("gpu_passes_captured", "Passes that were captured as CUDA graphs."),
+    "passes_eager": ("gpu_passes_eager", "Passes that ran without the CUDA graph they could have."),
+    "passes_cold": ("gpu_passes_cold", "Passes that were the first of their shape, or captured."),
 }
 """Metrics by field of `EngineStats`."""
 

@@ -13,6 +13,7 @@ from time import perf_counter
 
 import torch
 
+from foreword.backends.cuda.graphs import PASSES
 from foreword.backends.cuda.kernels.rows import take_rows
 from foreword.kernels.launching import NotCompiledError, Variant, is_recording, recording
 
@@ -88,6 +89,7 @@ class Kernels:
         device: torch.device | None = None,
     ) -> None:
         self._compiler, self._clock, self._device = compiler, clock, device
+        self.passes = PASSES
         self._lock = threading.RLock()  # engines in several threads may share a GPU
         self._loaded: set[Variant] = set()
         self._pending: dict[Variant, None] = {}  # that are being compiled

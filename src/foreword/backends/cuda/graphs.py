@@ -24,6 +24,18 @@ Without it, one shape more than the limit in turn would capture at every run, wh
 
 
 @dataclass
+class PassCounts:
+    """Passes of this process that a graph was made for, or could have been."""
+
+    captured: int = 0
+    eager: int = 0  # that ran without a graph
+    cold: int = 0  # the first of their shape, and those that were captured
+
+
+PASSES = PassCounts()
+
+
+@dataclass
 class _Capture(Generic[T]):
     graph: torch.cuda.CUDAGraph
     result: T
@@ -63,8 +75,10 @@ class GraphCache(Generic[Shape, T]):
             is_cold = is_new or is_captured
             if is_captured:
                 known = self._capture(shape, body)
+        PASSES.cold += is_cold
         if known is None:
             self._seen.add(shape)
+            PASSES.eager += 1
             return body(), is_cold
         known.last_run = self._runs
         self._captured[shape] = known
@@ -101,6 +115,7 @@ class GraphCache(Generic[Shape, T]):
             _log.warning("no memory is left to capture %s: such passes run without", shape)
             self.limit = len(self._captured)
             return None
+        PASSES.captured += 1
         return _Capture(graph, result)
 
 
