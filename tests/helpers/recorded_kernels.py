@@ -10,7 +10,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from foreword.backends.cuda.compile_server import TargetOnly
-from foreword.kernels.launching import NotCompiledError, is_recording, recording
+from foreword.kernels.launching import NotCompiledError
+from foreword.kernels.recording import is_recording, recording
 from helpers.kernel_variants import RecordedDevice
 
 

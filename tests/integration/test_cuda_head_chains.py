@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from foreword.acceptance.params import SamplingParams
+from foreword.backends.interface import KnownChains
 from foreword.engine.assembly import make_core
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
@@ -84,3 +85,44 @@ def test_a_chain_has_the_guesses_of_one_call_per_level(folder: Path, method: str
     assert together.drafts == levels.drafts
     assert together.chains >= 1
     assert max(len(tokens) for drafts in together.drafts for tokens in drafts) > 1, "no second level"
+
+
+def test_a_head_drafts_once_its_kernels_are_there(folder: Path):
+    """Steps go on without its drafts until then, and nothing waits."""
+    core = engine(folder, "eagle3")
+    guard: Any = core.drafters.default
+    runner = guard.drafter._drafter._runner
+    compiled = runner._kernels = Compiled()
+    drafts: list[int] = []
+    propose = runner._chains
+
+    def noted(*call: Any) -> Any:
+        chains = propose(*call)
+        drafts.append(0 if isinstance(chains, KnownChains) else 1)
+        return chains
+
+    runner._chains = noted
+    core.add(NewRequest("r", tuple(range(20, 25)), SamplingParams(max_tokens=TOKENS, ignore_eos=True)))
+    for is_ready in (False, False, True, True):
+        compiled.is_ready = is_ready
+        assert guard.drafter.is_ready == (is_ready or not compiled.requests)
+        drafts.clear()
+        core.step()
+        assert set(drafts) <= {int(is_ready)}
+    assert drafts and compiled.requests == len(runner._compiled), (
+        "kernels are requested once for a kind of pass"
+    )
+    assert not guard.drafter.faults and not core.faults
+
+
+class Compiled:
+    """Kernels that are there when the test says so."""
+
+    is_ready = False
+    requests = 0
+
+    def request(self, variants: Any) -> None:
+        self.requests += 1
+
+    def are_ready(self, variants: Any) -> bool:
+        return self.is_ready

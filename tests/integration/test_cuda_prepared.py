@@ -16,7 +16,7 @@ from foreword.engine.core import EngineCore
 from foreword.engine.loader import load_model
 from foreword.engine.messages import NewRequest
 from foreword.engine.pipeline import StepPipeline
-from foreword.engine.preparing import prepare_passes
+from foreword.engine.preparing import compile_passes, prepare_passes
 from helpers.cuda import cuda_decoder, needs_cuda
 from integration.test_cuda_head_chains import folder  # noqa: F401 - a fixture
 
@@ -86,3 +86,20 @@ def test_heads_are_prepared_and_say_the_same(
     assert prepared.sizes > 0 and not caplog.messages
     assert not core.drafters.fault_counts()
     assert texts(core, 2) == texts(engine(folder / "target", config), 2)
+
+
+def test_all_kernels_can_be_compiled_before(folder: Path):  # noqa: F811
+    config = {
+        "method": "eagle3",
+        "model": str(folder / "eagle3"),
+        "num_speculative_tokens": 4,
+        "fixed": True,
+    }
+    core = engine(folder / "target", config)
+    assert compile_passes(core, 2) > 0
+    assert core.kernels is not None and not core.kernels.pending
+    before = core.stats()
+    assert texts(core, 2) == texts(engine(folder / "target", config), 2)
+    after = core.stats()
+    assert after.kernels_loaded == before.kernels_loaded > 0 and after.kernels_pending == 0
+    assert after.passes_captured > before.passes_captured

@@ -16,6 +16,7 @@ from foreword.engine.core import EngineCore
 from foreword.engine.profiles import as_unanswered, placeholder_request
 from foreword.engine.requests.request import Request
 from foreword.errors import EngineStopped
+from foreword.kernels.recording import Variant, recording
 from foreword.progress import Progress
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask, all_nodes
@@ -24,7 +25,6 @@ from foreword.speculation.step import Stepper
 
 if TYPE_CHECKING:  # Triton is there only where it is used
     from foreword.backends.cuda.compiling import Kernels
-    from foreword.kernels.launching import Variant
 
 
 class FullDrafts(Drafter):
@@ -153,8 +153,6 @@ class _Needed:
 
     def record(self, core: EngineCore, cases: Sequence[_Case]) -> None:
         """Have the kernels of all cases compiled, in their order."""
-        from foreword.kernels.launching import recording
-
         assert self._kernels is not None
         texts = _Texts(core)
         try:

@@ -1,57 +1,19 @@
 """Triton kernels that can be recorded instead of launched: what a pass needs is known, and compiled, before it runs."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import triton
 from triton import knobs
 from triton.compiler import ASTSource
 
-
-class Variant(NamedTuple):
-    """A kernel for arguments of one kind: what Triton compiles, and what it needs for that."""
-
-    module: str
-    kernel: str
-    data: str  # Triton's description of it, for `JITFunction.preload`
-
-    @property
-    def of(self) -> "Kernel":
-        found: Kernel = getattr(import_module(self.module), self.kernel)
-        return found
+from foreword.kernels.recording import Variant, state
 
 
 class NotCompiledError(Exception):
     """A variant is not in Triton's cache on disk."""
-
-
-class _Recording(threading.local):
-    missing: "dict[Variant, None] | None" = (
-        None  # in the order in which they occurred; None: kernels are launched
-    )
-
-
-_recording = _Recording()
-
-
-def is_recording() -> bool:
-    """Whether this thread records kernels instead of launching them: no kernel writes anything."""
-    return _recording.missing is not None
-
-
-@contextmanager
-def recording() -> Iterator[dict[Variant, None]]:
-    """Launch nothing in this thread; the result fills with the variants that are not loaded."""
-    before, missing = _recording.missing, dict[Variant, None]()
-    _recording.missing = missing
-    try:
-        yield missing
-    finally:
-        _recording.missing = before
 
 
 class Kernel:
@@ -61,7 +23,7 @@ class Kernel:
         self.jitted = jitted
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
-        missing = _recording.missing
+        missing = state.missing
         if missing is None:
             launch: Callable[..., object] = self.jitted[grid]
             return launch

@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foreword.kernels.launching import is_recording, kernel
+from foreword.kernels.launching import kernel
+from foreword.kernels.recording import is_recording
 
 _CHUNK = 4096
 """Tokens per program: several programs read one row of a large vocabulary."""

@@ -134,3 +134,34 @@ def test_out_of_memory_costs_a_line_and_no_engine(caplog: pytest.LogCaptureFixtu
     assert core.cache.num_open == 0
     core.check_integrity()
     assert answer(core) == answer(engine(Device()))
+
+
+class Kernels:
+    """Kernels that are compiled when they are waited for, unless there is a bound."""
+
+    def __init__(self) -> None:
+        self.requested, self.waited, self.loaded = 0, list[bool](), 0
+
+    def request(self, variants: Any) -> None:
+        self.requested += 1
+
+    def wait(self, variants: Any, until: float | None = None) -> bool:
+        self.waited.append(until is None)
+        return until is None
+
+
+def test_plain_decoding_waits_for_its_kernels_and_the_rest_only_until_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    core, kernels = engine(Device()), Kernels()
+
+    def compiled(core: EngineCore, cases: Any) -> Any:
+        needed = preparing._Needed(kernels)  # type: ignore[arg-type]
+        needed.record(core, cases)
+        return needed
+
+    monkeypatch.setattr(preparing, "_compile", compiled)
+    prepared = prepare_passes(core, 4)
+    assert kernels.waited == [True, False]
+    assert (prepared.sizes, prepared.wanted) == (1, 3), "the others are compiled while requests are answered"
+    assert kernels.requested == 2, "sizes with the same kernels are recorded once, then prompts"

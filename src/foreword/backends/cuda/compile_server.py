@@ -15,7 +15,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 
-from foreword.kernels.launching import NotCompiledError, Variant
+from foreword.kernels.launching import NotCompiledError
+from foreword.kernels.recording import Variant
 
 POLL_SECONDS = 0.02
 """Seconds after which ended processes are looked for while no line comes."""

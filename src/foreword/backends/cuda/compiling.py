@@ -15,7 +15,8 @@ import torch
 
 from foreword.backends.cuda.graphs import PASSES
 from foreword.backends.cuda.kernels.rows import take_rows
-from foreword.kernels.launching import NotCompiledError, Variant, is_recording, recording
+from foreword.kernels.launching import NotCompiledError
+from foreword.kernels.recording import Variant, is_recording, recording
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from foreword.backends.interface import KvStore
-from foreword.kernels.launching import is_recording
+from foreword.kernels.recording import is_recording
 
 _log = logging.getLogger(__name__)
 Shape = TypeVar("Shape")

@@ -27,7 +27,7 @@ from foreword.backends.torch.heads import HeadOps, HeadTensors, LentEnds, TorchH
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.norms import rms_norm
 from foreword.backends.torch.upload import Upload
-from foreword.kernels.launching import Variant, is_recording, recording
+from foreword.kernels.recording import Variant, is_recording, recording
 from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import Join
 

@@ -15,7 +15,7 @@ from foreword.backends.interface import DecodeSize
 DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of passes that are captured."""
 
-LOADED_ROWS = 64
+LOADED_ROWS = 48
 """Rows of passes that launch only kernels of ours, all of which are loaded: they are captured without a first run."""
 
 PROMPT_STEP = 256

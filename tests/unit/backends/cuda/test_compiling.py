@@ -36,7 +36,8 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, on_disk: str = "") -> None:
         from foreword.backends.cuda.compiling import Kernels
-        from foreword.kernels.launching import NotCompiledError, Variant
+        from foreword.kernels.launching import NotCompiledError
+        from foreword.kernels.recording import Variant
 
         self.clock, self.on_disk, self.loads = ScriptedClock(), set(on_disk), list[str]()
         self.compiler: Any = Compiler(self.clock)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 
-from foreword.backends.cuda.graphs import STALE_RUNS, GraphCache
+from foreword.backends.cuda.graphs import PASSES, STALE_RUNS, GraphCache
 
 LIMIT = 2
 
@@ -84,3 +85,24 @@ def test_without_memory_for_any_capture_none_is_replaced(calls: list[str]):
     graphs: GraphCache[str, str] = GraphCache(limit=0)
     run(graphs, "a" * 10)
     assert calls == []
+
+
+def test_a_pass_whose_kernels_are_loaded_is_captured_at_once_unless_it_is_the_first_of_all(calls: list[str]):
+    graphs: GraphCache[str, str] = GraphCache()
+    before, loads = replace(PASSES), list[str]()
+
+    def cold(shape: str, is_loaded: bool) -> bool:
+        def load() -> bool:
+            loads.append(shape)
+            return is_loaded
+
+        return graphs.run(shape, lambda: shape, load)[1]
+
+    assert cold("a", True) and not calls
+    assert cold("b", True) and calls == ["capture"]
+    assert not cold("b", True)
+    assert cold("c", False) and calls == ["capture"], "some of what it launches is not loaded"
+    assert cold("c", False) and calls == ["capture"] * 2
+    assert loads == ["a", "b", "c", "c"], "a captured pass has all"
+    counted = [getattr(PASSES, name) - getattr(before, name) for name in ("captured", "eager", "cold")]
+    assert counted == [2, 2, 4]

@@ -12,7 +12,8 @@ from foreword.backends.cuda.kernels.ahead import (
 )
 from foreword.backends.cuda.kernels.fp8 import Fp8Rows, group_of, memory_of, padded, row_warps, store_rounded
 from foreword.backends.cuda.kernels.functions import activated, tanh
-from foreword.kernels.launching import is_recording, kernel
+from foreword.kernels.launching import kernel
+from foreword.kernels.recording import is_recording
 
 
 @kernel()
