@@ -59,7 +59,7 @@ SERVING_MUTANTS = (
         "an idle engine does not see that its policy file has changed",
         "engine/engine.py",
         "Engine._take_mail",
-        "self._mail.get(may_wait, self._core.speculation_service.idle_seconds)",
+        "self._mail.get(may_wait, self._core.idle_seconds)",
         "self._mail.get(may_wait)",
         (f"{STEERING}::test_an_idle_engine_reads_a_changed_file",),
     ),

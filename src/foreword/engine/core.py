@@ -116,7 +116,9 @@ class EngineCore:
         self.steps = 0
         self.seconds = StageSeconds()  # total over all steps, by stage
         self._cohorts = CohortAccounting()
-        self.kernels: Kernels | None = None  # of its GPU; None: nothing is compiled
+        self.kernels: Kernels | None = getattr(
+            target, "kernels", None
+        )  # of its GPU; None: nothing is compiled
         self.saved_estimates: SavedEstimates | None = None  # the file of saved estimates; None: not saved
 
     @property
@@ -169,6 +171,13 @@ class EngineCore:
         requests = self.prepare(new)
         self.enqueue(requests)
         return requests
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """How long an idle engine may wait for a task; None: as long as none comes."""
+        if self.kernels is not None and self.kernels.pending:
+            return LOADING_SECONDS
+        return self.speculation_service.idle_seconds
 
     def use_idle_time(self) -> None:
         """Decode an ended request again while the engine is idle, if a roll-out requires it."""

@@ -304,7 +304,7 @@ class Engine:
         may_wait = not is_busy and not self._core.has_requests
         while True:
             try:
-                task = self._mail.get(may_wait, self._core.speculation_service.idle_seconds)
+                task = self._mail.get(may_wait, self._core.idle_seconds)
             except Empty:
                 return True
             if task is None:

@@ -3,12 +3,14 @@
 import logging
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from foreword.acceptance.params import SamplingParams
+from foreword.backends.cuda.graphs import PassCounts
 from foreword.backends.interface import DecodeSize
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
@@ -17,7 +19,7 @@ from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
 from foreword.drafters.lookup.suffix import SuffixConfig, SuffixDrafter
 from foreword.engine import preparing
 from foreword.engine.config import EngineConfig, EngineParts
-from foreword.engine.core import EngineCore
+from foreword.engine.core import LOADING_SECONDS, EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.preparing import MEMORY_SHARE, SECONDS, prepare_passes
 from foreword.engine.text import Vocabulary
@@ -140,7 +142,7 @@ class Kernels:
     """Kernels that are compiled when they are waited for, unless there is a bound."""
 
     def __init__(self) -> None:
-        self.requested, self.waited, self.loaded = 0, list[bool](), 0
+        self.requested, self.waited = 0, list[bool]()
 
     def request(self, variants: Any) -> None:
         self.requested += 1
@@ -150,18 +152,28 @@ class Kernels:
         return until is None
 
 
-def test_plain_decoding_waits_for_its_kernels_and_the_rest_only_until_the_time_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_plain_decoding_waits_for_its_kernels_and_the_rest_only_until_the_time_is_over():
     core, kernels = engine(Device()), Kernels()
 
-    def compiled(core: EngineCore, cases: Any) -> Any:
-        needed = preparing._Needed(kernels)  # type: ignore[arg-type]
-        needed.record(core, cases)
-        return needed
-
-    monkeypatch.setattr(preparing, "_compile", compiled)
+    core.kernels = kernels  # type: ignore[assignment]
     prepared = prepare_passes(core, 4)
     assert kernels.waited == [True, False]
     assert (prepared.sizes, prepared.wanted) == (1, 3), "the others are compiled while requests are answered"
     assert kernels.requested == 2, "sizes with the same kernels are recorded once, then prompts"
+
+
+def test_kernels_that_were_compiled_meanwhile_are_loaded_between_steps():
+    core, loads = engine(Device()), list[float]()
+    kernels: Any = SimpleNamespace(pending=2, loaded=5, passes=PassCounts(3, 4, 5))
+    kernels.advance = loads.append
+    core.kernels = kernels
+    core.add(NewRequest("r", (1, 2, 3), SamplingParams(max_tokens=3, ignore_eos=True)))
+    core.step()
+    assert loads == [LOADING_SECONDS]
+    kernels.pending = 0
+    core.step()
+    core.use_idle_time()
+    assert loads == [LOADING_SECONDS]
+    stats = core.stats()
+    assert (stats.kernels_loaded, stats.kernels_pending) == (5, 0)
+    assert (stats.passes_captured, stats.passes_eager, stats.passes_cold) == (3, 4, 5)

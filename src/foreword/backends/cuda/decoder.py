@@ -89,15 +89,15 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         self._upload = PassUpload(self.device)
         self._graphs: GraphsByMemory[PassShape, Result] = GraphsByMemory()
         self._captures = self.device.type == "cuda" and not enforce_eager
-        self._kernels = kernels_of(self.device) if self.device.type == "cuda" else None
+        self.kernels = kernels_of(self.device) if self.device.type == "cuda" else None
         self._compiled: set[Hashable] = set()  # kinds of passes whose kernels are there
         self._adapters: dict[int, Lora] = {}  # by slot
         self._table = AdapterTable(config, self.device)
         self._products = products or Products()
         self._layers = CudaLayers(config.layers, weights.layers, config.norm.eps, self._products)
-        if self._kernels is not None:
+        if self.kernels is not None:
             checked = self._layers.checked(weights.head)
-            self._kernels.compile(lambda: self._products.compute_some(*checked))
+            self.kernels.compile(lambda: self._products.compute_some(*checked))
             self._products.check_library(*checked)
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
@@ -168,10 +168,10 @@ class CudaDecoder(DescribedDecoder[Matrix]):
 
     def _load(self, shape: PassShape, body: Callable[[], Result]) -> bool:
         """Have the kernels of a pass compiled if they are not there; return whether it launches nothing else."""
-        if self._kernels is None:
+        if self.kernels is None:
             return False
         if (kind := shape.kind) not in self._compiled:
-            self._kernels.compile(body)
+            self.kernels.compile(body)
             self._compiled.add(kind)
         return shape.rows <= LOADED_ROWS
 
