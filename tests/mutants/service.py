@@ -46,7 +46,7 @@ SERVICE_MUTANTS = (
         91,
         "on a GPU all rows of a pass have the adapter of its first request",
         "backends/cuda/layout.py",
-        "Layout.of",
+        "_layout",
         "slots[cut.requests]",
         "slots[cut.requests * 0]",
         ("tests/integration/test_cuda_adapters.py::test_logits_are_those_of_merged_weights",),

@@ -1,8 +1,8 @@
 """How a pass is laid out on the device: round sizes, so that few graphs are captured, and rows in tiles."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import astuple, dataclass, replace
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -61,6 +61,13 @@ class PassShape:
     has_adapters: bool
     taps: tuple[Tap, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(astuple(self))
+
     @property
     def is_decode(self) -> bool:
         """Whether it is small enough, and made of few enough parts, to be captured."""
@@ -102,36 +109,59 @@ class Layout:
         batch: ForwardBatch, page_size: int, group: int, kv_heads: int, head_dim: int = WIDE_DIM
     ) -> "Layout":
         """`group` is how many query heads share a KV head."""
-        arrays, sizes = batch.arrays, batch.arrays.sizes
-        cut = _cut(arrays.row_starts.tobytes(), arrays.ancestor_masks.tobytes(), group, head_dim)
-        rows, of_texts = round_rows(sizes.rows), -(-arrays.kv_lens[cut.is_narrow] // PART)
-        most, narrow_tiles = int(of_texts.max(initial=0)), len(cut.narrow.counts)
-        if len(cut.wide.counts):
-            parts = power_of_two(most)
-            pages = max(power_of_two(sizes.pages), parts * PART // page_size)
-        else:  # one number says it all, so that few shapes occur
-            parts = rounded_parts(max(most, -(-sizes.pages * page_size // PART)), narrow_tiles)
-            pages = parts * PART // page_size
-        # Many texts of about one length occupy the GPU, and none is waited for when the others have ended.
-        is_even = 2 * int(of_texts.sum()) >= most * len(of_texts)
-        shape = PassShape(
-            rows=rows,
-            logit_rows=min(rows, round_rows(sizes.logit_rows)),
-            hidden_rows=round_rows(sizes.hidden_rows) if sizes.hidden_rows else 0,
-            pages=pages,
-            parts=parts,
-            narrow_tiles=min(rows, round_rows(narrow_tiles)) if narrow_tiles else 0,
-            narrow_rows=cut.narrow_rows,
-            wide_tiles=len(cut.wide.counts),
-            wide_rows=cut.wide_rows,
-            splits=narrow_tiles * kv_heads < ENOUGH_PROGRAMS or not is_even,
-            has_trees=cut.has_trees,
-            has_adapters=any(batch.adapters),
-            taps=tuple(dict.fromkeys(batch.taps)),
+        arrays = batch.arrays
+        return _layout(
+            arrays.row_starts.tobytes(),
+            arrays.ancestor_masks.tobytes(),
+            tuple([-(-length // PART) for length in arrays.kv_lens.tolist()]),
+            (arrays.block_tables.shape[1], len(arrays.logit_rows), len(arrays.hidden_rows)),
+            batch.adapters,
+            batch.taps,
+            (page_size, group, kv_heads, head_dim),
         )
-        slots = np.array(batch.adapters if shape.has_adapters else (), np.int32)
-        adapters = slots[cut.requests] if len(slots) else slots
-        return Layout(shape, cut.requests, adapters, cut.narrow, cut.wide)
+
+
+# Pass after pass has as many rows of the same kind for every request: one value, which is found by identity elsewhere.
+@lru_cache(maxsize=512)
+def _layout(
+    row_starts: bytes,
+    ancestor_masks: bytes,
+    parts_of_texts: tuple[int, ...],
+    sizes: tuple[int, int, int],
+    adapters: tuple[int, ...],
+    taps: tuple[Tap, ...],
+    model: tuple[int, int, int, int],
+) -> Layout:
+    """Lay out a pass, by what its shape depends on."""
+    (table_pages, logit_rows, hidden_rows), (page_size, group, kv_heads, head_dim) = sizes, model
+    cut = _cut(row_starts, ancestor_masks, group, head_dim)
+    rows, of_texts = round_rows(len(cut.requests)), np.array(parts_of_texts, np.int32)[cut.is_narrow]
+    most, narrow_tiles = int(of_texts.max(initial=0)), len(cut.narrow.counts)
+    if len(cut.wide.counts):
+        parts = power_of_two(most)
+        pages = max(power_of_two(table_pages), parts * PART // page_size)
+    else:  # one number says it all, so that few shapes occur
+        parts = rounded_parts(max(most, -(-table_pages * page_size // PART)), narrow_tiles)
+        pages = parts * PART // page_size
+    # Many texts of about one length occupy the GPU, and none is waited for when the others have ended.
+    is_even = 2 * int(of_texts.sum()) >= most * len(of_texts)
+    shape = PassShape(
+        rows=rows,
+        logit_rows=min(rows, round_rows(logit_rows)),
+        hidden_rows=round_rows(hidden_rows) if hidden_rows else 0,
+        pages=pages,
+        parts=parts,
+        narrow_tiles=min(rows, round_rows(narrow_tiles)) if narrow_tiles else 0,
+        narrow_rows=cut.narrow_rows,
+        wide_tiles=len(cut.wide.counts),
+        wide_rows=cut.wide_rows,
+        splits=narrow_tiles * kv_heads < ENOUGH_PROGRAMS or not is_even,
+        has_trees=cut.has_trees,
+        has_adapters=any(adapters),
+        taps=tuple(dict.fromkeys(taps)),
+    )
+    slots = np.array(adapters if shape.has_adapters else (), np.int32)
+    return Layout(shape, cut.requests, slots[cut.requests] if len(slots) else slots, cut.narrow, cut.wide)
 
 
 class _Cut(NamedTuple):
