@@ -82,4 +82,7 @@ def cuda_decoder(path: Path, dtype: str = "float32", *, enforce_eager: bool = EA
     numbers = kinds.get(dtype) or getattr(torch, dtype)
     choice = BackendChoice("cuda", None, numbers, "", "fp8" if dtype in kinds else "none")
     weights = load_packed(checkpoint, choice, KERNEL_DEVICE)
-    return CudaDecoder(checkpoint.config, weights, Products(least_part=16), enforce_eager=enforce_eager)
+    made = CudaDecoder(checkpoint.config, weights, Products(least_part=16), enforce_eager=enforce_eager)
+    if made.kernels is not None:
+        made.kernels.are_awaited = True
+    return made

@@ -91,6 +91,9 @@ class Kernels:
     ) -> None:
         self._compiler, self._clock, self._device = compiler, clock, device
         self.passes = PASSES
+        self.are_awaited = (
+            False  # whether heads wait for kernels instead of drafting nothing: where figures count
+        )
         self._lock = threading.RLock()  # engines in several threads may share a GPU
         self._loaded: set[Variant] = set()
         self._pending: dict[Variant, None] = {}  # that are being compiled
@@ -129,7 +132,9 @@ class Kernels:
         return variant in self._loaded or variant in self._given_up
 
     def are_ready(self, variants: Iterable[Variant]) -> bool:
-        return all(map(self.is_ready, variants))
+        """Whether all are; a head that has to wait for them waits here."""
+        wanted = list(variants)
+        return all(map(self.is_ready, wanted)) or (self.are_awaited and self.wait(wanted))
 
     def advance(self, seconds: float) -> None:
         """Load what is compiled by now, for so long."""
@@ -154,7 +159,7 @@ class Kernels:
     def wait(self, variants: Iterable[Variant], until: float | None = None) -> bool:
         """Wait for variants, to a time of the clock; return whether they are ready."""
         wanted = list(variants)
-        while not self.are_ready(wanted):
+        while not all(map(self.is_ready, wanted)):
             left = 1.0 if until is None else until - self._clock()
             if left <= 0:
                 return False

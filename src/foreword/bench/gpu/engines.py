@@ -70,7 +70,10 @@ def _config(decoder: Decoder, context: int, batch: int) -> EngineConfig:
 
 
 def _engine(decoder: Decoder, parts: EngineParts) -> EngineCore:
-    return EngineCore(decoder, Vocabulary(decoder.config.vocab_size), parts)
+    core = EngineCore(decoder, Vocabulary(decoder.config.vocab_size), parts)
+    if core.kernels is not None:
+        core.kernels.are_awaited = True
+    return core
 
 
 def random_prompts(decoder: Decoder, context: int, batch: int) -> list[list[int]]:
