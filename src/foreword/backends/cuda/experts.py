@@ -9,7 +9,7 @@ from foreword.backends.cuda.kernels.experts import expert_down, expert_gate_up
 from foreword.backends.cuda.kernels.linear import Tile, linear
 from foreword.backends.cuda.kernels.routing import route, sort_by_expert
 from foreword.backends.torch.weights import ExpertWeights
-from foreword.kernels.launching import is_recording
+from foreword.kernels.recording import is_recording
 from foreword.models.config import MlpSpec
 
 ROUTER_PARTS = 8
