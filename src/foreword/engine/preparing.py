@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -116,7 +116,7 @@ def prepare_passes(
     began, free = clock(), free_memory(core.target.device)
     done, texts = 0, _Texts(core)
     try:
-        needed = _compile(core, cases)
+        needed = _Needed(core.kernels).record(core, cases)
         while done < len(cases) and clock() - began < SECONDS:
             if free_memory(core.target.device) < free * (1 - MEMORY_SHARE):
                 break
@@ -151,9 +151,10 @@ class _Needed:
         self._of: dict[tuple[_Mode, int], Sequence[Variant]] = {}  # by mode and `DecodeSize.kernels`
         self._prompts: Sequence[Variant] = ()
 
-    def record(self, core: EngineCore, cases: Sequence[_Case]) -> None:
-        """Have the kernels of all cases compiled, in their order."""
-        assert self._kernels is not None
+    def record(self, core: EngineCore, cases: Sequence[_Case]) -> Self:
+        """Have the kernels of all cases compiled, in their order, many at a time."""
+        if self._kernels is None:
+            return self
         texts = _Texts(core)
         try:
             for case in cases:
@@ -170,6 +171,7 @@ class _Needed:
             self._kernels.request(missing)
         finally:
             texts.close()
+        return self
 
     @property
     def all(self) -> Sequence["Variant"]:
@@ -184,26 +186,18 @@ class _Needed:
         return self._kernels.wait(self._of[case.mode, case.size.kernels], until)
 
 
-def compile_passes(core: EngineCore, requests: int, progress: Progress | None = None) -> int:
-    """Compile the kernels of all passes of up to `requests` requests; return how many they need.
+def compile_passes(core: EngineCore, requests: int, progress: Progress) -> int:
+    """Compile the kernels of all passes of up to `requests` requests; return how many are loaded.
 
     The engine must be idle. Kernels stay in Triton's cache on disk, where later processes find them.
     """
-    needed = _compile(core, _cases(core, requests)).all
+    if core.kernels is None:
+        return 0
+    needed = _Needed(core.kernels).record(core, _cases(core, requests)).all
     for done, variant in enumerate(needed):
-        if progress is not None:
-            progress(done, len(needed))
-        if core.kernels is not None:
-            core.kernels.wait([variant])
-    return len(needed)
-
-
-def _compile(core: EngineCore, cases: Sequence[_Case]) -> _Needed:
-    """Have the kernels of all cases compiled, in their order, many at a time."""
-    needed = _Needed(core.kernels)
-    if core.kernels is not None:
-        needed.record(core, cases)
-    return needed
+        progress(done, len(needed))
+        core.kernels.wait([variant])
+    return core.kernels.loaded
 
 
 def _cases(core: EngineCore, requests: int) -> list[_Case]:

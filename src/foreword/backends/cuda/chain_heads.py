@@ -193,7 +193,7 @@ class CudaHead(KernelHead):
 
     def _is_loaded(self) -> bool:
         """Whether all that a chain launches is loaded: it has run before, or its kernels were compiled."""
-        return self._kernels is not None
+        return self._kernels is not None and self._kernels.has_all
 
     def _state(self, most: int, room: int) -> _ChainState:
         """Memory that captures read and write, for so many levels and requests."""

@@ -109,6 +109,11 @@ class Kernels:
         """Variants that are not ready."""
         return len(self._pending) + len(self._compiled)
 
+    @property
+    def has_all(self) -> bool:
+        """Whether no launch of a kernel that was requested and waited for compiles it."""
+        return not self._given_up
+
     def start_early(self, dtype: torch.dtype) -> None:
         """Start the compiler, which takes seconds, if a kernel that all models need is not compiled for this dtype."""
         numbers = torch.empty((1, 16), dtype=dtype, device=self._device)
