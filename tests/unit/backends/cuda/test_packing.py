@@ -181,3 +181,32 @@ def test_blocks_of_gguf_files_stay_as_they_are(kind: str):
     expected = torch.from_numpy(gguf.dequantize(stored, gguf.GGMLQuantizationType[kind]))
     found = Products()(torch.eye(96, device=KERNEL_DEVICE), weight, None).T.cpu()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "int4"])
+def test_a_matrix_is_released_before_the_next_one_is_read(quantization: str):
+    """So a model that fits packed can be loaded: beside it there is one matrix, not a second copy."""
+    import weakref
+
+    from foreword.backends.cuda.packing import RoundedMatrices
+    from foreword.backends.torch.weights import weights_from
+    from foreword.bench.random_models import RandomTensors
+    from foreword.models.config import ModelConfig
+    from helpers.random_checkpoint import SMOLLM2_SHAPE
+
+    config: ModelConfig = replace(SMOLLM2_SHAPE, layers=SMOLLM2_SHAPE.layers[:2], vocab_size=64)
+    alive: list[weakref.ref[Tensor]] = []
+
+    class Watched(RandomTensors):
+        def tensor(self, name: str) -> Tensor:
+            assert not [read for read in alive if read() is not None]
+            found = super().tensor(name)
+            if name.endswith("_proj.weight"):
+                alive.append(weakref.ref(found))
+            return found
+
+    weights = weights_from(RoundedMatrices(Watched(config, torch.bfloat16, CPU), quantization), config)
+    assert len(alive) == 14
+    matrices = sum(layer.nbytes for layer in weights.layers)
+    numbers = sum(576 * 2 * (576 + 192) + 3 * 576 * 1536 for _ in config.layers)
+    assert matrices < numbers * (1.02 if quantization == "fp8" else 0.54)
