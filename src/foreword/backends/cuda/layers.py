@@ -134,5 +134,8 @@ class CudaLayers:
 
 
 def _one_of_each(weights: Sequence[Matrix]) -> list[Matrix]:
-    """One matrix of every kind and shape."""
-    return list({(type(weight), tuple(weight.shape)): weight for weight in weights}.values())
+    """The first matrix of every kind and shape."""
+    found: dict[tuple[type, tuple[int, ...]], Matrix] = {}
+    for weight in weights:
+        found.setdefault((type(weight), tuple(weight.shape)), weight)
+    return list(found.values())

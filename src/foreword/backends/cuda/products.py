@@ -32,6 +32,9 @@ ALIGNED = 16
 LIBRARY_FROM, LIBRARY_FROM_WIDE = 64, 96
 """Rows from which on the library is faster than the kernels: for narrow weights, for wide ones."""
 
+LEAST_CHECKED = 1 << 20
+"""Numbers of a weight from which on the library is checked: products of small ones can agree by chance."""
+
 LARGEST_CHECKED = 4096
 """Rows up to which the library's products are checked; larger passes do not use it."""
 
@@ -126,7 +129,7 @@ class Products:
                 self._packed.check(weight, depth)
                 continue
             shape = (weight.shape[0], weight.shape[1], depth)
-            if shape not in self._library_sizes:
+            if shape not in self._library_sizes and weight.numel() >= LEAST_CHECKED:
                 self._library_sizes[shape] = _equal_sizes(weight, depth)
                 _log.debug("products with %s: library for rows %s", shape, sorted(self._library_sizes[shape]))
 

@@ -63,6 +63,15 @@ def test_products_of_many_rows_add_the_bias(biased: bool, monkeypatch: pytest.Mo
     torch.testing.assert_close(found, expected, rtol=2e-2 if has_gpu else 0, atol=2e-2 if has_gpu else 0)
 
 
+def test_small_products_are_not_left_to_the_library():
+    """Few sums, rounded to 16 bits, can be equal to the kernels' by chance."""
+    from foreword.backends.cuda.products import Products
+
+    products, weight = Products(), random(180, 72)
+    products.check_library([weight], [weight])
+    assert not products._uses_library(random(192, 72), weight, 72)
+
+
 @needs_cuda
 @pytest.mark.parametrize("shape", [(4096, 14_336), (2048, 8192), (6144, 4096), (28_672, 4096)])
 def test_every_size_of_a_pass_has_the_bits_of_the_reference(shape: tuple[int, int]):
