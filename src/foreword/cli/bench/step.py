@@ -3,13 +3,14 @@
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from foreword.cli.bench.common import Benchmark, draw
 from foreword.cli.console import (
     DEFAULT_MODEL,
+    DeviceOption,
     JsonCommand,
     ModelOption,
     parse_sizes,
@@ -18,6 +19,7 @@ from foreword.cli.console import (
     stage_bar,
     stdout,
 )
+from foreword.cli.options.common import one_of
 from foreword.cli.options.grouped import option
 from foreword.errors import RequestError
 
@@ -125,17 +127,30 @@ def _table(costs: "dict[str, EngineCosts]", title: str) -> Table:
     return table
 
 
+_CPU_FORMS = ("int8", "stored", "q8_0")
+_GPU_FORMS = {
+    "fp8": ("quantization", "fp8"),
+    "int4": ("quantization", "int4"),
+    "fp8-kv": ("kv_cache_dtype", "fp8"),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Quality(JsonCommand):
-    """Compare the CPU kernels with float32: mean KL divergence and top-1 agreement."""
+    """Compare quantised models: mean KL divergence and top-1 agreement.
+
+    On a CPU its kernels are compared with float32, on a GPU packed weights and KV with bfloat16.
+    """
 
     text: Path | None = option(None, "Text file, or .jsonl with texts. Default: the shipped prompts.")
     model: ModelOption = DEFAULT_MODEL
     tokens: int = option(10_240, "Tokens of the text to read.")
     forms: str = option(
-        "int8,stored,q8_0",
-        "Weight formats of the CPU kernels, such as int8,stored; q8_0 is the reference point.",
+        "",
+        "Formats to compare: int8, stored, q8_0 (the reference point) on a CPU; fp8, int4, fp8-kv or some of them "
+        "together, such as fp8+fp8-kv, on a GPU. Default: all.",
     )
+    device: DeviceOption = "cpu"
 
     def run(self) -> None:
         from foreword.bench.prompts import own_prompts
@@ -143,24 +158,36 @@ class Quality(JsonCommand):
         from foreword.bench.skeleton import table
         from foreword.engine.loader import load_model
 
+        on_cpu = self.device == "cpu"
+        exact = "float32" if on_cpu else "bfloat16"
+
         def load(form: str) -> "Decoder":
-            return load_model(self.model, dtype=form, device="cpu", backend="cpu").decoder
+            if on_cpu:
+                return load_model(self.model, dtype=form, device="cpu", backend="cpu").decoder
+            packing: dict[str, Any] = dict(
+                _GPU_FORMS[one_of("--forms", part, tuple(_GPU_FORMS))] for part in form.split("+")
+            )
+            return load_model(self.model, dtype=exact, device=self.device, backend="cuda", **packing).decoder
 
         with stage_bar() as show:
-            show("loading float32", 0, 0)
-            reference = load_model(self.model, dtype="float32", device="cpu", backend="torch")
+            show(f"loading {exact}", 0, 0)
+            backend = "torch" if on_cpu else "cuda"
+            reference = load_model(
+                self.model, dtype=exact, device=self.device, backend=backend, quantization="none"
+            )
             read = (
                 "\n\n".join(one.text for one in own_prompts()) if self.text is None else read_text(self.text)
             )
             ids = reference.tokenizer.encode(read)[: self.tokens]
             if not ids:
                 raise RequestError(f"{self.text} has no text in it")
-            loaders = {name: partial(load, name) for name in self.forms.split(",")}
+            forms = self.forms or ",".join(_CPU_FORMS if on_cpu else (*_GPU_FORMS, "fp8+fp8-kv"))
+            loaders = {name: partial(load, name) for name in forms.split(",")}
             rows = measure_quality(reference.decoder, loaders, ids, partial(show, "comparing"))
         columns = {
             "form": "{.form}",
             "mean KL (nats)": "{.mean_kl:.5f}",
             "top-1 agreement": "{.top1_agreement:.2%}",
         }
-        stdout.print(table(rows, columns, f"against float32, {len(ids)} tokens"))
+        stdout.print(table(rows, columns, f"against {exact}, {len(ids)} tokens"))
         self.show_json({"model": self.model, "rows": [asdict(row) for row in rows]})
