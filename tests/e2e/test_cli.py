@@ -134,9 +134,9 @@ def test_doctor_says_what_cannot_be_known_before_the_model_is_here(
 
 def test_supported_families_are_listed():
     rows = json.loads(foreword("models", "--supported", "--json").stdout)["families"]
-    mixtral = next(row for row in rows if row["hf_class"] == "MixtralForCausalLM")
-    assert mixtral["formats"] == "safetensors, GGUF (llama)"
-    assert mixtral["backends"] == {"cpu": "yes", "cuda": "no: a mixture of experts", "torch": "yes"}
+    deepseek = next(row for row in rows if row["hf_class"] == "DeepseekV2ForCausalLM")
+    assert deepseek["formats"] == "safetensors, GGUF (deepseek2)"
+    assert deepseek["backends"] == {"cpu": "no: latent attention", "cuda": "yes", "torch": "yes"}
 
 
 def test_bench_step_prints_one_json_line(tiny_model: Path):

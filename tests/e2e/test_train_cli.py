@@ -47,7 +47,7 @@ def test_what_guesses_bring_for_texts_is_not_kept_for_others(model: str):
     """Requests of later commands would be decoded by what pays for texts that nobody has asked for."""
     batch = session.Workplace(model, "cpu", compiled=False).batch(2, 256, seed=0)
     assert isinstance(batch, EngineBatch)
-    assert batch._core.kept is None
+    assert batch._core.saved_estimates is None
 
 
 def test_texts_are_shown(model: str, texts: str, capsys: pytest.CaptureFixture[str]):
@@ -112,7 +112,7 @@ def test_an_interruption_leaves_a_state_and_no_model(
     monkeypatch.setattr(session.ConsoleWatcher, "progress", press_control_c)
     common = ("train", "medusa", "-m", model, "--out", tmp_path / "out", "--data", texts, *_TINY)
     assert _here(*common, "--steps", "50") == 130
-    assert "--resume goes on" in capsys.readouterr().out
+    assert "--resume continues" in capsys.readouterr().out
     assert (tmp_path / "out/training/state.pt").exists() and not (tmp_path / "out/config.json").exists()
     monkeypatch.undo()
     _here(*common, "--steps", "1", "--resume")
@@ -133,7 +133,7 @@ def test_texts_that_were_written_before_an_interruption_stay(
     pressed.clear()
     train = ("train", "medusa", "-m", model, "--out", out, "--steps", "1", *_TINY)
     assert _here(*train) == 130
-    assert "the same command goes on" in capsys.readouterr().out
+    assert "the same command continues" in capsys.readouterr().out
     assert [path.name for path in out.iterdir()] == ["texts"]
     require_own(out, resume=False)
 

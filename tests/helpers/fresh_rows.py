@@ -45,7 +45,7 @@ class Fresh:
         return read(runner, kv, self.needs.rows[0].name, count)
 
     def _rest(self, held: Any, extra: Any, request: Request, count: int) -> Any:
-        return Run(held, extra, request.tokens, extra.end, count, self._drafter._drafter._lag)
+        return Run(held, extra, request.tokens, extra.end, count, self._drafter._drafter._state_offset)
 
 
 def read(runner: ModelRunner, kv: KvSequence, name: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -56,7 +56,7 @@ def test_an_open_loop_sends_every_request_and_counts_its_tokens(endpoint: str):
             outcome.sent,
             *(chunk.time for chunk in outcome.chunks),
             outcome.last,
-            outcome.over,
+            outcome.ended_at,
         ]
         assert times == sorted(times)
 

@@ -27,6 +27,7 @@ LINUX_ONLY = re.compile(
 WITH_FALLBACK = {
     "native/dispatch.cpp": {"asm/hwcap", "getauxval("},  # for __linux__; every Apple core has the dot product
     "native/packed_matrix.cpp": {"MADV_HUGEPAGE"},  # where the header has it
+    "src/foreword/backends/cuda/compiling.py": {"sched_getaffinity"},  # CUDA is on Linux alone
     "src/foreword/bench/peers.py": {"/proc"},
     "src/foreword/bench/server_overhead.py": {"/proc"},
     "src/foreword/cli/bench/common.py": {"/proc"},

@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from foreword.backends import choice, loading
+from foreword.backends.choice import BackendChoice
 from foreword.bench.gpu import engines, speculating, tiles
 from foreword.bench.gpu.device import PassTime
 from foreword.bench.gpu.engines import BatchSpeed, GpuReport, StartTime
@@ -30,7 +31,7 @@ CONTROL = ControlledSpeed(1, 3.9, 220.0, 600.0, 2.8, 2.7, 3.8)
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     monkeypatch.setattr(choice, "pick_device", lambda _: cpu)
-    monkeypatch.setattr(choice, "choose_backend", lambda *_: None)
+    monkeypatch.setattr(choice, "choose_backend", lambda *_: BackendChoice("torch", None, None, ""))
     monkeypatch.setattr(loading, "decoder_of", lambda *_: None)
 
     class Weights:

@@ -400,7 +400,7 @@ def test_a_step_that_was_tried_again_teaches_nothing():
 
 def test_drafting_is_kept_by_method():
     costs = StepCosts()
-    calls = [DrafterCall("ngram", asks=2, guesses=8, levels=4, empty=1, seconds=0.4)]
+    calls = [DrafterCall("ngram", requests=2, guesses=8, levels=4, empty=1, seconds=0.4)]
     for _ in range(2):
         costs.observe(report(1, seconds=StageSeconds(draft=0.4, total=1.0), calls=calls))
     assert costs.draft_seconds("ngram", 4, 2) == pytest.approx(0.4, rel=0.02)
