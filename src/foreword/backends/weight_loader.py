@@ -9,7 +9,7 @@ from foreword.cancellation import check_cancelled
 from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
 from foreword.models.formats.hf.checkpoint import HfCheckpoint
-from foreword.models.formats.hf.packed import Fp8Tensor, Kept
+from foreword.models.formats.hf.packed_tensors import Fp8Tensor, Kept
 from foreword.models.layer_shapes import expected_shapes
 from foreword.progress import Progress
 

@@ -15,7 +15,7 @@ from foreword.backends.support import require_supported
 from foreword.backends.torch.weights import DecoderWeights, LayerSource, weights_from
 from foreword.backends.weight_loader import WeightLoader
 from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
-from foreword.models.formats.hf.packed import Fp8Tensor, GroupedTensor, Kept
+from foreword.models.formats.hf.packed_tensors import Fp8Tensor, GroupedTensor, Kept
 from foreword.progress import Progress
 
 GROUP = 128

@@ -17,17 +17,8 @@ from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import WHOLE, QuantizedTensor, TensorPart, missing_tensor, stretches
 from foreword.models.formats.fields import HF_KEYS, ConfigFields, sampling_values
 from foreword.models.formats.hf.config import hf_config, hf_family
-from foreword.models.formats.hf.packed import (
-    FP8_BLOCK,
-    Fp8Tensor,
-    GroupedTensor,
-    Kept,
-    Scheme,
-    packed_matrices,
-    packed_stacks,
-    scheme_of,
-    unpacked,
-)
+from foreword.models.formats.hf.packed import packed_matrices, packed_stacks, scheme_of, unpacked
+from foreword.models.formats.hf.packed_tensors import FP8_BLOCK, Fp8Tensor, GroupedTensor, Kept, Scheme
 from foreword.models.formats.hf.tensors import Place, canonical_name, expert_places, places
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
 from foreword.models.formats.tensor_files import opened_safetensors
