@@ -1,4 +1,4 @@
-"""Triton kernels that can be recorded instead of launched: what a pass needs is known, and compiled, before it runs."""
+"""Triton kernels that can be recorded instead of launched: so that a pass's kernels can be compiled before it runs."""
 
 import threading
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class Kernel:
         thread, other = threading.get_ident(), knobs.runtime.jit_cache_hook
 
         def note(*, fn: Any, compile: dict[str, Any], **more: Any) -> bool:  # noqa: A002, ANN401 - Triton's names
-            """Keep what would be compiled; true: it is not."""
+            """Record what would be compiled; return True, so that Triton does not compile it."""
             if threading.get_ident() != thread:
                 return bool(other and other(fn=fn, compile=compile, **more))
             missing[Variant(fn.module, fn.name, compile["specialization_data"])] = None
@@ -79,7 +79,7 @@ class _OnDisk(ASTSource):  # type: ignore[misc]
 
 
 def kernel(*, do_not_specialize: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Kernel]:
-    """Make a kernel of a function; a launch compiles none for the values of the named integers."""
+    """Make a kernel of a function; values of the named integers cause no variants."""
 
     def made(function: Callable[..., None]) -> Kernel:
         return Kernel(triton.jit(function, do_not_specialize=list(do_not_specialize)))

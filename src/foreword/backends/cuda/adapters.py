@@ -22,7 +22,7 @@ Place = tuple[int, range]
 
 
 class AdapterTable:
-    """Adapters come and go between passes; a captured pass finds those that are there when it is replayed."""
+    """Addresses of the adapters' factors. They change between passes; a replayed capture reads the current ones."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         shape = (1 + MOST_SLOTS, config.num_layers, len(MODULES), FIELDS)
@@ -33,14 +33,14 @@ class AdapterTable:
         ]
 
     def check(self, slot: int) -> None:
-        """Refuse a slot that there is no entry for."""
+        """Raise an error if the table has no such slot."""
         if not 1 <= slot <= MOST_SLOTS:
             raise RequestError(
                 f"the cuda backend holds at most {MOST_SLOTS} adapters at a time; unload one of them"
             )
 
     def set(self, slot: int, adapter: Lora | None) -> None:
-        """The adapter's factors are on the device, and stay there while it is in the table."""
+        """Enter an adapter, whose factors stay on the device while it is in the table."""
         rows = torch.zeros(self.entries.shape[1:], dtype=torch.int64)
         for (layer, module), factors in (adapter.factors if adapter is not None else {}).items():
             entry = factors.down.data_ptr(), factors.up.data_ptr(), factors.rank
@@ -56,7 +56,7 @@ class RowAdapters:
     slots: Tensor  # int32 [rows]
 
     def add(self, place: Place, x: Tensor, y: Tensor) -> Tensor:
-        """To the product y of x with the matrices of these modules, in place."""
+        """Add the adapters' share to y, the product of x with these modules' matrices, in place."""
         layer, modules = place
         widths = [self.table.widths[layer].get(MODULES[module], 0) for module in modules]
         return add_factors(x, y, self.slots, self.table.entries, (layer, modules[0]), widths)

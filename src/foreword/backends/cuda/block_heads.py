@@ -68,7 +68,7 @@ CAPTURED_ROWS = 512
 
 
 class CudaBlockHead(KernelHead):
-    """Its passes over draft tokens run on Triton kernels."""
+    """A head that drafts a whole block; passes over draft tokens run on Triton kernels."""
 
     drafts_early = False  # its chains come from one pass over known texts
 
@@ -175,7 +175,7 @@ class CudaBlockHead(KernelHead):
         return _BlockInputs(starts, seen, positions, slots, *draws, places, newest)
 
     def _keep(self, features: Tensor, given: _BlockInputs, store: TorchKvStore) -> None:
-        """The target's states become keys and values of every layer."""
+        """Compute keys and values of every layer from the target's states."""
         context = self._tensors.context(features)
         cos_sin, (keys, values) = self._angles(given.positions), store.arrays(self._rows)
         no_queries = context.new_empty((len(context), 0, self.spec.layers[0].attention.head_dim))
@@ -192,7 +192,7 @@ class CudaBlockHead(KernelHead):
         features: Tensor,
         store: TorchKvStore,
     ) -> tuple[Tensor, Tensor]:
-        """Logits and states of the wanted rows."""
+        """Return logits and states of the wanted rows."""
         batch = uploaded.batch
         sight = Sight(
             given.seen,

@@ -196,7 +196,7 @@ class CudaHead(KernelHead):
         return self._kernels is not None and self._kernels.has_all
 
     def _state(self, most: int, room: int) -> _ChainState:
-        """Memory that captures read and write, for so many levels and requests."""
+        """Return the memory that captures of this many levels and requests read and write."""
         if (most, room) not in self._states:
             device, half = self._features.device, len(self._tensors.frequencies)
             cosines, sines = torch.zeros((2, most, room, half), device=device)

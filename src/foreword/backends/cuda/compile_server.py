@@ -44,7 +44,7 @@ def compile_one(variant: Variant) -> None:
 
 
 class CompileServer:
-    """Compiles up to so many variants at a time."""
+    """Compiles several variants at a time, each in a process."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers

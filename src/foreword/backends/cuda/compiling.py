@@ -137,12 +137,12 @@ class Kernels:
         return variant in self._loaded or variant in self._given_up
 
     def are_ready(self, variants: Iterable[Variant]) -> bool:
-        """Whether all are; a head that has to wait for them waits here."""
+        """Return whether all variants are ready; wait for them first if heads must not go without."""
         wanted = list(variants)
         return all(map(self.is_ready, wanted)) or (self.are_awaited and self.wait(wanted))
 
     def advance(self, seconds: float) -> None:
-        """Load what is compiled by now, for so long."""
+        """Load kernels that are compiled by now, for at most `seconds`."""
         end = self._clock() + seconds
         with self._lock:
             while (done := self._compiler.done(0.0)) is not None:
@@ -162,7 +162,7 @@ class Kernels:
         self.wait(missing)
 
     def wait(self, variants: Iterable[Variant], until: float | None = None) -> bool:
-        """Wait for variants, to a time of the clock; return whether they are ready."""
+        """Wait for variants, at most until a time of the clock; return whether they are ready."""
         wanted = list(variants)
         while not all(map(self.is_ready, wanted)):
             left = 1.0 if until is None else until - self._clock()

@@ -43,7 +43,7 @@ Result = tuple[Tensor, dict[Tap, Tensor]]
 
 
 class CudaHeads:
-    """Loads heads beside a decoder, in its numbers."""
+    """Loads heads for a decoder, in its dtype."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights[Matrix], captures: bool) -> None:
         ends = DecoderWeights(weights.embedding, (), weights.final_norm, weights.head)
@@ -64,7 +64,7 @@ class CudaHeads:
         return CudaMedusa(head, self._ends, captures=self._captures)
 
     def exit(self, more: Checkpoint, layer: int, rows: str) -> None:
-        """An exit has KV rows of its own here for all of its layers: then it runs in captured passes."""
+        """Return None: an exit has its own KV rows for all its layers here, so that its passes can be captured."""
 
 
 class CudaDecoder(DescribedDecoder[Matrix]):
@@ -80,7 +80,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         *,
         enforce_eager: bool = False,
     ) -> None:
-        """With `enforce_eager` nothing is captured, neither here nor of the heads beside it."""
+        """`enforce_eager`: capture no passes, neither of the decoder nor of its heads."""
         super().__init__(config, weights)
         self._attention_spec = require_supported(config, "cuda").attention
         self._rotations = Rotations(config.layers, config.rope, self.device)
@@ -101,7 +101,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
             self._products.check_library(*checked)
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
-        """What is added for the requests whose slot in a batch is this one; None takes it away."""
+        """Set the adapter of a slot, by which requests of a batch choose theirs; None removes it."""
         self._table.check(slot)
         self._adapters.pop(slot, None)
         if adapter is not None:
@@ -110,14 +110,14 @@ class CudaDecoder(DescribedDecoder[Matrix]):
 
     @property
     def heads(self) -> CudaHeads:
-        """Runners of heads in the numbers of this decoder."""
+        """Return a loader of heads in this decoder's dtype."""
         return CudaHeads(self.config, self.weights, self._captures)
 
     def remade(self, config: ModelConfig, weights: DecoderWeights[Matrix]) -> Self:
         return type(self)(config, weights, self._products, enforce_eager=not self._captures)
 
     def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> TorchKvStore:
-        """Memory for this decoder's rows and the `extra` ones, on its device."""
+        """Allocate KV memory for this decoder's rows and the `extra` ones."""
         return TorchKvStore(PageSpec.of(self.kv_rows(), extra), num_pages, page_size, self.device, move_rows)
 
     @contextmanager
@@ -134,12 +134,12 @@ class CudaDecoder(DescribedDecoder[Matrix]):
                 mixture.observe = None
 
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
-        """Those whose passes are captured."""
+        """Return the sizes whose passes are captured."""
         return decode_sizes(requests, length, rows, self._lines[1]) if self._captures else ()
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
-        """One pass over all rows of `batch` (on the CPU). Nothing in it waits for the device."""
+        """Run one pass over all rows of `batch` (on the CPU) without waiting for the device."""
         if not isinstance(store, TorchKvStore) or store.spec.decoder != self._kv_rows:
             raise ValueError("the KV store was made for another decoder")
         check_taps(batch.taps, self.config.num_layers)
@@ -209,7 +209,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         return self._products(last, weights.head, None), hidden
 
     def _turns(self, positions: Tensor) -> list[CosSin]:
-        """Cosines and sines for every layer, float32; one that does not rotate turns by nothing."""
+        """Return cosines and sines of every layer, float32; of width 0 for a layer without rotary embedding."""
         nothing = torch.empty((len(positions), 0), device=positions.device)
         found = self._rotations.of(positions, torch.float32)
         return [(nothing, nothing) if turns is None else turns for turns in found]

@@ -48,7 +48,7 @@ def drawn_ids(logits: Tensor, temperature: Tensor, keys: Tensor, names: Tensor) 
 
 
 def words(array: np.ndarray) -> Ints:
-    """Numbers of 64 bits as pairs of 32."""
+    """View 64-bit numbers as pairs of 32-bit ones."""
     return np.ascontiguousarray(array).view(np.int32)
 
 

@@ -35,16 +35,16 @@ class Mixture:
 
     @property
     def per_token(self) -> int:
-        """Experts that a row takes."""
+        """Experts per row."""
         return self._spec.per_token
 
     @property
     def shared_gate(self) -> Tensor | None:
-        """Weights [1, hidden] of how much the shared expert counts; None: it counts in full."""
+        """Weights [1, hidden] of the shared expert's gate; None: it has no gate."""
         return self._weights.shared_gate
 
     def say(self, normed: Tensor, slots: Tensor, spare_slot: int, parts: Tensor) -> None:
-        """What the experts of every row add, into float32 parts [per token, rows, hidden].
+        """Compute the output of every row's experts into float32 parts [per token, rows, hidden].
 
         Rows that write to `spare_slot` are padding: they take no expert, and have no parts.
         """
@@ -71,7 +71,7 @@ class Mixture:
 
 
 def tile_for(pairs: int, experts: int) -> Tile:
-    """The fastest tile on an H200 for so many rows times experts of each."""
+    """Return the fastest tile on an H200 for a number of pairs of row and expert."""
     mean = pairs / experts
     if mean <= 8:
         tile = Tile(16, 64, 128, stages=4, swapped=True)

@@ -61,8 +61,8 @@ class GraphCache(Generic[Shape, T]):
     ) -> tuple[T, bool]:
         """Run the pass and return its result and whether it was cold: the first of its shape, or one that is captured.
 
-        `body` launches the pass and reads its input from memory at fixed addresses. `load` loads what a new shape
-        launches; if it returns that this is all, the shape is captured at once, unless it is the first of all.
+        `body` launches the pass and reads its input from memory at fixed addresses. `load` loads the
+        kernels of a new shape; where it returns true, the shape is captured at once, unless it is the very first.
         """
         if is_recording():
             return body(), False
@@ -126,7 +126,7 @@ class GraphsByMemory(Generic[Shape, T]):
         self._of: WeakKeyDictionary[KvStore, GraphCache[Shape, T]] = WeakKeyDictionary()
 
     def of(self, store: KvStore) -> GraphCache[Shape, T]:
-        """It lives as long as the store does."""
+        """Return the cache of a KV store, which lives as long as the store."""
         if store not in self._of:
             self._of[store] = GraphCache()
         return self._of[store]

@@ -58,7 +58,7 @@ def kernel_ops() -> HeadOps:
 
 
 class KernelHead:
-    """What heads on Triton kernels share. Trees, prompts, and what kernels cannot run are left to the reference."""
+    """Base of heads on Triton kernels. Trees, prompts and unsupported passes run on the torch reference."""
 
     stops = False
 
@@ -88,7 +88,7 @@ class KernelHead:
                 self._join(index, "mlp.", ("gate_proj", "up_proj"))
 
     def _join(self, index: int, place: str, names: tuple[str, ...]) -> None:
-        """One matrix for all; those that the reference uses become parts of it."""
+        """Join matrices into one; the reference's become views of it."""
         whole, tensors = f"layers.{index}.{place}", self._tensors.by_name
         for kind in ("weight", "bias"):
             parts = [tensors.get(f"{whole}{name}.{kind}") for name in names]
@@ -107,7 +107,7 @@ class KernelHead:
 
     @property
     def is_ready(self) -> bool:
-        """Whether no kernel is being compiled that it waits for."""
+        """Return whether no kernel that the head waits for is being compiled."""
         return self._kernels is None or all(map(self._kernels.are_ready, self._needed.values()))
 
     def _has_kernels(self, kind: Hashable, *bodies: Callable[[], object]) -> bool:
@@ -148,7 +148,7 @@ class KernelHead:
         raise NotImplementedError
 
     def _placed(self, features: Tensor, rows: int) -> Tensor:
-        """The features where a captured pass finds them."""
+        """Copy features to where captured passes read them."""
         if rows > len(self._features):
             return pad(features.to(self._features.dtype), (0, 0, 0, rows - len(features)))
         self._features[: len(features)] = features
@@ -164,7 +164,7 @@ class KernelHead:
         tiles: TiledRows,
         store: TorchKvStore,
     ) -> Tensor:
-        """The stream after all layers."""
+        """Return the residual stream after all layers."""
         keys, values = store.arrays(self._rows)
         eps, stream = self.spec.norm.eps, stream.clone()
         for index, layer in enumerate(self.spec.layers):
@@ -189,14 +189,14 @@ class KernelHead:
         return angles.cos(), angles.sin()
 
     def _pair_of_norms(self, index: int) -> tuple[Tensor, Tensor] | None:
-        """Of queries and keys, if a layer has them."""
+        """Return the norms of queries and keys; None if the layer has none."""
         query, key = (
             self._tensors.by_name.get(f"layers.{index}.self_attn.{name}_norm.weight") for name in ("q", "k")
         )
         return None if query is None or key is None else (query, key)
 
     def _added(self, stream: Tensor, delta: Tensor, name: str) -> Tensor:
-        """Adds to the stream, and returns it normed if the head has such a norm."""
+        """Add to the residual stream; return it, normed if the head has this norm."""
         if not self.spec.has(name):
             return stream.add_(delta)
         return add_norm(

@@ -1,4 +1,4 @@
-"""Latent attention in the absorbed form: queries go to the space of the kept rows, and what was seen comes back.
+"""Latent attention in the absorbed form: queries are projected to the latent space, and results back.
 
 The same form serves prompts, so that a row has the same bits in every pass.
 """
@@ -19,7 +19,7 @@ from foreword.models.config import AttentionSpec
 
 
 class LatentAttention:
-    """One layer's, between its first and its last product."""
+    """Latent attention of one layer, between its first and its last product."""
 
     def __init__(self, spec: AttentionSpec, layer: LayerWeights[Matrix], products: Products) -> None:
         assert spec.latent is not None

@@ -1,4 +1,4 @@
-"""The two halves of a layer on Triton kernels. What a layer is like is data of its description."""
+"""Attention and MLP of a layer on Triton kernels. A layer's properties are data (`LayerSpec`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from foreword.models.config import AttentionSpec, LayerSpec
 
 @dataclass(frozen=True)
 class LayerPass:
-    """What the layers of a pass read beside the stream."""
+    """Inputs of a pass's layers other than the residual stream."""
 
     uploaded: UploadedPass
     sight: Sight
@@ -34,7 +34,7 @@ class LayerPass:
 
 
 class CudaLayers:
-    """Layers by their number."""
+    """All layers of a decoder."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class CudaLayers:
         return _one_of_each([*whole, head]), _one_of_each(in_parts)
 
     def attention(self, index: int, normed: Rows, given: LayerPass) -> Tensor:
-        """What attention adds to the stream, perhaps in parts; the rows' keys and values are kept."""
+        """Return attention's addend to the stream, possibly in parts; write the rows' keys and values."""
         layer, spec = self._weights[index], self._specs[index].attention
         qkv = self._product(normed, layer.qkv, layer.qkv_bias, given.added, (index, QKV))
         seen = self._attended(layer, spec, qkv, index, given)
@@ -93,7 +93,7 @@ class CudaLayers:
         return found.view(rows, spec.query_width)
 
     def mlp(self, index: int, normed: Rows, given: LayerPass) -> Tensor:
-        """What the MLP adds to the stream, perhaps in parts."""
+        """Return the MLP's addend to the stream, possibly in parts."""
         mixture = self.mixtures.get(index)
         if mixture is None:
             return self._dense(index, normed, given)
@@ -106,7 +106,7 @@ class CudaLayers:
         return parts
 
     def _dense(self, index: int, normed: Rows, given: LayerPass) -> Tensor:
-        """The MLP of a layer without experts, or the one that all rows of a mixture share."""
+        """Run the dense MLP of a layer, or the shared expert of a mixture."""
         layer, spec = self._weights[index], self._specs[index].mlp
         gate_up = self._product(normed, layer.gate_up, layer.gate_up_bias, given.added, (index, GATE_UP))
         active = Rows.room(gate_up, gate_up.shape[1] // 2, layer.down)
@@ -116,14 +116,14 @@ class CudaLayers:
     def _product(
         self, x: Rows, weight: Matrix, bias: Tensor | None, added: RowAdapters | None, place: Place
     ) -> Tensor:
-        """With what the rows' adapters add to it."""
+        """Return a product plus the rows' adapters."""
         y = self._products(x, weight, bias)
         return y if added is None else added.add(place, x.numbers, y)
 
     def _addend(
         self, x: Rows, weight: Matrix, bias: Tensor | None, added: RowAdapters | None, place: Place
     ) -> Tensor:
-        """A product that is added to the stream, in parts if nothing comes between."""
+        """Return a product for the stream, in parts unless a bias or adapter has to be added first."""
         if not self._products.splits(weight):
             return self._product(x, weight, bias, added, place)
         parts = self._products.parts(x, weight)

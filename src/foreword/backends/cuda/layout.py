@@ -34,7 +34,8 @@ PREPARED_LENGTHS = (PART // 2, *(3 * PART * parts // 4 for parts in (2, 4, 8, 16
 """One text for each number of parts that is common: steps of a start leave it within them."""
 
 NARROW_LINES, NARROW_DIM = 64, 256
-"""Most lines (rows times heads of a group) of a tile whose positions are split into parts, up to so wide heads."""
+"""Most lines (rows times heads of a group) of a tile whose positions are split into parts; largest head dimension
+with that many."""
 
 ENOUGH_PROGRAMS = 128
 """Tiles times KV heads with which a tile can go through all its positions by itself."""
@@ -70,12 +71,12 @@ class PassShape:
 
     @property
     def is_decode(self) -> bool:
-        """Whether it is small enough, and made of few enough parts, to be captured."""
+        """Whether the pass is small enough to be captured."""
         return self.rows <= DECODE_ROWS[-1] and not self.wide_tiles
 
     @property
     def kind(self) -> "PassShape":
-        """What decides which kernels a pass launches; lengths of texts do not."""
+        """The part of the shape that decides which kernels are launched; text lengths do not."""
         return replace(self, pages=0, parts=0, wide_tiles=min(1, self.wide_tiles))
 
     def sizes(self, batch: BatchSizes) -> BatchSizes:
@@ -96,7 +97,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Layout:
-    """A pass's shape, and what the host works out for it."""
+    """A pass's shape and tiles, computed on the host."""
 
     shape: PassShape
     requests: Ints  # [rows], whose row it is
@@ -178,7 +179,7 @@ class _Cut(NamedTuple):
 
 @lru_cache(maxsize=512)
 def _cut(row_starts: bytes, ancestor_masks: bytes, group: int, head_dim: int) -> _Cut:
-    """By the bytes of the two arrays: pass after pass has as many rows of the same kind for every request."""
+    """Cut rows into tiles; cached by the bytes of the two arrays, which seldom change from pass to pass."""
     bounds = np.frombuffer(row_starts, np.int32)
     masks = np.frombuffer(ancestor_masks, np.uint64).reshape(-1, MASK_WORDS)
     starts, counts = bounds[:-1], np.diff(bounds)
@@ -229,7 +230,7 @@ def decode_sizes(requests: int, length: int, rows: int, kv_heads: int = 1) -> li
 
 
 def rounded_parts(parts: int, tiles: int) -> int:
-    """The parts that a captured pass has room for."""
+    """Return the number of parts that a captured pass is sized for."""
     if tiles <= FEW_TILES:
         return next((few for few in FEW_PARTS if parts <= few), power_of_two(parts))
     return power_of_two(parts)
@@ -241,7 +242,7 @@ def power_of_two(count: int) -> int:
 
 
 def round_rows(count: int, sizes: Sequence[int] = DECODE_ROWS) -> int:
-    """The size that a pass of `count` rows is given."""
+    """Return the padded number of rows of a pass over `count` rows."""
     for size in sizes:
         if count <= size:
             return size

@@ -36,7 +36,7 @@ class MedusaShape:
 
 
 class CudaMedusa:
-    """The reference's products, without its launches."""
+    """The torch reference's computation as one captured graph."""
 
     def __init__(self, head: Head, ends: LentEnds, *, captures: bool) -> None:
         self._tensors = MedusaTensors(head, ends)
@@ -86,7 +86,7 @@ class CudaMedusa:
         return as_chains(drawn, plan.steps, began, is_cold)
 
     def _placed(self, states: Tensor) -> Tensor:
-        """The states where a captured pass finds them, and some rows of what was there before."""
+        """Copy states to where captured passes read them; padding rows keep old values."""
         self._states[: len(states)] = states
         return self._states[: round_rows(len(states))]
 

@@ -58,14 +58,14 @@ _PIECE = 1 << 24
 
 
 class Rows(NamedTuple):
-    """The input of products: its numbers, and the same in 8 bits where the weights are."""
+    """The input of products, and the same in 8 bits where the weights are in 8 bits."""
 
     numbers: Tensor  # [rows, K]
     rounded: Fp8Rows | None = None
 
     @staticmethod
     def room(like: Tensor, width: int, weight: Matrix) -> "Rows":
-        """Memory for as many rows as `like` has, which products with such weights read."""
+        """Allocate the input of products with this weight, with as many rows as `like`."""
         numbers = like.new_empty((len(like), width))
         if not isinstance(weight, Fp8Weight):
             return Rows(numbers)
@@ -132,13 +132,13 @@ def _all_ways(weight: PackedWeight, depth: int) -> list[tuple[Tile, Tensor]]:
 
 
 def _kind(weight: PackedWeight, depth: int) -> tuple[int, ...]:
-    """What the bits of a tile may depend on."""
+    """Return everything that a tile's bits may depend on."""
     form = (weight.in_blocks, 0) if isinstance(weight, Fp8Weight) else (weight.group, 1 + weight.kind)
     return (*weight.shape, depth, *form)
 
 
 def part_alignment(weight: PackedWeight) -> int:
-    """Where parts of K may begin."""
+    """Return the alignment of parts of K."""
     return BLOCK if isinstance(weight, Fp8Weight) else weight.group
 
 
@@ -164,7 +164,7 @@ def _input(x: Rows | Tensor, weight: PackedWeight) -> Fp8Rows | Tensor:
 
 
 def tile_for(rows: int, weight: PackedWeight) -> Tile:
-    """The fastest tile on an H200 for so many rows."""
+    """Return the fastest tile on an H200 for a number of rows."""
     if isinstance(weight, GroupedWeight):
         return next((tile for tile in _GROUPED_TILES if rows <= tile.rows), _GROUPED_TILES[-1])
     narrow, wide = next((tiles for most, tiles in _FP8_TILES.items() if rows <= most), (_PROMPT_TILE,) * 2)

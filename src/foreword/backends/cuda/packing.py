@@ -39,7 +39,7 @@ class RoundedMatrices:
 
 
 class KeptMatrices(RoundedMatrices):
-    """The same for a checkpoint: what is stored packed stays as it is."""
+    """A source of tensors of a checkpoint in which packed matrices stay packed."""
 
     def __init__(self, source: WeightLoader, device: torch.device, quantization: str) -> None:
         """With "auto", matrices that are not packed are not rounded either."""
@@ -64,7 +64,7 @@ class KeptMatrices(RoundedMatrices):
 
 
 def joined(parts: Sequence[PackedWeight]) -> PackedWeight | None:
-    """Matrices that read the same input as one; None: they are packed in different ways."""
+    """Join matrices that read the same input; None: their packing differs."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -132,7 +132,7 @@ def _grouped(kept: GroupedTensor, device: torch.device) -> GroupedWeight | None:
 
 
 def _pairs(codes: Tensor, group: int) -> Tensor:
-    """Codes [N, K] as `GroupedWeight` has them."""
+    """Pack codes [N, K] two to a byte, as `GroupedWeight` stores them."""
     halves = codes.view(len(codes), -1, 2, group // 2)
     return (halves[:, :, 0] | halves[:, :, 1] << 4).transpose(0, 1).contiguous()
 

@@ -15,7 +15,7 @@ from foreword.backends.cuda.packed_products import WIDE, Matrix, PackedProducts,
 _log = logging.getLogger(__name__)
 
 REFERENCE_TILE = Tile(rows=16, columns=32, depth=128)
-"""What every other way must equal, bit by bit."""
+"""The tile whose bits every other tile, and the library, must give."""
 
 ENOUGH_COLUMNS = 8192
 """Columns with which, times its parts, a product has work for every processor."""
@@ -66,7 +66,7 @@ class Products:
         return linear(x, weight, bias, x.new_empty(out_shape), tile_for(len(x), len(weight), depth))
 
     def part_depth(self, weight: Matrix) -> int:
-        """How much of K is added up by itself where a product may come in parts: decided by its shape alone."""
+        """Return the depth of a part of K, which the weight's shape alone decides; the whole depth: no parts."""
         columns, depth = weight.shape
         aligned = ALIGNED if isinstance(weight, Tensor) else part_alignment(weight)
         if isinstance(weight, Tensor) and not _LIBRARY_ADDS_PARTS:
@@ -154,7 +154,7 @@ def tile_for(rows: int, columns: int, depth: int) -> Tile:
 
 
 def tall_for(rows: int, columns: int) -> TallTile | None:
-    """The fastest tile of the other kind, if there is one that is worth it."""
+    """Return the fastest tall tile; None where other kernels are faster."""
     if not 64 < rows <= DECODE_ROWS[-1]:
         return None
     if columns >= WIDE:
@@ -167,7 +167,7 @@ def tall_for(rows: int, columns: int) -> TallTile | None:
 
 
 def _beats_library(rows: int, columns: int) -> bool:
-    """Where the kernels of whole products are faster than the library's among those that it computes."""
+    """Return whether our kernel is faster than the library for a whole product of this size."""
     return columns >= WIDE and tall_for(rows, columns) is not None
 
 

@@ -40,7 +40,7 @@ def attended(
     rule: ScoreRule = PLAIN,
     out: Tensor | None = None,
 ) -> Tensor:
-    """What every row of the tiles sees: [rows, heads, dim], as `queries` or, where that is narrower, `out`."""
+    """Return attention of all tiled rows, [rows, heads, dim]; into `out` where values are narrower than queries."""
     found = torch.empty_like(queries) if out is None else out
     if tiles.narrow is not None:
         room = None
@@ -64,7 +64,7 @@ class UploadedPass:
 
 
 class PassUpload:
-    """Memory for passes on one device. Captured ones read from a part of it that never moves."""
+    """Memory for the arrays of passes; captured passes read from a fixed part of it."""
 
     def __init__(self, device: torch.device) -> None:
         self._fixed = Upload(device, FIXED_ENTRIES)

@@ -20,21 +20,21 @@ AHEAD_ROWS = 64
 
 @triton.jit
 def wait_for_the_kernel_before(AHEAD: tl.constexpr) -> None:
-    """The first thing in a kernel; not even a program without work may end before it."""
+    """Wait until the previous kernel has ended. Call it first; not even a program without work may return before it."""
     if AHEAD:
         gdc_wait()
 
 
 @triton.jit
 def let_the_next_kernel_come(AHEAD: tl.constexpr) -> None:
-    """Once every program has called it; in most kernels at the beginning."""
+    """Allow the next kernel to become resident, once every program has called this; most kernels do so at the start."""
     if AHEAD:
         gdc_launch_dependents()
 
 
 @triton.jit
 def fetch_to_cache(at) -> None:
-    """Have the lines at these addresses, of memory that no kernel writes, come to the second-level cache."""
+    """Prefetch the cache lines at these addresses, which no kernel writes, to the L2 cache."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
         "=r,l",

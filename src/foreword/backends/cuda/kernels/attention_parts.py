@@ -42,7 +42,7 @@ def merge(peak, mass, total, peak2, mass2, total2) -> tuple[tl.tensor, tl.tensor
 
 @triton.jit
 def sink(at) -> tl.tensor:
-    """The peak of a softmax over nothing but a sink, whose mass is one."""
+    """Return the peak of a softmax over an attention sink alone; its mass is 1."""
     return tl.load(at).to(tl.float32) * 1.4426950408889634
 
 
@@ -73,7 +73,7 @@ def _rows_at(
 
 @triton.jit
 def more_of(line_at, q, real, EXTRA: tl.constexpr, EXTRA_BLOCK: tl.constexpr) -> tl.tensor:
-    """What queries over latent rows have beside q; without it something that is not read."""
+    """Load the EXTRA numbers of queries over latent rows; without EXTRA, return a value that is not read."""
     found = q
     if EXTRA > 0:
         more = tl.arange(0, EXTRA_BLOCK)

@@ -1,7 +1,7 @@
 """Products of experts with the rows that take them: an expert's weights are read once, whatever rows it has.
 
-The sums are those of `linear`: over K from its first entry to its last. What the experts of a row say comes as parts,
-in the order of their ranks, which are added to the stream in this order. So a row's bits depend on nothing beside it.
+The sums are those of `linear`: over K from its first entry to its last. The outputs of a row's experts are parts in the
+order of the experts' ranks, and are added to the stream in this order. So a row's bits depend on nothing beside it.
 """
 
 from dataclasses import replace

@@ -103,7 +103,7 @@ def linear(
 ) -> Tensor:
     """x [rows, K] times weight [N, K], into out [rows, N].
 
-    With `part_depth` out is [parts, rows, N], one product for so much of K each.
+    With `part_depth`, K is cut into parts of this depth, and out is [parts, rows, N].
     """
     (num_rows, depth), columns = x.shape, len(weight)
     if x.is_cuda:

@@ -1,4 +1,4 @@
-"""Which experts every row takes, and the rows of every expert in blocks; nothing of it goes through the host.
+"""Choice of every row's experts, and sorting of rows by expert, on the device.
 
 The grid of the experts' products is fixed by the number of rows and experts, so that passes can be captured: blocks
 that turn out empty end at once.
@@ -92,8 +92,8 @@ def route(
 ) -> tuple[Tensor, Tensor]:
     """The experts of every row, int32 [rows, per token], and how much each counts, float32.
 
-    `logits` are in parts, float32 [parts, rows, experts]. Rows that write to `spare_slot` take the expert `spec.count`,
-    which there is none of.
+    `logits` are in parts, float32 [parts, rows, experts]. Rows that write to `spare_slot` (padding) get the expert
+    number `spec.count`, which does not exist.
     """
     parts, rows, experts = logits.shape
     chosen = torch.empty((rows, spec.per_token), dtype=torch.int32, device=logits.device)

@@ -47,7 +47,7 @@ def _fill_in(token_ids, drawn, rows, BLOCK: tl.constexpr):
 
 
 def fill_in(token_ids: Tensor, drawn: Tensor) -> None:
-    """Put what the pass before has drawn in the place of the ids that stand for it: `backends.batch.known_ids`."""
+    """Replace placeholder ids by the tokens that the previous pass drew (see `backends.batch.known_ids`)."""
     _fill_in[(triton.cdiv(len(token_ids), 256),)](token_ids, drawn, len(token_ids), BLOCK=256)
     if is_recording():
         token_ids.clamp_(min=0)  # what reads them is no kernel of ours, and must find tokens
