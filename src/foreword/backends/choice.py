@@ -96,7 +96,7 @@ def fitted(
     )
     if not missing or is_named:
         return choice
-    reason = f"the {choice.name} backend cannot run {', '.join(missing)}"
+    reason = f"the {choice.name} backend does not support {', '.join(missing)}"
     logging.getLogger("foreword").warning("this %s model runs on torch: %s", config.architecture, reason)
     return _torch(dtype, device, reason)
 

@@ -10,22 +10,22 @@ from foreword.models.config import AttentionSpec, LayerSpec, ModelConfig, Norms
 class Part(Enum):
     """A feature beyond plain llama layers, with its name for users."""
 
-    WINDOW = "a sliding window"
-    EXPERTS = "a mixture of experts"
+    WINDOW = "sliding-window attention"
+    EXPERTS = "mixture of experts"
     LATENT = "latent attention"
     GATED = "gated attention"
-    CAPS = "soft caps"
+    CAPS = "soft caps of scores or logits"
     NORMS = "norms after attention and MLP"
-    WIDE_NORM = "norms over all heads"
+    WIDE_NORM = "query and key norms over all heads"
     SCALES = "scaled embeddings, residuals, scores or logits"
     NO_ROPE = "layers without rotary embedding"
-    OTHER_ROPE = "layers that turn by frequencies of their own"
-    PART_ROPE = "rotating a part of each head"
-    LOUD_ROPE = "rotary embedding with a magnitude"
+    OTHER_ROPE = "rotary frequencies per layer"
+    PART_ROPE = "partial rotary embedding"
+    LOUD_ROPE = "rotary embedding with an attention factor"
     GELU = "GeGLU"
     SINKS = "attention sinks"
-    CLAMPED = "experts with biases and clamps"
-    MIXED = "layers that differ"
+    CLAMPED = "experts with biases and clamped activations"
+    MIXED = "layers of different kinds"
 
 
 SUPPORTED: dict[str, frozenset[Part]] = {
@@ -71,7 +71,7 @@ def require_supported(config: ModelConfig, backend: str) -> LayerSpec:
         where = "training" if backend == "training" else f"the {backend} backend"
         torch_runs = backend != "torch" and not missing_parts(config, "torch") and backend != "training"
         raise CheckpointError(
-            f"{where} cannot run this {config.architecture} model: {', '.join(found)} is not supported; "
+            f"{where} does not support this {config.architecture} model's {', '.join(found)}; "
             f"use {'--backend torch' if torch_runs else 'another model'}"
         )
     return config.layers[0]

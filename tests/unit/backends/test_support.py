@@ -61,9 +61,9 @@ WINDOW = with_layer(LayerSpec(replace(ATTENTION, window=127), MLP))
     [
         (with_layer(LayerSpec(ATTENTION, replace(MLP, activation="gelu"))), "torch", "activation 'gelu'"),
         (with_layer(LayerSpec(ATTENTION, replace(MLP, activation="gelu_pytorch_tanh"))), "training", "GeGLU"),
-        (GATED, "cuda", "gated attention is not supported; use --backend torch"),
-        (WINDOW, "training", "a sliding window is not supported; use another model"),
-        (with_layer(LayerSpec(ATTENTION, MlpSpec(32))), "training", "layers that differ"),
+        (GATED, "cuda", "gated attention; use --backend torch"),
+        (WINDOW, "training", "sliding-window attention; use another model"),
+        (with_layer(LayerSpec(ATTENTION, MlpSpec(32))), "training", "layers of different kinds"),
         (COMPRESSED, "cpu", "latent attention"),
         (with_layer(LayerSpec(replace(ATTENTION, softcap=5.0), MLP)), "training", "soft caps"),
         (with_layer(LayerSpec(ATTENTION, MLP, Norms.AFTER)), "training", "norms after attention"),
@@ -87,7 +87,7 @@ def test_auto_falls_to_torch_where_the_faster_backend_cannot_run_a_model():
     chosen, gpu = BackendChoice("cuda", None, torch.bfloat16, "the fastest"), torch.device("cuda")
     found = fitted(chosen, GATED, backend="auto", dtype="auto", device=gpu)
     assert (found.name, found.torch_dtype) == ("torch", torch.bfloat16)
-    assert found.reason.startswith("the cuda backend cannot run gated attention")
+    assert found.reason.startswith("the cuda backend does not support gated attention")
     assert fitted(chosen, GATED, backend="cuda", dtype="auto", device=gpu) is chosen
     assert fitted(chosen, SOUND, backend="auto", dtype="auto", device=gpu) is chosen
 
@@ -97,5 +97,5 @@ def test_every_backend_asks(tmp_path: Path, backend: str):
     path = make_hf_model(tmp_path, "llama")
     config = json.loads((path / "config.json").read_text()) | {"hidden_act": "gelu"}
     (path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=f"the {backend} backend cannot run this llama model: .*gelu"):
+    with pytest.raises(CheckpointError, match=f"the {backend} backend does not support this llama model's .*gelu"):
         load_model(str(path), device="cpu", backend=backend)
