@@ -1,0 +1,68 @@
+"""A drafter that reads the target's hidden states: it drafts what followed the most similar earlier state."""
+
+from dataclasses import dataclass
+
+import torch
+
+from foreword.backends.batch import Tap
+from foreword.drafters.registry import DrafterKind, Guesses
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Drafter, DrafterNeeds, DraftSource, Traits
+
+
+@dataclass(frozen=True)
+class NearestConfig:
+    """Keys that a user may set."""
+
+    min_cosine: float = 0.9  # below this similarity nothing is drafted
+
+
+class NearestState(Drafter):
+    """Drafts the tokens that followed the most similar earlier state."""
+
+    def __init__(self, config, tap):
+        needs = DrafterNeeds(taps=(tap,))  # rows=(RowSpec(...),) would reserve KV rows in the pages
+        self.traits = Traits(DraftSource.HEAD, needs)
+        self._config, self._tap = config, tap
+        self._states = {}  # request -> (position of the first, [positions, hidden])
+
+    def observe(self, commits):
+        """Receive prompt chunks, accepted draft tokens and corrections with their states; again after a preemption."""
+        for commit in commits:
+            new = torch.nn.functional.normalize(commit.hidden[self._tap].float(), dim=-1)
+            first, states = self._states.get(commit.request.request_id, (commit.first, new[:0]))
+            if not first <= commit.first <= first + len(states):
+                first, states = commit.first, new[:0]
+            self._states[commit.request.request_id] = (
+                first,
+                torch.cat((states[: commit.first - first], new)),
+            )
+
+    def propose(self, tasks):
+        return [self._draft(task) for task in tasks]
+
+    def _draft(self, task):
+        request = task.request
+        first, states = self._states.get(request.request_id, (0, ()))
+        # The newest token has no state yet.
+        if len(states) < 2 or first + len(states) != len(request.tokens) - 1:
+            return Draft()
+        alike = states[:-1] @ states[-1]
+        best = int(alike.argmax())
+        if alike[best] < self._config.min_cosine:
+            return Draft()
+        begin = first + best + 2  # the newest state led to the newest token; its twin to the one before `begin`
+        tokens = request.tokens[begin : begin + min(task.max_nodes, task.max_depth)]
+        return Draft.chain(tokens, len(request.tokens), request.epoch)
+
+    def forget(self, request):
+        self._states.pop(request.request_id, None)
+
+
+def build(config, resources):
+    return NearestState(config, Tap(resources.target.config.num_layers, normed=True))
+
+
+KIND = DrafterKind(
+    "what followed the most similar hidden state", NearestConfig, build, can_hang=False, guesses=Guesses.CHOSEN
+)
