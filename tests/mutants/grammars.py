@@ -200,7 +200,7 @@ GRAMMAR_MUTANTS = (
         "any JSON with a tool's name is a call, whatever its arguments are",
         "server/api/untagged_calls.py",
         "_Candidate._fits",
-        "has_both and name is not None and takes(self._schemas[name], given)",
+        "has_both and name is not None and fits_schema(self._schemas[name], given)",
         "has_both and name is not None",
         (UNTAGGED,),
     ),

@@ -67,7 +67,7 @@ PREPARING_MUTANTS = (
         "of batches that are rounded alike, guesses are forgotten",
         "backends/cuda/layout.py",
         "decode_sizes",
-        "round_rows(count * rows)",
+        "padded_rows(count * rows)",
         "0",
         (
             f"{UNIT}/backends/cuda/test_layout.py::test_sizes_to_prepare_are_one_for_each_shape_that_a_batch_can_have",

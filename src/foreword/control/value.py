@@ -141,7 +141,7 @@ def worked_levels(groups: Sequence[Group], depth: int) -> float:
     return levels
 
 
-class Choice(NamedTuple):
+class PlanChoice(NamedTuple):
     """Levels to verify per group for drafts of at most `depth` levels, and the result."""
 
     rate: float  # tokens per second
@@ -164,7 +164,7 @@ def best_plan(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) 
     ]
 
 
-def best_choice(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> Choice:
+def best_choice(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> PlanChoice:
     """Return the levels with the most tokens per second."""
     deepest = max(group.depth for group in groups)
     # A drafter that stops itself decides by its confidence.
@@ -192,7 +192,7 @@ def _best_prefix(
     levels: Sequence[tuple[float, int, int]],
     depth: int,
     draft_seconds: DraftSeconds,
-) -> Choice:
+) -> PlanChoice:
     """Return the best prefix of the levels up to `depth`."""
     sharing: dict[str, list[Group]] = {}
     for group in groups:
@@ -220,7 +220,7 @@ def _best_prefix(
         if rate > best_rate:
             best_rate, best_count, row_seconds = rate, len(taken), more / max(rows, 1e-9)
     kept = [taken[:best_count].count(place) for place in range(len(groups))]
-    return Choice(best_rate, depth, worked, kept, row_seconds)
+    return PlanChoice(best_rate, depth, worked, kept, row_seconds)
 
 
 def best_drafters(
@@ -256,7 +256,7 @@ def _benefit(
     here: Pass,
     group: Group,
     kept: int,
-    best: Choice,
+    best: PlanChoice,
     groups: Sequence[Group],
     prices: "_Prices",
     draft_seconds: DraftSeconds,
@@ -306,7 +306,7 @@ class _Prices:
     rate: float  # tokens per second
 
     @staticmethod
-    def of(here: Pass, groups: Sequence[Group], best: Choice, draft_seconds: DraftSeconds) -> "_Prices":
+    def of(here: Pass, groups: Sequence[Group], best: PlanChoice, draft_seconds: DraftSeconds) -> "_Prices":
         requests, rows, before = sum(group.requests for group in groups), [], 0.0
         deepest = max(group.depth for group in groups)
         known: dict[int, list[float]] = {}  # by maximum number of added rows

@@ -19,7 +19,7 @@ from foreword.control.reporting.reading import as_json
 from foreword.engine.outputs import sum_stats
 from foreword.errors import EngineUnavailable, RequestError
 from foreword.server.api.answer_types import speculation_of
-from foreword.server.api.entry import body_of, json_answer, takes
+from foreword.server.api.entry import body_of, body_schema, json_answer
 from foreword.server.api.identity import caller_of
 from foreword.server.api.sampling_types import StrictBody
 from foreword.server.context import ServerContext
@@ -155,7 +155,7 @@ async def _report(context: ServerContext) -> ControlReport:
 
 
 def _add_switch(router: APIRouter, context: ServerContext) -> None:
-    @router.post("/speculation", openapi_extra=takes(SwitchRequest))
+    @router.post("/speculation", openapi_extra=body_schema(SwitchRequest))
     async def switch(request: Request) -> Response:
         """Switch speculation for all requests, or move a drafter in a cohort; texts do not change."""
         _check_admin(context, request)

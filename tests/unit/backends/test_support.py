@@ -97,5 +97,7 @@ def test_every_backend_asks(tmp_path: Path, backend: str):
     path = make_hf_model(tmp_path, "llama")
     config = json.loads((path / "config.json").read_text()) | {"hidden_act": "gelu"}
     (path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=f"the {backend} backend does not support this llama model's .*gelu"):
+    with pytest.raises(
+        CheckpointError, match=f"the {backend} backend does not support this llama model's .*gelu"
+    ):
         load_model(str(path), device="cpu", backend=backend)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from foreword.bench.serve.answer import (
     AnswerEvent,
-    AnswerReader,
     ContentChunk,
     RequestOutcome,
     ServerReportedError,
+    StreamParser,
     parse_chunk,
 )
 from foreword.wire.openai_http import EventParser
@@ -83,7 +83,7 @@ def test_an_error_in_the_stream_is_one(event: dict[str, Any]):
 
 def read(*events: tuple[float, dict[str, Any]]) -> RequestOutcome:
     outcome = RequestOutcome(due=0.0)
-    reader = AnswerReader(outcome)
+    reader = StreamParser(outcome)
     for time, event in events:
         assert not reader.is_finished
         reader.take(f"data: {json.dumps(event)}\n\n".encode(), time)
@@ -122,5 +122,5 @@ def test_usage_with_every_chunk_tells_what_each_holds():
 def test_events_of_one_arrival_have_its_time():
     outcome = RequestOutcome(due=0.0)
     event = json.dumps(said("a"))
-    AnswerReader(outcome).take(f"data: {event}\n\ndata: {event}\n\n".encode(), 5.0)
+    StreamParser(outcome).take(f"data: {event}\n\ndata: {event}\n\n".encode(), 5.0)
     assert [chunk.time for chunk in outcome.chunks] == [5.0, 5.0]

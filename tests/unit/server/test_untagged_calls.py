@@ -7,7 +7,7 @@ import pytest
 from foreword.server.api.message_types import ToolFunction
 from foreword.server.api.tool_reading import FORMATS, Called, Given, Said, ToolReader
 from foreword.server.api.tool_use import ToolUse, ToolWriter
-from foreword.server.api.untagged_calls import takes
+from foreword.server.api.untagged_calls import fits_schema
 
 ADD = {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["a"]}
 OPEN = {"type": "object", "properties": {}, "additionalProperties": True}
@@ -167,11 +167,11 @@ def test_the_answer_ends_with_tool_calls_and_says_no_more_of_them_than_wanted():
 
 
 def test_a_schema_says_which_names_arguments_have():
-    assert takes(ADD, {"a": 1})
-    assert not takes(ADD, {"b": 1})
-    assert not takes(ADD, {"a": 1, "c": 1})
-    assert not takes(ADD, ["a"])
-    assert takes(OPEN, {"c": 1})
-    assert takes({"type": "object"}, {"c": 1})
-    assert takes({"properties": {}, "patternProperties": {"c": {}}}, {"c": 1})
-    assert not takes(ToolFunction(name="now").argument_schema, {"c": 1})
+    assert fits_schema(ADD, {"a": 1})
+    assert not fits_schema(ADD, {"b": 1})
+    assert not fits_schema(ADD, {"a": 1, "c": 1})
+    assert not fits_schema(ADD, ["a"])
+    assert fits_schema(OPEN, {"c": 1})
+    assert fits_schema({"type": "object"}, {"c": 1})
+    assert fits_schema({"properties": {}, "patternProperties": {"c": {}}}, {"c": 1})
+    assert not fits_schema(ToolFunction(name="now").argument_schema, {"c": 1})

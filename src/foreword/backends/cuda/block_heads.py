@@ -17,7 +17,7 @@ from foreword.backends.cuda.heads import KernelHead
 from foreword.backends.cuda.kernels.attention import Sight
 from foreword.backends.cuda.kernels.rotation import rotate_and_keep
 from foreword.backends.cuda.kernels.rows import take_rows
-from foreword.backends.cuda.layout import Layout, PassShape, round_rows
+from foreword.backends.cuda.layout import Layout, PassShape, padded_rows
 from foreword.backends.cuda.upload import UploadedPass
 from foreword.backends.interface import (
     ChainPlan,
@@ -124,8 +124,8 @@ class CudaBlockHead(KernelHead):
             return None
         shape = BlockShape(
             layout.shape,
-            0 if context is None else round_rows(len(context.features)),
-            round_rows(len(blocks.starts)),
+            0 if context is None else padded_rows(len(context.features)),
+            padded_rows(len(blocks.starts)),
             0 if plan is None else int(plan.steps.max()),
             None if plan is None else names_in(plan),
         )

@@ -136,7 +136,7 @@ def _layout(
     """Lay out a pass, by what its shape depends on."""
     (table_pages, logit_rows, hidden_rows), (page_size, group, kv_heads, head_dim) = sizes, model
     cut = _cut(row_starts, ancestor_masks, group, head_dim)
-    rows, of_texts = round_rows(len(cut.requests)), np.array(parts_of_texts, np.int32)[cut.is_narrow]
+    rows, of_texts = padded_rows(len(cut.requests)), np.array(parts_of_texts, np.int32)[cut.is_narrow]
     most, narrow_tiles = int(of_texts.max(initial=0)), len(cut.narrow.counts)
     if len(cut.wide.counts):
         parts = power_of_two(most)
@@ -148,11 +148,11 @@ def _layout(
     is_even = 2 * int(of_texts.sum()) >= most * len(of_texts)
     shape = PassShape(
         rows=rows,
-        logit_rows=min(rows, round_rows(logit_rows)),
-        hidden_rows=round_rows(hidden_rows) if hidden_rows else 0,
+        logit_rows=min(rows, padded_rows(logit_rows)),
+        hidden_rows=padded_rows(hidden_rows) if hidden_rows else 0,
         pages=pages,
         parts=parts,
-        narrow_tiles=min(rows, round_rows(narrow_tiles)) if narrow_tiles else 0,
+        narrow_tiles=min(rows, padded_rows(narrow_tiles)) if narrow_tiles else 0,
         narrow_rows=cut.narrow_rows,
         wide_tiles=len(cut.wide.counts),
         wide_rows=cut.wide_rows,
@@ -219,11 +219,11 @@ def decode_sizes(requests: int, length: int, rows: int, kv_heads: int = 1) -> li
     """Of all captured passes with `rows` rows a request that differ in shape, one each; short texts first."""
     largest: dict[tuple[int, int], int] = {}
     for count in range(1, min(requests, DECODE_ROWS[-1] // rows) + 1):
-        largest[round_rows(count), round_rows(count * rows)] = count
+        largest[padded_rows(count), padded_rows(count * rows)] = count
     shapes: dict[tuple[int, int], DecodeSize] = {}
     for known in (known for known in PREPARED_LENGTHS if known < length):
         for count in largest.values():
-            kernels = 2 * round_rows(count * rows, PRODUCT_ROWS) + (count * kv_heads >= ENOUGH_PROGRAMS)
+            kernels = 2 * padded_rows(count * rows, PRODUCT_ROWS) + (count * kv_heads >= ENOUGH_PROGRAMS)
             parts = rounded_parts(-(-known // PART), count)
             shapes.setdefault((count, parts), DecodeSize(count, known, kernels))
     return list(shapes.values())
@@ -241,7 +241,7 @@ def power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length() if count > 0 else 0
 
 
-def round_rows(count: int, sizes: Sequence[int] = DECODE_ROWS) -> int:
+def padded_rows(count: int, sizes: Sequence[int] = DECODE_ROWS) -> int:
     """Return the padded number of rows of a pass over `count` rows."""
     for size in sizes:
         if count <= size:

@@ -11,7 +11,7 @@ from foreword.acceptance.noise import absorbed
 from foreword.acceptance.transfer import started
 from foreword.backends.cuda.draws import DraftIds, as_chains, drawn_ids, names_in, words
 from foreword.backends.cuda.graphs import GraphCache
-from foreword.backends.cuda.layout import round_rows
+from foreword.backends.cuda.layout import padded_rows
 from foreword.backends.interface import ChainPlan, Chains, HeadOutput, MedusaCall, PendingChains
 from foreword.backends.torch.head_factory import MedusaTensors, TorchMedusa
 from foreword.backends.torch.heads import LentEnds
@@ -88,7 +88,7 @@ class CudaMedusa:
     def _placed(self, states: Tensor) -> Tensor:
         """Copy states to where captured passes read them; padding rows keep old values."""
         self._states[: len(states)] = states
-        return self._states[: round_rows(len(states))]
+        return self._states[: padded_rows(len(states))]
 
     def _run(self, shape: MedusaShape, body: Callable[[], Tensor]) -> tuple[Tensor, bool]:
         return self._graphs.run(shape, body) if self._captures else (body(), False)

@@ -132,7 +132,7 @@ def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-class AnswerReader:
+class StreamParser:
     """Parses the bytes of an answer; all events that arrive together have the same time."""
 
     def __init__(self, outcome: RequestOutcome) -> None:

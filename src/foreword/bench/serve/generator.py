@@ -8,7 +8,7 @@ from time import perf_counter
 import httpx2
 
 from foreword.bench.prompts import BenchPrompt
-from foreword.bench.serve.answer import AnswerReader, Ending, RequestOutcome, ServerReportedError
+from foreword.bench.serve.answer import Ending, RequestOutcome, ServerReportedError, StreamParser
 from foreword.bench.serve.load import LoadSettings, Question, arrival_times, drop_points, prompts_in_turn
 from foreword.wire.openai_http import error_words, refusal_of
 
@@ -57,7 +57,7 @@ async def ask(
 async def _read_answer(
     client: httpx2.AsyncClient, path: str, body: dict[str, object], outcome: RequestOutcome
 ) -> None:
-    reader = AnswerReader(outcome)
+    reader = StreamParser(outcome)
 
     async def on_event(name: str, _: object) -> None:
         if name == "http11.send_request_body.complete":

@@ -19,7 +19,7 @@ from foreword.server.api.conversation import Conversation
 from foreword.server.api.dialects import OpenAIDialect
 from foreword.server.api.entry import AnswerRoute
 from foreword.server.api.identity import ApiCaller, new_id
-from foreword.server.api.message_types import joined
+from foreword.server.api.message_types import content_text
 from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.request_types import ChatRequest
 from foreword.server.api.sampling_types import check_logprobs
@@ -51,7 +51,7 @@ async def chat_job(context: ServerContext, body: ChatRequest, caller: ApiCaller)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = body.sampling_params(max_tokens, logprobs, context.settings.sampling)
     params = conversation.bound(params, params.structured, body.thinking_token_budget)
-    expected = None if body.prediction is None else joined(body.prediction.content)
+    expected = None if body.prediction is None else content_text(body.prediction.content)
     prediction = await context.prompts.prediction(expected, engine.max_model_len)
     labels = body.labels(context.settings.model_name, bool(body.stream))
     request = NewRequest(

@@ -53,7 +53,7 @@ TextContent = Annotated[str | Annotated[list[TextPart], Field(fail_fast=True)], 
 """A string, or text parts, as in OpenAI's API."""
 
 
-def joined(content: str | list[TextPart]) -> str:
+def content_text(content: str | list[TextPart]) -> str:
     """Return the text of a content in either form."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
@@ -111,7 +111,7 @@ class Message(OpenPart):
 
     @property
     def text(self) -> str:
-        return "" if self.content is None else joined(self.content)
+        return "" if self.content is None else content_text(self.content)
 
     @property
     def calls(self) -> list[tuple[str, Any]]:

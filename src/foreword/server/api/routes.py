@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from foreword.server.api.chat import CHAT
 from foreword.server.api.completions import COMPLETIONS
-from foreword.server.api.entry import answer_request, body_of, json_answer, refuser, takes
+from foreword.server.api.entry import answer_request, body_of, body_schema, json_answer, refuser
 from foreword.server.api.generate import GENERATE
 from foreword.server.api.request_types import (
     ChatRequest,
@@ -36,17 +36,17 @@ def openai_routes(context: ServerContext) -> APIRouter:
     """`/v1/...`."""
     router = APIRouter(prefix="/v1")
 
-    @router.post("/completions", openapi_extra=takes(CompletionRequest))
+    @router.post("/completions", openapi_extra=body_schema(CompletionRequest))
     async def completions(request: Request) -> Response:
         """Continue a text."""
         return await answer_request(context, request, COMPLETIONS)
 
-    @router.post("/chat/completions", openapi_extra=takes(ChatRequest))
+    @router.post("/chat/completions", openapi_extra=body_schema(ChatRequest))
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
         return await answer_request(context, request, CHAT)
 
-    @router.post("/responses", openapi_extra=takes(ResponsesRequest))
+    @router.post("/responses", openapi_extra=body_schema(ResponsesRequest))
     async def responses(request: Request) -> Response:
         """Answer a conversation through OpenAI's Responses API; nothing is stored."""
         return await answer_request(context, request, RESPONSES)
@@ -101,7 +101,7 @@ class UnloadAdapter(StrictBody):
 def add_adapter_routes(router: APIRouter, context: ServerContext) -> None:
     """Add the adapter routes; they take local paths, so the operator must enable them."""
 
-    @router.post("/load_lora_adapter", openapi_extra=takes(LoadAdapter))
+    @router.post("/load_lora_adapter", openapi_extra=body_schema(LoadAdapter))
     async def load(request: Request) -> Response:
         """Load a LoRA adapter, which requests select as their model."""
         _check_allowed(context)
@@ -112,7 +112,7 @@ def add_adapter_routes(router: APIRouter, context: ServerContext) -> None:
         context.adapters.add(body.lora_name)
         return _text_answer(f"Success: LoRA adapter {body.lora_name!r} added successfully.")
 
-    @router.post("/unload_lora_adapter", openapi_extra=takes(UnloadAdapter))
+    @router.post("/unload_lora_adapter", openapi_extra=body_schema(UnloadAdapter))
     async def unload(request: Request) -> Response:
         """Unload an adapter: new requests are refused, running ones finish."""
         _check_allowed(context)
@@ -137,12 +137,12 @@ def foreword_routes(context: ServerContext) -> APIRouter:
     """`/generate` in the library's terms, and vLLM's token routes."""
     router = APIRouter()
 
-    @router.post("/generate", openapi_extra=takes(GenerateRequest))
+    @router.post("/generate", openapi_extra=body_schema(GenerateRequest))
     async def generate(request: Request) -> Response:
         """Answer a prompt, with the library's names."""
         return await answer_request(context, request, GENERATE)
 
-    @router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
+    @router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
         """Token ids of a text or a conversation."""
         body = await body_of(context, request, TokenizeRequest)
@@ -157,7 +157,7 @@ def foreword_routes(context: ServerContext) -> APIRouter:
         known = {} if longest is None else {"max_model_len": longest}
         return json_answer({"tokens": ids, "count": len(ids)} | known)
 
-    @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
+    @router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
         body = await body_of(context, request, DetokenizeRequest)

@@ -322,10 +322,10 @@ class _Candidate:
         except (ValueError, RecursionError):
             return False
         has_both = sum(key in written for key in ARGUMENT_KEYS) == 1 and written.get("name") == name
-        return has_both and name is not None and takes(self._schemas[name], given)
+        return has_both and name is not None and fits_schema(self._schemas[name], given)
 
 
-def takes(schema: Mapping[str, Any], given: object) -> bool:
+def fits_schema(schema: Mapping[str, Any], given: object) -> bool:
     """Whether the arguments have all required names and no unknown ones."""
     if not isinstance(given, dict):
         return False
