@@ -16,12 +16,12 @@ from helpers.command_line import assert_one_line_error, foreword, refusal
 class Counting:
     """An engine that counts from the prompt's last token on, two tokens at a time."""
 
-    def __init__(self, model: str, mode: str, threads: int) -> None:
+    def __init__(self, model: str, mode: str, threads: int, device: str) -> None:
         if mode == "broken":
             raise ValueError("no such weights")
         if mode == "broken threads":
             raise ValueError(
-                f"{os.environ['OMP_NUM_THREADS']} and {os.environ['FOREWORD_THREADS']} of {threads}"
+                f"{os.environ['OMP_NUM_THREADS']} and {os.environ['FOREWORD_THREADS']} of {threads} on {device}"
             )
         print("noise that engines print")
 
@@ -80,15 +80,15 @@ def test_an_interrupted_race_continues_and_an_engine_that_fails_is_left_out(monk
     assert PeerAnswer.from_json(json.loads(json.dumps(asdict(kept[0])))) == kept[0]
 
 
-def test_all_engines_get_the_same_number_of_threads(monkeypatch):
+def test_all_engines_get_the_same_threads_and_device(monkeypatch):
     monkeypatch.setitem(
         listed.KINDS, "counting", PeerKind(f"{__name__}:Counting", "json", "json", ("broken threads",))
     )
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     monkeypatch.setenv("FOREWORD_THREADS", "7")
-    race = Race("model", [[5]], count=5, rounds=1, threads=3)
+    race = Race("model", [[5]], count=5, rounds=1, threads=3, device="cuda:1")
     _, absent = race.run([Contestant("counting", "broken threads")], lambda stage, done, whole: None)
-    assert absent[0].endswith("ValueError: 3 and 3 of 3")
+    assert absent[0].endswith("ValueError: 3 and 3 of 3 on cuda:1")
 
 
 @pytest.mark.slow

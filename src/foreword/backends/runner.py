@@ -8,7 +8,8 @@ from torch.nn.functional import pad
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, known_ids
 from foreword.backends.interface import Decoder, KvStore
-from foreword.kv.spec import RowSpec
+from foreword.errors import RequestError
+from foreword.kv.spec import PageSpec, RowSpec
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,14 @@ class ModelRunner:
         vocab_size: int | None = None,
     ) -> "ModelRunner":
         """Create a decoder's KV store. Without `vocab_size` every row of its embedding counts as a token."""
-        store = decoder.new_kv_store(num_pages, page_size, extra)
+        try:
+            store = decoder.new_kv_store(num_pages, page_size, extra)
+        except torch.OutOfMemoryError:
+            size = PageSpec(decoder.kv_rows(), tuple(extra)).bytes_per_row * page_size * num_pages / 2**30
+            raise RequestError(
+                f"the KV cache of {num_pages * page_size} tokens needs {size:.1f} GiB, which the GPU does not have; "
+                "lower the context, the batch or the KV memory"
+            ) from None
         return ModelRunner(decoder, store, decoder.config.vocab_size if vocab_size is None else vocab_size)
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:

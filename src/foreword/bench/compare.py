@@ -60,12 +60,12 @@ class PeerAnswer:
 class Runner:
     """A contestant's process."""
 
-    def __init__(self, contestant: Contestant, model: str, threads: int) -> None:
+    def __init__(self, contestant: Contestant, model: str, threads: int, device: str) -> None:
         self.contestant = contestant
         kind = KINDS[contestant.peer]
         command = [
             contestant.python or sys.executable,
-            *("-m", "foreword.bench.peers", kind.path, model, contestant.mode, str(threads)),
+            *("-m", "foreword.bench.peers", kind.path, model, contestant.mode, str(threads), device),
             *([] if contestant.draft is None else [contestant.draft]),
         ]
         ours = str(Path(foreword.__file__).parents[1])  # for interpreters without our package
@@ -116,6 +116,7 @@ class Race:
     count: int  # tokens per answer
     rounds: int
     threads: int
+    device: str = "cpu"
 
     def run(
         self,
@@ -139,7 +140,7 @@ class Race:
                 if all((contestant.label, place, turn) in have for turn, place in turns):
                     continue
                 try:
-                    runner = Runner(contestant, self.model, self.threads)
+                    runner = Runner(contestant, self.model, self.threads, self.device)
                     stack.callback(runner.close)
                     runner.answer(self.prompts[0], 4)
                 except RequestError as error:

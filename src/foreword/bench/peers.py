@@ -1,7 +1,8 @@
 """Other engines for `foreword bench compare`, each in its own process with JSON lines as input and output.
 
-Started as `python -m foreword.bench.peers PATH MODEL MODE THREADS [DRAFT]`. Output of engines goes to standard error.
-An engine is imported by its own class, because a peer may run in another environment without torch.
+Started as `python -m foreword.bench.peers PATH MODEL MODE THREADS DEVICE [DRAFT]`. What engines print goes to
+standard error. An engine is imported by its own class, because a peer may run in another environment without
+torch.
 """
 
 import ctypes
@@ -30,6 +31,7 @@ CACHE = "FOREWORD_COMPARE_CACHE"
 CONTEXT = 4096
 LOOKUP_TOKENS = 10  # as documented by llama-cpp-python and transformers
 VLLM_DRAFT_TOKENS = 5
+CPU = "cpu"
 
 
 class PeerEngine(Protocol):
@@ -43,13 +45,13 @@ class PeerEngine(Protocol):
 class Ours:
     """Foreword: `plain`, `auto` or a method; `draft_model` with its path."""
 
-    def __init__(self, model: str, mode: str, threads: int, draft: str | None = None) -> None:
+    def __init__(self, model: str, mode: str, threads: int, device: str, draft: str | None = None) -> None:
         from foreword.drafters.names import named_methods
         from foreword.engine.llm import LLM
 
         named = {"method": mode, "model": draft} if draft else named_methods(mode)
         speculation = {"plain": "off", "auto": "auto"}.get(mode) or {**named, "fixed": True}
-        self._llm = LLM(model, speculation=speculation)
+        self._llm = LLM(model, speculation=speculation, device=device)
         self._numbers = numbers()
 
     def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
@@ -71,9 +73,13 @@ class Ours:
 class LlamaCpp:
     """The file as stored (`stored`) or requantised by llama.cpp (`Q8_0`, `Q4_0`); `lookup` is its prompt lookup."""
 
-    def __init__(self, model: str, mode: str, threads: int) -> None:
+    def __init__(self, model: str, mode: str, threads: int, device: str) -> None:
         kind, _, lookup = mode.partition(" ")
         library = load_llama_cpp()
+        if device != CPU and not library.llama_supports_gpu_offload():
+            raise RequestError(
+                "this build has no GPU support; build llama-cpp-python with CMAKE_ARGS=-DGGML_CUDA=on"
+            )
         path = model if kind == "stored" else quantized_copy(Path(model), Path(os.environ[CACHE]), kind)
         extra: dict[str, Any] = {}
         if lookup:
@@ -82,7 +88,13 @@ class LlamaCpp:
             draft_model = LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS)
             extra = {"draft_model": draft_model, "logits_all": True}
         self._llama = library.Llama(
-            str(path), n_ctx=CONTEXT, n_threads=threads, n_threads_batch=threads, verbose=False, **extra
+            str(path),
+            n_ctx=CONTEXT,
+            n_threads=threads,
+            n_threads_batch=threads,
+            n_gpu_layers=0 if device == CPU else -1,
+            verbose=False,
+            **extra,
         )
 
     def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
@@ -105,12 +117,13 @@ class Portions:
 
 
 class Transformers:
-    """`plain`, `prompt lookup`, or `assisted` by a draft model."""
+    """`plain`, `prompt lookup`, or `assisted` by a draft model; float32 on a CPU, bfloat16 on a GPU, as Foreword."""
 
-    def __init__(self, model: str, mode: str, threads: int, draft: str | None = None) -> None:
+    def __init__(self, model: str, mode: str, threads: int, device: str, draft: str | None = None) -> None:
         import torch
 
         torch.set_num_threads(threads)
+        self._device = device
         self._model = self._loaded(model)
         self._extra: dict[str, Any] = {}
         if mode == "prompt lookup":
@@ -118,8 +131,7 @@ class Transformers:
         elif draft is not None:
             self._extra = {"assistant_model": self._loaded(draft)}
 
-    @staticmethod
-    def _loaded(model: str) -> Any:  # noqa: ANN401 - transformers' own
+    def _loaded(self, model: str) -> Any:  # noqa: ANN401 - transformers' own
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -127,13 +139,15 @@ class Transformers:
         source = {"pretrained_model_name_or_path": model}
         if path.is_file():
             source = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-        return AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        dtype = torch.float32 if self._device == CPU else torch.bfloat16
+        loaded: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype)
+        return loaded.to(self._device)
 
     def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
         """Yield tokens from a thread, since `generate` returns only at the end."""
         import torch
 
-        inputs, portions = torch.tensor([list(prompt)]), Portions()
+        inputs, portions = torch.tensor([list(prompt)], device=self._device), Portions()
         arguments = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, **self._extra}
         mask = torch.ones_like(inputs)
 
@@ -156,7 +170,7 @@ class Transformers:
 class Vllm:
     """`plain` or `ngram`, offline. Answers arrive whole: the first token is timed by an answer of one."""
 
-    def __init__(self, model: str, mode: str, threads: int) -> None:
+    def __init__(self, model: str, mode: str, threads: int, device: str) -> None:
         import vllm
 
         lookup = {"method": "ngram", "num_speculative_tokens": VLLM_DRAFT_TOKENS, "prompt_lookup_max": 4}
@@ -229,12 +243,12 @@ def peak_resident_bytes() -> int:
 
 def main() -> None:
     """Load an engine, report that it is ready, then answer until the input ends."""
-    path, model, mode, threads, *draft = sys.argv[1:]
+    path, model, mode, threads, device, *draft = sys.argv[1:]
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:
         module, _, name = path.partition(":")
-        peer = getattr(importlib.import_module(module), name)(model, mode, int(threads), *draft)
+        peer = getattr(importlib.import_module(module), name)(model, mode, int(threads), device, *draft)
     except Exception as error:  # any exception of an engine
         _report(out, {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
         return

@@ -5,6 +5,7 @@ import torch
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.backends.runner import ModelRunner
+from foreword.errors import RequestError
 from foreword.kv.paged_cache import PagedCache
 from foreword.proofs.passes import tiny_decoder
 from foreword.speculation.draft import Draft
@@ -65,3 +66,15 @@ def test_a_decoder_reads_draws_that_are_on_its_device_alone(device: str):
     is_known = seen[0].drawn_before is None
     assert is_known == (device == "cpu")
     assert seen[0].token_ids.tolist() == ([4, 9, 7] if is_known else [4, -2, -1])
+
+
+def test_kv_that_does_not_fit_is_refused_in_one_line(monkeypatch):
+    decoder = tiny_decoder(11, 3)
+
+    def full(*given: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 130.00 GiB.")
+
+    monkeypatch.setattr(decoder, "new_kv_store", full)
+    with pytest.raises(RequestError, match=r"of 32 tokens needs 0\.0 GiB.* lower the context") as refused:
+        ModelRunner.allocate(decoder, 2, 16)
+    assert "\n" not in str(refused.value)

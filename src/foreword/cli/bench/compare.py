@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from foreword import __version__
 from foreword.cli.bench.common import draw, made, prompts_of
-from foreword.cli.console import DEFAULT_MODEL, JsonCommand, ModelOption, plot_option, stage_bar, stdout
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    DeviceOption,
+    JsonCommand,
+    ModelOption,
+    plot_option,
+    stage_bar,
+    stdout,
+)
 from foreword.cli.options.grouped import late, option
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
@@ -28,6 +36,7 @@ class Compare(JsonCommand):
     """
 
     model: ModelOption = late(DEFAULT_MODEL, -1)
+    device: DeviceOption = late("auto", 2)
     peers: str | None = option(
         None, "Engines to compare with: llama.cpp,transformers,vllm. Default: those that are installed."
     )
@@ -51,6 +60,7 @@ class Compare(JsonCommand):
     plot: Path | None = plot_option()
 
     def run(self) -> None:
+        from foreword.backends.choice import pick_device
         from foreword.bench.compare import Race, plot_comparison, speeds_by_category, summarise
         from foreword.bench.contestants import contestants, engine_versions
         from foreword.bench.skeleton import optional, table
@@ -58,6 +68,7 @@ class Compare(JsonCommand):
         from foreword.models.sources.resolve import resolve_model
 
         origin = made() | {"load": f"load {os.getloadavg()[0]:.1f} before it began"}
+        device = str(pick_device(self.device))
         draft_path = None if self.draft is None else str(resolve_model(self.draft))
         chosen = contestants(
             names(self.peers), named_interpreters(self.python), draft_path, names(self.modes)
@@ -66,12 +77,14 @@ class Compare(JsonCommand):
             path = resolve_model(self.model, on_progress=show)
             prompts = self._prompts(path)
             ids = list(prompts.values())
-            race = Race(str(path), ids, self.max_tokens, self.rounds, self.threads or choose_threads())
+            race = Race(
+                str(path), ids, self.max_tokens, self.rounds, self.threads or choose_threads(), device
+            )
             answers, absent = self._race(race, chosen, list(prompts), show)
         categories = [prompt.category for prompt in prompts]
         beside, rows = summarise(answers, chosen)
         size = f"{len(prompts)} prompts × {self.max_tokens} tokens × {self.rounds} rounds"
-        title = f"{self.model}, {size}, {race.threads} threads"
+        title = f"{self.model}, {size}, {device}, {race.threads} threads"
         columns: dict[str, Column] = {
             "engine": "{.label}",
             "tokens/s": "{.tokens_per_second:.1f}",
@@ -91,6 +104,7 @@ class Compare(JsonCommand):
                 "max_tokens": self.max_tokens,
                 "rounds": self.rounds,
                 "threads": race.threads,
+                "device": device,
                 "baseline": beside,
                 "rows": [asdict(row) for row in rows],
                 "categories": speeds_by_category(answers, categories),
@@ -132,6 +146,7 @@ class Compare(JsonCommand):
             "version": __version__,
             "max_tokens": self.max_tokens,
             "threads": race.threads,
+            "device": race.device,
             "prompts_digest": prompts_digest(prompts),
         }
         ledger = Ledger(self.resume, settings, PeerAnswer.from_json)

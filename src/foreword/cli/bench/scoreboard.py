@@ -70,7 +70,7 @@ class Scoreboard(Command):
         served = [one for one in SERVED if self.prove != "off" and one.engine in engines]
         self.results.mkdir(parents=True, exist_ok=True)
         for model in self.model or [DEFAULT_MODEL]:
-            path, short = resolve_model(model), Path(model).stem
+            path, short = resolve_model(model), Path(model).name.removesuffix(".gguf")
             title = {"title": f"{short}, {self.label}, {threads} threads"}
             self._keep(f"{short}-speed", title, partial(self._speed, model, short, threads))
             for one in served:
