@@ -83,7 +83,7 @@ def test_top_and_advise_ask_a_server(tiny_model: Path):
     assert "quick" in once.stdout
     assert json.loads(whole.stdout)["pairs"][0]["state"] == "held"
     assert json.loads(advice.stdout)["advice"][0]["mode"] == "held"
-    assert_one_line_error(refusal("top", "--url", "http://127.0.0.1:1", "--once"), "cannot be asked")
+    assert_one_line_error(refusal("top", "--url", "http://127.0.0.1:1", "--once"), "cannot be reached")
 
 
 def test_tune_writes_a_policy_that_can_be_used(tiny_model: Path, tmp_path: Path):

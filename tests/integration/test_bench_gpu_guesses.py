@@ -11,11 +11,11 @@ from foreword.backends.torch.decoder import TorchDecoder
 from foreword.bench.gpu.engines import measure_start
 from foreword.bench.gpu.speculating import (
     DEPTH,
-    dealt_runs,
     measure_controller,
     measure_heads,
     measure_speculation,
     rate_for,
+    scripted_runs,
 )
 from foreword.bench.random_models import SHAPES, random_weights
 from foreword.engine.config import EngineConfig
@@ -74,7 +74,7 @@ def test_the_controller_is_timed_beside_plain_decoding():
 def test_guesses_are_spoilt_at_the_rate_that_gives_the_wanted_tokens_per_pass(wanted: float):
     rate = rate_for(wanted, DEPTH)
     assert sum(rate**level for level in range(DEPTH + 1)) == pytest.approx(wanted)
-    runs = dealt_runs(rate)
+    runs = scripted_runs(rate)
     assert 1 + sum(runs) / len(runs) == pytest.approx(wanted, abs=0.1)
     assert max(runs) <= DEPTH
 

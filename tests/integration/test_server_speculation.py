@@ -131,7 +131,7 @@ def test_answers_and_health_tell_the_percentiles_of_accepted_runs(server):
 
 
 def test_a_server_that_cannot_be_asked_is_told_in_one_line(server):
-    with pytest.raises(RequestError, match="cannot be asked"):
+    with pytest.raises(RequestError, match="cannot be reached"):
         fetch_report("http://127.0.0.1:1", None)
     with pytest.raises(RequestError, match="must be an http address"):
         fetch_report("ftp://x", None)

@@ -155,7 +155,7 @@ class RequestSampler:
         return self._counters[_NONCE]
 
     @property
-    def can_be_followed(self) -> bool:
+    def can_pipeline(self) -> bool:
         """Whether the draw after the next one can be launched before the host knows the next token."""
         return self._draws_alone and self.grammar is None
 

@@ -95,7 +95,7 @@ def measure_overhead(
     """Decode after every context; passes of known size and drafters alternate within one answer."""
     if repeats < 1:
         raise RequestError(f"repeats must be at least 1, not {repeats}")
-    wild: dict[str, tuple[Drafter, int]] = {
+    reference_passes: dict[str, tuple[Drafter, int]] = {
         _rows(rows): (ArbitraryDrafts(), rows - 1) for rows in VERIFY_ROWS
     }
     with TemporaryDirectory(prefix="foreword-heads-") as folder:  # random heads
@@ -103,7 +103,7 @@ def measure_overhead(
             method.label: SpeculationConfig.parse(request_config(method, llm, Path(folder)))
             for method in methods
         }
-        turns = wild | {
+        turns = reference_passes | {
             label: (llm.build_drafter(config), config.num_speculative_tokens)
             for label, config in configs.items()
         }
@@ -148,7 +148,7 @@ def _rows(rows: int) -> str:
 
 
 def _text(llm: LLM, length: int) -> list[int]:
-    """Return our prompts repeated with small shifts: much matches, but not all."""
+    """Return our prompts repeated with small shifts, so that lookups find most continuations, but not all."""
     tokens = [token for prompt in own_prompts() for token in llm.encode(prompt.text)]
     rounds = (tokens[start:] + tokens[:start] for start in cycle(range(0, len(tokens), 97)))
     return list(islice((token for one in rounds for token in one), length))
@@ -170,7 +170,7 @@ WAYS: Mapping[str, Mapping[str, Any] | bool] = {
 _WORDS, _FIRST = 64, 300
 """Number of distinct tokens of the text, and the first id."""
 
-_TURNS = np.random.default_rng(0).random(997) < 0.15
+_DEVIATES = np.random.default_rng(0).random(997) < 0.15
 """Per position, whether the text deviates from its usual continuation."""
 
 VOCABULARY = _FIRST + _WORDS
@@ -241,11 +241,11 @@ def prompt(start: int) -> tuple[int, ...]:
 
 
 def _next(token: Any, position: Any) -> Any:  # noqa: ANN401 - numbers or arrays of them
-    """Return the next token: lookups are right until the text deviates."""
-    return usual_way(token, _TURNS[position % len(_TURNS)])
+    """Return the next token: a lookup is right unless the text deviates here."""
+    return usual_next(token, _DEVIATES[position % len(_DEVIATES)])
 
 
-def usual_way(token: Any, turn: Any = 0) -> Any:  # noqa: ANN401 - the same
+def usual_next(token: Any, turn: Any = 0) -> Any:  # noqa: ANN401 - the same
     """Return the next token without deviation."""
     return _FIRST + (5 * (token - _FIRST) + 1 + turn) % _WORDS
 

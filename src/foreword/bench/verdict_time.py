@@ -14,7 +14,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.transfer import HostCopy
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap
 from foreword.backends.interface import Decoder, HeadCall, HeadOutput, HeadRunner, KvStore, PendingChains
-from foreword.bench.overhead import CONTEXT, VOCABULARY, FreePasses, prompt, usual_way
+from foreword.bench.overhead import CONTEXT, VOCABULARY, FreePasses, prompt, usual_next
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.heads.eagle import StepwiseHead
 from foreword.drafters.heads.loading import DraftVocabulary, LoadedHead
@@ -196,6 +196,6 @@ def _draft_rows(newest: Numbers) -> Numbers:
     """Return draft tokens [texts, tokens] that are right until the text deviates."""
     columns = []
     for _ in range(DRAFT_TOKENS):
-        newest = usual_way(newest)
+        newest = usual_next(newest)
         columns.append(newest)
     return np.stack(columns, axis=1)

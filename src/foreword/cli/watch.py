@@ -45,15 +45,15 @@ def fetch_report(url: str, api_key: str | None) -> "ControlReport":
         raise RequestError(f"{url} answers {error.code}: {_error_reason(error.code)}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
-        raise RequestError(f"{url} cannot be asked: {reason}; is `foreword serve` running there?") from None
+        raise RequestError(f"{url} cannot be reached: {reason}; start `foreword serve` there") from None
 
 
 def _error_reason(status: int) -> str:
     return {
         401: "give its API key with --api-key",
-        404: "it tells nothing about speculation (--hide-speculation, or an older version)",
+        404: "it does not report speculation (--hide-speculation, or an older version)",
         503: "its engine is not ready",
-    }.get(status, "something is wrong there")
+    }.get(status, "an unexpected status")
 
 
 SHOWN_DECISIONS = 8
@@ -131,7 +131,7 @@ def _gain(pair: "PairReport") -> str:
 def _engine(report: "ControlReport") -> str:
     usage = report.usage
     parts = [
-        f"probes {report.probe_share:.2%} of the time",
+        f"exploration {report.probe_share:.2%} of the time",
         f"reference passes {report.reference_passes}",
         f"utilisation draft {usage.draft_utilisation:.0%} target {usage.target_utilisation:.0%}",
         f"KV {report.kv_usage:.0%}, {report.provisional_pages} pages for draft tokens",

@@ -23,7 +23,7 @@ from foreword.speculation.drafting import Drafter, DraftTask
 _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-"""Seconds that a target should not retry a full node."""
+"""Seconds after which a target may retry a full node."""
 
 FORGOTTEN_SECONDS = 300.0
 """Seconds without messages after which a session is dropped, since its end may be lost."""

@@ -7,7 +7,7 @@ PANEL_ROWS = 8
 ROTATION = 64
 
 
-def turn(x: Tensor) -> Tensor:
+def hadamard(x: Tensor) -> Tensor:
     """Rotate blocks of 64 columns by an orthonormal Hadamard matrix, its own inverse: [..., 64 k]."""
     blocks = x.reshape(*x.shape[:-1], -1, PANEL_ROWS, PANEL_ROWS)
     mixed = _mix_eight(_mix_eight(blocks).transpose(-1, -2)) * 0.125
@@ -29,7 +29,7 @@ def grouped(x: Tensor, group: int, rotated: bool) -> Tensor:
     """Return columns in zero-padded groups, rotated if wanted: [rows, groups, group]."""
     padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % group))
     if rotated:
-        padded = turn(padded)
+        padded = hadamard(padded)
     return padded.reshape(len(x), -1, group)
 
 

@@ -198,9 +198,9 @@ def _check_output(model: Path, out: Path) -> None:
     """Raise `RequestError` for an existing output or a name of the wrong format."""
     is_named_gguf = out.suffix.lower() == ".gguf"
     if model.is_file() and not is_named_gguf:
-        raise RequestError(f"{model} is a GGUF file and is pruned into another one: name it {out}.gguf")
+        raise RequestError(f"{model} is a GGUF file, so the output must be one too: name it {out}.gguf")
     if model.is_dir() and is_named_gguf:
-        raise RequestError(f"{model} is a directory and is pruned into another one: name one, not {out}")
+        raise RequestError(f"{model} is a directory, so the output must be one too, not {out}")
     if os.path.lexists(out):
         raise RequestError(f"{out} exists already; remove it or name another output")
 

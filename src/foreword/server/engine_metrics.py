@@ -111,9 +111,13 @@ class ControlMetrics:
         self._pages = make.gauge("kv_cache_pages", "KV pages in total.").of()
         self._busy = make.counter("device_busy_seconds", "Time that devices worked.", "role")
         self._wall = make.counter("device_reserved_seconds", "Time since the engine started.").of()
-        self._utilisation = make.gauge("device_utilisation", "Part of the time that devices worked.", "role")
+        self._utilisation = make.gauge(
+            "device_utilisation", "Fraction of the time that devices worked.", "role"
+        )
         self._cost = make.gauge(
-            "cost_per_million_tokens", "Of busy or of all time, by the prices given.", "of"
+            "cost_per_million_tokens",
+            "By the policy file's prices, for busy or reserved time.",
+            "of",
         )
 
     def note(self, report: ControlReport) -> None:
@@ -159,7 +163,7 @@ _NODE_GAUGES = {
     "trips": "Times that its circuit breaker opened.",
     "waits": "Passes that waited for it.",
     "wait_seconds": "Time of these waits.",
-    "acceptance": "Accepted part of its first draft levels, recently.",
+    "acceptance": "Recent acceptance rate of its first draft level.",
 }
 """Metrics by field of `NodeReport`."""
 

@@ -96,7 +96,7 @@ class NodeDirectory(Protocol):
 
     nodes: list[SimNode]
 
-    def find_home(self, zone: int, now: float) -> SimNode | None:
+    def assign_node(self, zone: int, now: float) -> SimNode | None:
         """Return a near node with capacity."""
         ...
 
@@ -175,7 +175,7 @@ class Chains:
         self._passed = used + 1
 
     def _pair(self, slot: int, now: float) -> None:
-        node = self._cluster.find_home(self._zone, now)
+        node = self._cluster.assign_node(self._zone, now)
         self._home[slot] = NO_HOME if node is None else node.number
         self._goes_on[slot] = False
         self._cap[slot] = self._base[slot] = self._counted[slot] = 0

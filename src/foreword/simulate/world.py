@@ -34,7 +34,7 @@ class SimulationResult:
     waiting_share: float  # fraction of the targets' time between the start of a step and of its pass
     drafted_per_used: float | None  # drafted levels per verified one
     node_busy_share: float | None
-    cost_per_million: float | None  # tokens, with both pools paid per hour
+    cost_per_million: float | None  # cost of a million tokens, with both pools priced per hour
     moves: int  # requests that changed their node
     waits_in_vain: int
     events: int
@@ -51,8 +51,12 @@ def outcome_of(world: "World") -> SimulationResult:
     used, passes = sum(tally.used for tally in tallies), sum(tally.request_passes for tally in tallies)
     times = [1e3 * one for tally in tallies for one in tally.token_seconds]
     latencies = [one for tally in tallies for one in tally.latencies]
-    paid = sum(_paid(node.started_at, node.removed_at, scenario.seconds) for node in world.nodes)
-    hours = (seconds * len(tallies) * scenario.prices.target) + 0.9 * paid * scenario.prices.node
+    node_seconds = sum(
+        _running_seconds(node.started_at, node.removed_at, scenario.seconds) for node in world.nodes
+    )
+    priced_seconds = (
+        seconds * len(tallies) * scenario.prices.target
+    ) + 0.9 * node_seconds * scenario.prices.node
     drafted = sum(target.chains.drafted for target in world.targets)
     return SimulationResult(
         tokens=tokens,
@@ -68,8 +72,10 @@ def outcome_of(world: "World") -> SimulationResult:
         requests=len(latencies),
         waiting_share=sum(tally.waited for tally in tallies) / seconds / len(tallies),
         drafted_per_used=0.9 * drafted / used if world.nodes and used else None,
-        node_busy_share=sum(node.busy_seconds for node in world.nodes) / paid if paid else None,
-        cost_per_million=hours / 3600 / tokens * 1e6 if tokens else None,
+        node_busy_share=sum(node.busy_seconds for node in world.nodes) / node_seconds
+        if node_seconds
+        else None,
+        cost_per_million=priced_seconds / 3600 / tokens * 1e6 if tokens else None,
         moves=sum(target.chains.moves for target in world.targets),
         waits_in_vain=sum(target.chains.waits_in_vain for target in world.targets),
         events=world.events,
@@ -79,7 +85,7 @@ def outcome_of(world: "World") -> SimulationResult:
     )
 
 
-def _paid(started_at: float, removed_at: float | None, end: float) -> float:
+def _running_seconds(started_at: float, removed_at: float | None, end: float) -> float:
     return min(end if removed_at is None else removed_at, end) - started_at
 
 
@@ -121,7 +127,9 @@ class World:
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = count()
         self._near: dict[int, list[SimNode]] = {}
-        self._weather: list[tuple[float, float]] = []  # upcoming round trips: factor and addition
+        self._round_trips: list[
+            tuple[float, float]
+        ] = []  # drawn in advance: factor and addition of each round trip
         self._step_seconds = 0.0  # moving average
         self._since: tuple[int, float] | None = (
             None  # the autoscaler wants more (1) or fewer (-1), since when
@@ -150,11 +158,11 @@ class World:
             target.finish(scenario.seconds)
         return outcome_of(self)
 
-    def find_home(self, zone: int, now: float) -> SimNode | None:
+    def assign_node(self, zone: int, now: float) -> SimNode | None:
         """Return a random near node with capacity, below its load limit."""
         zones = self.scenario.fleet.zones
         for away in range(zones):
-            near = self._there((zone + away) % zones, now)
+            near = self._usable_nodes((zone + away) % zones, now)
             if not near:
                 continue
             total = sum(node.sessions for node in near) + 1
@@ -174,12 +182,12 @@ class World:
         base = network.round_trip if zone == node.zone else network.zone_round_trip
         if not network.jitter and not network.tail_chance:
             return base
-        if not self._weather:
+        if not self._round_trips:
             count, tail = _DRAWN, network.tail_seconds
             factors = np.exp(network.jitter * self._rng.standard_normal(count))
             late = np.where(self._rng.random(count) < network.tail_chance, tail, 0.0)
-            self._weather = list(zip(factors.tolist(), late.tolist(), strict=True))
-        factor, late_by = self._weather.pop()
+            self._round_trips = list(zip(factors.tolist(), late.tolist(), strict=True))
+        factor, late_by = self._round_trips.pop()
         return base * factor + late_by
 
     def _at(self, when: float, happen: Callable[[float], None]) -> None:
@@ -213,7 +221,7 @@ class World:
             self._at(now, self._pass_of(target))
         self._at(self._gap(now), self._arrival)
 
-    def _there(self, zone: int, now: float) -> list[SimNode]:
+    def _usable_nodes(self, zone: int, now: float) -> list[SimNode]:
         """Return a zone's usable nodes; cached until something changes."""
         if zone not in self._near:
             own = self.nodes[zone :: self.scenario.fleet.zones]
@@ -226,11 +234,11 @@ class World:
             for node in hit:
                 _break(node, failure.kind, now)
             self._near.clear()
-            self._at(now + failure.seconds, lambda _: self._mend(hit))
+            self._at(now + failure.seconds, lambda _: self._repair(hit))
 
         return happen
 
-    def _mend(self, nodes: list[SimNode]) -> None:
+    def _repair(self, nodes: list[SimNode]) -> None:
         for node in nodes:
             node.is_dead, node.silent_since, node.is_partitioned, node.factor = False, None, False, 1.0
         self._near.clear()

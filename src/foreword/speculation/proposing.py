@@ -199,7 +199,7 @@ def call_drafters(
             if draft.device is not None:
                 # Tokens may stay on the device if sampling does not need them on the host. A pass reads one source.
                 source = draft.device.source
-                if pending in (None, source) and entries[index].request.sampler.can_be_followed:
+                if pending in (None, source) and entries[index].request.sampler.can_pipeline:
                     pending = source
                 else:
                     draft = draft.on_host()

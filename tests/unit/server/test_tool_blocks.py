@@ -8,7 +8,7 @@ import pytest
 from foreword.server.api.message_types import ToolFunction
 from foreword.server.api.tool_blocks import BLOCK_FORMATS
 from foreword.server.api.tool_formats import FORMATS, format_of
-from foreword.server.api.tool_reading import Called, Given, Said
+from foreword.server.api.tool_reading import ArgumentsDelta, CallStart, TextDelta
 from foreword.server.api.tool_use import ToolUse, ToolWriter
 
 SCHEMA = {
@@ -41,9 +41,9 @@ WRITTEN |= {"qwen3_xml": WRITTEN["qwen3_coder"], "llama4_pythonic": WRITTEN["pyt
 def read(name: str, pieces: list[str], most: int | None = None) -> tuple[str, list[tuple[str, object]]]:
     reader = BLOCK_FORMATS[name].reader(TOOLS, most=most)
     events = [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
-    said = "".join(event.text for event in events if isinstance(event, Said))
-    names = [event.name for event in events if isinstance(event, Called)]
-    given = {event.index: event.text for event in events if isinstance(event, Given)}
+    said = "".join(event.text for event in events if isinstance(event, TextDelta))
+    names = [event.name for event in events if isinstance(event, CallStart)]
+    given = {event.index: event.text for event in events if isinstance(event, ArgumentsDelta)}
     return said, [(name, json.loads(given[number])) for number, name in enumerate(names)]
 
 

@@ -8,10 +8,10 @@ from foreword.server.api.message_types import ToolFunction
 from foreword.server.api.tool_formats import format_of
 from foreword.server.api.tool_reading import (
     FORMATS,
-    Called,
+    ArgumentsDelta,
+    CallStart,
     Event,
-    Given,
-    Said,
+    TextDelta,
     ToolFormat,
     ToolReader,
 )
@@ -26,13 +26,13 @@ def read(form: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[str, str]
     """The text, and the calls with their arguments as they were written."""
     reader = ToolReader(form, TOOLS)
     events: list[Event] = [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
-    text = "".join(event.text for event in events if isinstance(event, Said))
+    text = "".join(event.text for event in events if isinstance(event, TextDelta))
     calls: list[list[str]] = []
     for event in events:
-        if isinstance(event, Called):
+        if isinstance(event, CallStart):
             assert event.index == len(calls)
             calls.append([event.name, ""])
-        elif isinstance(event, Given):
+        elif isinstance(event, ArgumentsDelta):
             calls[event.index][1] += event.text
     assert reader.count == len(calls)
     return text, [(name, given) for name, given in calls]
@@ -155,15 +155,15 @@ def test_what_is_cut_of_a_forced_call_is_no_text(name: str):
 def test_text_after_a_call_keeps_its_spaces_and_its_first_letter(form: str, text: str):
     reader = ToolReader(FORMATS[form], {"a": {}})
     events = [*reader.feed(text), *reader.finish()]
-    assert [event.name for event in events if isinstance(event, Called)] == ["a"]
-    assert "".join(event.text for event in events if isinstance(event, Said)) == "I will look that up."
+    assert [event.name for event in events if isinstance(event, CallStart)] == ["a"]
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "I will look that up."
 
 
 def test_space_between_calls_is_not_told_though_text_came_before_them():
     call = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
     reader = ToolReader(FORMATS["hermes"], {"a": {}})
     events = [*reader.feed(f"I look.{call}\n{call}\n"), *reader.finish()]
-    assert "".join(event.text for event in events if isinstance(event, Said)) == "I look."
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "I look."
     assert reader.count == 2
 
 
@@ -171,7 +171,7 @@ def test_a_mark_in_prose_after_a_call_swallows_nothing():
     call = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
     reader = ToolReader(FORMATS["hermes"], {"a": {}})
     events = [*reader.feed(f"{call} One writes <tool_call> before a call."), *reader.finish()]
-    said = "".join(event.text for event in events if isinstance(event, Said))
+    said = "".join(event.text for event in events if isinstance(event, TextDelta))
     assert said == "One writes <tool_call> before a call."
 
 
@@ -179,4 +179,4 @@ def test_no_more_calls_are_told_than_were_asked_for():
     call = '<tool_call>{"name": "a", "arguments": {"n": 1}}</tool_call>'
     reader = ToolReader(FORMATS["hermes"], {"a": {}}, most=1)
     events = [*reader.feed(2 * call), *reader.finish()]
-    assert [event.index for event in events if not isinstance(event, Said)] == [0, 0]
+    assert [event.index for event in events if not isinstance(event, TextDelta)] == [0, 0]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from foreword.server.api.message_types import ToolFunction
-from foreword.server.api.tool_reading import FORMATS, Called, Given, Said, ToolReader
+from foreword.server.api.tool_reading import FORMATS, ArgumentsDelta, CallStart, TextDelta, ToolReader
 from foreword.server.api.tool_use import ToolUse, ToolWriter
 from foreword.server.api.untagged_calls import fits_schema
 
@@ -20,12 +20,12 @@ GIVEN = '{"a": 1, "b": "x`{}"}'
 def read(pieces: list[str], form: str = "hermes") -> tuple[str, list[tuple[str, str]]]:
     reader = ToolReader(FORMATS[form], TOOLS)
     events = [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
-    calls = {event.index: (event.name, "") for event in events if isinstance(event, Called)}
+    calls = {event.index: (event.name, "") for event in events if isinstance(event, CallStart)}
     for event in events:
-        if isinstance(event, Given):
+        if isinstance(event, ArgumentsDelta):
             calls[event.index] = (calls[event.index][0], calls[event.index][1] + event.text)
     assert list(calls) == list(range(reader.count))
-    return "".join(event.text for event in events if isinstance(event, Said)), list(calls.values())
+    return "".join(event.text for event in events if isinstance(event, TextDelta)), list(calls.values())
 
 
 def cut(text: str) -> list[list[str]]:
@@ -133,7 +133,7 @@ def test_text_is_held_back_no_longer_than_it_can_become_a_call():
     reader = ToolReader(FORMATS["hermes"], TOOLS)
 
     def released(text: str) -> str:
-        return "".join(event.text for event in reader.feed(text) if isinstance(event, Said))
+        return "".join(event.text for event in reader.feed(text) if isinstance(event, TextDelta))
 
     assert released("Look: {") == "Look: {"
     assert released("\n{") == "\n"
@@ -150,9 +150,9 @@ def test_text_is_held_back_no_longer_than_it_can_become_a_call():
 def test_a_name_without_tags_and_its_arguments_come_when_the_call_is_whole():
     reader = ToolReader(FORMATS["hermes"], TOOLS)
     assert reader.feed(CALL[:-1]) == []
-    assert reader.feed("}") == [Called(0, "add"), Given(0, GIVEN)]
+    assert reader.feed("}") == [CallStart(0, "add"), ArgumentsDelta(0, GIVEN)]
     assert reader.feed("\n```json\n" + CALL) == []
-    assert reader.feed("\n```") == [Called(1, "add"), Given(1, GIVEN)]
+    assert reader.feed("\n```") == [CallStart(1, "add"), ArgumentsDelta(1, GIVEN)]
     assert reader.finish() == []
 
 

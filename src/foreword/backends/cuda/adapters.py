@@ -1,4 +1,4 @@
-"""Adapters on the CUDA backend: a table that says where the factors of every slot lie."""
+"""LoRA adapters on the CUDA backend: a table with the addresses of every slot's factors."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,14 @@ from foreword.models.adapters import MODULES, Lora, layer_modules
 from foreword.models.config import ModelConfig
 
 MOST_SLOTS = 256
-"""Adapters at a time. Captured passes read the table, so that it neither grows nor moves."""
+"""Maximum number of adapters. Captured passes read the table, so it neither grows nor moves."""
 
 
 QKV, OUTPUT, GATE_UP, DOWN = range(3), range(3, 4), range(4, 6), range(6, 7)
-"""Of `MODULES`, those whose matrices stand side by side."""
+"""Entries of `MODULES` whose matrices are concatenated into one product."""
 
 Place = tuple[int, range]
-"""A layer, and modules of it."""
+"""A layer and some of its modules."""
 
 
 class AdapterTable:
@@ -40,7 +40,7 @@ class AdapterTable:
             )
 
     def set(self, slot: int, adapter: Lora | None) -> None:
-        """Enter an adapter, whose factors stay on the device while it is in the table."""
+        """Add an adapter; its factors stay on the device while it is in the table."""
         rows = torch.zeros(self.entries.shape[1:], dtype=torch.int64)
         for (layer, module), factors in (adapter.factors if adapter is not None else {}).items():
             entry = factors.down.data_ptr(), factors.up.data_ptr(), factors.rank

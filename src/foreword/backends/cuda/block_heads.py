@@ -1,4 +1,4 @@
-"""Heads on a GPU that draft all places in one pass (P-EAGLE, DFlash, DSpark): one captured graph, draws included."""
+"""Heads on a GPU that draft all positions in one pass (P-EAGLE, DFlash, DSpark): one captured graph, draws included."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -36,31 +36,31 @@ from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import MARKOV, Join
 
 _KV = "self_attn.joined_kv"
-"""Keys and values of a layer in one matrix, a part of the one that has the queries too."""
+"""Key and value projections of a layer: a slice of its qkv matrix."""
 
 
 @dataclass(frozen=True)
 class BlockShape:
-    """Everything that a captured pass has built in."""
+    """Key of a captured pass: everything that is fixed at capture."""
 
     rows: PassShape
-    context: int  # rows that are kept before, 0: none
+    context: int  # rows of committed tokens to store first; 0: none
     requests: int
-    levels: int  # places that are drawn, 0: none
-    names: Hashable = None  # of the tokens that can be drafted
+    levels: int  # positions that are drawn; 0: none
+    names: Hashable = None  # identity of the draft vocabulary
 
 
 class _BlockInputs(NamedTuple):
-    """What a pass reads beside its arrays, on the device and padded."""
+    """Inputs of a pass other than its batch arrays, on the device and padded."""
 
-    starts: Tensor  # int32 [rows], of requests: KV rows before these are not there
-    seen: Tensor  # int32 [rows], the last position that each row sees
+    starts: Tensor  # int32 [rows], first valid KV row of the row's request
+    seen: Tensor  # int32 [rows], last position that each row attends to
     positions: Tensor  # int32 [context]
     slots: Tensor  # int32 [context]
-    keys: Tensor  # int64 [wanted rows], of the noise
+    keys: Tensor  # int64 [wanted rows], noise keys
     temperature: Tensor  # float64 [wanted rows]
-    places: Tensor  # int32 [levels, requests], the wanted row of every place
-    newest: Tensor  # int32 [requests], the token before the first place
+    places: Tensor  # int32 [levels, requests], the wanted row of every position
+    newest: Tensor  # int32 [requests], the token before the first draft token
 
 
 CAPTURED_ROWS = 512
@@ -95,7 +95,7 @@ class CudaBlockHead(KernelHead):
         return as_chains(drawn, plan.steps, began, is_cold)
 
     def _output(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
-        """What it returns holds until the next pass."""
+        """The result is valid until the next pass."""
         is_draft = len(wanted.arrays.logit_rows) > 0 and wanted.are_own == self._reads_context
         found = self._run(None, wanted, store) if is_draft else None
         if found is None:
@@ -204,7 +204,7 @@ class CudaBlockHead(KernelHead):
             given.starts,
         )
         stream, read = self._tensors.begin(batch.token_ids, features, are_own=self._reads_context)
-        # Rows of a block may see further than their own positions.
+        # Rows of a block may attend to later positions of the block.
         cos_sin = self._angles(batch.positions)
         stream = self._layers(stream, read, cos_sin, sight, batch.slots, uploaded.tiles, store)
         last = take_rows(stream, batch.logit_rows, stream.new_empty((shape.rows.logit_rows, stream.shape[1])))
@@ -212,7 +212,7 @@ class CudaBlockHead(KernelHead):
         return logits.float(), states
 
     def _drawn(self, logits: Tensor, given: _BlockInputs, names: Tensor) -> Tensor:
-        """int64 [levels, requests], the target's ids; -1 where there is no number."""
+        """int64 [levels, requests], the target's ids; -1 where the logits are not finite."""
         if not self._is_markov:
             drawn = drawn_ids(logits, given.temperature, given.keys, names)
             return drawn[given.places]
@@ -239,7 +239,7 @@ class _Draws(NamedTuple):
         ends = np.cumsum(plan.steps)
         owners = np.repeat(np.arange(len(plan.steps)), plan.steps)
         level = np.arange(ends[-1]) - np.repeat(ends - plan.steps, plan.steps)
-        # A request with fewer places draws its last one again; that is not read.
+        # A request with fewer positions draws its last one again; the result is not read.
         places = ends - plan.steps + np.minimum(np.arange(levels)[:, None], plan.steps - 1)
         return _Draws(
             absorbed(plan.records["stem"][owners], plan.lengths[owners] + level),
@@ -249,6 +249,6 @@ class _Draws(NamedTuple):
 
 
 def _seen(arrays: BatchArrays) -> Ints:
-    """The last position that each row sees: its own, or where a block sees all of itself, the block's last."""
+    """Last position that each row attends to: its own, or the block's last if attention in a block is bidirectional."""
     drafted: Ints = np.unpackbits(arrays.ancestor_masks.view(np.uint8), axis=1).sum(axis=1, dtype=np.int32)
     return arrays.prefix_lens + drafted - 1

@@ -1,9 +1,9 @@
-"""Heads on a GPU that draft token by token (EAGLE, MTP): captured graphs, without a round trip to the host in between.
+"""Heads on a GPU that draft token by token (EAGLE, MTP): captured graphs without a host round trip in between.
 
-A chain is two kinds of captures: the pass over committed tokens with the first draw, and a level, which runs the newest
-draft tokens and draws those after them. A level is captured once and replayed for each, whatever came before it and
-however deep the chain is: it finds its number, and with it what it reads, on the device. A chain that is drafted often
-is captured as a whole, too, which saves the gaps between its levels.
+A chain consists of two kinds of captures: the pass over committed tokens with the first draw, and a level, which runs
+the newest draft tokens and draws the next ones. A level is captured once and replayed for every depth: it reads its
+level number, and from it its inputs, on the device. A chain that is drafted often is also captured as a whole, which
+saves the gaps between its levels.
 """
 
 from collections.abc import Callable, Hashable
@@ -53,12 +53,12 @@ OFTEN = 64
 """Runs of a chain of one depth after which it is captured as a whole."""
 
 _USUAL_LEVELS = 16
-"""Draft tokens of a chain that memory is laid out for; deeper chains have captures of their own."""
+"""Chain length that memory is laid out for; deeper chains have their own captures."""
 
 
 @dataclass(frozen=True)
 class FirstShape:
-    """Everything that a captured pass over committed tokens has built in."""
+    """Key of a captured pass over committed tokens: everything that is fixed at capture."""
 
     rows: PassShape
     most: int  # levels that there is room for
@@ -67,7 +67,7 @@ class FirstShape:
 
 @dataclass(frozen=True)
 class LevelShape:
-    """Everything that a captured level has built in."""
+    """Key of a captured level: everything that is fixed at capture."""
 
     requests: int
     most: int  # levels that there is room for
@@ -85,20 +85,20 @@ class WholeShape(NamedTuple):
 
 
 class _ChainInputs(NamedTuple):
-    """What a chain reads beside its first pass, on the device; requests are padded."""
+    """Inputs of a chain other than those of its first pass, on the device; requests are padded."""
 
     ends: ChainEnds
     temperature: Tensor  # float64 [requests]
-    starts: Tensor  # int32 [requests], KV rows before these are not there
+    starts: Tensor  # int32 [requests], first valid KV row of each request
     tiles: RowTiles  # one row each
     tables: Tensor  # int32 [requests, pages]
 
 
 class _ChainState(NamedTuple):
-    """What a level finds from the one before."""
+    """State that a level reads from the previous one."""
 
-    levels: Tensor  # int32 [requests], draft tokens that are drawn
-    drawn: Tensor  # int64 [most, requests], the target's ids; -1 where there is no number
+    levels: Tensor  # int32 [requests], draft tokens drawn so far
+    drawn: Tensor  # int64 [most, requests], the target's ids; -1 where logits are not finite
     level: Level
     states: Tensor  # [requests, hidden size]
     places: ChainPlaces
@@ -122,9 +122,9 @@ class CudaHead(KernelHead):
         return self._reference.forward(wanted, store)
 
     def _chains(self, call: HeadCall, plan: ChainPlan) -> Chains | None:
-        """Return planned chains; None: the reference's logits are used.
+        """Return planned chains; None: use the reference's logits.
 
-        Filters of the distribution are left out: they would cut tokens that the target seldom draws.
+        Top-k, top-p and min-p are not applied: they would cut tokens that the target rarely draws.
         """
         names, wanted, store = self._ids.of(plan), call.rows, call.store
         if not self._in_kernels or names is None or not isinstance(store, TorchKvStore):
@@ -162,7 +162,7 @@ class CudaHead(KernelHead):
         self._runs[whole] = runs + 1
         is_captured = self._captures and layout.shape.is_decode and uploaded.stays
         is_cold = self._run(whole, run_first, run_level, runs, store if is_captured else None)
-        # Other chains may run before these tokens are verified, and all of them have their result in one place.
+        # Other chains may run before these tokens are verified, and all write their result to the same memory.
         return as_chains(state.drawn[:depth].clone(), plan.steps, began, is_cold)
 
     def _run(
@@ -192,7 +192,7 @@ class CudaHead(KernelHead):
         return is_cold
 
     def _is_loaded(self) -> bool:
-        """Whether all that a chain launches is loaded: it has run before, or its kernels were compiled."""
+        """Whether all kernels of a chain are loaded: it has run before, or they were compiled."""
         return self._kernels is not None and self._kernels.has_all
 
     def _state(self, most: int, room: int) -> _ChainState:
@@ -215,7 +215,7 @@ class CudaHead(KernelHead):
     ) -> _ChainInputs:
         room, unsettled, pages = shape.requests, plan.unsettled, shape.parts * PART // page_size
         ones, places = np.ones(len(plan.steps), np.int32), np.arange(room, dtype=np.int32)
-        # What a first pass reads comes first: its place depends on the number of requests alone.
+        # Inputs of the first pass come first, so that their offsets depend only on the number of requests.
         pieces = [
             Piece(words(plan.records["stem"]), (2 * room,), 0),
             Piece(words(plan.records["temperature"].astype(np.float64)), (2 * room,), 0),
@@ -227,7 +227,7 @@ class CudaHead(KernelHead):
             Piece(places, (room,), 0),
             Piece(wanted.arrays.block_tables, (room, pages), 0),
         ]
-        if unsettled is not None:  # after what every chain has, which stays in its place
+        if unsettled is not None:  # after the inputs that every chain has, whose offsets must not change
             pieces += [
                 Piece(unsettled.first, (room,), 0),
                 Piece(unsettled.places, (room, unsettled.places.shape[1]), -1),
@@ -253,7 +253,7 @@ class CudaHead(KernelHead):
         names: Tensor,
         store: TorchKvStore,
     ) -> None:
-        """Run committed tokens, find the places of all levels, and draw the first."""
+        """Run committed tokens, compute the slots of all levels, and draw the first draft token."""
         batch, tables, places = uploaded.batch, uploaded.batch.block_tables, state.places
         sight = Sight(
             batch.positions,
@@ -278,7 +278,7 @@ class CudaHead(KernelHead):
     def _run_level(
         self, shape: LevelShape, given: _ChainInputs, state: _ChainState, names: Tensor, store: TorchKvStore
     ) -> None:
-        """Run the newest draft tokens and draw those after them."""
+        """Run the newest draft tokens and draw the next ones."""
         level = state.level
         requests = given.tiles.requests
         sight = Sight(
@@ -293,7 +293,7 @@ class CudaHead(KernelHead):
     def _draw(
         self, last: Tensor, keys: Tensor, given: _ChainInputs, state: _ChainState, names: Tensor
     ) -> None:
-        """Draw a token after each of the rows, and lay out the level that runs it."""
+        """Draw the next token of every row, and lay out the level that runs it."""
         logits, states = self._tensors.outcome(last)
         state.states.copy_(states)
         tokens = drawn_ids(logits, given.temperature, keys, names)

@@ -1,8 +1,8 @@
-"""A process that compiles kernels into Triton's cache on disk: it reads variants, and forks a process for each.
+"""A process that compiles kernels into Triton's disk cache: it reads variants and forks a process for each.
 
-It needs no GPU, and none is visible to it. It runs beside an engine, whose steps wait for no compiler this way: the
-engine's process loads what is compiled. A line of JSON on its input is a variant; on its output, the number of one that
-is done, and what went wrong. It ends with its input.
+It runs next to an engine, so that steps never wait for the compiler: the engine loads the compiled kernels. It needs
+no GPU. Each line of its input is a variant as JSON; each line of its output has the number of a finished variant, and
+its error if any. The process ends with its input.
 """
 
 import json
@@ -19,11 +19,11 @@ from foreword.kernels.launching import NotCompiledError
 from foreword.kernels.recording import Variant
 
 POLL_SECONDS = 0.02
-"""Seconds after which ended processes are looked for while no line comes."""
+"""Seconds between checks for ended processes while no input arrives."""
 
 
 class TargetOnly:
-    """A driver without a device: it says what to compile for."""
+    """A Triton driver without a device: it only names the architecture to compile for."""
 
     def __init__(self, target: GPUTarget) -> None:
         self._target = target
@@ -37,9 +37,9 @@ class TargetOnly:
 
 
 def compile_one(variant: Variant) -> None:
-    """Compile a kernel and what launches it, unless they are in the cache."""
+    """Compile a kernel and its launcher, unless they are in the cache."""
     made = variant.of.compile(variant.data)
-    if hasattr(nvidia, "make_launcher"):  # Triton up to 3.6 compiles what launches a kernel, too
+    if hasattr(nvidia, "make_launcher"):  # Triton up to 3.6 also compiles a launcher
         nvidia.CudaLauncher(made.src, made.metadata)
 
 
@@ -49,7 +49,7 @@ class CompileServer:
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._waiting: list[tuple[int, Variant]] = []
-        self._running: dict[int, tuple[int, int]] = {}  # by process: number of the variant, where it reports
+        self._running: dict[int, tuple[int, int]] = {}  # by process id: variant number, pipe of its report
 
     def add(self, number: int, variant: Variant) -> None:
         self._waiting.append((number, variant))
@@ -59,7 +59,7 @@ class CompileServer:
         return bool(self._waiting or self._running)
 
     def advance(self) -> None:
-        """Report what is done, and start more."""
+        """Report finished variants, and start more."""
         while self._running:
             process, _ = os.waitpid(-1, os.WNOHANG)
             if not process:
@@ -97,9 +97,9 @@ class CompileServer:
 
 
 def main(arch: int, workers: int) -> None:
-    """Compile what comes in for GPUs of this architecture."""
+    """Compile incoming variants for GPUs of this architecture."""
     driver.set_active(TargetOnly(GPUTarget("cuda", arch, 32)))
-    os.nice(5)  # the engine comes first
+    os.nice(5)  # the engine has priority
     server, lines, number = CompileServer(workers), b"", 0
     while True:
         ready, _, _ = select.select([sys.stdin], [], [], POLL_SECONDS if server.is_busy else None)

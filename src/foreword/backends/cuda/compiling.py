@@ -1,4 +1,4 @@
-"""Kernels that are compiled in other processes while steps go on, and loaded between them."""
+"""Kernels that are compiled in other processes during steps, and loaded between steps."""
 
 import json
 import logging
@@ -66,7 +66,7 @@ class CompileProcess:
             self._done.put((None, str(error)))
 
     def done(self, timeout: float) -> tuple[Variant | None, str] | None:
-        """Return a variant that is compiled and what went wrong; no variant: the process has ended. None: none yet."""
+        """Return a finished variant and its error; (None, error) if the process has ended; None if none is finished."""
         try:
             return self._done.get(timeout=timeout) if timeout > 0 else self._done.get_nowait()
         except Empty:
@@ -91,14 +91,12 @@ class Kernels:
     ) -> None:
         self._compiler, self._clock, self._device = compiler, clock, device
         self.passes = PASSES
-        self.are_awaited = (
-            False  # whether heads wait for kernels instead of drafting nothing: where figures count
-        )
+        self.are_awaited = False  # whether heads wait for kernels instead of drafting nothing, for benchmarks
         self._lock = threading.RLock()  # engines in several threads may share a GPU
         self._loaded: set[Variant] = set()
-        self._pending: dict[Variant, None] = {}  # that are being compiled
-        self._compiled: list[Variant] = []  # that are to be loaded
-        self._given_up: set[Variant] = set()  # that are compiled when they are launched
+        self._pending: dict[Variant, None] = {}  # being compiled
+        self._compiled: list[Variant] = []  # compiled, not loaded yet
+        self._given_up: set[Variant] = set()  # compiled at their launch instead
 
     @property
     def loaded(self) -> int:
@@ -111,7 +109,7 @@ class Kernels:
 
     @property
     def has_all(self) -> bool:
-        """Whether no launch of a kernel that was requested and waited for compiles it."""
+        """Whether no requested kernel will be compiled at its launch."""
         return not self._given_up
 
     def start_early(self, dtype: torch.dtype) -> None:
@@ -123,7 +121,7 @@ class Kernels:
             self._compiler.start()
 
     def request(self, variants: Iterable[Variant]) -> None:
-        """Load variants that are compiled already, and have the others compiled."""
+        """Load variants that are compiled already; request compilation of the others."""
         with self._lock:
             for variant in variants:
                 if self.is_ready(variant) or variant in self._pending or variant in self._compiled:
@@ -133,16 +131,16 @@ class Kernels:
                     self._compiler.compile(variant)
 
     def is_ready(self, variant: Variant) -> bool:
-        """Whether a launch does not wait for its compilation, or nothing else can be done about it."""
+        """Whether a launch does not wait for compilation, or cannot avoid it."""
         return variant in self._loaded or variant in self._given_up
 
     def are_ready(self, variants: Iterable[Variant]) -> bool:
-        """Return whether all variants are ready; wait for them first if heads must not go without."""
+        """Return whether all variants are ready; wait for them first if heads must wait for kernels."""
         wanted = list(variants)
         return all(map(self.is_ready, wanted)) or (self.are_awaited and self.wait(wanted))
 
     def advance(self, seconds: float) -> None:
-        """Load kernels that are compiled by now, for at most `seconds`."""
+        """Load kernels that have been compiled, for at most `seconds`."""
         end = self._clock() + seconds
         with self._lock:
             while (done := self._compiler.done(0.0)) is not None:
@@ -153,8 +151,8 @@ class Kernels:
                     self._given_up.add(variant)
 
     def compile(self, body: Callable[[], object]) -> None:
-        """Have all kernels compiled at once that `body` launches, and wait for them; nothing is launched."""
-        if is_recording():  # who records waits for them
+        """Compile all kernels that `body` would launch, concurrently, and wait; nothing is launched."""
+        if is_recording():  # the caller that records waits for them
             return
         with recording() as missing:
             body()

@@ -1,4 +1,4 @@
-"""The decoder on Triton kernels: decode passes are captured graphs, prompt chunks run as they come."""
+"""The decoder on Triton kernels: decode passes are captured graphs, prompt chunks run eagerly."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -55,7 +55,7 @@ class CudaHeads:
         """Load a head with KV rows; layers that are not of the llama kind run on torch."""
         if not head.spec.is_plain:
             return self._reference.head(head, rows)
-        # Only heads that draft many places at once have a token that stands for those not known yet.
+        # Only heads that draft several positions at once have a mask token.
         kind = CudaHead if head.spec.mask_token_id is None else CudaBlockHead
         return kind(head, rows, self._ends, captures=self._captures)
 
@@ -64,11 +64,11 @@ class CudaHeads:
         return CudaMedusa(head, self._ends, captures=self._captures)
 
     def exit(self, more: Checkpoint, layer: int, rows: str) -> None:
-        """Return None: an exit has its own KV rows for all its layers here, so that its passes can be captured."""
+        """Return None: here an exit has its own KV rows for all layers, so that its passes can be captured."""
 
 
 class CudaDecoder(DescribedDecoder[Matrix]):
-    """A decoder whose rows have the same bits whatever runs beside them."""
+    """A decoder whose rows have the same bits in any batch."""
 
     is_shape_invariant = True  # tests/integration/test_shape_invariance.py
 
@@ -90,7 +90,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         self._graphs: GraphsByMemory[PassShape, Result] = GraphsByMemory()
         self._captures = self.device.type == "cuda" and not enforce_eager
         self.kernels = kernels_of(self.device) if self.device.type == "cuda" else None
-        self._compiled: set[Hashable] = set()  # kinds of passes whose kernels are there
+        self._compiled: set[Hashable] = set()  # kinds of passes whose kernels are loaded
         self._adapters: dict[int, Lora] = {}  # by slot
         self._table = AdapterTable(config, self.device)
         self._products = products or Products()
@@ -101,7 +101,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
             self._products.check_library(*checked)
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
-        """Set the adapter of a slot, by which requests of a batch choose theirs; None removes it."""
+        """Set the adapter of a slot; None removes it. Requests of a batch refer to slots."""
         self._table.check(slot)
         self._adapters.pop(slot, None)
         if adapter is not None:
@@ -122,7 +122,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
 
     @contextmanager
     def observing_experts(self, observe: Callable[[Tensor], None]) -> Iterator[None]:
-        """Call `observe` with the experts of every mixture, int32 [rows, per token]; nothing within is captured."""
+        """Call `observe` with the experts of every mixture, int32 [rows, per token]; captures nothing meanwhile."""
         captures, self._captures = self._captures, False
         for mixture in self._layers.mixtures.values():
             mixture.observe = observe
@@ -167,7 +167,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         return ForwardOutput(as_logits(logits[: len(batch.logit_rows)], scale, cap), kept, is_cold)
 
     def _load(self, shape: PassShape, body: Callable[[], Result]) -> bool:
-        """Have the kernels of a pass compiled if they are not there; return whether it launches nothing else."""
+        """Compile the kernels of a pass if needed; return whether it launches nothing else."""
         if self.kernels is None:
             return False
         if (kind := shape.kind) not in self._compiled:
@@ -235,7 +235,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
 
 
 def _lines_of(spec: AttentionSpec) -> tuple[int, int, int]:
-    """How many query heads share a KV head, how many such groups there are, and the numbers that each head sums up."""
+    """Return the query heads per KV head, the KV heads, and the dimensions that a score sums over."""
     if spec.latent is None:
         return spec.num_heads // spec.num_kv_heads, spec.num_kv_heads, spec.head_dim
     group = latent_group(spec.num_heads)

@@ -1,4 +1,4 @@
-"""What captured heads share when they draw their draft tokens on the device."""
+"""Drawing of draft tokens on the device, shared by captured heads."""
 
 from collections.abc import Hashable
 
@@ -35,12 +35,12 @@ class DraftIds:
 
 
 def names_in(plan: ChainPlan) -> Hashable:
-    """Return what a capture has built in of how tokens are drawn."""
+    """Return the part of a capture's key that concerns drawing."""
     return id(plan.token_ids)
 
 
 def drawn_ids(logits: Tensor, temperature: Tensor, keys: Tensor, names: Tensor) -> Tensor:
-    """int64 [rows], the target's id that each row draws; -1 where there is no number.
+    """int64 [rows], the target's id that each row draws; -1 where logits are not finite.
 
     A row without temperature skips the noise in the kernel: one capture serves greedy and sampled requests.
     """

@@ -13,10 +13,10 @@ from foreword.kernels.recording import is_recording
 from foreword.models.config import MlpSpec
 
 ROUTER_PARTS = 8
-"""Parts that a router's K is cut into: its few columns do not occupy a GPU."""
+"""Parts that a router's K is split into: its few columns do not occupy a GPU."""
 
 LEAST_ROUTER_PART = 128
-"""Of K: less is not worth it."""
+"""Minimum depth of a part of K; splitting further gains nothing."""
 
 
 class Mixture:
@@ -26,7 +26,7 @@ class Mixture:
         assert mlp.experts is not None
         self._mlp, self._spec, self._weights = mlp, mlp.experts, weights
         kind = weights.gate_up.dtype
-        # Checkpoints have routers in the numbers of their other weights: these are multiplied by the tensor cores.
+        # Routers are stored in the dtype of the other weights, so tensor cores can multiply them.
         narrow = weights.router.to(kind)
         self._router = narrow if torch.equal(narrow.float(), weights.router) else weights.router
         self.observe: Callable[[Tensor], None] | None = (
@@ -44,9 +44,9 @@ class Mixture:
         return self._weights.shared_gate
 
     def say(self, normed: Tensor, slots: Tensor, spare_slot: int, parts: Tensor) -> None:
-        """Compute the output of every row's experts into float32 parts [per token, rows, hidden].
+        """Write the output of every row's experts to float32 parts [per token, rows, hidden].
 
-        Rows that write to `spare_slot` are padding: they take no expert, and have no parts.
+        Rows that write to `spare_slot` are padding: they have no experts and no parts.
         """
         spec, weights = self._spec, self._weights
         logits = self._logits(normed)
@@ -71,7 +71,7 @@ class Mixture:
 
 
 def tile_for(pairs: int, experts: int) -> Tile:
-    """Return the fastest tile on an H200 for a number of pairs of row and expert."""
+    """Return the fastest tile on an H200 for a number of (row, expert) pairs."""
     mean = pairs / experts
     if mean <= 8:
         tile = Tile(16, 64, 128, stages=4, swapped=True)

@@ -17,18 +17,18 @@ T = TypeVar("T")
 
 
 STALE_RUNS = 4
-"""Runs without a capture's shape, as a multiple of the limit, after which the capture may be replaced.
+"""Passes of other shapes, as a multiple of the limit, after which a capture may be replaced.
 
-Without it, one shape more than the limit in turn would capture at every run, which costs more than it saves.
+Otherwise limit + 1 shapes in turn would be captured at every pass, which costs more than it saves.
 """
 
 
 @dataclass
 class PassCounts:
-    """Passes of this process that a graph was made for, or could have been."""
+    """Passes of this process with a size that can be captured."""
 
     captured: int = 0
-    eager: int = 0  # that ran without a graph
+    eager: int = 0  # ran without a graph
     cold: int = 0  # the first of their shape, and those that were captured
 
 
@@ -46,8 +46,8 @@ class _Capture(Generic[T]):
 class GraphCache(Generic[Shape, T]):
     """Runs a pass, captures it the second time its shape occurs, and replays the capture from then on.
 
-    A full cache replaces the capture that was used least recently. All captures share one pool of memory: a result has
-    to be copied, in the order of the stream, before the next pass begins.
+    A full cache replaces the capture that was used least recently. All captures share one memory pool: a result must
+    be copied, in stream order, before the next pass begins.
     """
 
     limit: int = 256  # captures that are kept
@@ -120,7 +120,7 @@ class GraphCache(Generic[Shape, T]):
 
 
 class GraphsByMemory(Generic[Shape, T]):
-    """A cache for every KV store: a captured pass reads and writes the one that it was captured with."""
+    """One cache per KV store: a captured pass uses the store that it was captured with."""
 
     def __init__(self) -> None:
         self._of: WeakKeyDictionary[KvStore, GraphCache[Shape, T]] = WeakKeyDictionary()

@@ -1,4 +1,4 @@
-"""What draft heads on a GPU share: their layers on Triton kernels."""
+"""Common part of draft heads on a GPU: their layers on Triton kernels."""
 
 from collections.abc import Callable, Hashable, Sequence
 
@@ -32,10 +32,10 @@ from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import Join
 
 LIBRARY_FROM = 65
-"""Rows from which on the vendor's products are used: those of a prompt. Nothing here has to keep its bits."""
+"""Rows from which on cuBLAS is used: prompts. Draft heads need no bit-identical rows."""
 
 _MORE_ENTRIES = 1 << 17
-"""32-bit numbers that a chain needs beside its first pass."""
+"""32-bit numbers that a chain needs besides its first pass."""
 
 
 def _kernel_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -46,7 +46,7 @@ def _kernel_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def kernel_ops() -> HeadOps:
-    """Return norms and products on Triton kernels; large products are the vendor's."""
+    """Return norms and products on Triton kernels; large products use cuBLAS."""
     products = Products()
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -76,8 +76,8 @@ class KernelHead:
         width = head.spec.feature_width
         self._features = torch.zeros((captured_rows, width), dtype=ends.dtype, device=ends.device)
         self._kernels = kernels_of(ends.device) if ends.device.type == "cuda" else None
-        self._compiled: set[Hashable] = set()  # kinds of passes whose kernels are there
-        self._needed: dict[Hashable, Sequence[Variant]] = {}  # by kind, kernels that are being compiled
+        self._compiled: set[Hashable] = set()  # kinds of passes whose kernels are loaded
+        self._needed: dict[Hashable, Sequence[Variant]] = {}  # by kind of pass, kernels being compiled
         self._ids = DraftIds(head.spec.draft_vocab_size, ends.device)
         self._in_kernels = (
             head.spec.join is not Join.NONE and 2 * len(self._tensors.frequencies) == attention.head_dim
@@ -88,7 +88,7 @@ class KernelHead:
                 self._join(index, "mlp.", ("gate_proj", "up_proj"))
 
     def _join(self, index: int, place: str, names: tuple[str, ...]) -> None:
-        """Join matrices into one; the reference's become views of it."""
+        """Concatenate matrices; those of the reference become views."""
         whole, tensors = f"layers.{index}.{place}", self._tensors.by_name
         for kind in ("weight", "bias"):
             parts = [tensors.get(f"{whole}{name}.{kind}") for name in names]
@@ -107,11 +107,11 @@ class KernelHead:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether no kernel that the head waits for is being compiled."""
+        """Return whether the head waits for no kernel."""
         return self._kernels is None or all(map(self._kernels.are_ready, self._needed.values()))
 
     def _has_kernels(self, kind: Hashable, *bodies: Callable[[], object]) -> bool:
-        """Return whether a kind of pass, which launches these, has its kernels; have them compiled if it has not."""
+        """Return whether the kernels of a kind of pass are loaded; request their compilation if not."""
         if self._kernels is None or kind in self._compiled or is_recording():
             return True
         if kind not in self._needed:
@@ -134,7 +134,7 @@ class KernelHead:
         if call.plan is not None and call.plan.unsettled is not None:
             return KnownChains(
                 [[]] * len(call.plan.steps)
-            )  # the reference cannot read tokens that are not known
+            )  # the reference cannot read tokens that are still on the device
         if call.context is not None:
             self._reference.forward(call.context, call.store)
         return self._output(call.rows, call.store)
@@ -148,7 +148,7 @@ class KernelHead:
         raise NotImplementedError
 
     def _placed(self, features: Tensor, rows: int) -> Tensor:
-        """Copy features to where captured passes read them."""
+        """Copy features to the memory that captured passes read."""
         if rows > len(self._features):
             return pad(features.to(self._features.dtype), (0, 0, 0, rows - len(features)))
         self._features[: len(features)] = features

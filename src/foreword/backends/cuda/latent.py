@@ -34,7 +34,7 @@ class LatentAttention:
     def seen(
         self, qkv: Tensor, cos_sin: CosSin, keys: Tensor, values: Tensor, sight: Sight, uploaded: UploadedPass
     ) -> Tensor:
-        """Keep the pass's rows and attend over all that are seen: [rows, heads * value dim]."""
+        """Store the pass's rows and attend over all visible ones: [rows, heads * value dim]."""
         spec, latent, rows = self._spec, self._latent, len(qkv)
         width = latent.query_rank or spec.query_width
         query, row = qkv[:, :width], qkv[:, width:]

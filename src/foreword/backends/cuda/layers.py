@@ -26,10 +26,10 @@ class LayerPass:
 
     uploaded: UploadedPass
     sight: Sight
-    turns: Sequence[CosSin]  # of every layer, float32
+    turns: Sequence[CosSin]  # cosines and sines of every layer, float32
     keys: Tensor  # [layers, physical rows, kv heads, dim]
     values: Tensor
-    spare_slot: int  # that padding rows write to
+    spare_slot: int  # KV row that padding writes to
     added: RowAdapters | None
 
 
@@ -60,7 +60,7 @@ class CudaLayers:
         }
 
     def checked(self, head: Tensor) -> tuple[list[Matrix], list[Matrix]]:
-        """Matrices of whole products, and of those that may come in parts: of the layers, and `head`."""
+        """Return the matrices of whole products and of products in parts: those of the layers, and `head`."""
         layers = self._weights
         whole = [weight for layer in layers for weight in (layer.qkv, layer.gate_up) if len(weight)]
         in_parts = [weight for layer in layers for weight in (layer.output, layer.down) if weight.shape[1]]
@@ -123,7 +123,7 @@ class CudaLayers:
     def _addend(
         self, x: Rows, weight: Matrix, bias: Tensor | None, added: RowAdapters | None, place: Place
     ) -> Tensor:
-        """Return a product for the stream, in parts unless a bias or adapter has to be added first."""
+        """Return a product for the stream, in parts unless a bias or adapter must be added first."""
         if not self._products.splits(weight):
             return self._product(x, weight, bias, added, place)
         parts = self._products.parts(x, weight)

@@ -1,4 +1,4 @@
-"""How a pass is laid out on the device: round sizes, so that few graphs are captured, and rows in tiles."""
+"""Layout of a pass on the device: padded sizes, so that few graphs are captured, and rows in tiles."""
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
@@ -16,48 +16,48 @@ DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of passes that are captured."""
 
 LOADED_ROWS = 48
-"""Rows of passes that launch only kernels of ours, all of which are loaded: they are captured without a first run."""
+"""Maximum rows of passes that launch only our own kernels; once these are loaded, capture needs no first run."""
 
 PROMPT_STEP = 256
-"""Larger passes have a multiple of this many rows: their matrix products are checked size by size."""
+"""Larger passes are padded to multiples of this many rows; matrix products are checked for each size."""
 
 FEW_TILES = 2
-"""Tiles of one request, or two: their passes have few sizes of texts, since idle programs cost them nothing."""
+"""Maximum tiles of passes with few text sizes: idle programs cost them nothing."""
 
 FEW_PARTS = (4, 16)
-"""Parts of the short texts of such passes; from there on powers of two."""
+"""Padded part counts of short texts in such passes; longer ones are padded to powers of two."""
 
 PRODUCT_ROWS = (16, 32, 64, 96, 128, 192, 256)
-"""Rows up to which products have kernels of their own: `products.tile_for`, `products.tall_for`."""
+"""Row counts up to which products have different kernels: `products.tile_for`, `products.tall_for`."""
 
 PREPARED_LENGTHS = (PART // 2, *(3 * PART * parts // 4 for parts in (2, 4, 8, 16)))
-"""One text for each number of parts that is common: steps of a start leave it within them."""
+"""Text lengths to prepare, one per common number of parts; the steps of a start stay within the same parts."""
 
 NARROW_LINES, NARROW_DIM = 64, 256
-"""Most lines (rows times heads of a group) of a tile whose positions are split into parts; largest head dimension
-with that many."""
+"""Maximum lines (rows times heads of a group) of a tile whose positions are split into parts, and the maximum head
+dimension for that many."""
 
 ENOUGH_PROGRAMS = 128
-"""Tiles times KV heads with which a tile can go through all its positions by itself."""
+"""Tiles times KV heads from which on one program per tile loops over all positions."""
 
 WIDE_LINES, WIDE_DIM = 128, 128
-"""Lines of a tile that goes through all positions by itself, for heads of up to this many numbers; fewer for wider."""
+"""Lines of a tile whose program loops over all positions, for head dimensions up to this; fewer for larger ones."""
 
 
 @dataclass(frozen=True)
 class PassShape:
-    """Everything that a captured pass has built in; passes of one shape differ in their arrays alone."""
+    """Key of a captured pass: everything that is fixed at capture. Passes of one shape differ only in their arrays."""
 
     rows: int
     logit_rows: int
     hidden_rows: int
     pages: int  # of a block table
-    parts: int  # of the longest text of a narrow tile, a power of two; 0: there is none
+    parts: int  # of the longest text of a narrow tile, a power of two; 0: none
     narrow_tiles: int
     narrow_rows: int  # of a tile
     wide_tiles: int
     wide_rows: int  # of a tile
-    splits: bool  # whether the parts of a narrow tile's text are attended to side by side
+    splits: bool  # whether the parts of a narrow tile's text have separate programs
     has_trees: bool
     has_adapters: bool
     taps: tuple[Tap, ...]
@@ -80,7 +80,7 @@ class PassShape:
         return replace(self, pages=0, parts=0, wide_tiles=min(1, self.wide_tiles))
 
     def sizes(self, batch: BatchSizes) -> BatchSizes:
-        """Room for the arrays of a batch; moves of KV rows are no part of the shape."""
+        """Return the padded sizes of a batch's arrays; moves of KV rows are not part of the shape."""
         return BatchSizes(
             self.rows, self.rows, self.pages, self.logit_rows, batch.kv_copies, self.hidden_rows
         )
@@ -88,7 +88,7 @@ class PassShape:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Rows of one request each: int32 [tiles] each."""
+    """Tiles of rows, each of one request; arrays are int32 [tiles]."""
 
     first_rows: Ints
     counts: Ints
@@ -100,7 +100,7 @@ class Layout:
     """A pass's shape and tiles, computed on the host."""
 
     shape: PassShape
-    requests: Ints  # [rows], whose row it is
+    requests: Ints  # [rows], index of the row's request
     adapters: Ints  # [rows], slot of its adapter, 0: none; empty if no row has one
     narrow: Tiles
     wide: Tiles
@@ -122,7 +122,7 @@ class Layout:
         )
 
 
-# Pass after pass has as many rows of the same kind for every request: one value, which is found by identity elsewhere.
+# Consecutive passes often have equal arrays: return the same object, which other caches find by identity.
 @lru_cache(maxsize=512)
 def _layout(
     row_starts: bytes,
@@ -133,7 +133,7 @@ def _layout(
     taps: tuple[Tap, ...],
     model: tuple[int, int, int, int],
 ) -> Layout:
-    """Lay out a pass, by what its shape depends on."""
+    """Lay out a pass from the values that its shape depends on."""
     (table_pages, logit_rows, hidden_rows), (page_size, group, kv_heads, head_dim) = sizes, model
     cut = _cut(row_starts, ancestor_masks, group, head_dim)
     rows, of_texts = padded_rows(len(cut.requests)), np.array(parts_of_texts, np.int32)[cut.is_narrow]
@@ -141,10 +141,10 @@ def _layout(
     if len(cut.wide.counts):
         parts = power_of_two(most)
         pages = max(power_of_two(table_pages), parts * PART // page_size)
-    else:  # one number says it all, so that few shapes occur
+    else:  # parts determine pages, so that few shapes occur
         parts = rounded_parts(max(most, -(-table_pages * page_size // PART)), narrow_tiles)
         pages = parts * PART // page_size
-    # Many texts of about one length occupy the GPU, and none is waited for when the others have ended.
+    # Texts of similar length keep the GPU busy without splitting: no long text runs alone at the end.
     is_even = 2 * int(of_texts.sum()) >= most * len(of_texts)
     shape = PassShape(
         rows=rows,
@@ -168,7 +168,7 @@ def _layout(
 class _Cut(NamedTuple):
     """The rows of a pass in tiles."""
 
-    requests: Ints  # [rows], whose row it is
+    requests: Ints  # [rows], index of the row's request
     is_narrow: NDArray[np.bool_]  # [requests]
     narrow_rows: int  # of a tile
     narrow: Tiles
@@ -186,7 +186,7 @@ def _cut(row_starts: bytes, ancestor_masks: bytes, group: int, head_dim: int) ->
     requests = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     narrow_lines = NARROW_LINES * NARROW_DIM // max(NARROW_DIM, head_dim)
     most_narrow = 1 << (max(1, narrow_lines // group).bit_length() - 1)
-    # Draft tokens stay in narrow tiles, however many there are: they may branch.
+    # Draft tokens are always in narrow tiles, since they may branch.
     drafted = np.bincount(requests, weights=masks.any(axis=1), minlength=len(counts))
     is_wide = (counts > most_narrow) & (drafted == 0)
     narrow_rows = min(power_of_two(int(counts[~is_wide].max(initial=1))), most_narrow)
@@ -203,7 +203,7 @@ def _cut(row_starts: bytes, ancestor_masks: bytes, group: int, head_dim: int) ->
 
 
 def _tiles(requests: NDArray[np.intp], starts: Ints, counts: Ints, rows: int) -> Tiles:
-    """The rows of some requests, cut into tiles of at most `rows`."""
+    """Return the rows of some requests in tiles of at most `rows`."""
     of_request = -(-counts[requests] // rows)
     owner = np.repeat(requests, of_request).astype(np.int32)
     number = np.arange(len(owner)) - np.repeat(np.cumsum(of_request) - of_request, of_request)
@@ -216,7 +216,7 @@ def _tiles(requests: NDArray[np.intp], starts: Ints, counts: Ints, rows: int) ->
 
 
 def decode_sizes(requests: int, length: int, rows: int, kv_heads: int = 1) -> list[DecodeSize]:
-    """Of all captured passes with `rows` rows a request that differ in shape, one each; short texts first."""
+    """Return one size per shape of captured passes with `rows` rows per request; short texts first."""
     largest: dict[tuple[int, int], int] = {}
     for count in range(1, min(requests, DECODE_ROWS[-1] // rows) + 1):
         largest[padded_rows(count), padded_rows(count * rows)] = count
@@ -237,7 +237,7 @@ def rounded_parts(parts: int, tiles: int) -> int:
 
 
 def power_of_two(count: int) -> int:
-    """The smallest power of two that is not less."""
+    """Return the smallest power of two that is not less."""
     return 1 << (count - 1).bit_length() if count > 0 else 0
 
 

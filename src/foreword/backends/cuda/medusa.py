@@ -1,4 +1,4 @@
-"""Medusa's heads on a GPU: all places of all requests in one captured graph, draws included."""
+"""Medusa's heads on a GPU: all positions of all requests in one captured graph, draws included."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ from foreword.backends.torch.upload import Piece, Upload
 from foreword.models.heads.opening import Head
 
 _MOST_ROWS = 64
-"""Requests of the largest pass that is captured; more of them keep the device busy by themselves."""
+"""Maximum requests of a captured pass; more keep the device busy without a graph."""
 
 _ENTRIES = 1 << 14
-"""32-bit numbers that a pass reads: more than the largest has."""
+"""Upper bound of the 32-bit numbers that a pass reads."""
 
 
 @dataclass(frozen=True)
 class MedusaShape:
-    """Everything that a captured pass has built in."""
+    """Key of a captured pass: everything that is fixed at capture."""
 
     rows: int
     heads: int
     draws: bool
-    names: Hashable = None  # of the tokens that can be drafted
+    names: Hashable = None  # identity of the draft vocabulary
 
 
 class CudaMedusa:
@@ -50,7 +50,7 @@ class CudaMedusa:
 
     @torch.inference_mode()
     def draft(self, call: MedusaCall) -> HeadOutput | Chains:
-        """What it returns holds until the next pass."""
+        """The result is valid until the next pass."""
         states, names = call.states, None if call.plan is None else self._ids.of(call.plan)
         if len(states) > _MOST_ROWS:
             return self._reference.draft(call)
@@ -86,7 +86,7 @@ class CudaMedusa:
         return as_chains(drawn, plan.steps, began, is_cold)
 
     def _placed(self, states: Tensor) -> Tensor:
-        """Copy states to where captured passes read them; padding rows keep old values."""
+        """Copy states to the memory that captured passes read; padding rows keep old values."""
         self._states[: len(states)] = states
         return self._states[: padded_rows(len(states))]
 

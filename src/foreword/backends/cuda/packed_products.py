@@ -1,4 +1,4 @@
-"""Products with packed weights: which tile for how many rows, among those that give the same bits."""
+"""Products with packed weights: selects the tile by number of rows, among tiles with the same bits."""
 
 import logging
 from dataclasses import dataclass, field
@@ -29,10 +29,10 @@ Matrix = Tensor | PackedWeight
 """Weights of a product."""
 
 WIDE = 16_384
-"""Columns from which on a product has work for every processor several times over, and needs less of it at a time."""
+"""Columns from which on a product has several tiles per multiprocessor, and uses shallower loads."""
 
 REFERENCE_TILE = Tile(rows=16, columns=64, depth=128)
-"""What every other tile must equal, bit by bit."""
+"""Tile whose bits all other tiles must reproduce."""
 
 _FP8_TILES = {
     16: (Tile(16, 64, 256, stages=4), Tile(16, 64, 128, stages=4)),
@@ -41,7 +41,7 @@ _FP8_TILES = {
     128: (EngineTile(64, 64, 128, stages=6), EngineTile(128, 64, 128, stages=4)),
     256: (EngineTile(128, 64, 128, stages=4), EngineTile(128, 128, 128)),
 }
-"""By rows: for few columns, and for WIDE weights. Tiles of less than 16 rows have other bits."""
+"""Tiles by rows: for narrow and for WIDE weights. Tiles of fewer than 16 rows have other bits."""
 
 _PROMPT_TILE = EngineTile(128, 128, 128)
 _GROUPED_TILES = (
@@ -51,14 +51,14 @@ _GROUPED_TILES = (
     Tile(128, 64, 128, stages=3),
     Tile(128, 128, 128, warps=8),
 )
-"""By rows; the last one for all larger passes."""
+"""Tiles by rows; the last one is for all larger passes."""
 
 _PIECE = 1 << 24
-"""Numbers of a matrix that are held in float32 while it is rounded."""
+"""Numbers that are held in float32 at a time while a matrix is rounded."""
 
 
 class Rows(NamedTuple):
-    """The input of products, and the same in 8 bits where the weights are in 8 bits."""
+    """Input of products, and its 8-bit form if the weights are in 8 bits."""
 
     numbers: Tensor  # [rows, K]
     rounded: Fp8Rows | None = None
@@ -100,7 +100,7 @@ class PackedProducts:
         return _product(_input(x, weight), weight, bias, out, tile, depth)
 
     def check(self, weight: PackedWeight, depth: int) -> None:
-        """Find out which tiles give the bits of the reference on this GPU; the others are not used."""
+        """Find the tiles that give the reference's bits on this GPU; the others are not used."""
         kind = _kind(weight, depth)
         if kind in self._checked:
             return
@@ -112,13 +112,13 @@ class PackedProducts:
                 _log.warning("products with packed weights %s: %s has other bits and is not used", kind, tile)
 
     def compute_some(self, weight: PackedWeight, depth: int) -> None:
-        """Launch what `check` compares."""
+        """Launch the products that `check` compares."""
         if _kind(weight, depth) not in self._checked:
             _all_ways(weight, depth)
 
 
 def _all_ways(weight: PackedWeight, depth: int) -> list[tuple[Tile, Tensor]]:
-    """Products with the same random input: by the reference tile with the most rows, and by the others."""
+    """Return products of one random input: by the reference tile with most rows, and by the other tiles."""
     device, (columns, whole), sizes = weight.scales.device, weight.shape, (*DECODE_ROWS, DECODE_ROWS[-1] + 1)
     x = torch.randn((sizes[-1], whole), generator=torch.Generator(device).manual_seed(0), device=device)
     numbers = x.bfloat16() if x.is_cuda else x
@@ -132,7 +132,7 @@ def _all_ways(weight: PackedWeight, depth: int) -> list[tuple[Tile, Tensor]]:
 
 
 def _kind(weight: PackedWeight, depth: int) -> tuple[int, ...]:
-    """Return everything that a tile's bits may depend on."""
+    """Return everything that the bits of a tile may depend on."""
     form = (weight.in_blocks, 0) if isinstance(weight, Fp8Weight) else (weight.group, 1 + weight.kind)
     return (*weight.shape, depth, *form)
 
@@ -153,7 +153,7 @@ def _product(
 
 
 def _input(x: Rows | Tensor, weight: PackedWeight) -> Fp8Rows | Tensor:
-    """What the kernel reads: rows in 8 bits, or in the order of the weight's columns."""
+    """Return the kernel's input: rows in 8 bits, or in the order of the weight's columns."""
     numbers, known = x if isinstance(x, Rows) else (x, None)
     if isinstance(weight, GroupedWeight):
         order = weight.order

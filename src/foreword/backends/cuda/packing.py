@@ -1,4 +1,4 @@
-"""Weights as the CUDA kernels read them: matrices of layers packed where the checkpoint or the user has them so."""
+"""Weights in the formats of the CUDA kernels; layer matrices are packed if the checkpoint or the user asks for it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from foreword.models.formats.hf.packed_tensors import Fp8Tensor, GroupedTensor, 
 from foreword.progress import Progress
 
 GROUP = 128
-"""Columns with one scale where they are rounded to 4 bits here, and the most that kernels take together."""
+"""Columns per scale when rounding to 4 bits here; also the kernels' maximum."""
 
 
 class RoundedMatrices:
@@ -42,7 +42,7 @@ class KeptMatrices(RoundedMatrices):
     """A source of tensors of a checkpoint in which packed matrices stay packed."""
 
     def __init__(self, source: WeightLoader, device: torch.device, quantization: str) -> None:
-        """With "auto", matrices that are not packed are not rounded either."""
+        """With "auto", other matrices are not rounded."""
         super().__init__(source, quantization)
         self._loader, self._device = source, device
 
@@ -64,7 +64,7 @@ class KeptMatrices(RoundedMatrices):
 
 
 def joined(parts: Sequence[PackedWeight]) -> PackedWeight | None:
-    """Join matrices that read the same input; None: their packing differs."""
+    """Concatenate matrices that read the same input; None: their packing differs."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -73,7 +73,7 @@ def joined(parts: Sequence[PackedWeight]) -> PackedWeight | None:
         ends = all(len(part) % BLOCK == 0 for part in eights[:-1])
         if len(eights) < len(parts) or (first.in_blocks and not ends):
             return None
-        # torch cannot join 8-bit floats on every device; bytes it can.
+        # torch cannot concatenate 8-bit floats on every device, but bytes.
         values = torch.cat([part.values.view(torch.uint8) for part in eights]).view(first.values.dtype)
         return Fp8Weight(values, torch.cat([part.scales for part in eights]), first.in_blocks)
     fours = [part for part in parts if isinstance(part, GroupedWeight) and _are_alike(part, first)]
@@ -138,7 +138,7 @@ def _pairs(codes: Tensor, group: int) -> Tensor:
 
 
 def rounded_to_4_bits(weight: Tensor) -> GroupedWeight | None:
-    """Round a matrix [N, K] to whole numbers from -8 to 7 with a scale for every group of columns, if K has groups."""
+    """Round a matrix [N, K] to integers from -8 to 7 with a scale per group of columns, if K is divisible."""
     rows, columns = weight.shape
     size = next((size for size in (GROUP, 64, 32) if columns % size == 0), None)
     if size is None:
@@ -152,7 +152,7 @@ def rounded_to_4_bits(weight: Tensor) -> GroupedWeight | None:
 def load_packed(
     checkpoint: Checkpoint, choice: BackendChoice, device: torch.device, progress: Progress | None = None
 ) -> DecoderWeights[Matrix]:
-    """Read a whole decoder; embedding, head and norms are in the choice's numbers."""
+    """Load a whole decoder; embedding, head and norms have the choice's dtype."""
     require_supported(checkpoint.config, "cuda")
     loader = WeightLoader(checkpoint, choice.torch_dtype, device, progress)
     if choice.quantization in ("auto", "none"):

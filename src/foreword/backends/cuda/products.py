@@ -1,4 +1,4 @@
-"""Which way a matrix product is computed for how many rows: the fastest whose rows have the same bits."""
+"""Selects the fastest implementation of a matrix product by number of rows, among those with the same bits."""
 
 import logging
 from dataclasses import dataclass, field
@@ -15,45 +15,45 @@ from foreword.backends.cuda.packed_products import WIDE, Matrix, PackedProducts,
 _log = logging.getLogger(__name__)
 
 REFERENCE_TILE = Tile(rows=16, columns=32, depth=128)
-"""The tile whose bits every other tile, and the library, must give."""
+"""Tile whose bits all other tiles, and cuBLAS, must reproduce."""
 
 ENOUGH_COLUMNS = 8192
-"""Columns with which, times its parts, a product has work for every processor."""
+"""Columns times parts from which on a product occupies all multiprocessors."""
 
 MOST_PARTS = 4
-"""That K is cut into: each is written and read again."""
+"""Maximum parts of K; each is written and read again."""
 
 LEAST_PART = 1024
-"""Of K: less is not worth it."""
+"""Minimum depth of a part of K; splitting further gains nothing."""
 
 ALIGNED = 16
-"""Where parts begin: loads are wide there."""
+"""Parts begin at multiples of this, for wide loads."""
 
 LIBRARY_FROM, LIBRARY_FROM_WIDE = 64, 96
-"""Rows from which on the library is faster than the kernels: for narrow weights, for wide ones."""
+"""Rows from which on cuBLAS is faster than the kernels: for narrow weights, for wide ones."""
 
 LEAST_CHECKED = 1 << 20
-"""Numbers of a weight from which on the library is checked: products of small ones can agree by chance."""
+"""Minimum size of a weight to check cuBLAS with: products of small ones can agree by chance."""
 
 LARGEST_CHECKED = 4096
-"""Rows up to which the library's products are checked; larger passes do not use it."""
+"""Maximum rows for which cuBLAS is checked; larger passes do not use it."""
 
 
 _LIBRARY_ADDS_PARTS = hasattr(torch.ops.aten.addmm, "dtype_out")
-"""Since torch 2.8; prompts would be slow without it."""
+"""Whether cuBLAS can accumulate parts (torch 2.8 and later); prompts are slow otherwise."""
 
 
 @dataclass
 class Products:
-    """Matrix products of one model: kernels for few rows, the vendor's library where it adds up in the same order."""
+    """Matrix products of one model: kernels for few rows, cuBLAS where its summation order is the same."""
 
     least_part: int = LEAST_PART  # of K
-    # Rows for which the library is used, by (N, K, depth of a part)
+    # Row counts for which cuBLAS is used, by (N, K, depth of a part)
     _library_sizes: dict[tuple[int, int, int], frozenset[int]] = field(default_factory=dict)
     _packed: PackedProducts = field(default_factory=PackedProducts)
 
     def __call__(self, rows: Rows | Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
-        """Input [rows, K] times weight [N, K], + bias: [rows, N]."""
+        """Return input [rows, K] times weight [N, K], + bias: [rows, N]."""
         x = rows.numbers if isinstance(rows, Rows) else rows
         depth, out_shape = x.shape[1], (len(x), len(weight))
         if not isinstance(weight, Tensor):
@@ -66,7 +66,7 @@ class Products:
         return linear(x, weight, bias, x.new_empty(out_shape), tile_for(len(x), len(weight), depth))
 
     def part_depth(self, weight: Matrix) -> int:
-        """Return the depth of a part of K, which the weight's shape alone decides; the whole depth: no parts."""
+        """Return the depth of a part of K, which depends only on the weight's shape; K itself: no parts."""
         columns, depth = weight.shape
         aligned = ALIGNED if isinstance(weight, Tensor) else part_alignment(weight)
         if isinstance(weight, Tensor) and not _LIBRARY_ADDS_PARTS:
@@ -83,10 +83,10 @@ class Products:
         return self.part_depth(weight) < weight.shape[1]
 
     def parts(self, input_rows: Rows | Tensor, weight: Matrix) -> Tensor:
-        """Input [rows, K] times weight [N, K] that `splits`: float32 [parts, rows, N], to be added up in this order.
+        """Return input [rows, K] times a weight [N, K] that `splits`: float32 [parts, rows, N], to be added in order.
 
-        Few columns do not occupy a GPU, and more programs that share them would each read the input again. So K is cut,
-        for every number of rows in the same way. Where the library has added the parts up already, there is one.
+        Few columns do not occupy a GPU, and splitting columns further would read the input more often. So K is split,
+        in the same way for every number of rows. If cuBLAS has already added the parts, there is one.
         """
         x = input_rows.numbers if isinstance(input_rows, Rows) else input_rows
         rows, columns, depth = len(x), len(weight), self.part_depth(weight)
@@ -104,7 +104,7 @@ class Products:
         return len(x) in self._library_sizes.get((*weight.shape, depth), ())
 
     def compute_some(self, whole: list[Matrix], in_parts: list[Matrix]) -> None:
-        """Launch what `check_library` compares with."""
+        """Launch the products that `check_library` compares with."""
         for weight in whole:
             if not isinstance(weight, Tensor):
                 self._packed.compute_some(weight, weight.shape[1])
@@ -121,7 +121,7 @@ class Products:
                 linear(x, weight, None, parts, REFERENCE_TILE, depth)
 
     def check_library(self, whole: list[Matrix], in_parts: list[Matrix]) -> None:
-        """Find out for which sizes the library gives the same bits as the kernels do, on this GPU."""
+        """Find the sizes for which cuBLAS gives the kernels' bits on this GPU."""
         depths = [(weight, weight.shape[1]) for weight in whole]
         depths += [(weight, self.part_depth(weight)) for weight in in_parts]
         for weight, depth in depths:
@@ -135,7 +135,7 @@ class Products:
 
 
 def tile_for(rows: int, columns: int, depth: int) -> Tile:
-    """The fastest tile on an H200 for x [rows, depth] times weight [columns, depth]: `foreword bench gpu --tiles 8`."""
+    """Return the fastest tile on an H200 by rows, weight [columns, depth]: see `foreword bench gpu --tiles 8`."""
     if rows <= 16:
         if columns >= WIDE:
             return Tile(16, 64, 128, stages=4, swapped=True)
@@ -167,12 +167,12 @@ def tall_for(rows: int, columns: int) -> TallTile | None:
 
 
 def _beats_library(rows: int, columns: int) -> bool:
-    """Return whether our kernel is faster than the library for a whole product of this size."""
+    """Return whether our kernel is faster than cuBLAS for a whole product of this size."""
     return columns >= WIDE and tall_for(rows, columns) is not None
 
 
 def library_sum(x: Tensor, weight: Tensor, depth: int) -> Tensor:
-    """The parts of a product added up by the library, float32 [rows, N]."""
+    """Return the sum of a product's parts, accumulated by cuBLAS: float32 [rows, N]."""
     total = torch.mm(x[:, :depth], weight[:, :depth].T, out_dtype=torch.float32)
     for first in range(depth, x.shape[1], depth):
         k = slice(first, first + depth)
@@ -181,7 +181,7 @@ def library_sum(x: Tensor, weight: Tensor, depth: int) -> Tensor:
 
 
 def _equal_sizes(weight: Tensor, depth: int) -> frozenset[int]:
-    """Numbers of rows for which the library's product equals the reference tile's in every bit."""
+    """Return the row counts for which cuBLAS equals the reference tile in every bit."""
     generator = torch.Generator(weight.device).manual_seed(0)
     columns, whole = weight.shape
     sizes = list(range(2 * PROMPT_STEP, LARGEST_CHECKED + 1, PROMPT_STEP))
@@ -202,7 +202,7 @@ def _equal_sizes(weight: Tensor, depth: int) -> frozenset[int]:
 
 
 def added_up(parts: Tensor) -> Tensor:
-    """Parts of a product in their order, into the first of them."""
+    """Add the parts of a product in order, into the first of them."""
     total = parts[0]
     for part in parts[1:]:
         total += part

@@ -12,11 +12,11 @@ from foreword.backends.torch.staging import as_batch, padded_pieces
 from foreword.backends.torch.upload import Piece, Upload, placed
 
 FIXED_ENTRIES = 1 << 20
-"""32-bit numbers of the largest pass that is captured."""
+"""Size of the fixed memory in 32-bit numbers: the largest captured pass."""
 
 
 MOST_KNOWN = 1024
-"""Passes whose place is remembered."""
+"""Maximum number of cached uploads."""
 
 _MOVES = [array.name for array in BATCH_ARRAYS].index("kv_copies")
 
@@ -26,8 +26,8 @@ class TiledRows:
     """The rows of a pass in tiles."""
 
     narrow: RowTiles | None  # tiles of few rows
-    parts: int  # of the longest text that these see
-    splits: bool  # whether these are attended to side by side
+    parts: int  # parts of the longest text in narrow tiles
+    splits: bool  # whether these parts have separate programs
     wide: RowTiles | None  # tiles of a prompt
 
 
@@ -57,10 +57,10 @@ class UploadedPass:
     """A pass on the device, padded to its shape."""
 
     batch: ForwardBatch
-    requests: Tensor  # int32 [rows], whose row it is
+    requests: Tensor  # int32 [rows], index of the row's request
     adapters: Tensor  # int32 [rows], slot of its adapter; empty if no row has one
     tiles: TiledRows
-    stays: bool  # whether every pass of the same shape lies in the same place
+    stays: bool  # whether all passes of its shape use the same memory
 
 
 class PassUpload:
@@ -69,14 +69,14 @@ class PassUpload:
     def __init__(self, device: torch.device) -> None:
         self._fixed = Upload(device, FIXED_ENTRIES)
         self._growing = Upload(device, 1 << 14)
-        # Passes that lie where others of their shape and number of moves lay: nothing but the numbers differs.
+        # By shape and number of moves: such passes use the same memory, so that only its contents differ.
         self._known: dict[tuple[PassShape, int], UploadedPass] = {}
 
     def send(self, batch: ForwardBatch, layout: Layout, spare_slot: int) -> UploadedPass:
         """Start the copy of `batch` (on the CPU). Padding rows write to `spare_slot`."""
         shape = layout.shape
         pieces = padded_pieces(batch, shape.sizes(batch.arrays.sizes), spare_slot)
-        # Moves come last: how many there are is no part of the shape, and nothing after them may shift.
+        # Moves come last: their number is not part of the shape, and must not shift other arrays.
         moves = pieces.pop(_MOVES)
         more = [
             (layout.requests, shape.rows),

@@ -140,7 +140,7 @@ class TensorParallelDecoder:
 
         def own() -> ForwardOutput:
             if drawn is not None:
-                self.workers.exchange.spread(drawn)
+                self.workers.exchange.broadcast(drawn)
             return self._own.forward(batch, store.own)
 
         return self.workers.run(order, own, packed_batch(batch))

@@ -67,7 +67,7 @@ class RankExchange:
         self._wait(lambda: self._group.gather(wanted, [part], options))
         return torch.cat(wanted[0], dim=1) if wanted else part
 
-    def spread(self, numbers: Tensor) -> None:
+    def broadcast(self, numbers: Tensor) -> None:
         """Broadcast the first rank's tensor, before a pass."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0

@@ -89,7 +89,7 @@ class Worker:
         if order.drawn:
             assert self._exchange is not None
             drawn = torch.empty(order.drawn, dtype=torch.int64, device=self._device)
-            self._exchange.spread(drawn)
+            self._exchange.broadcast(drawn)
         decoder = self._decoders[order.decoder]
         try:
             batch = parsed_batch(order.sizes, payload)

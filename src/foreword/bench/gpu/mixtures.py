@@ -14,7 +14,7 @@ from foreword.speculation.draft import Draft
 
 @runtime_checkable
 class ObservedDecoder(Protocol):
-    """A decoder that says which experts the rows of its passes take."""
+    """A decoder that reports the experts of its rows."""
 
     def observing_experts(self, observe: Callable[[Tensor], None]) -> AbstractContextManager[None]:
         """Call `observe` with the experts of every mixture in the passes within."""

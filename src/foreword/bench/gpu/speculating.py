@@ -37,7 +37,7 @@ from foreword.speculation.drafting import Commit, Drafter, DraftRequest, DraftTa
 DEPTH = 5
 """Draft tokens per pass."""
 
-DEALT = 24
+PATTERN_DRAFTS = 24
 """Drafts after which the error pattern repeats."""
 
 WARM_UP, RUNS = 2, 3
@@ -57,38 +57,40 @@ class SpeculativeSpeed:
 
 
 class RecordedDrafter(Drafter):
-    """Drafts the recorded text with a given rate of right tokens; another drafter provides the cost."""
+    """Drafts the recorded text with a given acceptance rate; `cost_drafter` drafts too, so that its time counts."""
 
-    def __init__(self, truth: dict[tuple[int, ...], list[int]], rate: float, payer: Drafter | None) -> None:
+    def __init__(
+        self, truth: dict[tuple[int, ...], list[int]], rate: float, cost_drafter: Drafter | None
+    ) -> None:
         """`truth` maps prompts to answers."""
         self._truth = truth
-        self._payer: Any = payer
-        self._runs = cycle(dealt_runs(rate))  # number of right tokens per draft
+        self._cost_drafter: Any = cost_drafter
+        self._runs = cycle(scripted_runs(rate))  # number of right tokens per draft
         self._known: dict[int, list[int]] = {}  # by request, so that a prompt is looked up once
-        self.traits = Traits() if payer is None else payer.traits
+        self.traits = Traits() if cost_drafter is None else cost_drafter.traits
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        paid = [] if self._payer is None else self._payer.propose(tasks)
+        real_drafts = [] if self._cost_drafter is None else self._cost_drafter.propose(tasks)
         scripted = [self._scripted(task) for task in tasks]
-        pending = next((draft.device.source for draft in paid if draft.device is not None), None)
+        pending = next((draft.device.source for draft in real_drafts if draft.device is not None), None)
         if pending is not None:
-            return _in_its_place(pending, tasks, scripted)
+            return _replaced_on_device(pending, tasks, scripted)
         return [
             Draft.chain(tokens, len(task.request.tokens), task.request.epoch)
             for tokens, task in zip(scripted, tasks, strict=True)
         ]
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        if self._payer is not None and self.traits.needs:
-            self._payer.observe(commits)
+        if self._cost_drafter is not None and self.traits.needs:
+            self._cost_drafter.observe(commits)
 
     def draft_early(self, unjudged: Sequence[InFlight], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> bool:
-        return bool(self._payer.draft_early(unjudged, hidden, drawn))
+        return bool(self._cost_drafter.draft_early(unjudged, hidden, drawn))
 
     def forget(self, request: DraftRequest) -> None:
         self._known.pop(request.request_id, None)
-        if self._payer is not None:
-            self._payer.forget(request)
+        if self._cost_drafter is not None:
+            self._cost_drafter.forget(request)
 
     def _scripted(self, task: DraftTask) -> list[int]:
         tokens, prompt_len, number = task.request.tokens, task.request.prompt_len, task.request.request_id
@@ -103,10 +105,10 @@ class RecordedDrafter(Drafter):
         return tokens_drafted
 
 
-def _in_its_place(
+def _replaced_on_device(
     pending: HostCopy, tasks: Sequence[DraftTask], scripted: Sequence[list[int]]
 ) -> list[Draft]:
-    """Return recorded tokens as drafts on the device that arrive with the other drafter's."""
+    """Return recorded tokens as drafts on the device that arrive with the other drafter's tokens."""
     tokens = torch.tensor([token for its in scripted for token in its])
     there = uploaded(tokens, pending.on_device.device)
     source = HostCopy(there, tokens, pending.arrived, pending.began)
@@ -120,14 +122,14 @@ def _in_its_place(
     ]
 
 
-def dealt_runs(rate: float) -> list[int]:
+def scripted_runs(rate: float) -> list[int]:
     """Return numbers of accepted tokens per draft for this acceptance rate.
 
     They are a fixed pattern instead of random, because a short run would vary by half a token per pass.
     """
     chances = [rate**level for level in range(DEPTH + 1)]
-    least = [round(DEALT * chance) for chance in chances]  # drafts with at least this many
-    runs = [sum(count > place for count in least[1:]) for place in range(DEALT)]
+    least = [round(PATTERN_DRAFTS * chance) for chance in chances]  # drafts with at least this many
+    runs = [sum(count > place for count in least[1:]) for place in range(PATTERN_DRAFTS)]
     random.Random(0).shuffle(runs)
     return runs
 
@@ -162,9 +164,9 @@ def measure_speculation(
     for place, batch in enumerate(batches):
         prompts = random_prompts(decoder, context, batch)
         truth = recorded(decoder, prompts)
-        for number, (name, wanted, payer) in enumerate(cases):
+        for number, (name, wanted, cost_drafter) in enumerate(cases):
             progress(f"{name}, batch {batch}", place * len(cases) + number, len(batches) * len(cases))
-            drafter = RecordedDrafter(truth, rate_for(wanted, DEPTH), payer)
+            drafter = RecordedDrafter(truth, rate_for(wanted, DEPTH), cost_drafter)
             engine = timed_engine(decoder, context, batch, FixedPolicy(drafter, DEPTH))
             found.append(_speculative_speed(engine, name, prompts))
     return found
@@ -189,10 +191,10 @@ def measure_heads(
             drafters = {
                 name: head_drafter(decoder, head, name != method) for name in (method, f"{method} in torch")
             }
-        for name, payer in drafters.items():
+        for name, cost_drafter in drafters.items():
             for size, prompts, truth in cases:
                 progress(f"{name}, batch {size}", len(found), stages)
-                drafter = RecordedDrafter(truth, rate_for(3.9, DEPTH), payer)
+                drafter = RecordedDrafter(truth, rate_for(3.9, DEPTH), cost_drafter)
                 engine = timed_engine(decoder, context, size, FixedPolicy(drafter, DEPTH))
                 found.append(_speculative_speed(engine, name, prompts))
     return found
@@ -222,7 +224,7 @@ def _speculative_speed(engine: EngineCore, name: str, prompts: Sequence[Sequence
     )
 
 
-QUALITIES = (3.9, 1.2)
+HEAD_TOKENS_PER_PASS = (3.9, 1.2)
 """Tokens per pass with full drafts."""
 
 CONTROL_ARMS: Mapping[str, SpeculationSetting] = {"plain": False, "controller": None}
@@ -262,8 +264,10 @@ def measure_controller(
     for batch in batches:
         prompts = random_prompts(decoder, context, batch)
         truth = recorded(decoder, prompts)
-        for quality in QUALITIES:
-            progress(f"batch {batch}, {quality} offered", len(found), len(batches) * len(QUALITIES))
+        for quality in HEAD_TOKENS_PER_PASS:
+            progress(
+                f"batch {batch}, {quality} offered", len(found), len(batches) * len(HEAD_TOKENS_PER_PASS)
+            )
             drafter = RecordedDrafter(truth, rate_for(quality, DEPTH), head)
             engine = controlled_engine(decoder, context, batch, drafter, DEPTH)
             found.append(_compared(engine, prompts, quality, rounds))

@@ -38,12 +38,12 @@ class Deadline:
 
 
 @dataclass
-class Queued:
+class SchedulingState:
     """Scheduling state of a request."""
 
     leader: "Request | None" = None  # the first answer to the same prompt, whose prompt rows can be copied
     deadline: Deadline | None = None
-    served: int = 0  # number of its newest pass
+    served: int = 0  # sequence number of the last pass that served it
     is_aged: bool = False  # it runs, or may run, because it exceeded its ageing time
 
 
@@ -70,7 +70,7 @@ class Request:
         self.sampler = sampler
         self.accounting = Accounting()
         self.acceptance = self.accounting.acceptance
-        self.queued = Queued()
+        self.queued = SchedulingState()
         self.kv = KvSequence()
         self.speculation = identity.assigned.plan
         # Read by the step and by policies.
@@ -132,10 +132,10 @@ class Request:
         return max(len(self.tokens) - self.kv.begin, 1)
 
     @property
-    def can_be_followed(self) -> bool:
+    def can_pipeline(self) -> bool:
         """Whether its next pass can be laid out before the token of the pass in flight is known."""
         draws = self.kv.begin == len(self.tokens)
-        return not draws or (self.room > 1 and self.sampler.can_be_followed)
+        return not draws or (self.room > 1 and self.sampler.can_pipeline)
 
     def fail(self, error: str) -> None:
         """End the answer with an error."""

@@ -125,7 +125,7 @@ class Scheduler:
 
     def _is_free(self, request: Request) -> bool:
         is_busy = self._cache.is_busy(request.kv)
-        return not is_busy and (not request.kv.passes or request.can_be_followed)
+        return not is_busy and (not request.kv.passes or request.can_pipeline)
 
     def late(self, clock: Callable[[], float]) -> list[tuple[Request, str]]:
         """Return requests whose deadline has passed or cannot be met, and why."""

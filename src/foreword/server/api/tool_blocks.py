@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from foreword.server.api.tool_reading import (
-    Called,
+    ArgumentsDelta,
+    CallStart,
     Event,
-    Given,
-    Said,
+    TextDelta,
     ToolFormat,
     ToolReading,
     joined,
@@ -121,7 +121,7 @@ class BlockReader:
         for name, given in calls:
             if self._most is None or self.count < self._most:
                 arguments = json.dumps(given, ensure_ascii=False)
-                events += [Called(self.count, name), Given(self.count, arguments)]
+                events += [CallStart(self.count, name), ArgumentsDelta(self.count, arguments)]
                 self.count += 1
         self._has_said = False
 
@@ -131,7 +131,7 @@ class BlockReader:
             text = text.lstrip() if self.count or self._inside else text
         self._has_said |= bool(text.strip())
         if text:
-            events.append(Said(text))
+            events.append(TextDelta(text))
 
 
 def _typed(text: str, schema: Mapping[str, Any], name: str) -> object:

@@ -102,14 +102,14 @@ FORMATS = {
 
 
 @dataclass(frozen=True)
-class Said:
+class TextDelta:
     """Text outside of calls."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Called:
+class CallStart:
     """Start of a call: its name is known."""
 
     index: int  # index of the call
@@ -117,14 +117,14 @@ class Called:
 
 
 @dataclass(frozen=True)
-class Given:
+class ArgumentsDelta:
     """More of a call's arguments, as JSON text."""
 
     index: int
     text: str
 
 
-Event = Said | Called | Given
+Event = TextDelta | CallStart | ArgumentsDelta
 
 
 def joined(events: list[Event]) -> list[Event]:
@@ -132,10 +132,14 @@ def joined(events: list[Event]) -> list[Event]:
     merged: list[Event] = []
     for event in events:
         last = merged[-1] if merged else None
-        if isinstance(event, Said) and isinstance(last, Said):
-            merged[-1] = Said(last.text + event.text)
-        elif isinstance(event, Given) and isinstance(last, Given) and last.index == event.index:
-            merged[-1] = Given(event.index, last.text + event.text)
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
+            merged[-1] = TextDelta(last.text + event.text)
+        elif (
+            isinstance(event, ArgumentsDelta)
+            and isinstance(last, ArgumentsDelta)
+            and last.index == event.index
+        ):
+            merged[-1] = ArgumentsDelta(event.index, last.text + event.text)
         else:
             merged.append(event)
     return merged
@@ -187,8 +191,8 @@ class ToolReader:
         self._is_reported = False  # whether that call is reported
         self._arguments: list[str] = []  # unreported arguments of that call
         self._inside = False  # between marks
-        self._has_said = False  # non-space text has occurred
-        self._is_speaking = False  # non-space text has occurred since the last call
+        self._has_text = False  # non-space text has occurred
+        self._has_text_since_call = False  # non-space text has occurred since the last call
         self._untagged = UntaggedReader(tools)
         self.count = 0  # number of calls
 
@@ -210,13 +214,13 @@ class ToolReader:
         held, self._held = self._held, ""
         is_rest = (self._call is not None and self._is_reported) or self._is_rest(held)
         if not self._only_calls:
-            self._say("" if is_rest else held, events)
+            self._add_text("" if is_rest else held, events)
             self._flush(events)
         return self._wanted(events)
 
     def _wanted(self, events: list[Event]) -> list[Event]:
         most = self.count if self._most is None else self._most
-        return joined([event for event in events if isinstance(event, Said) or event.index < most])
+        return joined([event for event in events if isinstance(event, TextDelta) or event.index < most])
 
     def _is_rest(self, held: str) -> bool:
         """Whether it is only separators, or a cut mark."""
@@ -237,25 +241,25 @@ class ToolReader:
         form, held = self._form, self._held
         if form.begin:
             if held.endswith(form.begin):
-                self._say(held.removesuffix(form.begin), events)
+                self._add_text(held.removesuffix(form.begin), events)
                 self._held, self._inside = form.begin, True
                 return
             kept = overlap(held, form.begin)
-            self._say(held[: len(held) - kept], events)
+            self._add_text(held[: len(held) - kept], events)
             self._held = held[len(held) - kept :]
             return
         shown = held.lstrip()
         calls = shown.removeprefix(form.hidden).lstrip()
-        if not self._has_said and (form.hidden.startswith(shown) or not calls):
+        if not self._has_text and (form.hidden.startswith(shown) or not calls):
             return  # it may become the mark
-        if not self._has_said and (calls[0] == "{" or (calls[0] == "[" and form.is_list)):
+        if not self._has_text and (calls[0] == "{" or (calls[0] == "[" and form.is_list)):
             self._inside = True
             if calls[0] == "{":
                 self._begin_call()
             for character in calls[1:]:
                 self._step(character, events)
         else:
-            self._say(held, events)
+            self._add_text(held, events)
             self._held = ""
 
     def _between(self, character: str, events: list[Event]) -> None:
@@ -265,11 +269,13 @@ class ToolReader:
         elif self._form.end and self._held.endswith(self._form.end):
             if self.count:
                 self._held = ""
-            self._say(self._held, events)
+            self._add_text(self._held, events)
             self._held, self._inside = "", False
         elif not self._form.end and character not in _BETWEEN:
             self._inside = False
-            self._say(character if self.count else self._held, events)  # without calls, all of it is text
+            self._add_text(
+                character if self.count else self._held, events
+            )  # without calls, all of it is text
             self._held = ""
 
     def _begin_call(self) -> None:
@@ -285,8 +291,8 @@ class ToolReader:
                 self._give_up(events)
                 return
             self._flush(events)
-            self._is_reported, self._is_speaking = True, False
-            events.append(Called(self.count, name))
+            self._is_reported, self._has_text_since_call = True, False
+            events.append(CallStart(self.count, name))
             self.count += 1
         if not self._is_reported:
             return
@@ -294,7 +300,7 @@ class ToolReader:
         if call.is_over and not call.has_arguments:
             self._arguments.append("{}")
         if more := "".join(self._arguments):
-            events.append(Given(self.count - 1, more))
+            events.append(ArgumentsDelta(self.count - 1, more))
         self._arguments = []
         if call.is_over:
             self._call = None
@@ -303,11 +309,11 @@ class ToolReader:
         """Treat the object as text, since it is no call of a tool."""
         held, self._held = self._held, ""
         self._call, self._inside = None, False
-        self._say(held, events)
+        self._add_text(held, events)
 
-    def _say(self, text: str, events: list[Event]) -> None:
+    def _add_text(self, text: str, events: list[Event]) -> None:
         """Report text outside of marks, including calls in it."""
-        self._has_said |= bool(text.strip())
+        self._has_text |= bool(text.strip())
         self._report([text] if self._only_calls else self._untagged.feed(text), events)
 
     def _flush(self, events: list[Event]) -> None:
@@ -318,13 +324,13 @@ class ToolReader:
         """Number the calls; space around them is reported only between texts."""
         for one in found:
             if isinstance(one, str):
-                text = one if self._is_speaking else one.lstrip()
-                self._is_speaking |= bool(text)
+                text = one if self._has_text_since_call else one.lstrip()
+                self._has_text_since_call |= bool(text)
                 if text:
-                    events.append(Said(text))
+                    events.append(TextDelta(text))
             else:
-                self._is_speaking = False
-                events += [Called(self.count, one.name), Given(self.count, one.arguments)]
+                self._has_text_since_call = False
+                events += [CallStart(self.count, one.name), ArgumentsDelta(self.count, one.arguments)]
                 self.count += 1
 
 

@@ -13,7 +13,7 @@ from foreword.server.api.answer_types import CalledTool, ToolCall
 from foreword.server.api.identity import new_id
 from foreword.server.api.message_types import NAMED, Message, Tool, ToolFunction
 from foreword.server.api.tool_formats import FORMATS, CallFormat, format_of
-from foreword.server.api.tool_reading import AUTO, Called, Event, Given, Said, ToolReading
+from foreword.server.api.tool_reading import AUTO, ArgumentsDelta, CallStart, Event, TextDelta, ToolReading
 from foreword.structured.params import StructuredOutputs
 
 _INTRODUCTION = """You may call tools. These are the tools, as JSON:
@@ -145,16 +145,16 @@ class ToolWriter:
 
 
 def _text_of(events: list[Event]) -> str:
-    return "".join(event.text for event in events if isinstance(event, Said))
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
 def _parts(events: list[Event]) -> list[ToolCall]:
     parts: dict[int, ToolCall] = {}
     for event in events:
-        if isinstance(event, Called):
+        if isinstance(event, CallStart):
             called = CalledTool(event.name, "")
             parts[event.index] = ToolCall(called, new_id("call"), "function", event.index)
-        elif isinstance(event, Given):
+        elif isinstance(event, ArgumentsDelta):
             part = parts.setdefault(event.index, ToolCall(CalledTool(), index=event.index))
             before = part.function.arguments
             part.function.arguments = (before if isinstance(before, str) else "") + event.text

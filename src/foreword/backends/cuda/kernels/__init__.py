@@ -1,1 +1,1 @@
-"""Triton kernels; each is compared with the torch decoder's way of computing the same."""
+"""Triton kernels; tests compare each with the torch decoder."""

@@ -1,7 +1,6 @@
-"""What the adapter of every row adds to a matrix product: two small products for each row by itself.
+"""LoRA additions to a matrix product: two small products per row, with the row's own adapter.
 
-A row is added up in an order that depends on nothing but the widths and its own adapter, so that its bits are the same
-whatever runs beside it.
+The summation order of a row depends only on the widths and its adapter, so its bits are the same in any batch.
 """
 
 from collections.abc import Sequence
@@ -15,10 +14,10 @@ from foreword.kernels.launching import kernel
 from foreword.models.adapters import MAX_RANK
 
 FIELDS = 3
-"""Of a table's entry: where the inner factor lies, where the outer one does, and their rank; 0: nothing is added."""
+"""Fields of a table entry: addresses of inner and outer factor, and their rank; rank 0: no addition."""
 
 MOST_PARTS = 3
-"""Modules that stand side by side in one product."""
+"""Modules that are concatenated into one product."""
 
 
 @kernel()

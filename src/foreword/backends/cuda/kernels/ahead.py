@@ -1,9 +1,9 @@
-"""Kernels that are made ready while the one before them still runs (Hopper and later).
+"""Programmatic dependent launch: a kernel becomes resident while the previous one still runs (Hopper and later).
 
-Between two kernels that wait for each other a GPU idles for about a microsecond, and a pass over few rows is some 300
-short kernels. One that is launched ahead takes its place as soon as every program of the one before has said that it
-may, and waits there, before it reads or writes anything, until that one has ended. It has waited in the same way, so
-that whatever was launched earlier has ended, too.
+A GPU idles for about a microsecond between dependent kernels, and a pass over few rows is some 300 short kernels. A
+kernel launched this way becomes resident once every program of the previous kernel has allowed it. Before it reads or
+writes anything, it waits until the previous kernel has ended. Since every kernel does so, all earlier ones have ended
+too.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 AHEAD_ROWS = 64
-"""Rows up to which it is worth it: programs that wait take room from those that work."""
+"""Maximum rows: with more, waiting programs take registers and shared memory from working ones."""
 
 
 @triton.jit

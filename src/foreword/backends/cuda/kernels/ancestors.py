@@ -1,4 +1,4 @@
-"""Where the ancestors of a draft token lie."""
+"""KV slots of the ancestors of draft tokens."""
 
 import triton.language as tl
 from torch import Tensor
@@ -12,7 +12,7 @@ def _ancestor_slots(
     prefix_lens, masks, requests, tables, out, table_width,
     PAGE: tl.constexpr, NODES: tl.constexpr,
 ):  # fmt: skip
-    """For one row, the physical KV rows of its ancestors in the draft, in the order of their depth."""
+    """Store the KV slots of one row's ancestors in the draft, in order of depth."""
     row = tl.program_id(0).to(tl.int64)
     node = tl.arange(0, NODES)
     is_ancestor = ((tl.load(masks + row) >> node.to(tl.int64)) & 1).to(tl.int32)
@@ -26,7 +26,7 @@ def _ancestor_slots(
 def ancestor_slots(
     prefix_lens: Tensor, masks: Tensor, requests: Tensor, tables: Tensor, page_size: int
 ) -> Tensor:
-    """Where each row's ancestors in the draft lie: int32 [rows, MAX_DRAFT_NODES]; `requests` [rows] owns each row."""
+    """int32 [rows, MAX_DRAFT_NODES], KV slots of each row's ancestors; `requests` [rows] is the row's request."""
     out = tables.new_zeros((len(prefix_lens), MAX_DRAFT_NODES))
     _ancestor_slots[(len(prefix_lens),)](
         prefix_lens, masks, requests, tables, out, tables.shape[1], PAGE=page_size, NODES=MAX_DRAFT_NODES

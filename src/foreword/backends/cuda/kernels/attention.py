@@ -1,15 +1,14 @@
 """Attention of any number of rows per request over paged KV: committed prefix, then the ancestors of a draft token.
 
-A row's result is the same bits whatever runs beside it. The positions that it sees are cut into parts of PART
-positions, and parts are merged in their order. A key stands in the lane of its position, not of its slot: an ancestor
-on another branch of a tree is gathered to where it will be once it is committed. Sums over a part are taken by the
-tensor cores, whose order does not depend on how many lines they work on. Two kernels share this: one gives every part
-a program of its own and merges afterwards (few requests), the other goes through all parts itself (many, prompts).
-A sliding window hides positions within a part and skips parts that no row of a tile sees: merging one of these would
-change no bit.
+A row has the same bits in any batch. Its visible positions are split into parts of PART positions, which are merged in
+order. A key is placed by its position, not by its slot: an ancestor on another branch of a tree is gathered to the
+position that it has once committed. Tensor cores sum over a part in an order that does not depend on the number of
+lines. Two kernels share this: one runs a program per part and merges afterwards (few requests); in the other, a
+program loops over all parts (many requests, prompts). A sliding window masks positions within a part and skips parts
+that no row of a tile attends to, which changes no bit.
 
-Latent rows are keys and values of all heads at once: DIM numbers that both are made of, then EXTRA ones that only
-keys have. They are wide, and a part of them is looked at in steps of fewer positions.
+Latent rows are keys and values of all heads at once: DIM numbers shared by both, then EXTRA ones of the keys. They are
+wide, so a part is processed in steps of fewer positions.
 """
 
 from dataclasses import dataclass
@@ -30,18 +29,18 @@ from foreword.backends.cuda.kernels.linear import precision_of
 from foreword.kernels.launching import kernel
 
 PART = 128
-"""Positions whose keys are looked at together."""
+"""Positions per part, whose keys are processed together."""
 
 LATENT_STEP = 32
 """Positions of a part whose latent rows are loaded together."""
 
 LATENT_GROUP = 16
-"""Most heads that share the latent rows that a program has loaded."""
+"""Maximum heads of a program, which share the latent rows that it loads."""
 
 LOG2E = 1.4426950408889634
 
 
-# Sizes that grow with a text, and tiles of one row, are no reason for kernels of their own.
+# No specialisation by sizes that grow with a text, or for tiles of one row.
 @kernel(do_not_specialize=("table_width", "num_parts", "tile_size"))
 def _attend(
     queries, keys, values, tile_rows, tile_counts, tile_requests, tables, positions, prefix_lens, ancestors, starts,
@@ -51,7 +50,7 @@ def _attend(
     PART: tl.constexpr, STEP: tl.constexpr, SPLIT: tl.constexpr, TREES: tl.constexpr, STARTS: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """One tile of rows of one request, one KV head; with SPLIT one part of the positions, without it all."""
+    """Attend for one tile of rows of one request and one KV head: over one part with SPLIT, else over all."""
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
     group: tl.constexpr = HEADS // KV_HEADS
@@ -116,7 +115,7 @@ def _merge_parts(
     DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, HEADS: tl.constexpr, PART: tl.constexpr,
     WINDOWED: tl.constexpr, SINKS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: its parts in the order of their positions."""
+    """Merge the parts of one head of one row, in order of position."""
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
     place, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -147,17 +146,17 @@ def _merge_parts(
 
 @dataclass(frozen=True)
 class RowTiles:
-    """Rows of one request each, which a program takes together. A tile without rows is left out."""
+    """Tiles of rows; the rows of a tile belong to one request and to one program. Empty tiles are skipped."""
 
     first_rows: Tensor  # int32 [tiles]
     counts: Tensor  # int32 [tiles], at most `rows`
     requests: Tensor  # int32 [tiles]
-    rows: int  # that a tile has room for
+    rows: int  # maximum rows of a tile
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What the rows of a pass see; the same for every layer. Arrays as in `ForwardBatch`, on the device."""
+    """Visible positions of a pass's rows, equal for all layers. Arrays as in `ForwardBatch`, on the device."""
 
     positions: Tensor
     prefix_lens: Tensor
@@ -165,17 +164,17 @@ class Sight:
     ancestors: Tensor  # int32 [rows, MAX_DRAFT_NODES], see `ancestor_slots`
     page_size: int
     has_trees: bool  # whether the draft of any request branches
-    starts: Tensor | None = None  # int32 [requests], positions before these are not seen; None: all are
+    starts: Tensor | None = None  # int32 [requests], first visible position; None: 0
 
 
 @dataclass(frozen=True)
 class ScoreRule:
-    """How a layer scores positions, and which of them it sees."""
+    """A layer's scaling, soft cap, window and attention sinks."""
 
     scale: float | None = None  # of the scores; None: 1 / sqrt(dim)
-    softcap: float | None = None  # scores are squashed between this and minus this
-    window: int | None = None  # only this many of the newest positions are seen; None: all
-    sinks: Tensor | None = None  # float32 [heads], one more score of no position
+    softcap: float | None = None  # bound of scores: softcap * tanh(score / softcap)
+    window: int | None = None  # number of newest visible positions; None: all
+    sinks: Tensor | None = None  # float32 [heads], attention sinks: a score without a position
 
 
 PLAIN = ScoreRule()
@@ -183,7 +182,7 @@ PLAIN = ScoreRule()
 
 @dataclass(frozen=True)
 class Workspace:
-    """Room for the parts of a split pass, by place of a row in the tiles."""
+    """Memory for the parts of a split pass, by index of a row in the tiles."""
 
     totals: Tensor  # float32 [places, heads, parts, dim]
     peaks: Tensor  # float32 [places, heads, parts]
@@ -191,7 +190,7 @@ class Workspace:
 
     @staticmethod
     def allocate(tiles: RowTiles, heads: int, parts: int, dim: int) -> "Workspace":
-        """Room for tiles whose rows see at most parts * PART positions."""
+        """Allocate memory for tiles whose rows attend to at most parts * PART positions."""
         places, device = len(tiles.counts) * tiles.rows, tiles.counts.device
 
         def room(*more: int) -> Tensor:
@@ -213,7 +212,7 @@ def attend(
     """Softmax attention of the rows of `tiles`: queries [rows, heads, dim] over keys, values [slots, kv heads, dim].
 
     Over latent rows, keys are [slots, 1, dim + extra], queries as wide, `values` empty, and out [rows, heads, dim].
-    With a workspace every part of the positions has a program of its own. Rows of no tile stay as they are.
+    With a workspace, every part has its own program. Rows outside of all tiles are not written.
     """
     heads, dim = out.shape[1:]
     extra = queries.shape[2] - dim
@@ -224,7 +223,7 @@ def attend(
         (out, out, out) if workspace is None else (workspace.totals, workspace.peaks, workspace.masses)
     )
     scale, cap, window = rule.scale or queries.shape[2] ** -0.5, rule.softcap or LOG2E, rule.window or 0
-    # Where scores are capped, the change to powers of two comes after it.
+    # With capped scores, scaling for exp2 comes after the cap.
     scale = scale * LOG2E if rule.softcap is None else scale / cap
     grid = (len(tiles.counts), kv_heads, parts)
     is_large = lines > 64 or lines * dim > 64 * 128  # more than four warps have registers for
@@ -252,10 +251,10 @@ def attend(
 
 
 def latent_group(heads: int) -> int:
-    """How many heads of latent attention a program takes together."""
+    """Return the number of latent attention heads per program."""
     return next(group for group in range(min(heads, LATENT_GROUP), 0, -1) if heads % group == 0)
 
 
 def lines_for(rows: int, group: int) -> int:
-    """Lines of a tile with `rows` rows of `group` heads: a power of two, as the tensor cores want it."""
+    """Return the lines of a tile with `rows` rows of `group` heads, padded to a power of two for tensor cores."""
     return max(16, triton.next_power_of_2(rows * group))

@@ -1,4 +1,4 @@
-"""The softmax of a tile's lines over one part of the positions, and how two parts are merged."""
+"""Online softmax of a tile's lines over one part of the positions, and the merge of two parts."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,7 @@ def _follow(
     q, more_q, keys_at, values_at, more_keys, seen, peak, mass, total, ones, scale, cap,
     EXTRA: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Softmax over more positions: q [lines, dim], keys and values as of `_rows_at`, seen [lines, positions]."""
+    """Extend a softmax by positions: q [lines, dim], keys and values of `_rows_at`, seen [lines, positions]."""
     scores = tl.dot(q, keys_at, input_precision=PRECISION)
     if EXTRA > 0:
         scores = tl.dot(more_q, more_keys, scores, input_precision=PRECISION)
@@ -30,11 +30,11 @@ def _follow(
 
 @triton.jit
 def merge(peak, mass, total, peak2, mass2, total2) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Two softmaxes over different positions as one: peaks and masses [lines], totals [lines, dim]."""
+    """Merge two softmaxes over different positions: peaks and masses [lines], totals [lines, dim]."""
     higher = tl.maximum(peak, peak2)
     ground = tl.where(higher == -float("inf"), 0.0, higher)
     fade, fade2 = tl.exp2(peak - ground), tl.exp2(peak2 - ground)
-    # Spelled out, so that no compiler chooses which of the two products is rounded.
+    # An explicit fma, so that the compiler does not choose which product is rounded.
     mass = tl.fma(mass, fade, mass2 * fade2)
     total = tl.fma(total, tl.broadcast_to(fade[:, None], total.shape), total2 * fade2[:, None])
     return higher, mass, total
@@ -51,7 +51,7 @@ def _rows_at(
     keys, values, slot, there, kv_head,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, EXTRA: tl.constexpr, EXTRA_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Keys [dim, positions] and values [positions, dim] of these slots: both are being loaded before either is used.
+    """Load keys [dim, positions] and values [positions, dim] of these slots, both before either is used.
 
     The third are a latent row's other numbers [extra, positions].
     """
@@ -90,12 +90,12 @@ def _step(
     PAGE: tl.constexpr, NODES: tl.constexpr, STEP: tl.constexpr, TREES: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The softmax of all lines over some more positions of a part; `is_mixed` where rows may see different keys."""
+    """Extend the softmax of all lines by positions of a part; `is_mixed`: rows may have different keys (trees)."""
     ones = tl.full((STEP, 16), 1.0, dtype=keys.dtype.element_ty)
     page = tl.load(table + position // PAGE, mask=position < most, other=0)
     slot = (page * PAGE + position % PAGE).to(tl.int64)
     if TREES and is_mixed:
-        # Rows of a tree see different keys at the same position: one row after the other.
+        # Rows of a tree have different keys at the same position: process them one by one.
         for row in range(tile_size):
             mine = line_row == row
             prefix = tl.max(tl.where(mine, prefixes, 0), axis=0)

@@ -1,4 +1,4 @@
-"""Where the texts end that a head drafts after, and where its draft rows go: computed on the device."""
+"""Computes on the device where texts end that a head drafts after, and the slots of its draft rows."""
 
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ def _run_lengths(drawn, first, drafted, places, out, most, room, BLOCK: tl.const
 
 
 def run_lengths(drawn: Tensor, first: Tensor, drafted: Tensor, places: Tensor, out: Tensor) -> None:
-    """How many of each one's draft tokens, from the first on, are what was drawn in their place.
+    """Count each request's accepted draft tokens: leading ones that equal the target's draw.
 
     drawn and drafted int64; first int32 [requests], places int32 [requests, most], -1 where there is none; into
     out int32 [requests]. A draft token that could not be drawn was read as token 0.
@@ -39,10 +39,10 @@ def run_lengths(drawn: Tensor, first: Tensor, drafted: Tensor, places: Tensor, o
 
 
 class ChainPlaces(NamedTuple):
-    """Where the row of every draft token [levels, requests] goes, and the row that every draft starts from."""
+    """Slots and positions of all draft rows [levels, requests], and the row that every draft starts from."""
 
     last: Tensor  # int32 [requests]
-    keys: Tensor  # int64, of the noise that it is drawn with
+    keys: Tensor  # int64, noise keys of the draws
     positions: Tensor  # int32
     slots: Tensor  # int32
 
@@ -107,12 +107,12 @@ def _take_level(
 
 
 class Level(NamedTuple):
-    """What the pass over the newest draft token of every request reads, and the draw after it."""
+    """Inputs of the pass over every request's newest draft token, and of the draw after it."""
 
     tokens: Tensor  # int64 [requests]
-    key: Tensor  # int64, of the noise of the token after it
+    key: Tensor  # int64, noise key of the next token
     position: Tensor  # int32
-    seen: Tensor  # int32, positions that its row sees
+    seen: Tensor  # int32, number of positions that its row attends to
     slot: Tensor  # int32
     cosine: Tensor  # float32 [requests, dim / 2]
     sine: Tensor  # float32
@@ -139,9 +139,9 @@ def take_level(
     chain: Tensor,
     into: Level,
 ) -> None:
-    """Keep the drawn tokens, int64 [requests], as the next level of the chain, int64 [most, requests].
+    """Store the drawn tokens, int64 [requests], as the next level of the chain, int64 [most, requests].
 
-    `levels`, int32 [requests], has the level, and is one more afterwards; `into` gets what is read at it.
+    `levels`, int32 [requests], is the level and is incremented; `into` receives the inputs of that level.
     """
     most, room = chain.shape
     half = into.cosine.shape[1]
@@ -152,14 +152,14 @@ def take_level(
 
 
 class ChainEnds(NamedTuple):
-    """What is known of every request [requests] before."""
+    """State of every request [requests] before the chain."""
 
-    wanted: Tensor  # int32, row of the pass that its draft starts from if its text gains nothing
-    gained_by: Tensor  # int32, tokens by which its text is longer
-    lengths: Tensor  # int32, its tokens without those
-    steps: Tensor  # int32, draft tokens of each; 0: there is no such request
-    ends: Tensor  # int32, KV rows from here on are not its own
-    stems: Tensor  # int64, of its noise
+    wanted: Tensor  # int32, row that its draft starts from if no draft token is accepted
+    gained_by: Tensor  # int32, tokens that the pass in flight adds
+    lengths: Tensor  # int32, its tokens without those that are added
+    steps: Tensor  # int32, draft tokens; 0: padding
+    ends: Tensor  # int32, one past its last reserved KV row
+    stems: Tensor  # int64, noise key prefixes
 
 
 def chain_places(of: ChainEnds, tables: Tensor, page_size: int, spare_slot: int, out: ChainPlaces) -> None:

@@ -1,7 +1,7 @@
-"""Products of experts with the rows that take them: an expert's weights are read once, whatever rows it has.
+"""Matrix products of experts with their routed rows; the weights of an expert are read once per pass.
 
-The sums are those of `linear`: over K from its first entry to its last. The outputs of a row's experts are parts in the
-order of the experts' ranks, and are added to the stream in this order. So a row's bits depend on nothing beside it.
+Sums go over K in order, as in `linear`. The outputs of a row's experts are parts in order of rank, and are added to the
+stream in this order, so a row has the same bits in any batch.
 """
 
 from dataclasses import replace
@@ -28,7 +28,7 @@ def product(
     x_at, weight_at, row_there, column_there, K, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     EVEN: tl.constexpr, SWAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """[ROWS, COLUMNS] of the rows at x_at [ROWS] with the weights at weight_at [COLUMNS]."""
+    """[ROWS, COLUMNS], product of the rows at x_at [ROWS] with the weights at weight_at [COLUMNS]."""
     k = tl.arange(0, DEPTH)
     x_at, weight_at = x_at[:, None] + k[None, :], weight_at[:, None] + k[None, :]
     if SWAPPED:
@@ -61,10 +61,10 @@ def _gate_up(
     EVEN: tl.constexpr, SWAPPED: tl.constexpr, BIASED: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr,
     SLOPE: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """One block of rows: activation(gate) * up for some columns, which are computed in turn, gate and up."""
+    """Compute activation(gate) * up of one block of rows and columns; gate first, then up."""
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
-    # Neighbouring programs of a large expert read the same weights, so that the second finds them in the cache.
+    # Neighbouring programs of a large expert read the same weights, which are then in the cache.
     block, half = tl.program_id(0) % num_blocks, COLUMNS // 2
     column = tl.program_id(0) // num_blocks * half
     count = tl.load(counts + block)
@@ -100,7 +100,7 @@ def _down(
     TAKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     EVEN: tl.constexpr, SWAPPED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """One block of rows, some columns: parts[rank, row] = the share of the expert in the row times what it says."""
+    """One block of rows and columns: parts[rank, row] = the expert's weight for the row times its output."""
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
     block = tl.program_id(0) % num_blocks
@@ -144,7 +144,7 @@ def expert_gate_up(
 def expert_down(
     active: Tensor, weights: ExpertWeights, blocks: ExpertBlocks, shares: Tensor, parts: Tensor, tile: Tile
 ) -> Tensor:
-    """What the experts say, times their shares: float32 parts [per token, rows, N].
+    """Return weighted expert outputs, float32 parts [per token, rows, N].
 
     `active` is [pairs, size] in the blocks' order. Parts of rows that take no expert stay as they are.
     """
@@ -162,7 +162,7 @@ def expert_down(
 
 
 def fitting(tile: Tile, x: Tensor, depth: int) -> Tile:
-    """The tile with loads that end where K does, if some do, in the shared memory that there is."""
+    """Return the tile with loads that end with K if possible, within the available shared memory."""
     while tile.depth > 32 and depth % tile.depth:
         tile = replace(tile, depth=tile.depth // 2)
     return tile.within(shared_bytes_of(x.device.index), x.element_size()) if x.is_cuda else tile

@@ -26,27 +26,27 @@ BLOCK = 128
 """Rows and columns of a block of weights with a scale of its own, and entries of an input with one."""
 
 LARGEST = tl.constexpr(448.0)
-"""That e4m3 can hold."""
+"""Largest finite e4m3 number."""
 
 LEAST = tl.constexpr(1e-30)
-"""Taken for the largest number of a row of zeros."""
+"""Substitute for the largest number of a row of zeros."""
 
 EXACT_STEP = tl.constexpr(128)
-"""Products that Hopper's tensor cores add up in 14 bits before the sum goes to a float32. Loads are multiples of it."""
+"""Products that Hopper's tensor cores sum with 14 bits before the sum is added to a float32; loads are multiples."""
 
 FETCHED = tl.constexpr(8)
-"""Lines of 128 weights of every row that are fetched to the cache while the kernel before still runs."""
+"""Cache lines of 128 weights per row to prefetch while the previous kernel still runs."""
 
 NEIGHBOURS = 8
-"""Tiles of columns that share the rows of a prompt in the second-level cache."""
+"""Column tiles that share the rows of a prompt in the L2 cache."""
 
 PROMPT_ROWS = 128
-"""Of tiles that take their turns in this order."""
+"""Minimum rows of tiles that are ordered this way."""
 
 
 @dataclass(frozen=True)
 class EngineTile(Tile):
-    """A tile that the copy engine loads (Hopper and later)."""
+    """A tile that the tensor memory accelerator (TMA) loads (Hopper and later)."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Fp8Rows:
 
     @staticmethod
     def room(like: Tensor, depth: int, in_blocks: bool) -> "Fp8Rows":
-        """Memory for as many rows as `like` has, which are rounded later."""
+        """Allocate memory for as many rows as `like` has, to be filled later."""
         scales = -(-depth // BLOCK) if in_blocks else 1
         return Fp8Rows(
             like.new_empty((len(like), depth), dtype=FP8),
@@ -130,29 +130,29 @@ def round_rows(x: Tensor, out: Fp8Rows) -> Fp8Rows:
 
 
 def padded(width: int, rounded: Fp8Rows | None) -> int:
-    """Numbers of a row that one program holds, so that they are whole groups."""
+    """Return the padded row width of one program, in whole groups."""
     least = BLOCK if rounded is not None and rounded.in_blocks else 1
     return max(least, triton.next_power_of_2(width))
 
 
 def group_of(rounded: Fp8Rows | None, wide: int) -> int:
-    """Numbers of such a row that share a scale; 0: nothing is rounded."""
+    """Return how many numbers of such a row share a scale; 0: rows are not rounded."""
     return 0 if rounded is None else BLOCK if rounded.in_blocks else wide
 
 
 def memory_of(rounded: Fp8Rows | None, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Values and scales; where nothing is rounded, memory that stays as it is."""
+    """Return values and scales; without rounding, memory that is not written."""
     return (other, other) if rounded is None else (rounded.values, rounded.scales)
 
 
 def row_warps(block: int) -> int:
-    """Of a program that holds a row of so many numbers."""
+    """Return the warps of a program that holds a row of this width."""
     return 4 if block <= 2048 else 8 if block <= 8192 else 16
 
 
 @triton.jit
 def _place(num_rows, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr, NEIGHBOURS: tl.constexpr):
-    """First row and first column of a program's tile; some tiles of columns share rows one after the other."""
+    """Return first row and column of a program's tile; consecutive column tiles share rows."""
     of_group = NEIGHBOURS * tl.cdiv(num_rows, ROWS)
     group, in_group = tl.program_id(0) // of_group, tl.program_id(0) % of_group
     width = tl.minimum(tl.cdiv(N, COLUMNS) - group * NEIGHBOURS, NEIGHBOURS)
@@ -167,9 +167,9 @@ def _fp8_linear(
 ):  # fmt: skip
     """y[part, m, n] = sum over the part's k of x[m, k] weight[n, k], times their scales, + bias[n]; BLOCK: see Fp8Rows.
 
-    The weights take the side of the tensor cores that is at least 64 wide. With ENGINE, x and weight are descriptors.
+    Weights are the M side of the tensor cores (at least 64 wide). With ENGINE, x and weight are descriptors.
     """
-    # As in `linear`: where a pass waits for the weights alone, programs that wait beside it slow it down.
+    # As in `linear`: while a pass is limited by reading weights, resident waiting programs slow it down.
     early: tl.constexpr = ROWS > 16
     let_the_next_kernel_come(AHEAD and early)
     row, column = _place(num_rows, N, ROWS, COLUMNS, NEIGHBOURS)
@@ -218,7 +218,7 @@ def _fp8_linear(
     else:
         of_rows = tl.load(x_scales + m, mask=row_there, other=0.0)
         of_columns = tl.load(scales + n, mask=column_there, other=0.0)
-        # Spelled out, so that no compiler chooses whether the product is rounded before the bias is added.
+        # An explicit fma, so that the compiler does not choose whether the product is rounded before the bias is added.
         total = tl.fma(
             total, of_columns[:, None] * of_rows[None, :], tl.broadcast_to(addend[:, None], total.shape)
         )
@@ -261,7 +261,7 @@ def fp8_linear(
 
 
 def _can_copy(x: Fp8Rows, weight: Fp8Weight) -> bool:
-    """Whether the copy engine can load these."""
+    """Whether the tensor memory accelerator (TMA) can load these."""
     if x.values.is_cuda and torch.cuda.get_device_capability(x.values.device) < (9, 0):
         return False
     starts = x.values.data_ptr() | weight.values.data_ptr() | x.values.shape[1]

@@ -1,4 +1,4 @@
-"""Functions of numbers that several kernels share."""
+"""Element-wise functions shared by several kernels."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def tanh(x) -> tl.tensor:
-    """Return tanh of float32 numbers; large ones give 1 and -1 without an overflow that shows."""
+    """Return tanh of float32 numbers; large ones saturate at 1 and -1."""
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
 
 

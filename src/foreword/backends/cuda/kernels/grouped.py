@@ -1,9 +1,9 @@
-"""Matrix products with weights in 4 bits, or in whole numbers of 8, that have a scale for every group along K.
+"""Matrix products with 4-bit or int8 weights that have a scale for every group along K.
 
-The weights take the side of the tensor cores that is at least 64 wide, and the rows of a pass the other: with weights
-that are unpacked in registers only then all tiles give the same bits. Codes become whole numbers, which bf16 holds
-exactly; a group's sum is multiplied with its scale in float32. Groups are added up from the first to the last, or in
-parts as in `linear`.
+Operands are swapped: weights are the M side of the tensor cores (at least 64 wide), the rows of a pass the N side. With
+weights that are unpacked in registers, all tiles give the same bits only this way. Codes become integers, which bf16
+holds exactly; a group's sum is multiplied by its scale in float32. Groups are added in order, or in parts as in
+`linear`.
 """
 
 from dataclasses import dataclass
@@ -22,18 +22,18 @@ from foreword.backends.cuda.kernels.linear import Tile, precision_of
 from foreword.kernels.launching import kernel
 
 INT4, E2M1, INT8 = range(3)
-"""Kinds of codes: 0 to 15 with a zero, 4-bit floats (MXFP4), -128 to 127."""
+"""Kinds of codes: 0 to 15 with a zero point, 4-bit floats (MXFP4), -128 to 127."""
 
 
 @dataclass(frozen=True)
 class GroupedWeight:
-    """A matrix [N, K] of codes. Groups come one after the other, so that a tile of weights is one piece of memory."""
+    """A matrix [N, K] of codes, stored group by group, so that a tile of weights is contiguous."""
 
     codes: (
         Tensor  # uint8 [K / group, N, group / 2]: entries j and j + group / 2 of a group; INT8: [.., group]
     )
     scales: Tensor  # float32 or float16 [K / group, N]
-    zeros: Tensor | None  # uint8 [K / group, N], the code that stands for 0; None: 8
+    zeros: Tensor | None  # uint8 [K / group, N], zero points; None: 8
     order: Tensor | None  # int32 [K], the entry of the input that each column reads; None: its own
     kind: int = INT4
 
@@ -59,14 +59,14 @@ class GroupedWeight:
 
 @triton.jit
 def _whole(codes, zeros, like, KIND: tl.constexpr):
-    """The numbers of 4-bit codes in `like`'s kind; of E2M1, twice the numbers."""
+    """Convert 4-bit codes to the dtype of `like`; E2M1 codes to twice their value."""
     if KIND == 1:
-        # A table in one word: 0, 1, 2, 3, 4, 6, 8 and 12; the highest bit is the sign.
+        # The table 0, 1, 2, 3, 4, 6, 8, 12 packed into one word; the highest bit of a code is the sign.
         wide = codes.to(tl.int64)
         size = (0xC8643210 >> ((wide & 7) * 4)) & 15
         number = (size.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True).to(like) - 128
         return tl.where((wide & 8) != 0, -number, number)
-    # 128 and a code, in the low bits of a bf16's mantissa.
+    # 128 + code: the code is in the low bits of the bf16 mantissa.
     return (codes.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True).to(like) - zeros
 
 

@@ -1,4 +1,4 @@
-"""Latent attention beside the attention itself: the kept row, and products of every head with weights of its own."""
+"""Latent attention apart from its softmax: the stored row, and per-head products."""
 
 import triton
 import triton.language as tl
@@ -19,7 +19,7 @@ HEADS_AT_ONCE = 16
 
 @triton.jit
 def _turned(source, cosines, sines, row, there, i, HALF: tl.constexpr):
-    """Both halves of the numbers at `source`, rotated."""
+    """Return both halves of the numbers at `source`, rotated."""
     kind = source.dtype.element_ty
     a = tl.load(source, mask=there, other=0.0).to(tl.float32)
     b = tl.load(source + HALF, mask=there, other=0.0).to(tl.float32)
@@ -32,7 +32,7 @@ def _turned(source, cosines, sines, row, there, i, HALF: tl.constexpr):
 def _keep_row(
     source, norm, cosines, sines, row, kept, i, eps, ROPE: tl.constexpr, RANK: tl.constexpr, RANK_BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Norm the first RANK numbers of a latent row and rotate the others, into the row that is kept."""
+    """Normalise the first RANK numbers of a latent row and rotate the others, into the stored row."""
     rank = tl.arange(0, RANK_BLOCK)
     numbers = tl.load(source + rank, mask=rank < RANK, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(numbers * numbers, axis=0) / RANK + eps)
@@ -50,7 +50,7 @@ def _keep_latent(
     HEADS: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr, RANK: tl.constexpr,
     HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, RANK_BLOCK: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of one row are rotated; the first program also norms and rotates the row that is kept."""
+    """Rotate some heads of one row; the first program also writes the stored row."""
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
     row, half = tl.program_id(0).to(tl.int64), ROPE // 2

@@ -1,8 +1,7 @@
 """Matrix products for few rows.
 
-K is added up from its first entry to its last, or in parts of a depth that the weights' shape alone decides, each by
-itself. The order in which the products of a row are added up is then the same for every tile shape, and so are the
-bits of the row, whatever runs beside it.
+K is summed in order, or in parts whose depth depends only on the shape of the weights. So a row's summation order, and
+with it its bits, are the same for every tile shape and in any batch.
 """
 
 from dataclasses import dataclass, replace
@@ -23,17 +22,17 @@ from foreword.kernels.launching import kernel
 
 @dataclass(frozen=True)
 class Tile:
-    """How a product is cut into pieces; none of this changes a bit of the result."""
+    """Tile sizes of a product; they do not change a bit of the result."""
 
     rows: int  # of the input
     columns: int  # of the output
     depth: int  # of K, loaded at a time
     warps: int = 4
     stages: int = 3
-    swapped: bool = False  # the weights take the side of the tensor cores that is at least 64 wide
+    swapped: bool = False  # weights are the M side of the tensor cores (at least 64 wide)
 
     def within(self, shared_bytes: int, number_bytes: int) -> "Tile":
-        """The same with as many stages, and if need be as much depth, as a processor has shared memory for."""
+        """Return the tile with stages, and if necessary depth, reduced to fit into shared memory."""
         tile = self
         while tile._shared_bytes(number_bytes) > shared_bytes and tile.stages > 2:
             tile = replace(tile, stages=tile.stages - 1)
@@ -42,7 +41,7 @@ class Tile:
         return tile
 
     def _shared_bytes(self, number_bytes: int) -> int:
-        """What the loads of all stages but the one that is multiplied take."""
+        """Return the shared memory of all stages except the one being multiplied."""
         return (self.stages - 1) * (self.rows + self.columns) * self.depth * number_bytes
 
 
@@ -53,12 +52,12 @@ def _linear(
     EVEN: tl.constexpr, SWAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """y[part, m, n] = sum over the part's k of x[m, k] weight[n, k], + bias[n]."""
-    # Where a pass waits for the weights alone, programs that wait beside it slow it down.
+    # While a pass is limited by reading weights, resident waiting programs slow it down.
     early: tl.constexpr = ROWS > 16
     let_the_next_kernel_come(AHEAD and early)
     wait_for_the_kernel_before(AHEAD)
     tiles_of_rows = tl.cdiv(num_rows, ROWS)
-    # Neighbouring programs read the same weights, so that the second finds them in the cache.
+    # Neighbouring programs read the same weights, which are then in the cache.
     row_tile = tl.program_id(0) % tiles_of_rows
     column_tile = tl.program_id(0) // tiles_of_rows
     part = tl.program_id(1)
@@ -125,11 +124,11 @@ def linear(
 
 @cache
 def shared_bytes_of(device: int) -> int:
-    """Shared memory that a kernel can have on this GPU."""
+    """Return the maximum shared memory of a kernel on this GPU."""
     found: int = triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"]
     return found
 
 
 def precision_of(x: Tensor) -> str:
-    """float32 is multiplied as it is, not rounded to 19 bits first."""
+    """Return the precision of float32 products: IEEE instead of TF32."""
     return "ieee" if x.dtype == torch.float32 else "tf32"

@@ -1,4 +1,4 @@
-"""Copies of KV rows: what a commit left pending."""
+"""Copies KV rows: the pending moves of commits."""
 
 import triton
 import triton.language as tl

@@ -21,10 +21,10 @@ def _rotate_and_keep(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, TURNED: tl.constexpr,
     HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, NORMED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of one row: queries are rotated into `queries`, keys and values go to the row's KV slot.
+    """Rotate some heads of one row: queries into `queries`; keys and values are written to the row's KV slot.
 
-    A head is taken as pairs: first those of the TURNED numbers that it begins with, then those of the others, which
-    turn by nothing.
+    A head is processed as pairs: first those of its leading TURNED numbers, then the others, which are not
+    rotated.
     """
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)

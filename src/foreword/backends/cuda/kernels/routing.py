@@ -1,7 +1,7 @@
-"""Choice of every row's experts, and sorting of rows by expert, on the device.
+"""Routing: selects every row's experts and sorts rows by expert, on the device.
 
-The grid of the experts' products is fixed by the number of rows and experts, so that passes can be captured: blocks
-that turn out empty end at once.
+The grid of the experts' products is fixed by the number of rows and experts, so that passes can be captured; empty
+blocks end at once.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from foreword.kernels.launching import kernel
 from foreword.models.config import ExpertsSpec, GroupScore, Scores
 
 _CHUNK = 4096
-"""Pairs of a row and an expert that one program looks at together."""
+"""(row, expert) pairs that one program processes together."""
 
 
 @triton.jit
 def _in_best_groups(choice, group, member, TOP_GROUPS: tl.constexpr, COUNTED: tl.constexpr):
-    """The scores [groups, members], minus infinity outside the best groups."""
+    """Return the scores [groups, members], -inf outside the best groups."""
     lowest = -float("inf")
     worth = tl.max(choice, axis=1)
     if COUNTED > 1:
@@ -48,7 +48,7 @@ def _route(
     TAKEN: tl.constexpr, TAKEN_BLOCK: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
     BIASED: tl.constexpr, CORRECTED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """One row: its experts, best first, of equals the lower number, and how much each counts."""
+    """Select one row's experts, best first, the lower number on ties, and their weights."""
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
     row = tl.program_id(0).to(tl.int64)
@@ -74,14 +74,14 @@ def _route(
     taken, share = tl.zeros((TAKEN_BLOCK,), tl.int32), tl.zeros((TAKEN_BLOCK,), tl.float32)
     for rank in tl.static_range(TAKEN):
         highest = tl.max(tl.max(choice, axis=1), axis=0)
-        # Without a highest one, where logits are no numbers, the last is taken: its share is no number, either.
+        # With NaN logits there is no maximum: the last expert is taken, and its weight is NaN too.
         found = tl.min(tl.min(tl.where(choice == highest, expert, EXPERTS - 1), axis=1), axis=0)
         own = tl.sum(tl.sum(tl.where(there & (expert == found), scores, 0.0), axis=1), axis=0)
         taken, share = tl.where(place == rank, found, taken), tl.where(place == rank, own, share)
         choice = tl.where(expert == found, -float("inf"), choice)
     if NORMALIZE:
         share = share / (tl.sum(share, axis=0) + 1e-20)
-    # Padding takes no expert, so that none is read for it.
+    # Padding has no expert, so that no weights are read for it.
     taken = tl.where(tl.load(slots + row) == spare_slot, EXPERTS, taken)
     tl.store(chosen + row * TAKEN + place, taken, mask=place < TAKEN)
     tl.store(shares + row * TAKEN + place, share * scale, mask=place < TAKEN)
@@ -90,7 +90,7 @@ def _route(
 def route(
     logits: Tensor, weights: ExpertWeights, spec: ExpertsSpec, slots: Tensor, spare_slot: int
 ) -> tuple[Tensor, Tensor]:
-    """The experts of every row, int32 [rows, per token], and how much each counts, float32.
+    """Return the experts of every row, int32 [rows, per token], and their weights, float32.
 
     `logits` are in parts, float32 [parts, rows, experts]. Rows that write to `spare_slot` (padding) get the expert
     number `spec.count`, which does not exist.
@@ -114,14 +114,14 @@ def route(
 
 @dataclass(frozen=True)
 class ExpertBlocks:
-    """Pairs of a row and one of its experts, those of an expert side by side, in blocks of one expert each.
+    """(row, expert) pairs sorted by expert, in blocks of one expert each.
 
     A pair is row * per token + rank of the expert.
     """
 
     order: Tensor  # int32 [pairs]
     experts: Tensor  # int32 [blocks]
-    firsts: Tensor  # int32 [blocks], places in `order`
+    firsts: Tensor  # int32 [blocks], first index in `order`
     counts: Tensor  # int32 [blocks], at most `rows`; 0: the block is empty
     rows: int  # of a block
 
@@ -131,7 +131,7 @@ def _sort(
     chosen, order, experts, firsts, counts, count, num_blocks,
     EXPERTS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """One expert: where its pairs go, and its blocks. How many pairs come before these it counts by itself."""
+    """Sort the pairs of one expert and write its blocks; it counts the pairs of earlier experts itself."""
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
     expert = tl.program_id(0)
@@ -147,7 +147,7 @@ def _sort(
         mine = tl.load(chosen + pair, mask=pair < count, other=EXPERTS) == expert
         tl.store(order + place + tl.cumsum(mine.to(tl.int32), axis=0) - 1, pair, mask=mine)
         place += tl.sum(mine.to(tl.int32), axis=0)
-    # Room without a count of other experts' blocks: at least what the pairs fill, and never more blocks than pairs.
+    # An upper bound without counting other experts' blocks, and never more blocks than pairs.
     block = tl.minimum(before, before // ROWS + expert)
     end = tl.minimum(place, place // ROWS + expert + 1)
     if expert == EXPERTS - 1:
@@ -160,7 +160,7 @@ def _sort(
 
 
 def sort_by_expert(chosen: Tensor, count: int, rows: int) -> ExpertBlocks:
-    """Blocks of at most `rows` of the pairs of chosen int32 [rows, per token], for `count` experts."""
+    """Return blocks of at most `rows` pairs of `chosen` int32 [rows, per token], for `count` experts."""
     pairs, device = chosen.numel(), chosen.device
     num_blocks, chunk = min(pairs, pairs // rows + count), min(_CHUNK, triton.next_power_of_2(pairs))
     order = torch.empty(pairs, dtype=torch.int32, device=device)

@@ -29,7 +29,7 @@ def _embed(token_ids, table, stream, scale, WIDTH: tl.constexpr, BLOCK: tl.const
 
 
 def embed(token_ids: Tensor, table: Tensor, out: Tensor, scale: float = 1.0) -> Tensor:
-    """Rows of the embedding [vocab, hidden] for token_ids [rows], times `scale`."""
+    """Return rows of the embedding [vocab, hidden] for token_ids [rows], times `scale`."""
     width = table.shape[1]
     _embed[(len(token_ids),)](
         token_ids, table, out, scale, WIDTH=width, BLOCK=triton.next_power_of_2(width), SCALED=scale != 1
@@ -50,14 +50,14 @@ def fill_in(token_ids: Tensor, drawn: Tensor) -> None:
     """Replace placeholder ids by the tokens that the previous pass drew (see `backends.batch.known_ids`)."""
     _fill_in[(triton.cdiv(len(token_ids), 256),)](token_ids, drawn, len(token_ids), BLOCK=256)
     if is_recording():
-        token_ids.clamp_(min=0)  # what reads them is no kernel of ours, and must find tokens
+        token_ids.clamp_(min=0)  # torch reads them and needs valid ids
 
 
 @triton.jit
 def _sum_of_parts(
     parts, num_rows, row, columns, there, WIDTH: tl.constexpr, PARTS: tl.constexpr, kind: tl.constexpr
 ):
-    """Of one row: float32 parts [PARTS, rows, width] added in their order, then rounded as a product is."""
+    """Add one row of float32 parts [PARTS, rows, width] in order, then round it like a product."""
     total = tl.load(parts + row * WIDTH + columns, mask=there, other=0.0)
     for part in tl.static_range(1, PARTS):
         total += tl.load(parts + (part * num_rows + row) * WIDTH + columns, mask=there, other=0.0)
@@ -115,9 +115,9 @@ def add_norm(
 ) -> Tensor:
     """Add `delta` to `stream` [rows, hidden] in place and return the RMS norm of the sum, times `weight`.
 
-    `delta` is [rows, hidden] or a product in parts, float32 [parts, rows, hidden]; it is normed by the weights `after`
-    and multiplied with `scale` first. Where `weight` is empty, the stream is returned as it is. `rounded` gets what is
-    returned in 8 bits.
+    `delta` is [rows, hidden] or a product in parts, float32 [parts, rows, hidden]; it is normalised with the weights
+    `after` and multiplied by `scale` first. With an empty `weight`, the stream itself is returned. `rounded` receives
+    the result in 8 bits.
     """
     rows, width = stream.shape
     block = padded(width, rounded)
@@ -153,7 +153,7 @@ def _norm_heads(
 
 
 def norm_heads(qkv: Tensor, norms: tuple[Tensor, Tensor], eps: float) -> None:
-    """Norm all query heads of a row together and all key heads together, in place: qkv [rows, q + k + v]."""
+    """Normalise all query heads of a row together and all key heads together, in place: qkv [rows, q + k + v]."""
     widths = len(norms[0]), len(norms[1])
     block = triton.next_power_of_2(max(widths))
     _norm_heads[(len(qkv), 2)](
@@ -178,7 +178,7 @@ def _join_parts(
 
 
 def join_parts(parts: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-    """A product in parts, float32 [parts, rows, width], as one: their sum, + bias, into out [rows, width]."""
+    """Add the parts of a product, float32 [parts, rows, width], and the bias, into out [rows, width]."""
     rows, width = out.shape
     block = min(1024, triton.next_power_of_2(width))
     _join_parts[(rows, triton.cdiv(width, block))](
@@ -207,9 +207,9 @@ def _weigh(
 
 
 def weigh(said: Tensor, normed: Tensor, gate: Tensor | None, out: Tensor) -> Tensor:
-    """`said` [rows, hidden] times the sigmoid of normed [rows, hidden] with gate [1, hidden], into out, float32.
+    """Gate the shared expert: `said` [rows, hidden] times sigmoid(normed @ gate [1, hidden]), into out, float32.
 
-    `said` may be a product in parts; without a gate it is only widened.
+    `said` may be a product in parts; without a gate it is only converted.
     """
     rows, width = out.shape
     block = triton.next_power_of_2(width)
@@ -244,7 +244,7 @@ def activate(
 ) -> Tensor:
     """activation(gate) * up of gate_up [rows, 2 width], into out [rows, width]; silu, or gelu in its tanh form.
 
-    `rounded` gets it in 8 bits.
+    `rounded` receives it in 8 bits.
     """
     rows, width = out.shape
     block = min(1024, triton.next_power_of_2(width)) if rounded is None else padded(width, rounded)
@@ -286,7 +286,7 @@ def _as_logits(
 
 
 def as_logits(numbers: Tensor, scale: float = 1.0, softcap: float | None = None) -> Tensor:
-    """A copy in float32, times `scale`, squashed between `softcap` and minus it."""
+    """Return a float32 copy, times `scale`, bounded by `softcap` (tanh)."""
     out = torch.empty(numbers.shape, dtype=torch.float32, device=numbers.device)
     _as_logits[(triton.cdiv(numbers.numel(), 4096),)](
         numbers, out, numbers.numel(), scale, softcap or 1.0,

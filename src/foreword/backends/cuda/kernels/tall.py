@@ -1,7 +1,7 @@
-"""Matrix products for some 64 to 256 rows on GPUs with a copy engine for tiles (Hopper and later).
+"""Matrix products for 64 to 256 rows on GPUs with a tensor memory accelerator (Hopper and later).
 
-All rows of a pass stay in one program, so that weights and input go through the second-level cache as seldom as can be;
-since sides of a tile are powers of two, it holds them in two pieces (128 + 64 rows). Sums are those of `linear`.
+All rows of a pass are in one program, which minimises L2 traffic of weights and input. Since tile sides are powers of
+two, it holds the rows in two pieces (128 + 64). Sums are those of `linear`.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from foreword.kernels.launching import kernel
 
 @dataclass(frozen=True)
 class TallTile:
-    """How a product is cut into pieces; none of this changes a bit of the result."""
+    """Tile sizes of a product; they do not change a bit of the result."""
 
     rows: int  # of the input
-    more_rows: int  # of the input, in a second piece; 0: there is none
+    more_rows: int  # of the input, in a second piece; 0: none
     columns: int  # of the output
     depth: int  # of K, loaded at a time
     warps: int = 4
@@ -29,7 +29,7 @@ class TallTile:
 
     @property
     def shared_bytes(self) -> int:
-        """What the loads of all stages take, of 16-bit numbers, and the marks by which they are waited for."""
+        """Return the shared memory of all stages in 16-bit numbers, and of their barriers."""
         return self.stages * (self.rows + self.more_rows + self.columns) * self.depth * 2 + 1024
 
 
@@ -86,7 +86,7 @@ def tall_linear(
 
 
 def can_be_tall(x: Tensor, weight: Tensor, tile: TallTile, part_depth: int) -> bool:
-    """Whether the copy engine can load these, and parts end where loads do."""
+    """Whether the tensor memory accelerator can load these, and parts end where loads do."""
     depth = x.shape[1]
     return (
         x.is_cuda

@@ -29,7 +29,7 @@ async def alone(ground: Ground) -> ClaimVerdict:
 
 @check(
     "streamed equals whole",
-    "the chunks of a stream make the text and the reason of the whole answer",
+    "the chunks of a stream add up to the text and finish reason of the whole answer",
     lambda ground: 4 * ground.plan.prompts,
     ALONE,
 )
