@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from foreword.proofs.server.client import Server
+from foreword.proofs.server.context import LEAST_TOKENS, ClaimStatus, ClaimVerdict, ExaminationPlan
 from foreword.proofs.server.examination import CHECKS, examine, prepare
-from foreword.proofs.server.ground import LEAST_TOKENS, ClaimStatus, ClaimVerdict, ExaminationPlan
 from foreword.wire.openai_http import open_client
 from helpers.waiting import wait_until
 
@@ -87,9 +87,9 @@ def examined(
     async def run() -> dict[str, ClaimVerdict]:
         async with open_client(url, None) as client, open_client(plain_url or url, None) as other:
             plain = None if plain_url is None else Server(other, "model")
-            ground = await prepare(Server(client, "model"), PLAN, plain, tolerance)
+            context = await prepare(Server(client, "model"), PLAN, plain, tolerance)
             checks = [check for check in CHECKS if check.name in claims]
-            return {verdict.check: verdict async for verdict in examine(ground, checks=checks)}
+            return {verdict.check: verdict async for verdict in examine(context, checks=checks)}
 
     return asyncio.run(run())
 

@@ -7,8 +7,8 @@ import httpx2
 import pytest
 
 from foreword.proofs.server.client import Server
+from foreword.proofs.server.context import ClaimStatus, ClaimVerdict, ExaminationPlan
 from foreword.proofs.server.examination import CHECKS, chosen, examine, prepare
-from foreword.proofs.server.ground import ClaimStatus, ClaimVerdict, ExaminationPlan
 from foreword.wire.openai_http import open_client
 from helpers.command_line import assert_one_line_error, foreword, refusal
 from helpers.faulty_proxy import FAULTS, Fault, FaultyProxy
@@ -75,8 +75,8 @@ def examined(url: str, fault: Fault, plan: ExaminationPlan, only: str | None = N
         transport = FaultyProxy(httpx2.AsyncHTTPTransport(), fault)
         async with open_client(url, None, transport) as client:
             plain = Server(client, "tiny", extra={"speculation": False})
-            ground = await prepare(Server(client, "tiny"), plan, plain, tolerance=0.01)
-            return [verdict async for verdict in examine(ground, checks=chosen([only]) if only else CHECKS)]
+            context = await prepare(Server(client, "tiny"), plan, plain, tolerance=0.01)
+            return [verdict async for verdict in examine(context, checks=chosen([only]) if only else CHECKS)]
 
     return asyncio.run(run())
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from foreword.train.heads.learner import Learner, Recipe
-from foreword.train.loop.optimizer import LearningRates, Stretch
+from foreword.train.loop.optimizer import LearningRates, TrainPhase
 from foreword.train.loop.trainer import Trainer, TrainSettings
 from foreword.train.passes.packing import fitting_size
 from foreword.train.passes.target import FrozenTarget
@@ -60,5 +60,5 @@ def trained(
     trainer = new_trainer(recipe, target, rest)
     prepare(trainer.learner)
     before = trainer.evaluate(held_out).tau()
-    trainer.train(Stretch(last_step=steps, final=True))
+    trainer.train(TrainPhase(last_step=steps, final=True))
     return trainer, before, trainer.evaluate(held_out).tau()

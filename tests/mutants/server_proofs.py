@@ -9,8 +9,8 @@ SERVER_PROOF_MUTANTS = (
     Mutant(
         BUG,
         "a penalty that a server has on by default stays on for greedy requests",
-        "proofs/server/ground.py",
-        "Ground.greedy",
+        "proofs/server/context.py",
+        "ProofContext.greedy",
         "{**body, **self.abilities.filters_off, **fields}",
         "{**body, **fields}",
         (f"{EXAMINATION}::test_a_penalty_that_is_on_by_default_refutes_nothing",),
@@ -18,7 +18,7 @@ SERVER_PROOF_MUTANTS = (
     Mutant(
         BUG,
         "one of the usual names of the repetition penalty is missing",
-        "proofs/server/ground.py",
+        "proofs/server/context.py",
         "",
         "{'top_p': 1.0, 'top_k': 0, 'min_p': 0.0, 'typical_p': 1.0, 'presence_penalty': 0.0, "
         "'frequency_penalty': 0.0, 'repetition_penalty': 1.0, 'repeat_penalty': 1.0, 'dry_multiplier': "
@@ -31,7 +31,7 @@ SERVER_PROOF_MUTANTS = (
     Mutant(
         BUG,
         "texts that differ late are compared at their beginning only",
-        "proofs/server/ground.py",
+        "proofs/server/context.py",
         "",
         "128",
         "24",
@@ -87,7 +87,7 @@ SERVER_PROOF_MUTANTS = (
     Mutant(
         BUG,
         "a server that fails at an optional field is not examined at all",
-        "proofs/server/ground.py",
+        "proofs/server/context.py",
         "_answer",
         "(Broken, RefusedByServer)",
         "RefusedByServer",

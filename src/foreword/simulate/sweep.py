@@ -11,7 +11,7 @@ from foreword.simulate.costs import AcceptanceCurve
 from foreword.simulate.scenario import DraftPlacement, Scenario
 from foreword.simulate.world import SimulationResult, World
 
-IN_STEP = "no run-ahead"
+NO_RUN_AHEAD = "no run-ahead"
 """Draft nodes without run-ahead."""
 
 
@@ -64,7 +64,7 @@ def axes_of(scenario: Scenario, points: int = 5) -> list[Axis]:
     ]
 
 
-def ways(scenario: Scenario) -> dict[str, Scenario]:
+def drafting_variants(scenario: Scenario) -> dict[str, Scenario]:
     """Return the scenario with plain decoding, local drafting and, if any, draft nodes."""
     has_nodes = scenario.fleet.nodes > 0 or scenario.autoscale is not None
     found = {
@@ -73,13 +73,13 @@ def ways(scenario: Scenario) -> dict[str, Scenario]:
         if has_nodes or who is not DraftPlacement.REMOTE
     }
     if scenario.runs_ahead and has_nodes:
-        found[IN_STEP] = replace(scenario, drafting=DraftPlacement.REMOTE, runs_ahead=False)
+        found[NO_RUN_AHEAD] = replace(scenario, drafting=DraftPlacement.REMOTE, runs_ahead=False)
     return found
 
 
-def compare_ways(scenario: Scenario, on_progress: StageProgress) -> dict[str, SimulationResult]:
-    """Simulate all ways of drafting."""
-    found, ordered = {}, ways(scenario)
+def compare_drafting(scenario: Scenario, on_progress: StageProgress) -> dict[str, SimulationResult]:
+    """Simulate all drafting_variants of drafting."""
+    found, ordered = {}, drafting_variants(scenario)
     for number, (who, one) in enumerate(ordered.items()):
 
         def show(done: int, total: int, who: str = who, number: int = number) -> None:
@@ -95,7 +95,7 @@ def sweep(scenario: Scenario, axes: Sequence[Axis], on_progress: StageProgress) 
         (axis, value, who, one)
         for axis in axes
         for value in axis.values
-        for who, one in ways(axis.vary(scenario, value)).items()
+        for who, one in drafting_variants(axis.vary(scenario, value)).items()
     ]
     known: dict[Scenario, SimulationResult] = {}
     points = []

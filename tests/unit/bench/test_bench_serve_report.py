@@ -122,7 +122,7 @@ def test_tables_say_what_the_figures_are_of():
         "9 failed, 1 dropped on purpose",
         "2 requests = 15.4%, 0.50 requests/s (ttft ≤ 300 ms, e2el ≤ 9000 ms)",
         "3, 2 of them with Retry-After (2)",
-        "answers without usage: 2; tokens counted as the chunks say: 1, as one per chunk with text: 1",
+        "answers without usage: 2; tokens counted by the chunks' token ids: 1, by chunks with text: 1",
         "ITL per token is of 1 of 4 answers",
     ):
         assert words in text

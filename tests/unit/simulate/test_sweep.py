@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 from foreword.simulate.report import simulation_page
 from foreword.simulate.scenario import DraftPlacement, Failure, FailureKind, FleetSize, Scenario, Traffic
-from foreword.simulate.sweep import IN_STEP, axes_of, compare_ways, sweep, ways
+from foreword.simulate.sweep import NO_RUN_AHEAD, axes_of, compare_drafting, drafting_variants, sweep
 
 SMALL = Scenario(FleetSize(targets=2, nodes=1, batch=2), traffic=Traffic(prompt=0, answer=32), seconds=0.5)
 
@@ -24,18 +24,18 @@ def test_every_axis_varies_what_its_name_says():
 
 
 def test_four_ways_to_draft_and_three_without_running_ahead():
-    assert list(ways(SMALL)) == ["plain", "local", "remote", IN_STEP]
-    assert not ways(SMALL)[IN_STEP].runs_ahead
-    assert list(ways(replace(SMALL, runs_ahead=False))) == [who.value for who in DraftPlacement]
+    assert list(drafting_variants(SMALL)) == ["plain", "local", "remote", NO_RUN_AHEAD]
+    assert not drafting_variants(SMALL)[NO_RUN_AHEAD].runs_ahead
+    assert list(drafting_variants(replace(SMALL, runs_ahead=False))) == [who.value for who in DraftPlacement]
 
 
 def test_without_nodes_nobody_is_asked_and_a_sweep_still_has_them():
     alone = replace(SMALL, fleet=replace(SMALL.fleet, nodes=0))
-    assert list(ways(alone)) == ["plain", "local"]
+    assert list(drafting_variants(alone)) == ["plain", "local"]
     ratios, network = axes_of(alone, points=1)[:2]
     points = sweep(alone, [ratios, network], lambda *_: None)
-    assert [point.who for point in points] == ["plain", "local", "remote", IN_STEP, "plain", "local"]
-    assert "remote" in simulation_page(alone, compare_ways(alone, lambda *_: None), points, [])
+    assert [point.who for point in points] == ["plain", "local", "remote", NO_RUN_AHEAD, "plain", "local"]
+    assert "remote" in simulation_page(alone, compare_drafting(alone, lambda *_: None), points, [])
 
 
 def test_there_are_never_fewer_nodes_than_fail():
@@ -61,7 +61,7 @@ def test_a_sweep_runs_once_what_an_axis_does_not_change():
 
 def test_the_page_needs_nothing_else():
     told: list[tuple[str, int, int]] = []
-    compared = compare_ways(SMALL, lambda *one: told.append(one))
+    compared = compare_drafting(SMALL, lambda *one: told.append(one))
     points = sweep(SMALL, axes_of(SMALL, points=2)[:2], lambda *one: told.append(one))
     page = simulation_page(SMALL, compared, points, ["illustrative <costs>"])
     assert "http" not in page

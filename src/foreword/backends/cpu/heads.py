@@ -190,14 +190,25 @@ class CpuHead:
         return HeadOutput(torch.from_numpy(logits), torch.from_numpy(states))
 
     def _chains(self, call: HeadCall, plan: ChainPlan) -> KnownChains:
-        rows, context, place, room = call.rows, call.context, self._place(call.store), _Room.of(plan)
-        given = rows.arrays, rows.starts, as_array(rows.features), *_as_drawn(plan), *room.outputs(plan)
+        rows, context, place, buffers = (
+            call.rows,
+            call.context,
+            self._place(call.store),
+            _ChainBuffers.of(plan),
+        )
+        arguments = (
+            rows.arrays,
+            rows.starts,
+            as_array(rows.features),
+            *_sampling_arguments(plan),
+            *buffers.outputs(plan),
+        )
         if rows.are_own:
             kept = None if context is None else (context.arrays, context.starts, as_array(context.features))
-            self._native.block(*place, kept, *given)
+            self._native.block(*place, kept, *arguments)
         else:
-            self._native.chain(*place, *given)
-        return room.chains()
+            self._native.chain(*place, *arguments)
+        return buffers.chains()
 
     def markov_before(self, tokens: Sequence[int]) -> Tensor:
         table = self._markov[0]
@@ -219,22 +230,24 @@ class CpuHead:
         return store.native, store.spec.index(self._rows)
 
 
-def _as_drawn(plan: ChainPlan) -> tuple[Any, ...]:
+def _sampling_arguments(plan: ChainPlan) -> tuple[Any, ...]:
     """Return the sampling parameters in the order of the bindings."""
     fields = [plan.records[name] for name in ("temperature", "top_k", "top_p", "min_p", "stem")]
     return plan.lengths, plan.steps, plan.token_ids, plan.vocab_size, *fields
 
 
-class _Room(NamedTuple):
+class _ChainBuffers(NamedTuple):
     """Output buffers for draft tokens."""
 
     tokens: Ints  # [requests, longest chain], padded with -1
     confidence: NDArray[np.float32] | None
 
     @staticmethod
-    def of(plan: ChainPlan) -> "_Room":
+    def of(plan: ChainPlan) -> "_ChainBuffers":
         shape = len(plan.steps), max(plan.steps.tolist())
-        return _Room(np.empty(shape, np.int32), None if plan.stop is None else np.empty(shape, np.float32))
+        return _ChainBuffers(
+            np.empty(shape, np.int32), None if plan.stop is None else np.empty(shape, np.float32)
+        )
 
     def outputs(self, plan: ChainPlan) -> tuple[Any, ...]:
         """Return the output arguments in the order of the bindings."""

@@ -43,7 +43,7 @@ class Mixture:
         """Weights [1, hidden] of the shared expert's gate; None: it has no gate."""
         return self._weights.shared_gate
 
-    def say(self, normed: Tensor, slots: Tensor, spare_slot: int, parts: Tensor) -> None:
+    def forward(self, normed: Tensor, slots: Tensor, spare_slot: int, parts: Tensor) -> None:
         """Write the output of every row's experts to float32 parts [per token, rows, hidden].
 
         Rows that write to `spare_slot` are padding: they have no experts and no parts.

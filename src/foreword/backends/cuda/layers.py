@@ -100,7 +100,9 @@ class CudaLayers:
         gate, has_shared = mixture.shared_gate, self._specs[index].mlp.intermediate_size > 0
         shape = (mixture.per_token + has_shared, *normed.numbers.shape)
         parts = torch.empty(shape, dtype=torch.float32, device=normed.numbers.device)
-        mixture.say(normed.numbers, given.uploaded.batch.slots, given.spare_slot, parts[: mixture.per_token])
+        mixture.forward(
+            normed.numbers, given.uploaded.batch.slots, given.spare_slot, parts[: mixture.per_token]
+        )
         if has_shared:
             weigh(self._dense(index, normed, given), normed.numbers, gate, parts[-1])
         return parts

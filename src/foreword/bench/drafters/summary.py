@@ -73,7 +73,7 @@ def _row(drafter: str, category: str, records: Sequence[Record]) -> DrafterRow:
         tau=_share(sum(run.tokens for run in speculative), steps),
         plain_tokens_per_second=_rate(plain),
         tokens_per_second=_rate(speculative),
-        speedup=_share(_rate(speculative), _rate(plain)) if _rate(plain) else 1.0,  # nothing to be faster at
+        speedup=_share(_rate(speculative), _rate(plain)) if _rate(plain) else 1.0,  # no plain tokens
         draft_ms=ms_per_step(sum(run.draft_seconds for run in speculative)),
         verify_ms=ms_per_step(sum(run.verify_seconds for run in speculative)),
         accept_ms=ms_per_step(sum(run.accept_seconds for run in speculative)),
@@ -142,7 +142,7 @@ _CAPTION = (
 
 _RANDOM = (
     " Model=random: random weights. Such a head costs what a trained one costs and none of its drafts is accepted, so "
-    "that α, τ and speed-up would say nothing; they are left out."
+    "that α, τ and speed-up are left out."
 )
 
 
@@ -198,7 +198,7 @@ LEAST_RATIO = 0.95
 MOST_SHOWN = 5
 
 LEAST_TOKENS = 16
-"""Minimum tokens of an answer judged by itself, for reliable timing."""
+"""Minimum tokens of an answer that is judged alone, for reliable timing."""
 
 
 @dataclass(frozen=True)
@@ -209,9 +209,7 @@ class Slowest:
     prompts: int  # with at least `LEAST_TOKENS`
     below: int  # below `LEAST_RATIO`
     worst: Sequence[tuple[str, str, float]]  # (category, prompt key, speed-up), lowest first
-    cpu_speedup: float | None = (
-        None  # over all prompts by the processor's time; None if it did not do the work
-    )
+    cpu_speedup: float | None = None  # over all prompts, by CPU time; None if another device did the work
     cpu_below: int = 0
     cpu_worst: Sequence[tuple[str, str, float]] = ()
 
@@ -222,9 +220,7 @@ class Slowest:
     def line(self) -> str:
         """Return one line for people."""
         if not self.prompts:
-            return (
-                f"{self.drafter}: no plain answer has {LEAST_TOKENS} tokens, so no prompt is judged by itself"
-            )
+            return f"{self.drafter}: no plain answer has {LEAST_TOKENS} tokens, so no prompt is judged alone"
         line = (
             f"{self.drafter}: {self.below} of {self.prompts} prompts below {LEAST_RATIO:.2f}×; "
             f"slowest: {_shown(self.worst)}"
@@ -232,7 +228,7 @@ class Slowest:
         if self.cpu_speedup is None:
             return line
         return (
-            f"{line}; by the processor's time {self.cpu_speedup:.2f}× in all, {self.cpu_below} below: "
+            f"{line}; by CPU time {self.cpu_speedup:.2f}× in all, {self.cpu_below} below: "
             f"{_shown(self.cpu_worst)}"
         )
 

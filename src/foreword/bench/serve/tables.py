@@ -90,15 +90,15 @@ def _notes(report: Report) -> Iterator[tuple[str, str]]:
         by_tokens = report.without_usage - report.counted_by_chunks
         yield (
             "note",
-            f"answers without usage: {report.without_usage}; tokens counted as the chunks say: {by_tokens}, "
-            f"as one per chunk with text: {report.counted_by_chunks}",
+            f"answers without usage: {report.without_usage}; tokens counted by the chunks' token ids: {by_tokens}, "
+            f"by chunks with text: {report.counted_by_chunks}",
         )
     if report.tokens_per_chunk_known < report.with_text:
         known = report.tokens_per_chunk_known
         which = f"of {known} of {report.with_text} answers: the others'" if known else "not known: the"
-        yield "note", f"ITL per token is {which} chunks do not say how many tokens they hold"
+        yield "note", f"ITL per token is {which} chunks do not state their number of tokens"
     if report.drops_too_late:
-        yield "note", f"{report.drops_too_late} answers were whole before they could be dropped"
+        yield "note", f"{report.drops_too_late} answers were complete before they could be dropped"
 
 
 def plot_latencies(outcomes: Sequence[RequestOutcome], path: Path, title: str) -> None:

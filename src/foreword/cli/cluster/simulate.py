@@ -217,10 +217,10 @@ def _check_numbers(*groups: FleetOptions | CostOptions | LoadOptions | GoalOptio
 def _compared(calibration: "Calibration", scenario: "Scenario", page: Path | None) -> dict[str, Any]:
     """Simulate the four ways of drafting, print them, and return them for --json."""
     from foreword.bench.skeleton import optional, table
-    from foreword.simulate.sweep import compare_ways
+    from foreword.simulate.sweep import compare_drafting
 
     with stage_bar() as on_stage:
-        compared = compare_ways(scenario, on_stage)
+        compared = compare_drafting(scenario, on_stage)
     about = _about(calibration, scenario, compared)
     plain = compared["plain"].tokens_per_second
     columns: dict[str, Column] = {

@@ -80,7 +80,7 @@ class Prove(JsonCommand):
 
     def _examine(self) -> None:
         from foreword.cli.prove.server import ExaminationOptions, prove_server
-        from foreword.proofs.server.ground import FULL, SMALL, STANDARD
+        from foreword.proofs.server.context import FULL, SMALL, STANDARD
 
         if not isfinite(self.tolerance):  # an infinite tolerance would refute nothing
             raise RequestError(f"--tolerance must be a finite number of nats, not {self.tolerance}")

@@ -15,8 +15,8 @@ from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from foreword.proofs.server.client import Server
+    from foreword.proofs.server.context import ClaimVerdict, ExaminationPlan, ProofContext, Reproduction
     from foreword.proofs.server.examination import Cost
-    from foreword.proofs.server.ground import ClaimVerdict, ExaminationPlan, Ground, Reproduction
 
 _COLOURS = {
     "held": "green",
@@ -66,19 +66,19 @@ async def _run(options: ExaminationOptions, plan: "ExaminationPlan", dry_run: bo
     async with AsyncExitStack() as stack:
         server, plain = await _servers(options, stack)
         try:
-            ground = await examination.prepare(server, plan, plain, options.tolerance, options.seed)
+            context = await examination.prepare(server, plan, plain, options.tolerance, options.seed)
         except (Broken, RefusedByServer) as fault:
             raise RequestError(f"{server.address} does not answer a plain request: {fault}") from None
         checks = examination.chosen(options.only) if options.only else examination.CHECKS
-        cost = examination.cost(ground, checks)
-        _print_cost(ground, cost)
+        cost = examination.cost(context, checks)
+        _print_cost(context, cost)
         found: list[ClaimVerdict] = []
         if not dry_run:
             with stage_bar() as progress:
-                async for verdict in examination.examine(ground, progress, checks):
+                async for verdict in examination.examine(context, progress, checks):
                     found.append(verdict)
-            _print(ground, found)
-        asked_for = ground.server.requests + (plain.requests if plain else 0)
+            _print(context, found)
+        requests_made = context.server.requests + (plain.requests if plain else 0)
     verdicts = [examination.as_json(verdict) for verdict in found]
     refuted, failing = (
         [verdict["check"] for verdict in verdicts if verdict["verdict"] == kind] for kind in _FAILURES
@@ -89,7 +89,7 @@ async def _run(options: ExaminationOptions, plan: "ExaminationPlan", dry_run: bo
         "plan": plan.name,
         "requests_told": cost.whole,
         "requests_by_check": dict(cost.checks),
-        "requests_made": asked_for,
+        "requests_made": requests_made,
         "refuted": refuted,
         "fails_under_concurrency": failing,
         "verdicts": verdicts,
@@ -112,17 +112,17 @@ async def _servers(options: ExaminationOptions, stack: AsyncExitStack) -> "tuple
     return server, None if switch is None else Server(client, model.name, options.route, switch)
 
 
-def _print_cost(ground: "Ground", cost: "Cost") -> None:
-    plan = ground.plan
+def _print_cost(context: "ProofContext", cost: "Cost") -> None:
+    plan = context.plan
     stdout.print(
-        f"{ground.server.model} at {ground.server.address}: at most {cost.whole:,} requests ({plan.name}: "
+        f"{context.server.model} at {context.server.address}: at most {cost.whole:,} requests ({plan.name}: "
         f"{plan.prompts} prompts × {plan.tokens} tokens, {plan.draws:,} draws × {plan.depth} tokens); "
         "a refutation costs a few more",
         soft_wrap=True,
     )
 
 
-def _print(ground: "Ground", verdicts: "list[ClaimVerdict]") -> None:
+def _print(context: "ProofContext", verdicts: "list[ClaimVerdict]") -> None:
     extents = Column("prompts × tokens", no_wrap=True)
     table = Table("claim", "verdict", extents, "detectable", "", title="examination", show_lines=False)
     for verdict in verdicts:
@@ -133,7 +133,7 @@ def _print(ground: "Ground", verdicts: "list[ClaimVerdict]") -> None:
     stdout.print(table)
     for verdict in verdicts:
         if verdict.reproduction is not None:
-            _print_reproduction(ground.server.address, verdict.check, verdict.reproduction)
+            _print_reproduction(context.server.address, verdict.check, verdict.reproduction)
     stdout.print(_summary([verdict.outcome.value for verdict in verdicts]))
 
 

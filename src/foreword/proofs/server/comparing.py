@@ -7,11 +7,11 @@ from math import inf
 
 from foreword.errors import RequestError
 from foreword.proofs.server.client import Body, Broken, ReceivedChoice, RefusedByServer, Server, ServerAnswer
-from foreword.proofs.server.ground import (
+from foreword.proofs.server.context import (
     FILTERS_OFF,
     ClaimStatus,
     ClaimVerdict,
-    Ground,
+    ProofContext,
     Reproduction,
     held,
     refuted,
@@ -123,17 +123,17 @@ CONTEXT = 40
 
 
 async def must_agree(
-    ground: Ground, bodies: Sequence[Body], ways: tuple[Ask, Ask], words: tuple[str, str]
+    context: ProofContext, bodies: Sequence[Body], ways: tuple[Ask, Ask], words: tuple[str, str]
 ) -> ClaimVerdict:
     """Return the verdict of a claim that two ways of sending give one text; `words` name the ways."""
     one, other = ways
     ties: list[tuple[ServerAnswer, ServerAnswer]] = []
     for tried, body in enumerate(bodies, 1):
         left, right = await one(body), await other(body)
-        ground.judged(body["prompt"], left, right)
+        context.judged(body["prompt"], left, right)
         if left.contents == right.contents:
             continue
-        if body["temperature"] == 0 and is_near_tie(left.first, right.first, ground.tolerance):
+        if body["temperature"] == 0 and is_near_tie(left.first, right.first, context.tolerance):
             ties.append((left, right))
             continue
 
@@ -149,20 +149,20 @@ async def must_agree(
     if not ties:
         return held(len(bodies))
     place = _first_difference(*ties[0])
-    detail = f"{len(ties)} of {len(bodies)} differ at ties within {ground.tolerance} nats, the first {place}"
+    detail = f"{len(ties)} of {len(bodies)} differ at ties within {context.tolerance} nats, the first {place}"
     example = shown(*ties[0], words)
     return ClaimVerdict(ClaimStatus.DIFFERS_AT_TIES, len(bodies), detail, reproduction=example)
 
 
 async def refuted_by(
-    ground: Ground, body: Body, fault: str, tried: int, fault_of: AnswerPart, got: AnswerPart
+    context: ProofContext, body: Body, fault: str, tried: int, fault_of: AnswerPart, got: AnswerPart
 ) -> ClaimVerdict:
     """Return the verdict of a claim refuted by one answer, with a small reproduction."""
 
     async def shows(smaller: Body) -> bool:
-        return bool(fault_of(await ground.server.ask(smaller)))
+        return bool(fault_of(await context.server.ask(smaller)))
 
-    answer = await ground.server.ask(await smallest(body, shows))
+    answer = await context.server.ask(await smallest(body, shows))
     return refuted(tried, fault, Reproduction([answer.body], got(answer), fault_of(answer) or fault))
 
 
@@ -210,27 +210,27 @@ MOST_ANSWERS = 64
 """Maximum answers in flight; servers refuse more than they have room for (ours starts at 128)."""
 
 
-def requests_for(ground: Ground) -> int:
+def requests_for(context: ProofContext) -> int:
     """Return the number of requests for all draws."""
-    return -(-ground.plan.draws // ground.abilities.n)
+    return -(-context.plan.draws // context.abilities.n)
 
 
 async def draw(
-    ground: Ground, server: Server, depth: int, stream_of_seeds: int, *, logprobs: bool
+    context: ProofContext, server: Server, depth: int, stream_of_seeds: int, *, logprobs: bool
 ) -> AsyncIterator[tuple[str, ServerAnswer, ReceivedChoice]]:
     """Yield (prompt, answer, choice) of all draws, alternating prompts, several requests at a time."""
-    texts, n = ground.plan.texts, ground.abilities.n
-    whole = requests_for(ground)
-    at_once = max(1, min(ground.plan.at_once, MOST_ANSWERS // n))
+    texts, n = context.plan.texts, context.abilities.n
+    whole = requests_for(context)
+    at_once = max(1, min(context.plan.at_once, MOST_ANSWERS // n))
     for begin in range(0, whole, at_once):
         bodies = []
         for k in range(begin, min(begin + at_once, whole)):
             seed = SEEDS_APART * stream_of_seeds + k
             several = {"n": n} if n > 1 else {}
-            body = ground.sampled(texts[k % len(texts)], seed, max_tokens=depth, **several)
-            bodies.append(ground.with_logprobs(body) if logprobs else body)
+            body = context.sampled(texts[k % len(texts)], seed, max_tokens=depth, **several)
+            bodies.append(context.with_logprobs(body) if logprobs else body)
         answers = await send_together(server, [Call(body) for body in bodies])
         for body, answer in zip(bodies, answers, strict=True):
-            ground.judged(body["prompt"], answer)
+            context.judged(body["prompt"], answer)
             for choice in answer.choices.values():
                 yield body["prompt"], answer, choice

@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from foreword.proofs.server.ground import CONFIDENCE
+from foreword.proofs.server.context import CONFIDENCE
 
 FAMILY = 1e-4
 OWN_LOGPROBS = 4e-5  # draws against the server's log-probabilities

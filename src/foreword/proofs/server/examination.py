@@ -9,14 +9,14 @@ from foreword.progress import StageProgress
 from foreword.proofs.server.checks import distributions, parameters, seeds, texts
 from foreword.proofs.server.client import Broken, RefusedByServer, Server
 from foreword.proofs.server.comparing import FailsTogether
-from foreword.proofs.server.ground import (
+from foreword.proofs.server.context import (
     MOST_REQUESTS,
     Check,
     ClaimStatus,
     ClaimVerdict,
     ExaminationPlan,
     Extent,
-    Ground,
+    ProofContext,
     Reproduction,
     not_tried,
     probe,
@@ -57,9 +57,9 @@ class Cost:
 
 async def prepare(
     server: Server, plan: ExaminationPlan, plain: Server | None = None, tolerance: float = 0.05, seed: int = 0
-) -> Ground:
+) -> ProofContext:
     """Determine the server's abilities; raise `Broken` if it fails."""
-    return Ground(server, plan, await probe(server), plain, tolerance, seed)
+    return ProofContext(server, plan, await probe(server), plain, tolerance, seed)
 
 
 def chosen(names: Sequence[str]) -> Sequence[Check]:
@@ -74,27 +74,27 @@ def chosen(names: Sequence[str]) -> Sequence[Check]:
     return [check for check in CHECKS if check.name in wanted]
 
 
-def cost(ground: Ground, checks: Sequence[Check] = CHECKS) -> Cost:
+def cost(context: ProofContext, checks: Sequence[Check] = CHECKS) -> Cost:
     """Return the maximum number of requests, if nothing is refuted."""
-    return Cost(MOST_REQUESTS, {check.name: check.cost(ground) for check in checks})
+    return Cost(MOST_REQUESTS, {check.name: check.cost(context) for check in checks})
 
 
 async def examine(
-    ground: Ground, progress: StageProgress | None = None, checks: Sequence[Check] = CHECKS
+    context: ProofContext, progress: StageProgress | None = None, checks: Sequence[Check] = CHECKS
 ) -> AsyncIterator[ClaimVerdict]:
     """Yield verdicts as they are found."""
-    before = _requests_sent(ground)
-    whole = cost(ground, checks).whole - MOST_REQUESTS
+    before = _requests_sent(context)
+    whole = cost(context, checks).whole - MOST_REQUESTS
     refuted_names: set[str] = set()
-    plan = ground.plan
+    plan = context.plan
     for check in checks:
 
         def show(name: str = check.name) -> None:
             if progress is not None:
-                progress(name, min(_requests_sent(ground) - before, whole), whole)
+                progress(name, min(_requests_sent(context) - before, whole), whole)
 
         show()
-        fresh = replace(ground, plan=plan, on_judged=show, extent=Extent())
+        fresh = replace(context, plan=plan, on_judged=show, extent=Extent())
         verdict = await _verdict(check, fresh, refuted_names)
         if verdict.outcome is ClaimStatus.REFUTED:
             refuted_names.add(check.name)
@@ -103,31 +103,31 @@ async def examine(
         yield verdict
 
 
-def _requests_sent(ground: Ground) -> int:
-    return ground.server.requests + (ground.plain.requests if ground.plain else 0)
+def _requests_sent(context: ProofContext) -> int:
+    return context.server.requests + (context.plain.requests if context.plain else 0)
 
 
-async def _verdict(check: Check, ground: Ground, refuted_names: set[str]) -> ClaimVerdict:
+async def _verdict(check: Check, context: ProofContext, refuted_names: set[str]) -> ClaimVerdict:
     # With one answer per request, draws do not depend on `n`.
-    unused = {parameters.several.name} if ground.abilities.n == 1 else set()
+    unused = {parameters.several.name} if context.abilities.n == 1 else set()
     if lost := [name for name in check.rests_on if name in refuted_names - unused]:
         found = not_tried(f"rests on {', '.join(lost)}, which was refuted")
     else:
-        found = replace(await _examined(check, ground), extent=ground.extent)
+        found = replace(await _examined(check, context), extent=context.extent)
     return replace(found, check=check.name)
 
 
-async def _examined(check: Check, ground: Ground) -> ClaimVerdict:
+async def _examined(check: Check, context: ProofContext) -> ClaimVerdict:
     """Return the check's verdict, or that of a server that refuses or fails its requests."""
     try:
-        return await check.examine(ground)
+        return await check.examine(context)
     except RefusedByServer as refusal:
         return not_tried(f"the server refuses it: {refusal}")
     except Broken as fault:
         shown = Reproduction([fault.body], str(fault), "an answer")
         return refuted(1, f"the server fails: {fault}", shown)
     except FailsTogether as fault:
-        ground.judged(fault.prompt, fault.alone)
+        context.judged(fault.prompt, fault.alone)
         count = len(fault.bodies)
         shown = Reproduction(fault.bodies, str(fault), "an answer to each, as alone", at_once=True)
         detail = f"{fault}, beside {count - 1} other(s); the same request alone is answered"

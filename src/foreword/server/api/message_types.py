@@ -119,7 +119,7 @@ class Message(OpenPart):
         made = [call.function for call in self.tool_calls or ()]
         return [(call.name, json.loads(call.arguments or "{}")) for call in made]
 
-    def as_template_sees_it(self) -> dict[str, Any]:
+    def for_template(self) -> dict[str, Any]:
         """Return role and text for the template; `developer` becomes `system`."""
         shown: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
@@ -170,7 +170,7 @@ class ToolFunction(OpenPart):
             return {"type": "object", "properties": {}, "additionalProperties": False}
         return {"type": "object", **self.parameters}
 
-    def as_template_sees_it(self) -> dict[str, Any]:
+    def for_template(self) -> dict[str, Any]:
         shown = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {key: value for key, value in shown.items() if value is not None}
 

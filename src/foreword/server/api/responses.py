@@ -225,9 +225,7 @@ class ResponsesDialect:
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "temperature": body.temperature,
             "tool_choice": written_choice(body.tool_choice),
-            "tools": [
-                {"type": "function", **tool.function.as_template_sees_it()} for tool in body.tools or ()
-            ],
+            "tools": [{"type": "function", **tool.function.for_template()} for tool in body.tools or ()],
             "top_p": body.top_p,
             "store": False,
             "usage": None if stats is None else _usage(stats),

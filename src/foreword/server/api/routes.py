@@ -149,7 +149,7 @@ def foreword_routes(context: ServerContext) -> APIRouter:
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
         if body.messages is not None:
-            shown = [message.as_template_sees_it() for message in body.messages]
+            shown = [message.for_template() for message in body.messages]
             ids = await context.prompts.chat(shown, add_generation_prompt=body.add_generation_prompt)
         else:
             ids = await context.prompts.text(body.prompt or "", body)

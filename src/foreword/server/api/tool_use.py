@@ -43,7 +43,7 @@ class ToolUse:
         if self.choice == "required":
             if other is not None:
                 raise RequestError(
-                    "tool_choice and the answer's form exclude each other; leave one of them out",
+                    "tool_choice and a response format exclude each other; leave one of them out",
                     "tool_choice",
                 )
             return self.form.forced(schemas, self.most)
@@ -53,9 +53,7 @@ class ToolUse:
 
     def shown(self) -> list[dict[str, Any]]:
         """Return the tools for a chat template."""
-        return [
-            {"type": "function", "function": function.as_template_sees_it()} for function in self.functions
-        ]
+        return [{"type": "function", "function": function.for_template()} for function in self.functions]
 
 
 def tool_use(
@@ -87,7 +85,7 @@ def shown_messages(
 ) -> list[dict[str, Any]]:
     """Return the conversation for a chat template; without tool support, tools are described in text."""
     if takes_tools:
-        return [message.as_template_sees_it() for message in messages]
+        return [message.for_template() for message in messages]
     shown = [_in_words(message, form) for message in messages]
     if use is None:
         return shown
@@ -98,7 +96,7 @@ def shown_messages(
 
 
 def _in_words(message: Message, form: CallFormat) -> dict[str, Any]:
-    shown = message.as_template_sees_it()
+    shown = message.for_template()
     if message.role == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message.text}\n</tool_response>"}
     if message.tool_calls:
@@ -108,7 +106,7 @@ def _in_words(message: Message, form: CallFormat) -> dict[str, Any]:
 
 
 def _introduction(use: ToolUse) -> str:
-    tools = "\n".join(json.dumps(function.as_template_sees_it()) for function in use.functions)
+    tools = "\n".join(json.dumps(function.for_template()) for function in use.functions)
     example = use.form.written([("name of the tool", {"name of an argument": "its value"})])
     return _INTRODUCTION.format(tools=tools, example=example)
 

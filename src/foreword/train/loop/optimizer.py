@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass
-class Stretch:
+class TrainPhase:
     """One phase of training at a constant learning rate, so that phases add up; the final one decays."""
 
     seconds: float | None = None

@@ -15,7 +15,7 @@ from foreword.train.files import TRAINING, WEIGHTS, require_own, require_space, 
 from foreword.train.heads.learner import Learner, Recipe
 from foreword.train.loop.checkpoints import SavedTraining, save_training
 from foreword.train.loop.evaluate import TauReport
-from foreword.train.loop.optimizer import Stretch
+from foreword.train.loop.optimizer import TrainPhase
 from foreword.train.loop.output import Card, read_weights, write_card, write_output
 from foreword.train.loop.texts import RunTexts
 from foreword.train.loop.trainer import Trainer, TrainProgress, TrainSettings
@@ -100,13 +100,13 @@ def train(
 
 
 class _Session:
-    """Work besides the steps of one phase."""
+    """Evaluates, saves and reports during the steps of one phase."""
 
     def __init__(self, trainer: Trainer, run: TrainRun, texts: RunTexts, watcher: Watcher) -> None:
         self._trainer, self._run, self._texts, self._watcher = trainer, run, texts, watcher
         first = trainer.step
         self._seconds = _seconds_left(run)
-        self._stretch = Stretch(
+        self._phase = TrainPhase(
             seconds=self._seconds,
             last_step=None if run.steps is None else first + run.steps,
             final=run.final,
@@ -118,12 +118,12 @@ class _Session:
         self._saved_at = self._measured_at = run.clock()
         self._measuring: float | None = None  # seconds of the longest evaluation; None: none yet
         self._decaying = False
-        self._standing = ""  # the newest loss
+        self._loss_text = ""  # the newest loss
         self._tau = ""
 
     def train(self) -> None:
         self._trainer.train(
-            self._stretch,
+            self._phase,
             report_every=self._run.report_every,
             on_report=self._on_report,
             on_step=self._on_step,
@@ -135,13 +135,13 @@ class _Session:
         reports = self._measure()
         self._measuring = max(self._run.clock() - began, self._measuring or 0.0)
         if self._seconds is not None:
-            self._stretch.seconds = max(self._seconds - self._measuring, 0.0)
+            self._phase.seconds = max(self._seconds - self._measuring, 0.0)
         return reports
 
     def _is_due(self, step: int, now: float) -> bool:
         """Return whether to evaluate now; with a time limit the first one is early, to learn its duration."""
         is_unknown = self._seconds is not None and self._measuring is None
-        is_early = is_unknown and self._stretch.done(step) > FIRST_MEASURED
+        is_early = is_unknown and self._phase.done(step) > FIRST_MEASURED
         return is_early or now - self._measured_at > self._run.evaluate_every
 
     def _measure(self) -> dict[str, TauReport]:
@@ -160,14 +160,14 @@ class _Session:
         return reports
 
     def _on_report(self, progress: TrainProgress) -> None:
-        self._standing = f", loss {progress.loss:.3f}"
+        self._loss_text = f", loss {progress.loss:.3f}"
         self._watcher.say(_line(progress, self._trainer.target.device))
         self._log(asdict(progress))
 
     def _on_step(self, step: int) -> None:
         run, now = self._run, self._run.clock()
-        self._watcher.progress(self._stretch.done(step), f"step {step}{self._standing}{self._tau}")
-        if not self._decaying and self._stretch.rate(step) < 1.0:
+        self._watcher.progress(self._phase.done(step), f"step {step}{self._loss_text}{self._tau}")
+        if not self._decaying and self._phase.rate(step) < 1.0:
             self._decaying = True  # a later phase can continue from here
             save_training(run.state.with_name("before_decay.pt"), self._trainer, run.recipe, run.model)
         if now - self._saved_at > _SAVE_SECONDS:
@@ -190,7 +190,7 @@ def _seconds_left(run: TrainRun) -> float | None:
     left = run.began + run.seconds - run.clock()
     if left <= 0:
         raise RequestError(
-            f"{run.seconds - left:.0f} s went by before the first step, and the run may take {run.seconds:.0f}; "
+            f"{run.seconds - left:.0f} s passed before the first step, and the run is limited to {run.seconds:.0f}; "
             "give more --minutes, or --steps instead"
         )
     return left

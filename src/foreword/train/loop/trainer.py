@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foreword.train.heads.learner import Learner
 from foreword.train.loop.evaluate import TauReport, measure_tau
-from foreword.train.loop.optimizer import HeadOptimizer, LearningRates, Stretch
+from foreword.train.loop.optimizer import HeadOptimizer, LearningRates, TrainPhase
 from foreword.train.passes.loss import CHUNK, OutputLoss, judge_rows, target_probabilities
 from foreword.train.passes.packing import BatchSize, PackedBatch, batches
 from foreword.train.passes.target import Features
@@ -65,7 +65,7 @@ class Trainer:
 
     def train(
         self,
-        stretch: Stretch,
+        stretch: TrainPhase,
         *,
         report_every: int = 50,
         on_report: Callable[[TrainProgress], None] | None = None,

@@ -94,7 +94,7 @@ def test_a_mixture_says_what_the_reference_says(name: str, activation: str):
     weights, normed = weights_of(spec, dtype), comparable_numbers(ROWS, HIDDEN, dtype=dtype)
     parts = torch.full((spec.per_token, ROWS, HIDDEN), float("nan"), device=KERNEL_DEVICE)
     mixture = Mixture(MlpSpec(0, activation=activation, experts=spec), weights)
-    mixture.say(normed, slots(0, 1, SPARE, 3, 4), SPARE, parts)
+    mixture.forward(normed, slots(0, 1, SPARE, 3, 4), SPARE, parts)
     expected = reference.mixture(spec, weights, normed, ACTIVATIONS[activation])
     real = [0, 1, 3, 4]
     tolerance = 3e-2 if has_gpu else 1e-4
@@ -114,7 +114,7 @@ def test_a_row_has_the_same_parts_in_any_company(pairs: int):
 
     def parts_of(x: Tensor) -> Tensor:
         parts = torch.full((spec.per_token, len(x), HIDDEN), float("nan"), device=KERNEL_DEVICE)
-        mixture.say(x, slots(*range(len(x))), rows, parts)
+        mixture.forward(x, slots(*range(len(x))), rows, parts)
         return parts
 
     together = parts_of(normed)

@@ -10,8 +10,8 @@ import pytest
 
 from foreword.errors import RequestError
 from foreword.proofs.server.client import Server
+from foreword.proofs.server.context import FULL, SMALL, STANDARD, ClaimStatus, ClaimVerdict, ExaminationPlan
 from foreword.proofs.server.examination import CHECKS, chosen, cost, examine, prepare
-from foreword.proofs.server.ground import FULL, SMALL, STANDARD, ClaimStatus, ClaimVerdict, ExaminationPlan
 from foreword.wire.openai_http import open_client
 from helpers.faulty_proxy import FAULTS, FaultyProxy
 from helpers.known_law_server import ChangesTexts, CutsStreams, KnownLaws
@@ -32,10 +32,10 @@ def examined(
     async def run() -> tuple[Sequence[ClaimVerdict], int, int]:
         async with open_client("http://known", None, transport) as client:
             server, plain = Server(client, "known"), Server(client, "known", extra={"speculation": False})
-            ground = await prepare(server, plan, plain, tolerance, seed)
+            context = await prepare(server, plan, plain, tolerance, seed)
             checks = CHECKS if only is None else chosen([only])
-            verdicts = [verdict async for verdict in examine(ground, checks=checks)]
-            return verdicts, cost(ground, checks).whole, server.requests + plain.requests
+            verdicts = [verdict async for verdict in examine(context, checks=checks)]
+            return verdicts, cost(context, checks).whole, server.requests + plain.requests
 
     return asyncio.run(run())
 

@@ -12,7 +12,7 @@ from foreword.train.heads.eagle3 import Eagle3Recipe
 from foreword.train.heads.exit import ExitRecipe
 from foreword.train.heads.learner import Recipe
 from foreword.train.heads.medusa import MedusaRecipe
-from foreword.train.loop.optimizer import Stretch
+from foreword.train.loop.optimizer import TrainPhase
 from foreword.train.loop.trainer import Trainer
 from foreword.train.passes.packing import fitting_size
 from foreword.train.passes.target import FrozenTarget
@@ -50,10 +50,10 @@ def test_compiled_steps_are_the_plain_ones(
         learner.begin(documents, seed=0)
         settings = replace(SETTINGS, compiled=compiled)
         trainer = Trainer(learner, documents, fitting_size(documents, 440, 40), settings)
-        trainer.train(Stretch(last_step=2))
+        trainer.train(TrainPhase(last_step=2))
         counted = torch._dynamo.utils.counters["stats"]  # imported by the first use: it takes seconds
         traced = counted["unique_graphs"]
-        trainer.train(Stretch(first_step=2, last_step=4))
+        trainer.train(TrainPhase(first_step=2, last_step=4))
         assert counted["unique_graphs"] == traced, "a later step was traced again"
         found.append(learner.state_dict())
     for name, tensor in found[0].items():

@@ -19,7 +19,7 @@ from foreword.train.files import require_own, require_same_kind
 from foreword.train.heads.dflash import DFlashRecipe
 from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.checkpoints import SavedTraining
-from foreword.train.loop.optimizer import Stretch
+from foreword.train.loop.optimizer import TrainPhase
 from foreword.train.loop.output import _in_8_bits, digest_of, read_weights
 from foreword.train.loop.run import TrainRun, train
 from foreword.train.loop.texts import FILES, HELD_OUT, gather_texts
@@ -223,24 +223,24 @@ class _Slow:
 def test_the_seconds_of_a_run_include_loading_and_the_last_measurement(
     target: FrozenTarget, texts, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    clock, evaluate, step = _Slow(), Trainer.evaluate, Stretch.rate
+    clock, evaluate, step = _Slow(), Trainer.evaluate, TrainPhase.rate
     clock.now = 10.0  # to load and to write texts
 
     def measured(trainer: Trainer, documents: list[Document]) -> object:
         clock.now += 4.0
         return evaluate(trainer, documents)
 
-    def stepped(stretch: Stretch, number: int) -> float:
+    def stepped(stretch: TrainPhase, number: int) -> float:
         clock.now += 0.25
         return step(stretch, number)
 
     monkeypatch.setattr(Trainer, "evaluate", measured)
-    monkeypatch.setattr(Stretch, "rate", stepped)
+    monkeypatch.setattr(TrainPhase, "rate", stepped)
     run = _run(tmp_path / "out", steps=None, seconds=30.0, began=0.0, clock=clock)
     assert train(open_checkpoint(tiny_model), target, run, texts, _Silent()) is not None
     assert 25.0 < clock.now <= 30.0
     late = replace(run, out=tmp_path / "late", began=clock.now - 30.0)
-    with pytest.raises(RequestError, match=r"30 s went by before the first step.*--minutes"):
+    with pytest.raises(RequestError, match=r"30 s passed before the first step.*--minutes"):
         train(open_checkpoint(tiny_model), target, late, texts, _Silent())
 
 

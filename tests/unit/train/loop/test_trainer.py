@@ -7,7 +7,7 @@ from foreword.train.heads.draft import DraftRecipe
 from foreword.train.heads.eagle3 import Eagle3Recipe
 from foreword.train.heads.learner import Recipe
 from foreword.train.heads.medusa import MedusaRecipe
-from foreword.train.loop.optimizer import Stretch
+from foreword.train.loop.optimizer import TrainPhase
 from foreword.train.passes.target import FrozenTarget
 from foreword.train.texts.documents import Document
 from helpers.tiny_training import new_trainer, trained
@@ -26,17 +26,17 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(
     recipe: Recipe, target: FrozenTarget, documents: list[Document]
 ):
     unbroken = new_trainer(recipe, target, documents)
-    unbroken.train(Stretch(last_step=6))
+    unbroken.train(TrainPhase(last_step=6))
     broken = new_trainer(recipe, target, documents)
-    broken.train(Stretch(last_step=4))
+    broken.train(TrainPhase(last_step=4))
     resumed = new_trainer(recipe, target, documents)
     resumed.load(broken.state())
-    resumed.train(Stretch(first_step=4, last_step=6))
+    resumed.train(TrainPhase(first_step=4, last_step=6))
     for name, tensor in unbroken.learner.state_dict().items():
         assert torch.equal(resumed.learner.state_dict()[name], tensor), name
 
 
 def test_a_stretch_ends_where_it_is_stopped(target: FrozenTarget, documents: list[Document]):
     trainer = new_trainer(MedusaRecipe(heads=1, draft_vocab=64), target, documents)
-    trainer.train(Stretch(last_step=50, stop=lambda: trainer.step >= 3))
+    trainer.train(TrainPhase(last_step=50, stop=lambda: trainer.step >= 3))
     assert trainer.step == 3

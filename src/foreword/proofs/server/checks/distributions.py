@@ -7,6 +7,19 @@ import numpy as np
 
 from foreword.proofs.server.client import HALF, Body, ReceivedChoice, Server, ServerAnswer, Token
 from foreword.proofs.server.comparing import draw, requests_for
+from foreword.proofs.server.context import (
+    CONFIDENCE,
+    LOGPROBS,
+    PLAIN,
+    ClaimStatus,
+    ClaimVerdict,
+    ProofContext,
+    Reproduction,
+    check,
+    held,
+    not_tried,
+    refuted,
+)
 from foreword.proofs.server.evidence import (
     BETS,
     OWN_LOGPROBS,
@@ -20,19 +33,6 @@ from foreword.proofs.server.evidence import (
     visible_bias,
     visible_shift,
 )
-from foreword.proofs.server.ground import (
-    CONFIDENCE,
-    LOGPROBS,
-    PLAIN,
-    ClaimStatus,
-    ClaimVerdict,
-    Ground,
-    Reproduction,
-    check,
-    held,
-    not_tried,
-    refuted,
-)
 
 PLACES = 3
 """Tokens per answer that are scored again."""
@@ -41,61 +41,61 @@ PLACES = 3
 @check(
     "logprobs",
     "log probabilities form a law, greedy takes their largest, and a re-score repeats them",
-    lambda ground: ground.plan.prompts * (1 + PLACES + (ground.plain is not None)),
+    lambda context: context.plan.prompts * (1 + PLACES + (context.plain is not None)),
     ("seed alone",),
     LOGPROBS,
 )
-async def logprobs(ground: Ground) -> ClaimVerdict:
+async def logprobs(context: ProofContext) -> ClaimVerdict:
     """Check that lists are consistent, and equal when the text is read instead of generated."""
     places = 0
-    for text in ground.plan.texts:
-        body = ground.greedy(text)
-        if ground.abilities.token_ids:
+    for text in context.plan.texts:
+        body = context.greedy(text)
+        if context.abilities.token_ids:
             body["return_token_ids"] = True
-        answer = await ground.server.ask(body)
-        fault = _law_fault(answer, ground.tolerance) or await _plain_fault(ground, body, answer)
+        answer = await context.server.ask(body)
+        fault = _law_fault(answer, context.tolerance) or await _plain_fault(context, body, answer)
         if fault is None:
-            fault, scored = await _rescored(ground, answer)
+            fault, scored = await _rescored(context, answer)
             places += scored
-        ground.judged(text, answer)
+        context.judged(text, answer)
         if fault is not None:
             return refuted(places, f"{fault.got}, expected {fault.expected}", fault)
     if not places:
-        return held(len(ground.plan.texts), "no token could be scored again")
+        return held(len(context.plan.texts), "no token could be scored again")
     return held(places, "tokens scored again")
 
 
-async def _rescored(ground: Ground, answer: ServerAnswer) -> tuple[Reproduction | None, int]:
+async def _rescored(context: ProofContext, answer: ServerAnswer) -> tuple[Reproduction | None, int]:
     """Request single tokens after prompts that end with the answer so far."""
     tokens, scored = answer.first.tokens, 0
     for place in sorted({len(tokens) * k // (PLACES + 1) for k in range(1, PLACES + 1)}):
-        prompt = _prefix(ground, answer, place)
-        again = await ground.server.ask({**answer.body, "prompt": prompt, "max_tokens": 1})
+        prompt = _prefix(context, answer, place)
+        again = await context.server.ask({**answer.body, "prompt": prompt, "max_tokens": 1})
         if not again.first.tokens or not _is_same_prefix(answer, again, place):
             continue  # tokenized differently: not comparable
         scored += 1
-        if fault := _difference(tokens[place], again.first.tokens[0], ground.tolerance):
+        if fault := _difference(tokens[place], again.first.tokens[0], context.tolerance):
             bodies = [{**answer.body, "max_tokens": place + 1}, dict(again.body)]
             return Reproduction(bodies, f"token {place}: {fault[0]}", f"re-scored: {fault[1]}"), scored
     return None, scored
 
 
-async def _plain_fault(ground: Ground, body: Body, answer: ServerAnswer) -> Reproduction | None:
-    if ground.plain is None:
+async def _plain_fault(context: ProofContext, body: Body, answer: ServerAnswer) -> Reproduction | None:
+    if context.plain is None:
         return None
-    plain = await ground.plain.ask(body)
+    plain = await context.plain.ask(body)
     for place, (a, b) in enumerate(zip(answer.first.tokens, plain.first.tokens, strict=False)):
         if a.text != b.text:
             return None  # covered by another check
-        if fault := _difference(a, b, ground.tolerance):
+        if fault := _difference(a, b, context.tolerance):
             bodies = [{**one.body, "max_tokens": place + 1} for one in (answer, plain)]
             return Reproduction(bodies, f"token {place}: {fault[0]}", f"without speculation: {fault[1]}")
     return None
 
 
-def _prefix(ground: Ground, answer: ServerAnswer, place: int) -> str | list[int]:
+def _prefix(context: ProofContext, answer: ServerAnswer, place: int) -> str | list[int]:
     ids = answer.first.token_ids
-    if ground.abilities.token_ids and ids and answer.prompt_ids:
+    if context.abilities.token_ids and ids and answer.prompt_ids:
         return [*answer.prompt_ids, *ids[:place]]
     return str(answer.body.get("prompt", "")) + "".join(token.text for token in answer.first.tokens[:place])
 
@@ -143,10 +143,10 @@ _RANKS = ((0, 1), (1, 2), (2, 5))
     ("logprobs", "n"),
     LOGPROBS,
 )
-async def own_law(ground: Ground) -> ClaimVerdict:
+async def own_law(context: ProofContext) -> ClaimVerdict:
     """Compare first tokens of many answers at temperature 1 with the server's log-probabilities."""
     drawn = _Drawn()
-    async for prompt, answer, choice in draw(ground, ground.server, ground.plan.depth, 1, logprobs=True):
+    async for prompt, answer, choice in draw(context, context.server, context.plan.depth, 1, logprobs=True):
         drawn.bodies.setdefault(prompt, dict(answer.body))
         drawn.add(prompt, choice)
     chances, happened = drawn.arrays(drawn.rows)
@@ -249,29 +249,29 @@ DEPTH = 3
 @check(
     "distribution with and without speculation",
     "texts have the same law with speculation and without",
-    lambda ground: 2 * requests_for(ground),
+    lambda context: 2 * requests_for(context),
     ("n",),
     PLAIN,
 )
-async def without_speculation(ground: Ground) -> ClaimVerdict:
+async def without_speculation(context: ProofContext) -> ClaimVerdict:
     """Sample short texts with and without speculation, by prompt."""
-    assert ground.plain is not None
-    with_it = await _texts(ground, ground.server, 2)
-    without = await _texts(ground, ground.plain, 3)
+    assert context.plain is not None
+    with_it = await _texts(context, context.server, 2)
+    without = await _texts(context, context.plain, 3)
     alarm = WITHOUT_SPECULATION / len(with_it)
     contrasts = {prompt: contrast(without[prompt], drawn) for prompt, drawn in with_it.items()}
     prompt = min(contrasts, key=lambda text: contrasts[text].p)
     worst, draws = contrasts[prompt], len(with_it[prompt])
     if worst.p < alarm:
-        return _refuted_texts(ground, prompt, worst, len(with_it) * draws)
+        return _refuted_texts(context, prompt, worst, len(with_it) * draws)
     shift = visible_shift(0.25, draws, alarm)
     visible = f"a text of a quarter's chance that is off by {shift:.1%} ({CONFIDENCE:.0%})"
     detail = f"smallest p {worst.p:.2g} of {alarm:.1g}"
     return ClaimVerdict(ClaimStatus.NOT_REFUTED, 2 * len(with_it) * draws, detail, visible)
 
 
-def _refuted_texts(ground: Ground, prompt: str, found: Contrast, tried: int) -> ClaimVerdict:
-    body = ground.server.wire_body(ground.sampled(prompt, 0, max_tokens=DEPTH, n=ground.abilities.n))
+def _refuted_texts(context: ProofContext, prompt: str, found: Contrast, tried: int) -> ClaimVerdict:
+    body = context.server.wire_body(context.sampled(prompt, 0, max_tokens=DEPTH, n=context.abilities.n))
     body.pop("seed")
     without, with_it = found.counts
     shown = Reproduction(
@@ -281,8 +281,8 @@ def _refuted_texts(ground: Ground, prompt: str, found: Contrast, tried: int) -> 
     return refuted(tried, detail, shown)
 
 
-async def _texts(ground: Ground, server: Server, seeds: int) -> dict[str, list[str]]:
-    drawn: dict[str, list[str]] = {text: [] for text in ground.plan.texts}
-    async for prompt, _, choice in draw(ground, server, DEPTH, seeds, logprobs=False):
+async def _texts(context: ProofContext, server: Server, seeds: int) -> dict[str, list[str]]:
+    drawn: dict[str, list[str]] = {text: [] for text in context.plan.texts}
+    async for prompt, _, choice in draw(context, server, DEPTH, seeds, logprobs=False):
         drawn[prompt].append(choice.text)
     return drawn

@@ -4,18 +4,18 @@ from math import exp
 
 from foreword.proofs.server.client import HALF, ReceivedChoice, ServerAnswer
 from foreword.proofs.server.comparing import brief
-from foreword.proofs.server.evidence import COPIES
-from foreword.proofs.server.ground import (
+from foreword.proofs.server.context import (
     LOGPROBS,
     ClaimStatus,
     ClaimVerdict,
-    Ground,
+    ProofContext,
     Reproduction,
     check,
     held,
     not_tried,
     refuted,
 )
+from foreword.proofs.server.evidence import COPIES
 
 N = 4
 
@@ -23,16 +23,16 @@ N = 4
 @check(
     "n",
     f"a request with n = {N} gets {N} answers that are drawn each by itself",
-    lambda ground: ground.plan.prompts,
+    lambda context: context.plan.prompts,
     ("logprobs",),
 )
-async def several(ground: Ground) -> ClaimVerdict:
+async def several(context: ProofContext) -> ClaimVerdict:
     """Count the answers and check that they are sampled independently."""
-    alarm = COPIES / (ground.plan.prompts * (N - 1))
+    alarm = COPIES / (context.plan.prompts * (N - 1))
     judged = 0
-    for seed, text in enumerate(ground.plan.texts):
-        answer = await ground.server.ask(ground.with_logprobs(ground.sampled(text, seed, n=N)))
-        ground.judged(text, answer)
+    for seed, text in enumerate(context.plan.texts):
+        answer = await context.server.ask(context.with_logprobs(context.sampled(text, seed, n=N)))
+        context.judged(text, answer)
         found = sorted(answer.choices)
         if found != list(range(N)):
             shown = Reproduction([answer.body], f"choices {found}", f"choices 0 to {N - 1}")
@@ -44,10 +44,10 @@ async def several(ground: Ground) -> ClaimVerdict:
             fault = f"choice {copies[0]} is a copy of choice 0, which had a chance of {chance:.1g}"
             shown = Reproduction([answer.body], brief(answer), "texts drawn each by itself")
             return refuted(seed + 1, fault, shown)
-    if not ground.abilities.logprobs:
+    if not context.abilities.logprobs:
         return not_tried("the number is right; whether they are copies needs log probabilities")
     visible = f"copies in one of {judged} requests"
-    return ClaimVerdict(ClaimStatus.NOT_REFUTED, ground.plan.prompts, visible=visible)
+    return ClaimVerdict(ClaimStatus.NOT_REFUTED, context.plan.prompts, visible=visible)
 
 
 def _text_chance(answer: ServerAnswer) -> float:
@@ -63,22 +63,22 @@ MARGIN = 0.2  # minimum lead of the other token in nats
 @check(
     "penalties",
     "presence_penalty changes a greedy text where it must",
-    lambda ground: 2 * ground.plan.prompts,
+    lambda context: 2 * context.plan.prompts,
     ("seed alone", "logprobs"),
     LOGPROBS,
 )
-async def penalties(ground: Ground) -> ClaimVerdict:
+async def penalties(context: ProofContext) -> ClaimVerdict:
     """Penalise a greedy text at a repeated token with a close alternative: it must change."""
     tried = 0
-    for text in ground.plan.texts:
-        body = ground.greedy(text)
-        plain = await ground.server.ask(body)
+    for text in context.plan.texts:
+        body = context.greedy(text)
+        plain = await context.server.ask(body)
         place = _turning(plain, text)
-        ground.judged(text, plain)
+        context.judged(text, plain)
         if place is None:
             continue
         tried += 1
-        answer = await ground.server.ask({**body, "max_tokens": place + 1, "presence_penalty": PENALTY})
+        answer = await context.server.ask({**body, "max_tokens": place + 1, "presence_penalty": PENALTY})
         before = [token.text for token in plain.first.tokens[: place + 1]]
         if [token.text for token in answer.first.tokens] == before:
             fault = f"token {place} repeats {before[-1]!r} though another is within {PENALTY} nats"
@@ -111,17 +111,17 @@ BIASED_LENGTH = 4
 @check(
     "logit_bias",
     "logit_bias of +100 makes an answer of that token alone",
-    lambda ground: 1 + len(BIASED_TOKENS),
+    lambda context: 1 + len(BIASED_TOKENS),
     ("seed alone",),
 )
-async def bias(ground: Ground) -> ClaimVerdict:
-    body = ground.greedy(ground.plan.texts[0], max_tokens=BIASED_LENGTH)
-    if ground.abilities.token_ids:
+async def bias(context: ProofContext) -> ClaimVerdict:
+    body = context.greedy(context.plan.texts[0], max_tokens=BIASED_LENGTH)
+    if context.abilities.token_ids:
         body["return_token_ids"] = True
-    plain = await ground.server.ask(body)
-    ground.judged(body["prompt"], plain)
+    plain = await context.server.ask(body)
+    context.judged(body["prompt"], plain)
     for tried, token in enumerate(BIASED_TOKENS, 1):
-        answer = await ground.server.ask({**body, "logit_bias": {str(token): 100}})
+        answer = await context.server.ask({**body, "logit_bias": {str(token): 100}})
         if _is_ignored(answer.first, plain.first, token):
             shown = Reproduction([answer.body], brief(answer), f"token {token} again and again")
             return refuted(tried, f"token {token} was not decided for", shown)

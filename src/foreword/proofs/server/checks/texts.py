@@ -2,10 +2,10 @@
 
 from foreword.proofs.server.client import HALF, Body, ReceivedChoice, ServerAnswer
 from foreword.proofs.server.comparing import brief, refuted_by
-from foreword.proofs.server.ground import (
+from foreword.proofs.server.context import (
     LOGPROBS,
     ClaimVerdict,
-    Ground,
+    ProofContext,
     Reproduction,
     check,
     held,
@@ -17,16 +17,16 @@ from foreword.proofs.server.ground import (
 @check(
     "usage",
     "usage counts the tokens that were written, and its total is the sum",
-    lambda ground: 4 * ground.plan.prompts,
+    lambda context: 4 * context.plan.prompts,
 )
-async def usage(ground: Ground) -> ClaimVerdict:
+async def usage(context: ProofContext) -> ClaimVerdict:
     """Compare complete and streamed answers of several lengths."""
     tried = 0
-    for seed, text in enumerate(ground.plan.texts):
-        for tokens in (1, ground.plan.tokens - 3):
-            body = ground.with_logprobs(ground.sampled(text, seed, max_tokens=tokens))
-            whole, streamed = await ground.server.ask(body), await ground.server.stream(body)
-            ground.judged(text, whole, streamed)
+    for seed, text in enumerate(context.plan.texts):
+        for tokens in (1, context.plan.tokens - 3):
+            body = context.with_logprobs(context.sampled(text, seed, max_tokens=tokens))
+            whole, streamed = await context.server.ask(body), await context.server.stream(body)
+            context.judged(text, whole, streamed)
             if whole.usage is None:
                 return not_tried("the server tells no usage")
             tried += 2
@@ -35,7 +35,7 @@ async def usage(ground: Ground) -> ClaimVerdict:
                 fault = f"a prompt of {whole.usage.prompt} tokens has {streamed.usage.prompt} in a stream"
             if fault:
                 return await refuted_by(
-                    ground, body, fault, tried, _usage_fault, lambda one: f"{one.usage} of {brief(one)}"
+                    context, body, fault, tried, _usage_fault, lambda one: f"{one.usage} of {brief(one)}"
                 )
     return held(tried)
 
@@ -60,10 +60,10 @@ def _usage_fault(answer: ServerAnswer) -> str:
 @check(
     "offsets",
     "the listed tokens are those of the text, each at its offset",
-    lambda ground: 2 * ground.plan.prompts,
+    lambda context: 2 * context.plan.prompts,
     needs=LOGPROBS,
 )
-async def offsets(ground: Ground) -> ClaimVerdict:
+async def offsets(context: ProofContext) -> ClaimVerdict:
     """Request greedy and sampled answers with log-probabilities."""
 
     def got(answer: ServerAnswer) -> str:
@@ -71,13 +71,15 @@ async def offsets(ground: Ground) -> ClaimVerdict:
         return f"{tokens[:12]} at {answer.first.offsets[:12]} of {answer.text[:80]!r}"
 
     tried = 0
-    for seed, text in enumerate(ground.plan.texts):
-        for body in (ground.greedy(text), ground.with_logprobs(ground.sampled(text, seed))):
-            answer = await ground.server.ask(body)
-            ground.judged(text, answer)
+    for seed, text in enumerate(context.plan.texts):
+        for body in (context.greedy(text), context.with_logprobs(context.sampled(text, seed))):
+            answer = await context.server.ask(body)
+            context.judged(text, answer)
             tried += 1
             if fault := _offset_fault(answer.first):
-                return await refuted_by(ground, body, fault, tried, lambda one: _offset_fault(one.first), got)
+                return await refuted_by(
+                    context, body, fault, tried, lambda one: _offset_fault(one.first), got
+                )
     return held(tried)
 
 
@@ -107,35 +109,35 @@ STOPS = 3
 @check(
     "stop",
     "an answer with a stop text is the answer without it, up to where the stop text begins",
-    lambda ground: ground.plan.prompts * (1 + 2 * STOPS),
+    lambda context: context.plan.prompts * (1 + 2 * STOPS),
     ("seed alone", "streamed equals whole"),
 )
-async def stops(ground: Ground) -> ClaimVerdict:
+async def stops(context: ProofContext) -> ClaimVerdict:
     """Use pieces of a known answer as stop texts, within and across tokens."""
     tried = 0
-    for seed, text in enumerate(ground.plan.texts):
-        body = ground.sampled(text, seed)
-        unstopped = await ground.server.ask(body)
-        ground.judged(text, unstopped)
+    for seed, text in enumerate(context.plan.texts):
+        body = context.sampled(text, seed)
+        unstopped = await context.server.ask(body)
+        context.judged(text, unstopped)
         whole = unstopped.text
         for stop, place in _stops(whole):
-            for ask in (ground.server.ask, ground.server.stream):
+            for ask in (context.server.ask, context.server.stream):
                 answer = await ask({**body, "stop": [stop]})
-                ground.judged(text, answer)
+                context.judged(text, answer)
                 tried += 1
                 if (answer.text, answer.first.finish_reason) != (whole[:place], "stop"):
                     fault = f"with the stop {stop!r} the text is not what stands before it"
-                    small = {**answer.body, **await _smaller(ground, body, stop, place)}
+                    small = {**answer.body, **await _smaller(context, body, stop, place)}
                     shown = Reproduction([small], brief(answer), f"{whole[:place][-120:]!r} (stop)")
                     return refuted(tried, fault, shown)
     return held(tried)
 
 
-async def _smaller(ground: Ground, body: Body, stop: str, place: int) -> Body:
+async def _smaller(context: ProofContext, body: Body, stop: str, place: int) -> Body:
     """Return the request with the fewest tokens that reach the stop text."""
     tokens = 1
     while tokens < body["max_tokens"]:
-        if len((await ground.server.ask({**body, "max_tokens": tokens})).text) >= place + len(stop):
+        if len((await context.server.ask({**body, "max_tokens": tokens})).text) >= place + len(stop):
             return {"max_tokens": tokens}
         tokens *= 2
     return {}
@@ -159,18 +161,18 @@ MORE = 8
 @check(
     "ends",
     "finish_reason is right: stop texts go no further with more room, cut ones do",
-    lambda ground: 4 * ground.plan.prompts,
+    lambda context: 4 * context.plan.prompts,
     ("seed alone",),
 )
-async def ends(ground: Ground) -> ClaimVerdict:
+async def ends(context: ProofContext) -> ClaimVerdict:
     """Repeat with a larger limit: the text must be equal if it had ended, longer if it was cut."""
     tried = ended = 0
-    for seed, text in enumerate(ground.plan.texts):
-        for tokens in (ground.plan.tokens // 2, ground.plan.tokens):
-            body = ground.sampled(text, seed, max_tokens=tokens)
-            answer = await ground.server.ask(body)
-            longer = await ground.server.ask({**body, "max_tokens": tokens + MORE})
-            ground.judged(text, answer, longer)
+    for seed, text in enumerate(context.plan.texts):
+        for tokens in (context.plan.tokens // 2, context.plan.tokens):
+            body = context.sampled(text, seed, max_tokens=tokens)
+            answer = await context.server.ask(body)
+            longer = await context.server.ask({**body, "max_tokens": tokens + MORE})
+            context.judged(text, answer, longer)
             tried += 1
             ended += answer.first.finish_reason == "stop"
             if fault := _end_fault(answer, longer):

@@ -219,7 +219,7 @@ def refuted(tried: int, detail: str, reproduction: Reproduction) -> ClaimVerdict
 
 
 @dataclass(frozen=True)
-class Ground:
+class ProofContext:
     """The server, its abilities and the size of the examination."""
 
     server: Server
@@ -255,17 +255,17 @@ class Ground:
 class Need:
     """A prerequisite of a check."""
 
-    is_met: Callable[[Ground], bool]
+    is_met: Callable[[ProofContext], bool]
     without: str  # why the check is skipped without it
 
 
-LOGPROBS = Need(lambda ground: bool(ground.abilities.logprobs), "the server lists no log probabilities")
+LOGPROBS = Need(lambda context: bool(context.abilities.logprobs), "the server lists no log probabilities")
 PLAIN = Need(
-    lambda ground: ground.plain is not None,
+    lambda context: context.plain is not None,
     "needs --plain-url, or --plain-body with what turns speculation off",
 )
 
-Examine = Callable[[Ground], Awaitable[ClaimVerdict]]
+Examine = Callable[[ProofContext], Awaitable[ClaimVerdict]]
 
 
 @dataclass(frozen=True)
@@ -275,29 +275,29 @@ class Check:
     name: str
     claim: str  # a sentence
     requests: Callable[
-        [Ground], int
+        [ProofContext], int
     ]  # at most; a few more where it is refuted, to find a small one that shows it
     verdict: Examine  # raises `RefusedByServer` for a missing ability
     rests_on: tuple[str, ...]  # claims that must hold for a meaningful result
     needs: Need | None
 
-    def cost(self, ground: Ground) -> int:
+    def cost(self, context: ProofContext) -> int:
         """Return the maximum number of requests, unless refuted."""
-        return self.requests(ground) if self._can_try(ground) else 0
+        return self.requests(context) if self._can_try(context) else 0
 
-    async def examine(self, ground: Ground) -> ClaimVerdict:
-        if self.needs is not None and not self._can_try(ground):
+    async def examine(self, context: ProofContext) -> ClaimVerdict:
+        if self.needs is not None and not self._can_try(context):
             return not_tried(self.needs.without)
-        return await self.verdict(ground)
+        return await self.verdict(context)
 
-    def _can_try(self, ground: Ground) -> bool:
-        return self.needs is None or self.needs.is_met(ground)
+    def _can_try(self, context: ProofContext) -> bool:
+        return self.needs is None or self.needs.is_met(context)
 
 
 def check(
     name: str,
     claim: str,
-    requests: Callable[[Ground], int],
+    requests: Callable[[ProofContext], int],
     rests_on: tuple[str, ...] = (),
     needs: Need | None = None,
 ) -> Callable[[Examine], Check]:
