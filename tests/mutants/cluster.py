@@ -112,7 +112,7 @@ CLUSTER_MUTANTS = (
         "a node that knows no token is used",
         "cluster/handshake.py",
         "greet_node",
-        "talk.check(identity, welcome, NODE, challenge.nonce, nonce)",
+        "channel.check(identity, welcome, NODE, challenge.nonce, nonce)",
         "",
         (f"{HANDSHAKE}::test_a_node_that_does_not_know_the_token_is_not_used",),
     ),

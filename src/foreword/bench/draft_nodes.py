@@ -18,7 +18,7 @@ from foreword.bench.batch import batch_arm, medians, speedup
 from foreword.bench.skeleton import PLAIN, stage_of, take_turns
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.framing import FrameSplitter
-from foreword.cluster.handshake import PATIENCE, PeerIdentity, greet_node
+from foreword.cluster.handshake import HANDSHAKE_SECONDS, PeerIdentity, greet_node
 from foreword.cluster.messages import MAX_FRAME_BYTES, Ping, Pong, encode, from_node
 from foreword.cluster.pools.scaling import gained_tokens
 from foreword.cluster.remote_drafter import RemoteDrafter
@@ -109,7 +109,7 @@ def measure_link(
 
 def _pings(address: NodeAddress, identity: PeerIdentity) -> list[float]:
     tls = identity.security.tls
-    connected = address.connect(PATIENCE)
+    connected = address.connect(HANDSHAKE_SECONDS)
     try:
         if tls is not None:
             connected = tls.context(is_node=False).wrap_socket(connected)
@@ -130,7 +130,7 @@ def _ping(connected: socket.socket, splitter: FrameSplitter, number: int) -> flo
 
 
 def _wait_for(drafter: RemoteDrafter) -> None:
-    until = perf_counter() + PATIENCE
+    until = perf_counter() + HANDSHAKE_SECONDS
     while all(node.state == "down" for node in drafter.nodes()):
         if perf_counter() > until:
             raise RequestError(f"no draft node to measure: {drafter.nodes()[0].reason}")

@@ -97,26 +97,26 @@ class _Steps:
     def __init__(self, engine: EngineCore, target: "_TappedPasses", drafter: Drafter) -> None:
         self._engine, self._target = engine, target
         self._drafter = drafter if isinstance(drafter, KnownDrafts) else None
-        self._under_way: StepInFlight | None = None
+        self._in_flight: StepInFlight | None = None
 
     def run(self, steps: int) -> tuple[int, float, float, float]:
         """Return tokens, and the seconds of all verdicts, launches and overlapped work."""
-        tokens, verdict, launch, beside = 0, 0.0, 0.0, 0.0
+        tokens, verdict, launch, overlapped = 0, 0.0, 0.0, 0.0
         engine, target = self._engine, self._target
-        under_way = self._under_way or engine.launch()
+        in_flight = self._in_flight or engine.launch()
         for _ in range(steps):
-            assert under_way is not None
+            assert in_flight is not None
             began, free = process_time(), self._free
-            report = engine.commit(under_way)
+            report = engine.commit(in_flight)
             judged = process_time()
-            under_way = engine.launch()
-            handed_over = target.handed_over
+            in_flight = engine.launch()
+            launched_at = target.launched_at
             tokens += sum(len(delta.token_ids) for delta in engine.settle(report))
             verdict += judged - began
-            launch += handed_over - judged - (self._free - free)
-            beside += process_time() - handed_over - target.spent_last
-        self._under_way = under_way
-        return tokens, verdict, launch, beside
+            launch += launched_at - judged - (self._free - free)
+            overlapped += process_time() - launched_at - target.spent_last
+        self._in_flight = in_flight
+        return tokens, verdict, launch, overlapped
 
     @property
     def _free(self) -> float:
@@ -127,14 +127,14 @@ class _Steps:
 class _TappedPasses(FreePasses):
     """Passes with empty hidden states, and the time of the last launch."""
 
-    handed_over = 0.0
+    launched_at = 0.0
     spent_last = 0.0  # CPU seconds in it
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
-        self.handed_over = process_time()
+        self.launched_at = process_time()
         logits = super().forward(batch, store).logits
         hidden = {tap: torch.zeros(len(batch.hidden_rows), WIDTH) for tap in batch.taps}
-        self.spent_last = process_time() - self.handed_over
+        self.spent_last = process_time() - self.launched_at
         return ForwardOutput(logits, hidden)
 
 

@@ -40,18 +40,18 @@ class NodeAddress:
         """Whether the address is on this machine."""
         return bool(self.path) or is_loopback(self.host)
 
-    def connect(self, patience: float) -> socket.socket:
+    def connect(self, timeout: float) -> socket.socket:
         """Return a connected socket; raise `OSError` on failure."""
         if self.path:
             connected = socket.socket(socket.AF_UNIX)
             try:
-                connected.settimeout(patience)
+                connected.settimeout(timeout)
                 connected.connect(self.path)
             except BaseException:
                 connected.close()
                 raise
             return connected
-        connected = socket.create_connection((self.host, self.port), patience)
+        connected = socket.create_connection((self.host, self.port), timeout)
         without_delay(connected)
         return connected
 

@@ -46,8 +46,8 @@ class TokenIds:
         if size not in self._digests:
             digest = sha256()
             for token in range(size):
-                meant = self.bytes_of(token)
-                digest.update(len(meant).to_bytes(4, "big") + meant)
+                encoded = self.bytes_of(token)
+                digest.update(len(encoded).to_bytes(4, "big") + encoded)
             self._digests[size] = digest.digest()
         return self._digests[size]
 
@@ -55,7 +55,7 @@ class TokenIds:
 FIRST_FRAMES = 16 * 1024
 """Maximum frame size before authentication."""
 
-PATIENCE = 5.0
+HANDSHAKE_SECONDS = 5.0
 """Timeout of a handshake in seconds."""
 
 _Kind = TypeVar("_Kind")
@@ -79,18 +79,18 @@ class NodeFacts:
     labels: dict[str, str] = field(default_factory=dict)
 
 
-class _Talk:
+class _HandshakeChannel:
     """Sends and receives frames on a blocking socket until a deadline."""
 
-    def __init__(self, connected: socket.socket, patience: float) -> None:
+    def __init__(self, connected: socket.socket, timeout: float) -> None:
         self._socket = connected
-        self._until = monotonic() + patience
+        self._until = monotonic() + timeout
 
-    def say(self, message: ToNode | FromNode) -> None:
+    def send(self, message: ToNode | FromNode) -> None:
         self._socket.settimeout(max(self._until - monotonic(), 0.01))
         self._socket.sendall(encode(message))
 
-    def hear(self, decode: Callable[[bytes], object], wanted: type[_Kind]) -> _Kind:
+    def receive(self, decode: Callable[[bytes], object], wanted: type[_Kind]) -> _Kind:
         """Return the next message, which must have this type. Reads no byte beyond it."""
         (length,) = HEADER.unpack(self._exactly(HEADER.size))
         if length > FIRST_FRAMES:
@@ -132,34 +132,36 @@ class _Talk:
     def refuse(self, reason: str) -> ChannelError:
         """Send the reason to the peer, and return the exception to raise."""
         with suppress(OSError):  # it may be gone
-            self.say(HandshakeRefusal(reason))
+            self.send(HandshakeRefusal(reason))
         return ChannelError(reason)
 
 
 def greet_target(
-    connected: socket.socket, identity: PeerIdentity, facts: NodeFacts, patience: float = PATIENCE
+    connected: socket.socket, identity: PeerIdentity, facts: NodeFacts, timeout: float = HANDSHAKE_SECONDS
 ) -> Hello:
     """Perform the node's part of the handshake; raise `ChannelError` or `OSError` if the target is refused."""
-    talk, nonce = _Talk(connected, patience), secrets.token_bytes(32)
-    talk.say(Challenge(VERSION, nonce))
-    hello = talk.hear(to_node, Hello)
+    channel, nonce = _HandshakeChannel(connected, timeout), secrets.token_bytes(32)
+    channel.send(Challenge(VERSION, nonce))
+    hello = channel.receive(to_node, Hello)
     if hello.version != VERSION:
-        raise talk.refuse(f"protocol version {hello.version}, and this node speaks {VERSION}")
-    talk.check(identity, hello, TARGET, hello.nonce, nonce)
+        raise channel.refuse(f"protocol version {hello.version}, and this node speaks {VERSION}")
+    channel.check(identity, hello, TARGET, hello.nonce, nonce)
     proof = identity.security.proof(NODE, hello.nonce, nonce)
     digest = identity.vocabulary.digest()
-    talk.say(Welcome(proof, identity.incarnation, digest, facts.method, facts.capacity, facts.labels))
+    channel.send(Welcome(proof, identity.incarnation, digest, facts.method, facts.capacity, facts.labels))
     return hello
 
 
-def greet_node(connected: socket.socket, identity: PeerIdentity, patience: float = PATIENCE) -> Welcome:
+def greet_node(
+    connected: socket.socket, identity: PeerIdentity, timeout: float = HANDSHAKE_SECONDS
+) -> Welcome:
     """Perform the target's part of the handshake; raise `ChannelError` or `OSError` if the node is refused."""
-    talk, nonce = _Talk(connected, patience), secrets.token_bytes(32)
-    challenge = talk.hear(from_node, Challenge)
+    channel, nonce = _HandshakeChannel(connected, timeout), secrets.token_bytes(32)
+    challenge = channel.receive(from_node, Challenge)
     if challenge.version != VERSION:
-        raise talk.refuse(f"protocol version {challenge.version}, and this target speaks {VERSION}")
+        raise channel.refuse(f"protocol version {challenge.version}, and this target speaks {VERSION}")
     proof = identity.security.proof(TARGET, challenge.nonce, nonce)
-    talk.say(Hello(VERSION, nonce, proof, identity.incarnation, identity.vocabulary.digest()))
-    welcome = talk.hear(from_node, Welcome)
-    talk.check(identity, welcome, NODE, challenge.nonce, nonce)
+    channel.send(Hello(VERSION, nonce, proof, identity.incarnation, identity.vocabulary.digest()))
+    welcome = channel.receive(from_node, Welcome)
+    channel.check(identity, welcome, NODE, challenge.nonce, nonce)
     return welcome

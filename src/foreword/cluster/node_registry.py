@@ -12,7 +12,7 @@ from foreword.cluster.address import NodeAddress
 from foreword.cluster.assignment import NodeCandidate, distance
 from foreword.cluster.connection import Connection
 from foreword.cluster.framing import ChannelError
-from foreword.cluster.handshake import PATIENCE, PeerIdentity, greet_node
+from foreword.cluster.handshake import HANDSHAKE_SECONDS, PeerIdentity, greet_node
 from foreword.cluster.messages import FromNode, NodeLoad, Ping, ToNode, Welcome, from_node
 from foreword.cluster.settings import RemoteConfig
 from foreword.cluster.waiting import CircuitBreaker, NodeEstimates
@@ -204,7 +204,7 @@ class NodeThread:
         return reason, True
 
     def _connect(self) -> tuple[socket.socket, Welcome]:
-        connected = self._connecting = self._peer.address.connect(PATIENCE)
+        connected = self._connecting = self._peer.address.connect(HANDSHAKE_SECONDS)
         try:
             if self._tls is not None:
                 connected = self._connecting = self._tls.wrap_socket(connected)

@@ -12,7 +12,7 @@ from time import monotonic
 from foreword.cluster.address import NodeAddress, without_delay
 from foreword.cluster.connection import Connection
 from foreword.cluster.framing import ChannelError
-from foreword.cluster.handshake import PATIENCE, NodeFacts, PeerIdentity, greet_target
+from foreword.cluster.handshake import HANDSHAKE_SECONDS, NodeFacts, PeerIdentity, greet_target
 from foreword.cluster.messages import (
     Close,
     Commits,
@@ -157,7 +157,7 @@ class DraftNode:
                 self._mail.put((link, None))
 
     def _handshake(self, connected: socket.socket) -> socket.socket:
-        connected.settimeout(PATIENCE)
+        connected.settimeout(HANDSHAKE_SECONDS)
         without_delay(connected)
         with self._lock:
             is_full = len(self._links) >= MAX_TARGETS

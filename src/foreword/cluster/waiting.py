@@ -15,7 +15,7 @@ LATE_FACTOR = 3.0
 FARTHEST = 4.0
 """Cap of a measured time, as a multiple of the usual one: a single pause should not move the estimate."""
 
-LEAST_BELIEVED = 1e-3
+MIN_CAP_SECONDS = 1e-3
 """Least cap of a measured time, in seconds: levels may arrive together now and one by one later."""
 
 PRIOR_RATE = 0.7
@@ -55,11 +55,11 @@ class NodeEstimates:
         if len(self._firsts) > _SAMPLES:
             del self._sorted[bisect_left(self._sorted, self._firsts.popleft())]
         self.late_after = LATE_FACTOR * self._sorted[int(0.99 * (len(self._sorted) - 1))]
-        self.first_seconds = _mixed(self.first_seconds, _believed(seconds, self.first_seconds))
+        self.first_seconds = _moving_average(self.first_seconds, _capped(seconds, self.first_seconds))
 
     def level_came(self, seconds: float) -> None:
         """Record the time from one draft level to the next."""
-        self.level_seconds = _mixed(self.level_seconds, _believed(seconds, self.level_seconds))
+        self.level_seconds = _moving_average(self.level_seconds, _capped(seconds, self.level_seconds))
 
     def filled(self, levels: int, wanted: int) -> None:
         """Record how many levels of a complete draft arrived, and how many were wanted."""
@@ -95,8 +95,8 @@ class NodeEstimates:
         return self._survival[:levels]
 
 
-def _believed(seconds: float, usual: float | None) -> float:
-    return seconds if usual is None else min(seconds, max(FARTHEST * usual, LEAST_BELIEVED))
+def _capped(seconds: float, usual: float | None) -> float:
+    return seconds if usual is None else min(seconds, max(FARTHEST * usual, MIN_CAP_SECONDS))
 
 
 def _followed(draft: Draft, came: Sequence[int]) -> tuple[int, int]:
@@ -143,7 +143,7 @@ class TokenRate:
             self._at = now
 
 
-def _mixed(late: float | None, new: float) -> float:
+def _moving_average(late: float | None, new: float) -> float:
     return new if late is None else late + _MEMORY * (new - late)
 
 

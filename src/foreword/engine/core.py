@@ -183,7 +183,7 @@ class EngineCore:
         """Decode an ended request again while the engine is idle, if a roll-out requires it."""
         if self.kernels is not None and self.kernels.pending and not self.has_requests:
             self.kernels.advance(LOADING_SECONDS)
-        with self._stepper.faults.forgiven("check"), self.drafters.none_closed():
+        with self._stepper.faults.suppressed("check"), self.drafters.none_closed():
             if not self.has_requests and (check := self.speculation_service.next_check()) is not None:
                 self.enqueue(self.prepare(*check))
 
@@ -228,7 +228,7 @@ class EngineCore:
         """
         if self.kernels is not None and self.kernels.pending:
             self.kernels.advance(LOADING_SECONDS)
-        with self._stepper.faults.forgiven("policy"):  # policy work must not fail a request
+        with self._stepper.faults.suppressed("policy"):  # policy work must not fail a request
             self.speculation_service.between_steps(len(self.scheduler.waiting))
         began = self._clock()
         entries = self.scheduler.schedule(self._lookahead.may_follow(self.scheduler.running, self.situation))
@@ -258,7 +258,7 @@ class EngineCore:
         self._stepper.learn()
         self.steps += 1
         self.seconds += report.seconds
-        with self._stepper.faults.forgiven("books"):
+        with self._stepper.faults.suppressed("books"):
             self.speculation_service.observe(report, self.scheduler.preemptions)
         if self.saved_estimates is not None:
             self.saved_estimates.save_now_and_then(self.seconds.total)
@@ -297,7 +297,7 @@ class EngineCore:
         return counts | {"kernels_loaded": kernels.loaded, "kernels_pending": kernels.pending}
 
     def _report(self) -> ControlReport | None:
-        with self._stepper.faults.forgiven("report"):
+        with self._stepper.faults.suppressed("report"):
             return self.speculation_service.report(self.situation, self.seconds, self.has_requests)
         return None
 
@@ -324,7 +324,7 @@ class EngineCore:
             if (part.verdict.tokens or has_ended) and not request.identity.assigned.is_check:
                 deltas.append(request.take_delta())
             if has_ended:
-                with self._stepper.faults.forgiven("books"):
+                with self._stepper.faults.suppressed("books"):
                     self.speculation_service.ended(request)
         return deltas
 
@@ -335,7 +335,9 @@ class EngineCore:
         if not answers:
             del self._active[_key(request)]
         self.adapters.release(request.identity.adapter)
-        with self._stepper.faults.forgiven("forget"):  # a drafter that keeps state too long costs only memory
+        with self._stepper.faults.suppressed(
+            "forget"
+        ):  # a drafter that keeps state too long costs only memory
             self.drafters.end(request)
 
     def check_integrity(self) -> None:

@@ -259,11 +259,11 @@ class Chains:
         left = np.where(on, np.maximum(arrived - self._passed, 0), 0)
         begins = np.maximum(now, self._ready) + trips + self._scenario.costs.node.first + rests + paces
         resumed = now + trips + paces * (1 - left)
-        is_under_way = on & (arrived < self._cap)
+        is_in_flight = on & (arrived < self._cap)
         shifted = self._first_at + self._passed * self._pace
-        first_at = np.where(is_under_way, shifted, np.where(on, resumed, begins))
+        first_at = np.where(is_in_flight, shifted, np.where(on, resumed, begins))
         self._first_at = np.where(hears, first_at, self._first_at)
-        self._pace = np.where(hears & ~is_under_way, paces, self._pace)
+        self._pace = np.where(hears & ~is_in_flight, paces, self._pace)
         self._base = self._counted = left
         most = self._dice.lengths(self._rng, self._most)
         self._cap = np.where(hears, np.maximum(most, left), left)

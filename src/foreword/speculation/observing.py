@@ -50,7 +50,7 @@ class StepObservers:
 
     def publish(self, report: StepReport, observation: "Observation", output: ForwardOutput) -> None:
         """Notify the drafters; the other observers see the report when they are called."""
-        with self._faults.forgiven("observe"):
+        with self._faults.suppressed("observe"):
             observation.notify(report, output)
         self._reports.append(report)
 
@@ -69,7 +69,7 @@ class StepObservers:
 
     def _call(self, observers: "_Observers", report: StepReport) -> None:
         for stage, observe in observers:
-            with self._faults.forgiven(stage):
+            with self._faults.suppressed(stage):
                 observe(report)
 
 

@@ -68,7 +68,7 @@ class PassPipeline:
     def enter(self, launched: Launched) -> None:
         """Register a launched pass, and start the drafts after it that can start early."""
         if self._memory is not None and launched.proposal.pending is not None:
-            with self._faults.forgiven("anticipate"):
+            with self._faults.suppressed("anticipate"):
                 launched.probe.is_cold |= draft_early(launched, self._memory)
         self.newest = launched
         launched.probe.launched()

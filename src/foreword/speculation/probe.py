@@ -94,12 +94,12 @@ class FaultLog:
             trace = None if isinstance(error, torch.OutOfMemoryError) else error
             _log.error("a %s failed and is recovered from: %s", stage, error, exc_info=trace)
 
-    def forgiven(self, stage: str) -> "_Forgiven":
+    def suppressed(self, stage: str) -> "_Suppressed":
         """Return a context manager that records an exception and suppresses it."""
-        return _Forgiven(self, stage)
+        return _Suppressed(self, stage)
 
 
-class _Forgiven:
+class _Suppressed:
     """Context manager; a class, since a generator takes three times as long and every step enters several."""
 
     __slots__ = ("_log", "_stage")

@@ -90,12 +90,12 @@ class Stepper:
         if not self.pipeline.follows(entries):
             self._observers.before_plan()
             if self.situation.speculating:
-                with self.faults.forgiven("plan"):  # a failing policy costs drafts, never a request
+                with self.faults.suppressed("plan"):  # a failing policy costs drafts, never a request
                     return self.policy.plan(entries, self.situation)
         return plain(entries)
 
     def _trim(self, entries: Sequence[PassEntry], proposal: Proposal) -> Proposal:
         if proposal.calls:
-            with self.faults.forgiven("trim"):
+            with self.faults.suppressed("trim"):
                 return replace(proposal, drafts=self.policy.trim(entries, proposal.drafts, self.situation))
         return proposal

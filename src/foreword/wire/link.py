@@ -18,15 +18,15 @@ LOOKS = 4
 """Consecutive checks without a sign of life before the engine counts as hung."""
 
 
-async def wait_until_hung(link: "EngineLink", patience: float) -> None:
-    """Return when the engine has shown no sign of life for `patience` seconds.
+async def wait_until_hung(link: "EngineLink", timeout: float) -> None:
+    """Return when the engine has shown no sign of life for `timeout` seconds.
 
     A sign of life is a reply with new steps, or any reply while it is idle.
     """
-    interval = min(patience / LOOKS, LONGEST_INTERVAL)
+    interval = min(timeout / LOOKS, LONGEST_INTERVAL)
     clock = asyncio.get_running_loop().time
     steps, last_sign = -1, clock()
-    while clock() - last_sign < patience:
+    while clock() - last_sign < timeout:
         await asyncio.sleep(interval / 2)
         stats = await link.stats(interval / 2)
         if stats is not None and (stats.steps != steps or not link.awaited):

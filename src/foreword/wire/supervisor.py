@@ -231,15 +231,15 @@ class Supervisor:
             first_ready.set_result(None)
         log.info("the engine is ready")
 
-    async def _reap(self, patience: float) -> int | None:
+    async def _reap(self, timeout: float) -> int | None:
         """Wait for the process, whose channel is closed, and kill it on timeout."""
         process, self._process = self._process, None
         if process is None:
             return None
         try:
-            return await asyncio.wait_for(process.wait(), patience)
+            return await asyncio.wait_for(process.wait(), timeout)
         except TimeoutError:
-            log.warning("the engine process did not exit within %.0f s: killed", patience)
+            log.warning("the engine process did not exit within %.0f s: killed", timeout)
             process.kill()
             return await process.wait()
 

@@ -251,7 +251,7 @@ def test_of_members_elsewhere_everything_is_told_once(caplog: pytest.LogCaptureF
     assert [line.split(" and ")[0] for line in caplog.messages] == [
         "d is started on m",
         "d has ended",
-        "d cannot use what it was given",
+        "d refused its options",
     ]
 
 

@@ -142,7 +142,7 @@ def test_a_target_of_which_nothing_is_heard_is_given_up_with_one_line(
 
 
 def test_strangers_are_many_but_not_too_many(node: DraftNode, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(handshake, "PATIENCE", 5.0)
+    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 5.0)
     silent = [node.address.connect(5.0) for _ in range(node_server.MAX_STRANGERS + 1)]
     hung_up = 0
     for link in silent:

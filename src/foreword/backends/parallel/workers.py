@@ -82,7 +82,7 @@ class Workers:
             self, _end_all, self._life, self._processes, self._connections, self._folder, self._threads
         )
         try:
-            self.exchange = self._meet()
+            self.exchange = self._join_group()
         except BaseException:
             self.close()
             raise
@@ -101,7 +101,7 @@ class Workers:
         arguments = (self._life, process, self._processes, self._device.type)
         threading.Thread(target=_watch, args=arguments, name="foreword-rank", daemon=True).start()
 
-    def _meet(self) -> RankExchange:
+    def _join_group(self) -> RankExchange:
         each = max(1, self._threads // self.size)
         rendezvous = str(Path(self._folder.name) / "rendezvous")
         self._answers(0)

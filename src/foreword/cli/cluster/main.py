@@ -38,7 +38,7 @@ _NODE = {
     "target": "target",
     "node": "node",
     "state": "state",
-    "homes": "homes",
+    "requests": "homes",
     "waits": "waits",
     "1st ms": "first_ms",
     "lvl ms": "level_ms",
@@ -56,7 +56,7 @@ def show_status(
         _show(_TARGET, targets)
     if nodes:
         _show(_NODE, nodes)
-    reasons = [(one.name, "it cannot use what it was given") for one in members if one.is_refused]
+    reasons = [(one.name, "it refused its options") for one in members if one.is_refused]
     reasons += [(one.name, one.reason) for one in targets]
     reasons += [(f"{one.node} for {one.target}", one.reason) for one in nodes]
     for name, reason in reasons:
@@ -93,7 +93,7 @@ FileArgument = Annotated[
 ]
 KeyOption = Annotated[str | None, typer.Option(help="API key of the targets. Default: FOREWORD_API_KEY.")]
 
-MOST_PATIENCE = 120.0
+DRAIN_SECONDS = 120.0
 """Seconds that `down` waits for members to drain."""
 
 
@@ -109,7 +109,7 @@ def up(file: FileArgument, api_key: KeyOption = None) -> None:
 
     cluster, state = read_cluster(file), ClusterState(file)
     if (pid := state.watcher()) is not None:
-        raise RequestError(f"this cluster is up already, watched over by process {pid}")
+        raise RequestError(f"this cluster is up already; process {pid} supervises it")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     fleet = _fleet(cluster, state)
     scaler = None
@@ -134,7 +134,7 @@ def up(file: FileArgument, api_key: KeyOption = None) -> None:
     finally:
         state.forget()
     if members and all(one.is_refused for one in members):
-        raise RequestError("no member of this cluster can use what it was given; see above")
+        raise RequestError("all members of this cluster refused their options; see above")
 
 
 @app.command()
@@ -145,10 +145,10 @@ def down(file: FileArgument) -> None:
 
     cluster, state = read_cluster(file), ClusterState(file)
     if state.stop():
-        until = time.monotonic() + MOST_PATIENCE
+        until = time.monotonic() + DRAIN_SECONDS
         while state.watcher() is not None:
             if time.monotonic() > until:
-                raise RequestError(f"the cluster has not ended after {MOST_PATIENCE:g} s")
+                raise RequestError(f"the cluster has not ended after {DRAIN_SECONDS:g} s")
             time.sleep(0.1)
     elif cluster.ray is not None and cluster.ray.address:
         from foreword.cluster.pools.ray_fleet import RayFleet

@@ -196,7 +196,7 @@ def simulate(
     goal = goals.goal()
     if goal is not None:
         found = search_goal(scenario, goal, goals.goal_vary, goals.goal_most)
-        _print_lines(_about(calibration, scenario))
+        _print_lines(_notes(calibration, scenario))
     else:
         found = _compared(calibration, scenario, page)
     if as_json:
@@ -221,7 +221,7 @@ def _compared(calibration: "Calibration", scenario: "Scenario", page: Path | Non
 
     with stage_bar() as on_stage:
         compared = compare_drafting(scenario, on_stage)
-    about = _about(calibration, scenario, compared)
+    notes = _notes(calibration, scenario, compared)
     plain = compared["plain"].tokens_per_second
     columns: dict[str, Column] = {
         "drafting": "{0[0]}",
@@ -235,8 +235,8 @@ def _compared(calibration: "Calibration", scenario: "Scenario", page: Path | Non
         "cost per\nmillion": lambda one: optional(one[1].cost_per_million, ".3g"),
     }
     stdout.print(table(compared.items(), columns))
-    _print_lines(about)
-    points = [] if page is None else _write_page(page, scenario, compared, about)
+    _print_lines(notes)
+    points = [] if page is None else _write_page(page, scenario, compared, notes)
     return {"ways": {who: asdict(outcome) for who, outcome in compared.items()}, "sweep": points}
 
 
@@ -252,7 +252,7 @@ def _rates(text: str | None) -> tuple[float, ...]:
         raise RequestError(f"--rate takes requests per second, numbers with commas, not {text!r}") from None
 
 
-def _about(
+def _notes(
     calibration: "Calibration", scenario: "Scenario", compared: "Mapping[str, SimulationResult] | None" = None
 ) -> list[str]:
     from foreword.simulate.report import scaling_summary
@@ -280,7 +280,7 @@ def _about(
 
 
 def _write_page(
-    path: Path, scenario: "Scenario", compared: "Mapping[str, SimulationResult]", about: list[str]
+    path: Path, scenario: "Scenario", compared: "Mapping[str, SimulationResult]", notes: list[str]
 ) -> list[dict[str, Any]]:
     from foreword.simulate.report import simulation_page
     from foreword.simulate.sweep import axes_of, sweep
@@ -288,7 +288,7 @@ def _write_page(
     with stage_bar() as on_stage:
         points = sweep(scenario, axes_of(scenario), on_stage)
     try:
-        path.write_text(simulation_page(scenario, compared, points, about), encoding="utf-8")
+        path.write_text(simulation_page(scenario, compared, points, notes), encoding="utf-8")
     except OSError as error:
         raise RequestError(f"--page {path} cannot be written: {error.strerror}") from None
     stdout.print(f"page: {path}", markup=False, soft_wrap=True)

@@ -129,7 +129,7 @@ class MemberLog:
                 _log.warning("%s has ended and is started again (%d times so far)", one.name, one.restarts)
             if one.is_refused and (before is None or not before.is_refused):
                 _log.error(
-                    "%s cannot use what it was given and is not started again; its log says why", one.name
+                    "%s refused its options and is not started again; its log has the reason", one.name
                 )
 
 

@@ -150,9 +150,7 @@ class Pools:
             one.pause, one.has_run = FIRST_PAUSE, True
         if code == REFUSED and not one.has_run:
             one.is_refused = True
-            _log.error(
-                "%s cannot use what it was given (see above) and is not started again", one.member.name
-            )
+            _log.error("%s refused its options (see above) and is not started again", one.member.name)
             return
         one.again_at = now + one.pause
         _log.error("%s has ended (exit code %s); restarting in %g s", one.member.name, code, one.pause)
@@ -169,7 +167,7 @@ class Pools:
         finally:
             self.close()
 
-    def close(self, patience: float = 45.0) -> None:
+    def close(self, timeout: float = 45.0) -> None:
         """End all members; kill those that do not end in time."""
         for kind in (ROUTER, TARGET, NODE):
             ending = [one for one in self._running if one.member.kind == kind and one.process is not None]
@@ -179,7 +177,7 @@ class Pools:
             for one in ending:
                 assert one.process is not None
                 try:
-                    one.process.wait(patience)
+                    one.process.wait(timeout)
                 except subprocess.TimeoutExpired:
                     one.process.kill()
                     one.process.wait()

@@ -67,7 +67,7 @@ def _drafters(policy: PolicyFile, rule: CohortRule, wish: object) -> dict[str, s
     if not policy.is_on(rule):
         return {"none": "the cohort is off, whatever requests ask for"}
     if wish is not None and wish is not True:
-        return _wished(policy, rule, _name(wish))
+        return _requested_drafter(policy, rule, _name(wish))
     named = rule.drafters or ()
     rolled = [one.drafter for one in policy.rollouts if one.cohort == rule.name]
     reported = {name: "used where it is measured to pay" for name in named if name not in rolled}
@@ -81,13 +81,13 @@ def _drafters(policy: PolicyFile, rule: CohortRule, wish: object) -> dict[str, s
     return reported or {"none": "the rule's list of drafters is empty"}
 
 
-def _wished(policy: PolicyFile, rule: CohortRule, name: str) -> dict[str, str]:
+def _requested_drafter(policy: PolicyFile, rule: CohortRule, name: str) -> dict[str, str]:
     names = name.split("+")
     rest = methods_within(policy, rule, names, lambda one: _name(policy.drafters[one].config).split("+"))
     if rest != names:
-        why = "the request asks for draft nodes, and none of the cohort's drafters uses nodes"
+        why = "the request names draft nodes, and none of the cohort's drafters uses nodes"
         return {"+".join(rest) or "none": why}
-    return {name: "the request asks for it; its depth is the most that is done"}
+    return {name: "the request names it; its depth is an upper limit"}
 
 
 def _name(wish: object) -> str:

@@ -112,11 +112,11 @@ def _with_rollouts(
     for (drafter, cohort), pair in list(steering.rollouts.pairs.items()):
         parts = [key for key in found if key[0] == drafter and is_of(key[1], cohort)] or [(drafter, cohort)]
         for key in parts:
-            reported[key] = _rolled(found.get(key, PairReport(*key)), pair, now)
+            reported[key] = _with_rollout(found.get(key, PairReport(*key)), pair, now)
     return reported
 
 
-def _rolled(report: PairReport, pair: PairRollout, now: float) -> PairReport:
+def _with_rollout(report: PairReport, pair: PairRollout, now: float) -> PairReport:
     moves = [DecisionReport(now - move.at, move.stage.value, move.reason) for move in pair.moves]
     own = report.decisions if pair.percent else ()  # an unused drafter is not switched
     return replace(

@@ -44,7 +44,7 @@ class LookaheadGate:
         if 2 * len(running) <= self._planned_for:
             return True  # with fewer requests drafts may gain
         wants = True
-        with self.faults.forgiven("rows wanted"):
+        with self.faults.suppressed("rows wanted"):
             wants = self.policy.rows_wanted(running, situation, beside=0) > 0
         if wants:
             self._patience = PLANNED_EVERY

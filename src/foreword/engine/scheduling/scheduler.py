@@ -182,7 +182,7 @@ class Scheduler:
     def _drafts_wanted(self, decoding: list[Request]) -> int:
         """Return the rows that the policy wants for draft tokens; 0 if the policy fails."""
         if self._situation.speculating:
-            with self._faults.forgiven("rows wanted"):
+            with self._faults.suppressed("rows wanted"):
                 return max(0, int(self._policy.rows_wanted(decoding, self._situation)))
         return 0
 

@@ -132,7 +132,7 @@ Body = dict[str, Any]
 
 ROUTES = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 BUSY = (429, 503)  # come back later
-PATIENCE = 8  # retries of a busy server
+MAX_RETRIES = 8  # retries of a busy server
 LONGEST_PAUSE = 5.0  # seconds between retries
 DONE = b"[DONE]"
 
@@ -221,7 +221,7 @@ class Server:
         return answer
 
     async def _post(self, sent: Body) -> httpx2.Response:
-        for attempt in range(PATIENCE + 1):
+        for attempt in range(MAX_RETRIES + 1):
             self.requests += 1
             try:
                 request = self._client.build_request(
@@ -234,7 +234,7 @@ class Server:
                 return response
             reason = f"{response.status_code}: {await refusal_of(response)}"
             await response.aclose()
-            if response.status_code not in BUSY or attempt == PATIENCE:
+            if response.status_code not in BUSY or attempt == MAX_RETRIES:
                 break
             await asyncio.sleep(_pause(response.headers.get("retry-after")))
         if response.status_code in (401, 403, 404):

@@ -46,8 +46,8 @@ class AnswerJob:
     stream: bool
 
 
-async def respond(context: ServerContext, request: Request, job: AnswerJob, places: ExitStack) -> Response:
-    """Answer a job; `places` is released after the last byte."""
+async def respond(context: ServerContext, request: Request, job: AnswerJob, admission: ExitStack) -> Response:
+    """Answer a job; `admission` is released after the last byte."""
     if not job.stream:
         whole = await unless_client_leaves(request, _gather(context, job))
         return Response(whole, media_type="application/json")
@@ -59,7 +59,7 @@ async def respond(context: ServerContext, request: Request, job: AnswerJob, plac
         events = at_once(_parts(context, job, path))
     # Send nothing before the engine has accepted the request, so that a refusal has its own status.
     first = await unless_client_leaves(request, anext(events))
-    return EventStream(first, events, places.pop_all(), framing.media_type)
+    return EventStream(first, events, admission.pop_all(), framing.media_type)
 
 
 async def _gather(context: ServerContext, job: AnswerJob) -> bytes:

@@ -137,14 +137,14 @@ class EventStream(Response):
     """Sends events as they arrive, and closes their source when the client disconnects."""
 
     def __init__(
-        self, first: bytes, rest: AsyncGenerator[bytes, None], places: ExitStack, media_type: str
+        self, first: bytes, rest: AsyncGenerator[bytes, None], admission: ExitStack, media_type: str
     ) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(headers=headers, media_type=media_type)
         del self.headers["content-length"]
         self._first = first
         self._rest = rest
-        self._places = places  # released when the stream has ended
+        self._admission = admission  # released when the stream has ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all events while the client is connected."""
@@ -158,7 +158,7 @@ class EventStream(Response):
             await _end(leaving)
             await _end(sending)
             await self._rest.aclose()
-            self._places.close()
+            self._admission.close()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

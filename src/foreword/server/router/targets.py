@@ -133,7 +133,7 @@ def _lines(path: Path) -> list[str]:
 CHECK_SECONDS = 1.0
 """Seconds between two checks of a target."""
 
-PATIENCE = 5.0
+PROBE_SECONDS = 5.0
 """Timeout of a check in seconds."""
 
 
@@ -157,10 +157,10 @@ class TargetWatch:
 
     async def _poll_target(self, target: RoutedTarget) -> None:
         try:
-            ready = await self._client.get(f"{target.url}/ready", timeout=PATIENCE)
+            ready = await self._client.get(f"{target.url}/ready", timeout=PROBE_SECONDS)
             if ready.status_code == 200:
                 health = await self._client.get(
-                    f"{target.url}/health", headers=self._headers, timeout=PATIENCE
+                    f"{target.url}/health", headers=self._headers, timeout=PROBE_SECONDS
                 )
                 target.hear(_load(health.json()))
             else:

@@ -70,7 +70,7 @@ class EndlessBatch:
         pending: tuple[Tensor, torch.cuda.Event | None] | None = None
         turn = 0
         self._admit(jobs)
-        while pending is not None or self._texts.under_way:
+        while pending is not None or self._texts.in_flight:
             self._decode()
             copy, turn = self._copies[turn], 1 - turn
             copy.copy_(self._written, non_blocking=True)
@@ -78,7 +78,7 @@ class EndlessBatch:
             if pending is not None:
                 self._collect(*pending)
             self._admit(jobs)
-            pending = (copy, event) if self._texts.under_way else None
+            pending = (copy, event) if self._texts.in_flight else None
             yield
 
     def _host_copy(self) -> Tensor:

@@ -58,7 +58,7 @@ class HostTexts:
         self.free = list(range(rows))  # rows without a job
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         return len(self._jobs) - len(self.free)
 
     def begin(self, row: int, job: Job) -> None:
