@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from foreword.cli.console import JsonOption, print_json, stdout
+from foreword.errors import RequestError
 
 app = typer.Typer(no_args_is_help=True, help="Inspect, convert and quantise draft heads.")
 
@@ -58,23 +59,26 @@ def quantize(
         str | None,
         typer.Option(help="Target of the head: copies of its embedding and output matrix are omitted."),
     ] = None,
+    bits: Annotated[int, typer.Option(help="Bits per weight: 8 or 4.")] = 8,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a head with its matrices in 8 bits.
+    """Write a head with its matrices in 8 or 4 bits.
 
     Example: foreword head quantize my-head my-head-int8 --target smollm2-135m
     """
     from foreword.models.heads.opening import open_head, without_copies
-    from foreword.models.heads.writing import quantize_head
+    from foreword.models.heads.writing import ROUNDED_BITS, quantize_head
     from foreword.models.sources.resolve import resolve_model
 
+    if bits not in ROUNDED_BITS:
+        raise RequestError(f"--bits must be 8 or 4, not {bits}")
     opened = open_head(resolve_model(head))
     if target is not None:
         from foreword.models.formats.checkpoint import open_checkpoint
 
         checkpoint = open_checkpoint(resolve_model(target))
         opened = without_copies(opened.fitted(checkpoint.config), checkpoint)
-    _report(out, quantize_head(opened, out), as_json)
+    _report(out, quantize_head(opened, out, bits), as_json)
 
 
 def _report(out: Path, size: int, as_json: bool) -> None:

@@ -8,6 +8,7 @@ import typer
 from foreword.cli.options.grouped import command, flag, option, picked
 from foreword.cli.train import data
 from foreword.cli.train.options import CommonOptions, parse_numbers
+from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from foreword.train.heads.learner import Recipe
@@ -43,11 +44,25 @@ class Eagle3(_Training):
     draft_vocab: int = option(16384, VOCABULARY, min=1, last=3)
     taps: str | None = option(None, LAYERS_READ, last=3)
     intermediate: int | None = option(None, MODELS_WIDTH, min=1, last=3)
+    own_output: bool = option(
+        True, "Train an output matrix; without, the head uses the model's, and its file is smaller.", last=3
+    )
+    round_bits: int | None = option(
+        None, "Train with weights rounded to 8 or 4 bits while the learning rate decays.", last=3
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.round_bits not in (None, 4, 8):
+            raise RequestError(f"--round-bits must be 4 or 8, not {self.round_bits}")
+        if self.round_bits is not None and not self.final:
+            raise RequestError("--round-bits needs the decay of the learning rate; leave out --no-final")
 
     def recipe(self) -> "Recipe":
         from foreword.train.heads.eagle3 import Eagle3Recipe
 
-        return Eagle3Recipe(self.draft_vocab, parse_numbers("--taps", self.taps), self.intermediate)
+        taps = parse_numbers("--taps", self.taps)
+        return Eagle3Recipe(self.draft_vocab, taps, self.intermediate, self.own_output)
 
 
 @dataclass(frozen=True, kw_only=True)

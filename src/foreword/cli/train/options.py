@@ -40,7 +40,7 @@ class CommonOptions(WorkOptions):
     )
     evaluate_every: float = option(90.0, "Seconds between two evaluations.", min=0)
     export: Path | None = option(None, "Also write the weights to this directory, in files of at most 15 MB.")
-    export_bits: int = option(16, "Bits per weight of the exported matrices: 16 or 8.")
+    export_bits: int = option(16, "Bits per weight of the exported matrices: 16, 8 or 4.")
     depth: int = option(4, "Length of a draft chain.", min=1, max=16)
     batch_tokens: int | None = option(None, "Tokens per training step.", min=64)
     muon: float | None = option(None, "Learning rate of Muon (matrices).", min=0)
@@ -48,6 +48,9 @@ class CommonOptions(WorkOptions):
     sharpness: float = option(1.0, "Exponent on the target's probabilities.", min=0.01)
     decay_share: float = option(
         0.4, "Fraction of training spent decaying the learning rate.", min=0.01, max=1
+    )
+    keep_states: float = option(
+        0.0, "GiB of device memory for the target's hidden states, computed once for all epochs.", min=0
     )
     seed: int = option(0, "Seed of weights and data order.", min=0)
     plot: Path | None = plot_option()
@@ -59,8 +62,8 @@ class CommonOptions(WorkOptions):
             raise RequestError(
                 "--prompts are answered where texts are written: give them to `foreword train data`"
             )
-        if self.export_bits not in (8, 16):
-            raise RequestError(f"--export-bits must be 8 or 16, not {self.export_bits}")
+        if self.export_bits not in (4, 8, 16):
+            raise RequestError(f"--export-bits must be 4, 8 or 16, not {self.export_bits}")
         if self.resume and self.begin is not None:
             raise RequestError("--resume goes on with weights that are there; leave out --begin")
 

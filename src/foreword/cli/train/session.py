@@ -183,7 +183,8 @@ def run_training(
             muon=rates.muon if options.muon is None else options.muon,
             adam=rates.adam if options.adam is None else options.adam,
         )
-        settings = picked(TrainSettings, options, rates=rates, compiled=place.compiled)
+        kept_bytes = int(options.keep_states * 2**30)
+        settings = picked(TrainSettings, options, rates=rates, compiled=place.compiled, kept_bytes=kept_bytes)
         run = picked(
             TrainRun,
             options,

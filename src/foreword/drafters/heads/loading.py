@@ -19,7 +19,7 @@ from foreword.kv.spec import RowSpec
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.files import HeadFiles
 from foreword.models.heads.layouts.common import head_kind
-from foreword.models.heads.opening import Head, open_head, without_copies
+from foreword.models.heads.opening import Head, open_head, with_output, without_copies
 from foreword.models.heads.shipped import find_head
 from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, HeadSpec
 from foreword.models.sources.resolve import resolve_model
@@ -190,7 +190,8 @@ def open_fitting(path: Path, kind: str, resources: DrafterResources, is_inside: 
     head = open_head(path, kind if is_inside else None)
     if head.spec.kind != kind:
         raise RequestError(f"{path} is a head for method {head.spec.kind!r}; name that one, or none")
-    return without_copies(head.fitted(resources.target.config), resources.checkpoint)
+    head = without_copies(head.fitted(resources.target.config), resources.checkpoint)
+    return with_output(head, resources.checkpoint)
 
 
 def taps_of(spec: HeadSpec) -> tuple[Tap, ...]:

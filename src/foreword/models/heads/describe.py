@@ -29,7 +29,8 @@ def describe_head(head: Head) -> dict[str, Any]:
         "norms": _norms(spec),
         "biases": sorted(name.removesuffix(".bias") for name in spec.shapes if name.endswith(".bias")),
         "borrows": [name.removesuffix(".weight") for name in _borrowed(spec)],
-        "eight_bit": head.files.is_quantized,
+        "eight_bit": head.files.bits == 8,
+        "bits": head.files.bits,
     }
 
 

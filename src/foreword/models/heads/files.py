@@ -19,7 +19,10 @@ from foreword.models.formats.tensor_files import opened_safetensors
 from foreword.models.heads.layouts.common import (
     OUR_NAMES,
     OURS,
-    SCALES,
+    OUTPUT,
+    PACKED,
+    PARTS,
+    SHAPE,
     canonical_names,
     spread_boundaries,
     usual_boundaries,
@@ -45,7 +48,7 @@ class HeadFiles:
         """`path` is a directory, or a safetensors file next to its config.json."""
         self.path = path
         folder = path if path.is_dir() else path.parent
-        self._places = _places(_safetensors(path))
+        self._places = _with_packed(_places(_safetensors(path)))
         self.config: Mapping[str, Any] = read_json_object(folder / "config.json", "a draft head")
 
     @property
@@ -55,8 +58,8 @@ class HeadFiles:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Tensor -> shape, by speculators' names, without scales of 8-bit matrices."""
-        return {name: place.shape for name, place in self._places.items() if not self._is_scale(name)}
+        """Tensor -> shape, by speculators' names, without scales and other parts of rounded matrices."""
+        return {name: place.shape for name, place in self._places.items() if not self._is_part(name)}
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -75,23 +78,23 @@ class HeadFiles:
         return stored.to(dtype)
 
     def _floats(self, name: str) -> Tensor:
-        """Return a tensor's numbers, 8-bit ones multiplied by their scales."""
+        """Return a tensor's numbers, rounded ones multiplied by their scales."""
         stored = self.stored(name)
-        scales = [name + end for end in SCALES if name + end in self._places]
-        if scales:
-            return self._unpacked(name, stored, scales)
+        parts = [name + end for end in PARTS if name + end in self._places]
+        if parts:
+            return self._unpacked(name, stored, parts)
         if not stored.dtype.is_floating_point or stored.element_size() == 1:
             kind = str(stored.dtype).removeprefix("torch.")
             raise CheckpointError(f"{self.path}: tensor {name} has type {kind}, not floats; use another head")
         return stored
 
-    def _unpacked(self, name: str, stored: Tensor, scales: list[str]) -> Tensor:
+    def _unpacked(self, name: str, stored: Tensor, names: list[str]) -> Tensor:
         """Dequantise a matrix of our own heads, or of a module in a quantised checkpoint."""
         section = self.config.get("quantization_config") or {}
         if isinstance(section, Mapping) and section.get("quant_method", OURS) in OUR_NAMES:
             group = ConfigFields(section, str(self.path)).count("group_size")
-            return expanded(stored, self.stored(scales[0]), group)
-        parts = {scale.rpartition(".")[2]: self.stored(scale) for scale in scales} | {"weight": stored}
+            return expanded(stored, self.stored(names[0]), group)
+        parts = {part.rpartition(".")[2]: self.stored(part) for part in names} | {"weight": stored}
         scheme = scheme_of(self.fields)
         if scheme is None or not set(scheme.needed) <= parts.keys():
             raise CheckpointError(
@@ -107,12 +110,12 @@ class HeadFiles:
         return tensor
 
     def renamed(self, names: Mapping[str, str]) -> "HeadFiles":
-        """Return only these tensors, new name -> name here; scales follow their matrices."""
+        """Return only these tensors, new name -> name here; parts follow their matrices."""
         view = copy(self)
-        scales = {
-            new + end: old + end for new, old in names.items() for end in SCALES if old + end in self._places
+        parts = {
+            new + end: old + end for new, old in names.items() for end in PARTS if old + end in self._places
         }
-        view._places = {new: self._places[old] for new, old in {**names, **scales}.items()}
+        view._places = {new: self._places[old] for new, old in {**names, **parts}.items()}
         return view
 
     def stored_as(self, name: str) -> str:
@@ -120,16 +123,18 @@ class HeadFiles:
         return self._places[name].name
 
     @property
-    def is_quantized(self) -> bool:
-        """Whether matrices are stored in 8 bits."""
-        return any(map(self._is_scale, self._places))
+    def bits(self) -> int:
+        """Bits per weight of the matrices: 16 where none is rounded."""
+        if any(name.endswith(PACKED) for name in self._places):
+            return 4
+        return 8 if any(map(self._is_part, self._places)) else 16
 
     def stored_names(self) -> list[str]:
-        """Return all tensors, including scales."""
-        return sorted(self._places)
+        """Return all tensors, including parts of rounded matrices."""
+        return sorted(name for name in self._places if name + PACKED not in self._places)
 
-    def _is_scale(self, name: str) -> bool:
-        return any(name.endswith(end) and name.removesuffix(end) in self._places for end in SCALES)
+    def _is_part(self, name: str) -> bool:
+        return any(name.endswith(end) and name.removesuffix(end) in self._places for end in PARTS)
 
 
 def expanded(levels: Tensor, scales: Tensor, group: int) -> Tensor:
@@ -171,6 +176,19 @@ def _places(files: list[Path]) -> dict[str, _Place]:
     return found
 
 
+def _with_packed(places: dict[str, _Place]) -> dict[str, _Place]:
+    """Add `x.weight` for every `x.weight_packed`, with the shape of the matrix."""
+    found = dict(places)
+    for name, place in places.items():
+        whole = name.removesuffix(PACKED)
+        if whole != name and whole + SHAPE in places:
+            shape = places[whole + SHAPE]
+            with opened_safetensors(shape.file) as file:
+                sizes = file.get_tensor(shape.name).tolist()
+            found[whole] = _Place(place.file, place.name, tuple(sizes))
+    return found
+
+
 def checked_shapes(files: HeadFiles, required: Shapes, optional: Shapes) -> dict[str, tuple[int, ...]]:
     """Return the tensors' shapes; raise `CheckpointError` for wrong, missing or extra ones."""
     present = files.shapes
@@ -191,18 +209,17 @@ def checked_shapes(files: HeadFiles, required: Shapes, optional: Shapes) -> dict
 
 
 def vocabulary_shapes(vocab: int, draft_vocab: int, hidden: int) -> tuple[Shapes, Shapes]:
-    """Return (required, optional) tensors of embedding and output: a reduced vocabulary needs a table and its
-    own output."""
-    own = {"lm_head.weight": (draft_vocab, hidden), "d2t": (draft_vocab,)}
-    rest = {"embed_tokens.weight": (vocab, hidden), "t2d": (vocab,)}
-    return (own, rest) if draft_vocab < vocab else ({}, {**own, **rest})
+    """Return (required, optional) tensors of embedding and output: a reduced vocabulary needs a table."""
+    table: Shapes = {"d2t": (draft_vocab,)}
+    rest = {OUTPUT: (draft_vocab, hidden), "embed_tokens.weight": (vocab, hidden), "t2d": (vocab,)}
+    return (table, rest) if draft_vocab < vocab else ({}, {**table, **rest})
 
 
 def fitted(spec: HeadSpec, target: ModelConfig, origin: str) -> HeadSpec:
     """Return the head with its tapped layers for this target; raise `CheckpointError` if it does not fit."""
     _require(spec.target_hidden_size, target.hidden_size, "hidden size", origin)
     _require(spec.vocab_size, target.vocab_size, "vocabulary", origin)
-    borrowed = [name for name in ("embed_tokens.weight", "lm_head.weight") if not spec.has(name)]
+    borrowed = [name for name in ("embed_tokens.weight", OUTPUT) if not spec.has(name)]
     if borrowed and spec.hidden_size != target.hidden_size:
         raise CheckpointError(
             f"{origin} lacks tensor {borrowed[0]} and cannot use the target's: it is {spec.hidden_size} wide and "

@@ -10,14 +10,18 @@ from torch import Tensor
 from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.formats.gguf.checkpoint import dequantized
 from foreword.models.formats.tensor_files import rotated_rows
 from foreword.models.heads.files import HeadFiles, draft_token_ids, fitted
-from foreword.models.heads.layouts.common import head_kind
+from foreword.models.heads.layouts.common import OUTPUT, head_kind
 from foreword.models.heads.layouts.dflash import read_dflash
 from foreword.models.heads.layouts.eagle import read_eagle, read_eagle3
 from foreword.models.heads.layouts.medusa import medusa_files, read_medusa
 from foreword.models.heads.layouts.mtp import mtp_files, read_mtp
-from foreword.models.heads.spec import HeadSpec
+from foreword.models.heads.spec import HeadSpec, Join
+
+_EMBEDDING = "embed_tokens.weight"
+_PIECE_ROWS = 4096  # of the target's output matrix in memory at once
 
 _READERS = {
     "eagle": read_eagle,
@@ -39,6 +43,7 @@ class Head:
     spec: HeadSpec
     files: HeadFiles
     token_ids: Tensor | None  # int64 [draft vocabulary], the target's ids; None: identical
+    lender: Checkpoint | None = None  # the target, if it provides the output matrix
 
     @property
     def acceptance_by_level(self) -> tuple[float, ...]:
@@ -50,6 +55,8 @@ class Head:
 
     def load(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """Load a tensor in `dtype`."""
+        if name == OUTPUT and self.lender is not None:
+            return output_rows(self.lender, self.token_ids, dtype)
         if self.spec.norms_minus_one and name.endswith("norm.weight"):
             return (self.files.load(name) + 1).to(dtype)
         tensor = self.files.load(name, dtype)
@@ -90,17 +97,38 @@ def open_head(path: Path, kind: str | None = None) -> Head:
 
 def without_copies(head: Head, target: Checkpoint) -> Head:
     """Return the head without copies of the target's embedding and output matrix."""
-    whole = head.spec.vocab_size == head.spec.draft_vocab_size and head.token_ids is None
-    theirs = {"embed_tokens.weight": "model.embed_tokens.weight"}
-    if whole:
-        tied = "lm_head.weight" not in target.tensor_names()
-        theirs["lm_head.weight"] = "model.embed_tokens.weight" if tied else "lm_head.weight"
-    copies = [own for own, name in theirs.items() if head.spec.has(own) and _is_copy(head, own, target, name)]
+    copies = [name for name in (_EMBEDDING, OUTPUT) if head.spec.has(name) and _is_copy(head, name, target)]
     return head.without(copies) if copies else head
 
 
-def _is_copy(head: Head, own: str, target: Checkpoint, name: str) -> bool:
-    stored = head.files.stored(own)
+def _is_copy(head: Head, name: str, target: Checkpoint) -> bool:
+    stored = head.files.stored(name)
     if not stored.dtype.is_floating_point or head.spec.hidden_size != head.spec.target_hidden_size:
         return False
-    return torch.equal(stored, target.load(name, stored.dtype))
+    if name == _EMBEDDING:
+        theirs = target.load(f"model.{name}", stored.dtype)
+    else:
+        theirs = output_rows(target, head.token_ids, stored.dtype)
+    return torch.equal(stored, theirs)
+
+
+def with_output(head: Head, target: Checkpoint) -> Head:
+    """Return the head with the target's output rows of its vocabulary, if it has a vocabulary and no output."""
+    if head.token_ids is None or head.spec.join is Join.NONE or head.spec.has(OUTPUT):
+        return head
+    shapes = {**head.spec.shapes, OUTPUT: (len(head.token_ids), head.spec.hidden_size)}
+    return replace(head, spec=replace(head.spec, shapes=shapes), lender=target)
+
+
+def output_rows(target: Checkpoint, token_ids: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return rows of the target's output matrix; None: all."""
+    name = OUTPUT if OUTPUT in target.tensor_names() else f"model.{_EMBEDDING}"
+    if token_ids is None:
+        return target.load(name, dtype)
+    if (stored := target.quantized(name)) is not None:
+        return dequantized(stored.kind, stored.data[token_ids.numpy()], dtype)
+    rows, begin = [], 0
+    for piece in target.pieces(name, dtype, _PIECE_ROWS):  # the whole matrix would take too much memory
+        rows.append(piece[token_ids[(token_ids >= begin) & (token_ids < begin + len(piece))] - begin])
+        begin += len(piece)
+    return torch.cat(rows)[token_ids.argsort().argsort()]

@@ -14,7 +14,7 @@ from torch import Tensor
 from foreword.errors import CheckpointError, RequestError
 from foreword.models.config import ModelConfig
 from foreword.models.heads.files import PICKLES
-from foreword.models.heads.layouts.common import IDS, OURS, SCALE
+from foreword.models.heads.layouts.common import IDS, OURS, PACKED, PARTS, SCALE, SHAPE
 from foreword.models.heads.layouts.eagle import section
 from foreword.models.heads.opening import Head, open_head
 
@@ -67,7 +67,7 @@ def layer_config(target: ModelConfig, intermediate: int | None = None, num_layer
 
 def stored_tensors(head: Head) -> dict[str, Tensor]:
     """Return the head's stored tensors by speculators' names, without those that the target provides."""
-    used = {*head.spec.shapes, *(name + SCALE for name in head.spec.shapes)}
+    used = {*head.spec.shapes, *(name + end for name in head.spec.shapes for end in PARTS)}
     return {name: head.files.stored(name) for name in head.files.stored_names() if name in used}
 
 
@@ -101,30 +101,70 @@ GROUP = 64
 """Columns per scale."""
 
 
-def quantize_head(head: Head, out: Path) -> int:
-    """Write the head with 8-bit matrices into a new directory; return its size in bytes.
+ROUNDED_BITS = (8, 4)
+"""Bits per weight that a head can be rounded to."""
 
-    A matrix `x.weight` is int8, with `x.weight_scale` float16 [rows, groups]; norms, biases and tables are unchanged.
+
+def quantize_head(head: Head, out: Path, bits: int = 8) -> int:
+    """Write the head with rounded matrices into a new directory; return its size in bytes.
+
+    Norms, biases and tables are unchanged.
     """
     tensors: dict[str, Tensor] = {}
-    for name, stored in stored_tensors(head).items():
-        if stored.ndim == 2 and stored.dtype.is_floating_point and not name.endswith(SCALE):
-            tensors[name], tensors[name + SCALE] = rounded(head.load(name))
+    for name, shape in head.spec.shapes.items():
+        if len(shape) == 2:
+            tensors |= rounded_parts(name, head.load(name), bits)
         else:
-            tensors[name] = stored
-    settings = {"quant_method": OURS, "bits": 8, "group_size": GROUP}
-    return write_head(head, out, tensors, {"quantization_config": settings})
+            tensors[name] = head.files.stored(name)
+    return write_head(head, out, tensors, {"quantization_config": rounding_settings(bits)})
 
 
-def rounded(matrix: Tensor) -> tuple[Tensor, Tensor]:
+def rounded_parts(name: str, matrix: Tensor, bits: int) -> dict[str, Tensor]:
+    """Return the stored tensors of a rounded matrix `x.weight`.
+
+    8 bits: int8 levels and `x.weight_scale`, float16 [rows, groups]. 4 bits: as compressed-tensors stores them,
+    `x.weight_packed` with eight levels in an int32.
+    """
+    levels, scales = rounded_levels(matrix, bits)
+    if bits == 8:
+        return {name: levels.contiguous(), name + SCALE: scales}
+    rows, columns = levels.shape
+    eights = torch.nn.functional.pad(levels.int() + 8, (0, -columns % 8)).view(rows, -1, 8)
+    packed = (eights << torch.arange(0, 32, 4, dtype=torch.int32)).sum(-1, dtype=torch.int32)
+    return {name + PACKED: packed, name + SCALE: scales, name + SHAPE: torch.tensor([rows, columns])}
+
+
+def rounding_settings(bits: int) -> dict[str, Any]:
+    """Return the `quantization_config` of a rounded head."""
+    if bits == 8:
+        return {"quant_method": OURS, "bits": 8, "group_size": GROUP}
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": [],
+    }
+
+
+def rounded_levels(matrix: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
     """Return int8 levels, and the scale of every `GROUP` columns of a row."""
     rows, columns = matrix.shape
+    if bits == 4 and columns % GROUP:  # compressed-tensors has whole groups
+        raise RequestError(
+            f"a matrix of {columns} columns cannot be rounded to 4 bits: not a multiple of {GROUP}; use 8 bits"
+        )
     groups = -(-columns // GROUP)
     padded = torch.nn.functional.pad(matrix, (0, groups * GROUP - columns)).view(rows, groups, GROUP)
-    scales = (padded.abs().amax(-1) / 127).half()
+    if bits == 8:
+        low, high = -127, 127
+        scales = (padded.abs().amax(-1) / high).half()
+    else:
+        low, high = -8, 7
+        scales = torch.maximum(padded.amax(-1) / high, padded.amin(-1) / low).bfloat16()
     # A scale that underflows to 0 has only zeros.
-    levels = padded / scales.float().clamp(min=torch.finfo(torch.float16).tiny)[..., None]
-    return levels.round().clamp(-127, 127).to(torch.int8).flatten(1)[:, :columns], scales
+    levels = padded / scales.float().where(scales > 0, torch.inf)[..., None]
+    return levels.round().clamp(low, high).to(torch.int8).flatten(1)[:, :columns], scales
 
 
 def convert_head(path: Path, out: Path) -> int:

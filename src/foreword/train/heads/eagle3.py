@@ -11,10 +11,11 @@ from torch.nn.functional import embedding, linear, silu
 from foreword.backends.torch.norms import rms_norm
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.heads.layouts.common import OUTPUT
 from foreword.models.heads.writing import layer_config
 from foreword.models.rope import rotate
 from foreword.train.heads.config_files import speculators_section
-from foreword.train.heads.learner import LearnedFiles, TapsHead, check_taps
+from foreword.train.heads.learner import LearnedFiles, TapsHead, check_taps, rounded_through, stored
 from foreword.train.passes.attention import chain_attention
 from foreword.train.passes.layers import Sizes
 from foreword.train.passes.packing import PackedBatch
@@ -33,6 +34,7 @@ class Eagle3Recipe:
     draft_vocab: int = 16384
     taps: tuple[int, ...] | None = None
     intermediate: int | None = None
+    own_output: bool = True  # False: the rows of the target's output matrix
 
     method: ClassVar[str] = "eagle3"
 
@@ -44,7 +46,10 @@ class Eagle3Recipe:
     ) -> "Eagle3Head":
         taps = self.taps or default_taps(target.config.num_layers)
         intermediate = self.intermediate or target.config.layer.mlp.intermediate_size
-        return Eagle3Head(target, vocabulary, taps, intermediate, compiled=compiled).to(target.device)
+        head = Eagle3Head(
+            target, vocabulary, taps, intermediate, own_output=self.own_output, compiled=compiled
+        )
+        return head.to(target.device)
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
@@ -69,6 +74,7 @@ class Eagle3Head(TapsHead):
         taps: Sequence[int],
         intermediate: int,
         *,
+        own_output: bool = True,
         compiled: bool = False,
     ) -> None:
         heads, kv_heads, dim = target.sizes
@@ -84,7 +90,8 @@ class Eagle3Head(TapsHead):
             "up_proj": (intermediate, hidden),
             "down_proj": (hidden, intermediate),
         }
-        super().__init__(target, vocabulary, taps, sizes, dict.fromkeys(_NORMS, hidden))
+        widths = dict.fromkeys(_NORMS, hidden)
+        super().__init__(target, vocabulary, taps, sizes, widths, own_output=own_output)
         self.intermediate = intermediate
         self._plain = _Parts(compiled=False)
         self._parts = _Parts(compiled=compiled)
@@ -99,10 +106,12 @@ class Eagle3Head(TapsHead):
 
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
         tensors = self.file_tensors() | vocabulary_tensors(self.vocabulary)
-        return LearnedFiles(eagle3_config(self, checkpoint, draft_tokens), tensors)
+        borrowed = frozenset({OUTPUT} - tensors.keys())
+        tensors[OUTPUT] = stored(self.lm_head)
+        return LearnedFiles(eagle3_config(self, checkpoint, draft_tokens), tensors, borrowed=borrowed)
 
     def weights(self) -> dict[str, nn.Parameter]:
-        found = {"lm_head.weight": self.lm_head}
+        found = {OUTPUT: self.lm_head} if self.lm_head.requires_grad else {}
         for name, tensor in (*self.matrices.items(), *self.norms.items()):
             part = "self_attn." if name in _ATTENTION else "mlp." if name in _MLP else ""
             prefix = "" if name in ("fc", "norm") else f"layers.0.{part}"
@@ -140,8 +149,10 @@ class Eagle3Head(TapsHead):
 
     def _cast(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return all weights except the output matrix in `dtype`; gradients flow through."""
-        groups: Mapping[str, Tensor] = {**self.matrices, **self.norms}
-        return {name: tensor.to(dtype) for name, tensor in groups.items()}
+        matrices: Mapping[str, Tensor] = self.matrices
+        if self.round_bits is not None:
+            matrices = {name: rounded_through(matrix, self.round_bits) for name, matrix in matrices.items()}
+        return {name: tensor.to(dtype) for name, tensor in {**matrices, **self.norms}.items()}
 
 
 class _Parts:

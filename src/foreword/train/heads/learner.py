@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from foreword.errors import RequestError
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.heads.files import expanded
+from foreword.models.heads.writing import GROUP, rounded_levels
 from foreword.train.passes.packing import PackedBatch, sample_batch
 from foreword.train.passes.target import Features, FrozenTarget
 from foreword.train.passes.vocabulary import HeadVocabulary
@@ -40,6 +42,7 @@ class Learner(nn.Module, ABC):
     """
 
     matrices: nn.ParameterDict  # optimised by Muon; all others by AdamW
+    round_bits: int | None = None  # bits that a pass rounds matrices to; gradients ignore it
 
     def __init__(self, target: FrozenTarget, vocabulary: HeadVocabulary, taps: Sequence[int] = ()) -> None:
         super().__init__()
@@ -96,9 +99,10 @@ class Learner(nn.Module, ABC):
         """Return the published files; `draft_tokens` is the recommended number per draft."""
 
     def others(self) -> list[nn.Parameter]:
-        """Return the parameters that are not matrices inside the head."""
+        """Return the trained parameters that are not matrices inside the head."""
         matrices = {id(matrix) for matrix in self.matrices.values()}
-        return [parameter for parameter in self.parameters() if id(parameter) not in matrices]
+        trained = (parameter for parameter in self.parameters() if parameter.requires_grad)
+        return [parameter for parameter in trained if id(parameter) not in matrices]
 
 
 class TapsHead(Learner):
@@ -113,8 +117,11 @@ class TapsHead(Learner):
         taps: Sequence[int],
         shapes: Mapping[str, tuple[int, int]],
         widths: Mapping[str, int],
+        *,
+        own_output: bool = True,
     ) -> None:
-        """`shapes` are those of its matrices, `widths` those of its norms."""
+        """`shapes` are those of its matrices, `widths` those of its norms; without an own output matrix, it uses
+        the target's."""
         super().__init__(target, vocabulary, taps)
         # Parameter names must not contain dots.
         self.matrices = nn.ParameterDict(
@@ -123,20 +130,20 @@ class TapsHead(Learner):
         self.norms = nn.ParameterDict(
             {name.replace(".", "/"): nn.Parameter(torch.ones(width)) for name, width in widths.items()}
         )
-        self.lm_head = nn.Parameter(torch.empty(len(vocabulary.token_ids), target.config.hidden_size))
+        rows = target.weights.head[self.vocabulary.token_ids]
+        self.lm_head = nn.Parameter(rows.float() if own_output else rows, requires_grad=own_output)
         self.register_buffer("tap_scales", torch.ones(len(self.taps)))
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:
-        """Initialise with small random matrices, smaller ones into the residual stream, and the target's
-        output matrix."""
+        """Initialise with small random matrices, smaller ones into the residual stream; the output matrix is the
+        target's."""
         generator = torch.Generator().manual_seed(seed)
         for name, matrix in self.matrices.items():
             matrix.copy_(torch.randn(matrix.shape, generator=generator) * (0.5 / matrix.shape[1] ** 0.5))
             if name.endswith(("o_proj", "down_proj")):
                 matrix.mul_(0.1)
         self.norms["norm"].copy_(self.target.weights.final_norm)
-        self.lm_head.copy_(self.target.weights.head[self.vocabulary.token_ids])
         taps = self.target.features(sample_batch(documents, self.target.device), self.taps).taps
         # Scale all taps to a similar size, so that the optimiser treats them alike. By the median, because a few
         # tokens (above all a text's first) have states a hundred times larger.
@@ -175,6 +182,12 @@ def check_taps(taps: Sequence[int] | None, target: ModelConfig) -> None:
     """Raise `RequestError` for taps that the target does not have."""
     if wrong := [tap for tap in taps or () if not 0 <= tap <= target.num_layers]:
         raise RequestError(f"--taps must be within 0 .. {target.num_layers}, not {wrong[0]}")
+
+
+def rounded_through(matrix: Tensor, bits: int) -> Tensor:
+    """Return the matrix rounded as in a file; gradients pass as if it were not."""
+    rounded = expanded(*rounded_levels(matrix.detach(), bits), GROUP)
+    return matrix + (rounded - matrix.detach())
 
 
 def stored(tensor: Tensor) -> Tensor:

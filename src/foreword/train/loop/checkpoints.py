@@ -46,7 +46,8 @@ class SavedTraining:
             )
         wanted = {"method": recipe.method, **asdict(recipe)}  # type: ignore[call-overload]
         kept = {_RENAMED.get(key, key): value for key, value in self.state["recipe"].items()}
-        found = {"method": self.state["method"], **kept}
+        # A state of an earlier version lacks fields that were added since.
+        found = {**asdict(type(recipe)()), "method": self.state["method"], **kept}  # type: ignore[call-overload]
         for key, value in wanted.items():
             if found.get(key) != value:
                 raise RequestError(

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.formats.hf.packed import unpack_words
 from foreword.models.heads.files import expanded
-from foreword.models.heads.layouts.common import SCALE
-from foreword.models.heads.writing import GROUP, rounded
+from foreword.models.heads.layouts.common import OUTPUT, PACKED, SCALE, SHAPE
+from foreword.models.heads.opening import output_rows
+from foreword.models.heads.writing import GROUP, ROUNDED_BITS, rounded_parts
 from foreword.train.files import (
     MANIFEST,
     WEIGHTS,
@@ -55,14 +57,14 @@ def digest_of(path: Path) -> str:
 def write_pieces(source: Path, out: Path, *, bits: int = 16, model: str = "") -> list[Path]:
     """Write a trained directory as files of at most 15 MB, without tensors of the target.
 
-    With 8 bits, matrices are rounded as by `foreword head quantize`. `join_pieces` restores the directory with the
+    With 8 or 4 bits, matrices are rounded as by `foreword head quantize`. `join_pieces` restores the directory with the
     target whose `identity_of` is `model`; empty: any.
     """
     require_pieces_alone(out, source)
     tensors, borrowed = _read(source / WEIGHTS)
     kept = {name: tensor for name, tensor in tensors.items() if name not in borrowed}
-    if bits == 8:
-        kept = _in_8_bits(kept)
+    if bits in ROUNDED_BITS:
+        kept = _rounded(kept, bits)
     whole = out / WEIGHTS
     write_tensors(whole, kept, {"format": "pt"})
     paths = _cut(whole)
@@ -98,9 +100,8 @@ def join_pieces(pieces: Path, out: Path, checkpoint: Checkpoint) -> None:
         raise RequestError(f"the pieces in {pieces} are not the ones that {MANIFEST} was written for")
     if manifest.get("model") and manifest["model"] != identity_of(checkpoint):
         raise RequestError(f"the pieces in {pieces} were trained for another model; name it by --model")
-    tensors: dict[str, Tensor] = load(whole)
-    borrowed = {name: checkpoint.load(name, torch.bfloat16) for name in manifest["borrowed"]}
-    tensors = _in_16_bits(tensors) if manifest["bits"] == 8 else tensors
+    tensors = _in_16_bits(load(whole))
+    borrowed = {name: _borrowed(name, tensors, checkpoint) for name in manifest["borrowed"]}
     files = dict(manifest["files"])
     config = json.loads(files.pop("config.json"))
     if manifest["from_target"]:
@@ -110,7 +111,8 @@ def join_pieces(pieces: Path, out: Path, checkpoint: Checkpoint) -> None:
     card = files.pop(CARD, "")
     digest = write_output(out, LearnedFiles(config, tensors | borrowed, files, frozenset(borrowed)))
     if card:
-        rounding = " (rounded to 8 bits)" if manifest["bits"] == 8 else ""
+        bits = manifest["bits"]
+        rounding = f" (rounded to {bits} bits)" if bits in ROUNDED_BITS else ""
         write_text(out / CARD, card.replace(f"`{manifest['source']}`", f"`{digest}`{rounding}"))
 
 
@@ -152,22 +154,34 @@ def _manifest(pieces: Path) -> dict[str, Any]:
     return manifest
 
 
-def _in_8_bits(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _borrowed(name: str, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> Tensor:
+    """Return a tensor of the target; of its output matrix, a head has the rows of its vocabulary."""
+    if name != OUTPUT or "d2t" not in tensors:
+        return checkpoint.load(name, torch.bfloat16)
+    token_ids = tensors["d2t"].long() + torch.arange(len(tensors["d2t"]))
+    return output_rows(checkpoint, token_ids, torch.bfloat16)
+
+
+def _rounded(tensors: dict[str, Tensor], bits: int) -> dict[str, Tensor]:
     small: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if tensor.ndim == 2 and tensor.dtype.is_floating_point:
-            small[name], small[name + SCALE] = (part.contiguous() for part in rounded(tensor.float()))
-        else:
-            small[name] = tensor
+        is_matrix = tensor.ndim == 2 and tensor.dtype.is_floating_point
+        small |= rounded_parts(name, tensor.float(), bits) if is_matrix else {name: tensor}
     return small
 
 
-def _in_16_bits(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name: expanded(tensor, tensors[name + SCALE], GROUP).bfloat16() if name + SCALE in tensors else tensor
-        for name, tensor in tensors.items()
-        if not name.endswith(SCALE)
-    }
+def _in_16_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    plain: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        whole = name.removesuffix(PACKED)
+        if whole != name:
+            parts = {f"weight{part}": tensors[whole + part] for part in (PACKED, SCALE, SHAPE)}
+            plain[whole] = unpack_words(parts, 4).bfloat16()
+        elif name + SCALE in tensors:
+            plain[name] = expanded(tensor, tensors[name + SCALE], GROUP).bfloat16()
+        elif not name.endswith((SCALE, SHAPE)):
+            plain[name] = tensor
+    return plain
 
 
 _NAMES = {

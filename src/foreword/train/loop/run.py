@@ -220,7 +220,7 @@ def _trainer(target: FrozenTarget, texts: RunTexts, run: TrainRun, watcher: Watc
     watcher.say(
         f"{len(documents):,} texts, {_millions(tokens)} tokens; vocabulary {len(vocabulary.token_ids)} covers "
         f"{vocabulary.coverage:.2%} of answers; {size.rows} rows a step, {size.tails} of them in answers; "
-        f"{sum(p.numel() for p in learner.parameters()) / 1e6:.1f}M parameters"
+        f"{sum(p.numel() for p in learner.parameters() if p.requires_grad) / 1e6:.1f}M parameters"
     )
     if saved is not None:
         trainer.load(saved.state)

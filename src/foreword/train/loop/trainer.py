@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foreword.models.heads.writing import rounded_levels
 from foreword.train.heads.learner import Learner
 from foreword.train.loop.evaluate import TauReport, measure_tau
 from foreword.train.loop.optimizer import HeadOptimizer, LearningRates, TrainPhase
 from foreword.train.passes.loss import CHUNK, OutputLoss, judge_rows, target_probabilities
 from foreword.train.passes.packing import BatchSize, PackedBatch, batches
-from foreword.train.passes.target import Features
+from foreword.train.passes.target import Features, KeptFeatures
 from foreword.train.texts.documents import Document
 
 
@@ -29,6 +30,8 @@ class TrainSettings:
     sharpness: float = 1.0  # exponent on the target's probabilities
     seed: int = 0
     compiled: bool = False
+    round_bits: int | None = None  # bits of the weights while the rate decays; None: not rounded
+    kept_bytes: int = 0  # of the target's states, computed once for all epochs
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,9 @@ class Trainer:
         self.target = learner.target
         self.step = 0
         self._depth = learner.loss_steps(settings.depth)
+        if settings.round_bits is not None:  # refuse what cannot be rounded before the first step
+            for matrix in learner.matrices.values():
+                rounded_levels(matrix[:1].detach(), settings.round_bits)
         self._documents = documents
         self._judge = torch.compile(judge_rows, dynamic=False) if settings.compiled else judge_rows
         self._kept_rows = self.target.weights.head[learner.vocabulary.token_ids]
@@ -75,12 +81,17 @@ class Trainer:
         seed, first, _ = self._order
         skip = self.step - first  # continue the same order after an interruption
         source = batches(self._documents, self.size, (seed, first), self.target.device, skip)
+        kept = KeptFeatures(self.target, self.learner.taps, self.settings.kept_bytes)
         sums: list[Tensor] = []
         begin, begun_at = time.monotonic(), self.step
         while not stretch.is_over(self.step):
             warm = min(1.0, (self.step + 1) / self.settings.warm_up)
-            factor = stretch.rate(self.step) * warm
-            sums.append(self._one(next(source), factor))
+            rate = stretch.rate(self.step)
+            if rate < 1.0:  # the weights settle where they will be rounded to
+                self.learner.round_bits = self.settings.round_bits
+            factor = rate * warm
+            number, batch = next(source)
+            sums.append(self._one(batch, kept.of(number, batch), factor))
             self.step += 1
             if self.step % report_every == 0:
                 means = torch.stack(sums).mean(0).tolist()
@@ -119,9 +130,9 @@ class Trainer:
             self._order = (self.settings.seed, self.step, len(self._documents))
         self._generator.set_state(state["generator"].cpu())
 
-    def _one(self, batch: PackedBatch, factor: float) -> Tensor:
+    def _one(self, batch: PackedBatch, features: Features, factor: float) -> Tensor:
         """Run one step; return sums for the report: loss, gradient norm, alive rows and hits by level."""
-        losses, alive, hits = self._losses(batch, self.target.features(batch, self.learner.taps))
+        losses, alive, hits = self._losses(batch, features)
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         gradient = self._optimizer.clip(self.settings.clip)
         self._optimizer.step(factor)

@@ -4,6 +4,7 @@ A slot at row i holds token i + 1 and the target's state at i, and predicts toke
 and value, but drafts only in the tail of a text: from the slot that predicts the answer's first token on.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -86,17 +87,20 @@ def require_fitting(documents: Sequence[Document], size: BatchSize) -> None:
 
 def batches(
     documents: Sequence[Document], size: BatchSize, seed: Sequence[int], device: torch.device, skip: int = 0
-) -> Iterator[PackedBatch]:
-    """Yield batches forever, each epoch in another seeded order; skip the first `skip`."""
+) -> Iterator[tuple[int, PackedBatch]]:
+    """Yield numbered batches forever, each epoch in another seeded order; skip the first `skip`.
+
+    All epochs have the same batches, so that what was computed for one can be kept by its number.
+    """
     require_fitting(documents, size)
-    epoch = count = 0
-    while True:
-        order = np.random.default_rng((*seed, epoch)).permutation(len(documents)).tolist()
-        for chosen in _groups([documents[number] for number in order], size):
-            count += 1
-            if count > skip:
-                yield pack(chosen, size, device)
-        epoch += 1
+    order = np.random.default_rng((*seed, 0)).permutation(len(documents)).tolist()
+    groups = list(_groups([documents[number] for number in order], size))
+    numbers = range(len(groups))
+    for epoch in itertools.count(1):
+        for number in numbers[skip:]:
+            yield number, pack(groups[number], size, device)
+        skip = max(skip - len(groups), 0)
+        numbers = np.random.default_rng((*seed, epoch)).permutation(len(groups)).tolist()
 
 
 def _groups(documents: Sequence[Document], size: BatchSize, look_ahead: int = 48) -> Iterator[list[Document]]:

@@ -111,6 +111,27 @@ class FrozenTarget:
         return rms_norm(stream, self.weights.final_norm, self.config.norm.eps)
 
 
+class KeptFeatures:
+    """Features of batches, computed once while they fit into some memory."""
+
+    def __init__(self, target: FrozenTarget, taps: Sequence[int], room: int) -> None:
+        """`room` is in bytes of the target's device."""
+        self._target, self._taps, self._room = target, taps, room
+        self._kept: dict[int, Features] = {}
+
+    def of(self, number: int, batch: PackedBatch) -> Features:
+        """Return the features of a batch, which has the same number in every epoch."""
+        kept = self._kept.get(number)
+        if kept is not None:
+            return kept
+        features = self._target.features(batch, self._taps)
+        size = sum(tensor.nbytes for tensor in (*features.taps, features.last))
+        if size <= self._room:
+            self._room -= size
+            self._kept[number] = features
+        return features
+
+
 def wide_logits(rows: Tensor, head: Tensor) -> Tensor:
     """Return logits in float32: bf16 ties, broken differently, would change the text."""
     if rows.is_cuda and rows.dtype != torch.float32:

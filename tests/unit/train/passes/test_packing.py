@@ -54,12 +54,28 @@ def test_an_epoch_has_every_text_once_and_skipping_goes_on_where_it_was():
     source = batches(documents, size, (1,), CPU)
     taken = []
     while len(seen) < 200:
-        taken.append(next(source))
+        number, batch = next(source)
+        assert number == len(taken)
+        taken.append(batch)
         seen += [int(document.tokens[0]) for document in taken[-1].documents]
     assert sorted(seen) == list(range(200))
     assert len(taken) < 1.3 * sum(len(document.tokens) for document in documents) / 256 + 2
-    again = next(itertools.islice(batches(documents, size, (1,), CPU, skip=3), 1))
+    _, again = next(batches(documents, size, (1,), CPU, skip=3))
     assert torch.equal(again.token_ids, taken[3].token_ids)
+
+
+def test_later_epochs_have_the_same_batches_in_another_order():
+    documents, size = _documents(200), BatchSize(256, 128)
+    source = batches(documents, size, (1,), CPU)
+    first = {}
+    while (numbered := next(source))[0] not in first:
+        first[numbered[0]] = numbered[1]
+    second = [numbered, *itertools.islice(source, len(first) - 1)]
+    assert sorted(number for number, _ in second) == list(first)
+    assert [number for number, _ in second] != list(first)
+    assert all(torch.equal(batch.token_ids, first[number].token_ids) for number, batch in second)
+    resumed = batches(documents, size, (1,), CPU, skip=len(first) + 2)
+    assert next(resumed)[0] == second[2][0]
 
 
 def test_what_fits_into_no_batch_is_refused_or_left_out():

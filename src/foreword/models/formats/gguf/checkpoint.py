@@ -1,7 +1,9 @@
 """A GGUF file as a checkpoint, with Hugging Face's names and row order."""
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -129,7 +131,25 @@ def _parts(stored: str, tensor: GgufTensor, names: GgufNames, path: Path) -> lis
 
 
 _UNQUANTIZED = ("F32", "F16", "BF16")
-_CHUNK_ELEMENTS = 2**21  # dequantised at once, which bounds the extra memory
+_CHUNK_ELEMENTS = 2**19  # dequantised at once by each thread, which bounds the extra memory
+_THREADS = min(8, os.cpu_count() or 1)
+
+
+def dequantized(kind: str, rows: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
+    """Dequantise stored blocks of this kind, [rows, bytes], to [rows, columns]."""
+    blocks = GGMLQuantizationType[kind]
+    numbers, size = GGML_QUANT_SIZES[blocks]
+    columns = rows.shape[1] // size * numbers
+    loaded = torch.empty((rows.shape[0], columns), dtype=dtype)
+    step = max(1, _CHUNK_ELEMENTS // columns)
+
+    def fill(start: int) -> None:
+        chunk = np.ascontiguousarray(rows[start : start + step])
+        loaded[start : start + step] = torch.from_numpy(np.array(dequantize(chunk, blocks), np.float32))
+
+    with ThreadPoolExecutor(_THREADS) as pool:  # NumPy works without the interpreter's lock
+        list(pool.map(fill, range(0, rows.shape[0], step)))
+    return loaded
 
 
 class GgufCheckpoint:
@@ -156,7 +176,7 @@ class GgufCheckpoint:
         tensor = self._file.tensors[place.stored]
         if place.values is not None:
             return self._expanding(place.stored, place.values, dtype)
-        loaded = self._floats(tensor, self._rows(name), dtype)
+        loaded = dequantized(tensor.kind, self._rows(name), dtype)
         is_matrix = place.rows is not None or name.endswith("shared_expert_gate.weight")
         return loaded if is_matrix else loaded.reshape(tensor.shape)
 
@@ -170,11 +190,11 @@ class GgufCheckpoint:
         if part.rows is not None:
             rows = rows[slice(*part.rows)]
         if part.columns is None:
-            return self._floats(tensor, rows, dtype)
+            return dequantized(tensor.kind, rows, dtype)
         numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.kind]]  # per block
         begin, end = part.columns
         first, last = begin // numbers, -(-end // numbers)
-        loaded = self._floats(tensor, rows[:, first * size : last * size], dtype)
+        loaded = dequantized(tensor.kind, rows[:, first * size : last * size], dtype)
         return loaded[:, begin - first * numbers : end - first * numbers].clone()
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
@@ -186,18 +206,7 @@ class GgufCheckpoint:
             return
         stored = self._rows(name)
         for start in range(0, len(stored), rows):
-            yield self._floats(tensor, stored[start : start + rows], dtype)
-
-    def _floats(self, tensor: GgufTensor, rows: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
-        """Dequantise stored blocks to [rows, columns]."""
-        kind = GGMLQuantizationType[tensor.kind]
-        columns = rows.shape[1] * tensor.shape[-1] // tensor.row_bytes
-        loaded = torch.empty((rows.shape[0], columns), dtype=dtype)
-        step = max(1, _CHUNK_ELEMENTS // columns)
-        for start in range(0, rows.shape[0], step):
-            chunk = np.ascontiguousarray(rows[start : start + step])
-            loaded[start : start + step] = torch.from_numpy(np.array(dequantize(chunk, kind), np.float32))
-        return loaded
+            yield dequantized(tensor.kind, stored[start : start + rows], dtype)
 
     def _expanding(self, keys: str, values: str, dtype: torch.dtype) -> Tensor:
         """Return the expansion of latent rows to keys and values of every head; keys are stored transposed."""
@@ -209,7 +218,8 @@ class GgufCheckpoint:
                 f"{self.path}: {keys} and {values} do not fit each other: {shapes}; get the file again"
             )
         parts = [
-            self._floats(tensor, self._file.rows(tensor.name), dtype).view(tensor.shape) for tensor in stored
+            dequantized(tensor.kind, self._file.rows(tensor.name), dtype).view(tensor.shape)
+            for tensor in stored
         ]
         return torch.cat((parts[0].transpose(1, 2), parts[1]), dim=1).flatten(0, 1)
 

@@ -193,7 +193,7 @@ def compressed_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Schem
         "weight_packed",
         ("weight_packed", "weight_scale"),
         ("weight_shape", "weight_zero_point", "weight_g_idx", *_UNUSED),
-        lambda parts: _unpack_words(parts, bits),
+        lambda parts: unpack_words(parts, bits),
         lambda parts: _keep_words(parts) if bits == 4 else None,
     )
 
@@ -211,7 +211,8 @@ def _bits(own: ConfigFields) -> int:
     return found.pop()
 
 
-def _unpack_words(parts: Parts, bits: int) -> Tensor:
+def unpack_words(parts: Parts, bits: int) -> Tensor:
+    """Unpack compressed-tensors' levels, eight of 4 bits in an int32, with a scale per group of columns."""
     half = 2 ** (bits - 1)
     levels = unpacked_bits(parts["weight_packed"], bits, dim=1) - half  # [out, in]
     rows, columns = levels.shape

@@ -10,10 +10,16 @@ from foreword.models.heads.spec import Shapes
 from foreword.models.layer_shapes import layer_shapes as decoder_layer_shapes
 
 SCALE = "_scale"
-"""Suffix of the scales of an 8-bit matrix."""
+"""Suffix of the scales of a rounded matrix."""
 
-SCALES = (SCALE, "_scale_inv")
-"""Suffixes used by others."""
+PACKED, SHAPE = "_packed", "_shape"
+"""Suffixes of compressed-tensors: levels in words, and the matrix's shape."""
+
+PARTS = (SCALE, "_scale_inv", PACKED, SHAPE)
+"""Suffixes of all tensors that belong to a rounded matrix."""
+
+OUTPUT = "lm_head.weight"
+"""The output matrix; a head without one uses the target's rows of its vocabulary."""
 
 OURS = "foreword"
 """`quant_method` of heads written by us."""
