@@ -230,7 +230,9 @@ def test_rounded_heads_are_close_and_small(tmp_path: Path, kind: str, bits: int,
     assert sizes[0] < share * sizes[1]
     convert_head(tmp_path / "small", tmp_path / "converted")
     again = open_head(tmp_path / "converted")
-    assert all(torch.equal(again.load(name), small.load(name)) for name in small.spec.shapes if "2" not in name)
+    assert all(
+        torch.equal(again.load(name), small.load(name)) for name in small.spec.shapes if "2" not in name
+    )
 
 
 @pytest.mark.parametrize("bits", [8, 4])

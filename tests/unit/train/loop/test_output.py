@@ -20,7 +20,6 @@ from foreword.train.passes.target import FrozenTarget
 from foreword.train.texts.documents import Document
 from helpers.tiny_training import new_learner
 
-
 _BORROWING = Eagle3Recipe(draft_vocab=64, intermediate=64, own_output=False)
 
 
