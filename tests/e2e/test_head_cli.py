@@ -31,6 +31,10 @@ def test_a_pickled_head_is_converted_shown_made_smaller_and_used(tmp_path: Path)
     assert (said["method"], said["layout"], said["draft_vocab_size"]) == ("eagle3", "speculators", 200)
     assert said["borrows"] == ["embed_tokens"], "the copy of the target's embedding is left out"
     assert said["eight_bit"] is True
+    assert_one_line_error(
+        refusal("head", "quantize", str(plain), str(tmp_path / "other"), "--bits", "5"),
+        "--bits must be 8 or 4",
+    )
     assert "method: eagle3" in foreword("head", "show", str(plain)).stdout
 
     answers = []

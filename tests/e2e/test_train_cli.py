@@ -160,7 +160,9 @@ def test_a_full_device_is_told_in_a_line(
         (("--out", "OUT", "--steps", "1", "--eval", "BROKEN"), "line 1: not JSON"),
         (("--out", "OUT", "--steps", "1", "--data", "NOWHERE"), "no training texts"),
         (("--out", "OUT", "--steps", "1", "--data", "NOWHERE", "--prompts", "EMPTY"), "train data"),
-        (("--out", "OUT", "--steps", "1", "--export-bits", "4"), "--export-bits must be 8 or 16"),
+        (("--out", "OUT", "--steps", "1", "--export-bits", "5"), "--export-bits must be 4, 8 or 16"),
+        (("--out", "OUT", "--steps", "1", "--round-bits", "5"), "--round-bits must be 4 or 8"),
+        (("--out", "OUT", "--steps", "1", "--round-bits", "4", "--no-final"), "--round-bits needs the decay"),
     ],
 )
 def test_what_cannot_be_done_is_told(arguments: tuple[str, ...], words: str, model: str, tmp_path: Path):

@@ -28,6 +28,7 @@ class TinyHead:
         qk_norm: bool = False,
         norms: str = "",  # of the features: "whole", "each"
         own_ends: bool = True,
+        inner: int = INNER,
         seed: int = 0,
     ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -36,7 +37,7 @@ class TinyHead:
         self.tensors: dict[str, Tensor] = {}
         self.config: dict[str, Any] = {
             "hidden_size": HIDDEN,
-            "intermediate_size": INNER,
+            "intermediate_size": inner,
             "num_attention_heads": HEADS,
             "num_key_value_heads": KV_HEADS,
             "num_hidden_layers": layers,
@@ -49,7 +50,7 @@ class TinyHead:
         }
         self._ends(own_ends)
         for index in range(layers):
-            self._layer(index, bias, qk_norm)
+            self._layer(index, bias, qk_norm, inner)
         self.fc_bias, self.norms = fc_bias, norms
 
     def eagle3(self) -> "TinyHead":
@@ -178,16 +179,16 @@ class TinyHead:
             mask[kept] = True
             self.tensors["t2d"] = mask
 
-    def _layer(self, index: int, bias: bool, qk_norm: bool) -> None:
+    def _layer(self, index: int, bias: bool, qk_norm: bool, inner: int) -> None:
         prefix = f"layers.{index}."
         sizes = {
             "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
             "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
             "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
             "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
-            "mlp.gate_proj": (INNER, HIDDEN),
-            "mlp.up_proj": (INNER, HIDDEN),
-            "mlp.down_proj": (HIDDEN, INNER),
+            "mlp.gate_proj": (inner, HIDDEN),
+            "mlp.up_proj": (inner, HIDDEN),
+            "mlp.down_proj": (HIDDEN, inner),
         }
         for name, (rows, columns) in sizes.items():
             self.matrix(f"{prefix}{name}.weight", rows, columns)

@@ -43,9 +43,14 @@ def new_learner(recipe: Recipe, target: FrozenTarget, documents: Sequence[Docume
     return learner
 
 
-def new_trainer(recipe: Recipe, target: FrozenTarget, documents: Sequence[Document]) -> Trainer:
+def new_trainer(
+    recipe: Recipe,
+    target: FrozenTarget,
+    documents: Sequence[Document],
+    settings: TrainSettings = SETTINGS,
+) -> Trainer:
     learner = new_learner(recipe, target, documents)
-    return Trainer(learner, documents, fitting_size(documents, 440, 40), SETTINGS)
+    return Trainer(learner, documents, fitting_size(documents, 440, 40), settings)
 
 
 def trained(

@@ -12,6 +12,9 @@ from foreword import LLM, SamplingParams
 from foreword.engine.config import EngineConfig
 from foreword.engine.messages import NewRequest
 from foreword.kv.extra_rows import KEPT_STATES
+from foreword.models.heads.files import expanded
+from foreword.models.heads.opening import open_head
+from foreword.models.heads.writing import GROUP, quantize_head, rounded_levels
 from helpers.cpu import needs_cpu_kernels
 from helpers.overheard import OverheardLevels
 from helpers.slow_heads import SlowHead, target_states
@@ -51,6 +54,22 @@ def without(head: TinyHead, *names: str) -> TinyHead:
     for name in names:
         head.tensors.pop(name, None)
     return head
+
+
+def in_four_bits() -> TinyHead:
+    """A head whose matrices are what 4 bits can hold."""
+    head = TinyHead(VOCAB, draft_vocab=192, own_ends=False, inner=128).eagle3()
+    for name, tensor in head.tensors.items():
+        if tensor.ndim == 2:
+            head.tensors[name] = expanded(*rounded_levels(tensor, 4), GROUP)
+    return head
+
+
+def save_rounded(head: TinyHead, path: Path) -> Path:
+    plain = head.save(path.with_name(path.name + " in floats"), draft_vocab_size=192, **{IDS: [1, 3, 5]})
+    quantize_head(open_head(plain), path, bits=4)
+    assert open_head(path).files.bits == 4
+    return path
 
 
 SGLANG_NORMS = {"fc_norm.0.": "aux_norm_low.", "fc_norm.1.": "aux_norm_mid.", "fc_norm.2.": "aux_norm_high."}
@@ -114,6 +133,12 @@ LAYOUTS: dict[str, Layout] = {
             path, draft_vocab_size=200, eagle_config={"use_aux_hidden_state": False}
         ),
     ),
+    "output rows of the target": Layout(
+        lambda: without(TinyHead(VOCAB, draft_vocab=200, own_ends=False).eagle3(), "lm_head.weight"),
+        lambda head, path: head.save(path, draft_vocab_size=200, **{IDS: [1, 2, 4]}),
+        (1, 2, 4),
+    ),
+    "compressed-tensors, 4 bits": Layout(in_four_bits, save_rounded, (1, 3, 5)),
     "DeepSpec": Layout(
         eagle3(taps=5, qk_norm=True),
         lambda head, path: head.save(path, target_layer_ids=[0, 1, 2, 3, 4]),
@@ -164,7 +189,8 @@ class Reference:
         self._model = hf_target(self.target)
         tensors = dict(head.tensors)
         tensors.setdefault("embed_tokens.weight", self._model.model.embed_tokens.weight.detach())
-        tensors.setdefault("lm_head.weight", self._model.lm_head.weight.detach())
+        theirs = self._model.lm_head.weight.detach()
+        tensors.setdefault("lm_head.weight", theirs[tensors["t2d"]] if "t2d" in tensors else theirs)
         self.tensors = tensors
         self._slow = SlowHead(tensors, head.config, self._layout.flags)
 

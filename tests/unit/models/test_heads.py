@@ -210,7 +210,7 @@ def test_a_converted_head_is_the_same_head(tmp_path: Path, options: dict[str, An
 @pytest.mark.parametrize(("bits", "levels", "share"), [(8, 127, 0.4), (4, 7, 0.27)])
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_rounded_heads_are_close_and_small(tmp_path: Path, kind: str, bits: int, levels: int, share: float):
-    head = TinyHead(VOCAB, fc_bias=True).eagle() if kind == "eagle" else eagle3()
+    head = TinyHead(VOCAB, fc_bias=True, inner=128).eagle() if kind == "eagle" else eagle3(inner=128)
     path = head.save(
         tmp_path / "head", draft_vocab_size=40 if kind == "eagle3" else None, acceptance_by_level=[0.7, 0.6]
     )
@@ -233,6 +233,12 @@ def test_rounded_heads_are_close_and_small(tmp_path: Path, kind: str, bits: int,
     assert all(
         torch.equal(again.load(name), small.load(name)) for name in small.spec.shapes if "2" not in name
     )
+
+
+def test_four_bits_need_whole_groups(tmp_path: Path):
+    with pytest.raises(RequestError, match="96 columns cannot be rounded to 4 bits: not a multiple of 64"):
+        quantize_head(open_head(saved(tmp_path / "head")), tmp_path / "small", 4)
+    assert not (tmp_path / "small").exists()
 
 
 @pytest.mark.parametrize("bits", [8, 4])
