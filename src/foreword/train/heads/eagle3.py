@@ -149,7 +149,7 @@ class Eagle3Head(TapsHead):
 
     def _cast(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return all weights except the output matrix in `dtype`; gradients flow through."""
-        matrices: Mapping[str, Tensor] = self.matrices
+        matrices: dict[str, Tensor] = {**self.matrices}
         if self.round_bits is not None:
             matrices = {name: rounded_through(matrix, self.round_bits) for name, matrix in matrices.items()}
         return {name: tensor.to(dtype) for name, tensor in {**matrices, **self.norms}.items()}
