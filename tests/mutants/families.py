@@ -209,8 +209,8 @@ FAMILY_MUTANTS = (
         "8-bit floats of a module are read without their scales",
         "models/heads/files.py",
         "HeadFiles._floats",
-        "if scales:\n    return self._unpacked(name, stored, scales)",
-        "if False:\n    return self._unpacked(name, stored, scales)",
+        "if parts:\n    return self._unpacked(name, stored, parts)",
+        "if False:\n    return self._unpacked(name, stored, parts)",
         (f"{MODULES}::test_a_module_in_8_bit_floats_is_unpacked",),
     ),
     Mutant(
