@@ -13,6 +13,7 @@ from foreword.acceptance.judge import judge
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.kv.chunks import NO_STATES, StateSizes
 from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import Draft, stack
 from helpers.history_target import HistoryTarget
@@ -28,7 +29,9 @@ class CheckedTarget(HistoryTarget):
 
     def __init__(self, saboteur: Saboteur, vocab_size: int = 13, context_length: int = 96) -> None:
         super().__init__(vocab_size)
-        self.config: Any = SimpleNamespace(num_layers=1, vocab_size=vocab_size, context_length=context_length)
+        self.config: Any = SimpleNamespace(
+            num_layers=1, recurrent=None, vocab_size=vocab_size, context_length=context_length
+        )
         self.saboteur = saboteur
         self.contradictions: list[str] = []
         self.most_rows = 0  # of any pass
@@ -36,7 +39,9 @@ class CheckedTarget(HistoryTarget):
     def kv_rows(self) -> RowSpec:
         return PRETEND_ROWS
 
-    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> PretendStore:
+    def new_kv_store(
+        self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
+    ) -> PretendStore:
         assert page_size == self.page_size
         self.memory.clear()
         return PretendStore(num_pages, page_size, extra)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from foreword.backends.batch import BatchArrays, ForwardBatch, ForwardOutput
+from foreword.kv.chunks import NO_STATES, StateSizes
 from foreword.kv.spec import RowSpec
 from helpers.pretend_store import PRETEND_ROWS, PretendStore
 
@@ -24,7 +25,9 @@ class MarkovDecoder:
     def __init__(self, logits: np.ndarray) -> None:
         """`logits` [vocab, vocab, own vocab], by the last token but one and the last; ids beyond are padding."""
         self.logits = logits.astype(np.float32)
-        self.config: Any = SimpleNamespace(num_layers=1, vocab_size=logits.shape[2], context_length=64)
+        self.config: Any = SimpleNamespace(
+            num_layers=1, recurrent=None, vocab_size=logits.shape[2], context_length=64
+        )
         self.device = torch.device("cpu")
         self._memory = np.empty(0, np.int64)
         self._page_size = 0
@@ -32,7 +35,9 @@ class MarkovDecoder:
     def kv_rows(self) -> RowSpec:
         return PRETEND_ROWS
 
-    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> PretendStore:
+    def new_kv_store(
+        self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
+    ) -> PretendStore:
         self._page_size = page_size
         self._memory = np.full(num_pages * page_size, -(10**9))
         return PretendStore(num_pages, page_size, extra)

@@ -17,6 +17,7 @@ from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
 from foreword.engine.requests.answer import RequestLimits
 from foreword.engine.requests.request import Request
+from foreword.kv.chunks import NO_STATES, StateSizes
 from foreword.kv.paged_cache import PagedCache
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
@@ -51,22 +52,29 @@ def with_all_logits(batch: ForwardBatch) -> ForwardBatch:
 
 def all_logits(decoder: Decoder, tokens: Sequence[int]) -> torch.Tensor:
     """Logits after every token of one text, in one pass on fresh memory: float32 [tokens, vocab]."""
-    cache = PagedCache(-(-len(tokens) // 16))
-    runner = ModelRunner.allocate(decoder, cache.pool.num_pages, cache.page_size)
+    states = states_for(decoder, 1)
+    cache = PagedCache(-(-len(tokens) // 16), states=states)
+    runner = ModelRunner.allocate(decoder, cache.pool.num_pages, cache.page_size, states=states)
     with Transaction(cache, [PassEntry.of(make_request(cache, tokens), len(tokens))]) as transaction:
         return runner.forward(with_all_logits(transaction.batch([Draft()]))).logits.cpu()
 
 
 def fragmented_cache(decoder: Decoder, num_pages: int, seed: int) -> tuple[ModelRunner, PagedCache]:
     """The decoder with fresh memory, and a cache for it whose free pages come in random order."""
-    cache = PagedCache(num_pages)
+    states = states_for(decoder, num_pages)
+    cache = PagedCache(num_pages, states=states)
     churn = [cache.open() for _ in range(num_pages)]
     for sequence in churn:
         cache.reserve(sequence, 1)
     random.Random(seed).shuffle(churn)
     for sequence in churn:
         cache.close(sequence)
-    return ModelRunner.allocate(decoder, num_pages, cache.page_size), cache
+    return ModelRunner.allocate(decoder, num_pages, cache.page_size, states=states), cache
+
+
+def states_for(decoder: Decoder, sequences: int, checkpoints: int = 4) -> StateSizes:
+    """What recurrent layers need; nothing where there are none."""
+    return NO_STATES if decoder.config.recurrent is None else StateSizes(sequences, checkpoints)
 
 
 def compute(runner: ModelRunner, cache: PagedCache, request: Request, rows: int) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.kv.chunks import NO_STATES, StateSizes
 from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
@@ -33,7 +34,9 @@ class ScriptedTarget:
         self, scripts: np.ndarray, seconds: np.ndarray, vocab_size: int, context_length: int
     ) -> None:
         """`scripts` and `seconds` are int64 [scripts, length]."""
-        self.config = SimpleNamespace(num_layers=1, vocab_size=vocab_size, context_length=context_length)
+        self.config = SimpleNamespace(
+            num_layers=1, recurrent=None, vocab_size=vocab_size, context_length=context_length
+        )
         self._scripts = torch.from_numpy(scripts)
         self._seconds = torch.from_numpy(seconds)
         self._noise = torch.randn(256, vocab_size, generator=torch.Generator().manual_seed(0))
@@ -42,7 +45,9 @@ class ScriptedTarget:
     def kv_rows(self) -> RowSpec:
         return PRETEND_ROWS
 
-    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> PretendStore:
+    def new_kv_store(
+        self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
+    ) -> PretendStore:
         self._page_size = page_size
         self._memory = torch.full((num_pages * page_size,), -(10**9))
         return PretendStore(num_pages, page_size, extra)

@@ -33,6 +33,64 @@ _DEEPSEEK = {
     "topk_group": 2,
 }
 
+_DELTA = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "head_dim": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 8,
+    "max_position_embeddings": 512,
+}
+_MAMBA = {
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 10,
+    "mamba_chunk_size": 32,
+    "max_position_embeddings": 512,
+}
+_GRANITE = {
+    **_MAMBA,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "shared_intermediate_size": 40,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 5.0,
+}
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_5": ("Qwen3_5", _DELTA),
+    "qwen3_5_moe": (
+        "Qwen3_5Moe",
+        {**_DELTA, **_MOE, "num_experts": 5, "shared_expert_intermediate_size": 40},
+    ),
+    "qwen3_next": (
+        "Qwen3Next",
+        {**_DELTA, **_MOE, "num_experts": 5, "shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
+    ),
+    "granite_hybrid": ("GraniteMoeHybrid", {**_GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "granite_dense": (
+        "GraniteMoeHybrid",
+        {**_GRANITE, "num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
+    "bamba": ("Bamba", {**_MAMBA, "attn_layer_indices": [1]}),
+    "lfm2": (
+        "Lfm2",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_multiple_of": 16,
+            "norm_eps": 1e-5,
+            "max_position_embeddings": 512,
+        },
+    ),
+}
+"""Families with recurrent layers."""
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": WINDOW}),
     "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
@@ -145,8 +203,8 @@ def make_family(directory: Path, family: str, **overrides: Any) -> tuple[Path, n
     """A checkpoint, and the model of transformers that it was saved from."""
     import transformers
 
-    name, settings = FAMILIES[family]
-    config_class = "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config"
+    name, settings = (FAMILIES | HYBRIDS)[family]
+    config_class = f"{name}TextConfig" if name in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else f"{name}Config"
     config = getattr(transformers, config_class)(**(_BASE | settings | overrides))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(len(family))

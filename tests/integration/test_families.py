@@ -23,7 +23,7 @@ from foreword.speculation.transaction import Transaction
 from foreword.speculation.verdict import Verdict
 from helpers.cpu import STATUS
 from helpers.family_gguf import ARCHITECTURES, write_family_gguf
-from helpers.passes import all_logits, compute, fragmented_cache, make_request, torch_decoder
+from helpers.passes import all_logits, compute, fragmented_cache, make_request, states_for, torch_decoder
 from helpers.ranks import PlantedError, fail_once, on_ranks, start_ranks
 from helpers.tiny_families import FAMILIES, YARN, make_family
 from helpers.trees import random_tokens, random_tree, root_path
@@ -107,8 +107,9 @@ def check_chunks_and_trees(family: Family, decoder: Decoder) -> None:
 
 def test_a_prefix_that_was_found_is_as_good_as_one_that_was_computed(family: Family):
     prompt = random_tokens(random.Random(5), 40)
-    cache = PagedCache(8, prefix_caching=True)
-    runner = ModelRunner.allocate(family.decoder, 8, cache.page_size)
+    states = states_for(family.decoder, 2)
+    cache = PagedCache(8, prefix_caching=True, states=states)
+    runner = ModelRunner.allocate(family.decoder, 8, cache.page_size, states=states)
     compute(runner, cache, make_request(cache, prompt[:36]), 36)
     second = make_request(cache, prompt)
     cache.close(second.kv)

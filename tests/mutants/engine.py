@@ -168,8 +168,8 @@ ENGINE_MUTANTS = (
         "a fork shares the page that it goes on writing",
         "kv/paged_cache.py",
         "PagedCache.fork",
-        "min(rows, self._moves.settled(sequence)) // self.page_size",
-        "self.pages_for(min(rows, self._moves.settled(sequence)))",
+        "final // self.page_size",
+        "self.pages_for(final)",
         (WORLDS,),
     ),
     Mutant(

@@ -93,7 +93,7 @@ WINDOW_MUTANTS = (
         10,
         "pages are published with the rows of guesses",
         "kv/paged_cache.py",
-        "PagedCache.publish",
+        "PagedCache._publish_pages",
         "self._moves.settled(sequence)",
         "sequence.computed",
         ("tests/integration/test_engine_model_check.py::test_worlds_with_windows_beside_the_guesses",),

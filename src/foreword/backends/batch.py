@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from foreword.kv.chunks import Chunk
 from foreword.kv.states import States
 
 MAX_DRAFT_NODES = 64
@@ -128,6 +129,18 @@ class BatchArrays(NamedTuple):
         return BatchArrays(*views)
 
 
+class RequestChunks(NamedTuple):
+    """States and rings of recurrent layers that a request's rows read and write."""
+
+    begin: int  # position of the request's first row
+    run: int  # committed tokens; draft nodes follow
+    # The chunk that is read. Its ring has the rows from `read.start` to `begin`; new ones of its positions follow.
+    read: Chunk
+    entered: tuple[
+        Chunk, ...
+    ]  # later chunks whose states are written; the last one's ring gets the newest rows
+
+
 @dataclass(frozen=True)
 class ForwardBatch:
     """Rows of one target pass: prompt chunks, plain tokens, chains and trees of many requests, ragged.
@@ -153,6 +166,9 @@ class ForwardBatch:
     drawn_before: Tensor | None = None
     # [requests], adapter slots, on the host; 0 or empty: the base model
     adapters: tuple[int, ...] = ()
+    # recurrent layers, on the host; empty: there are none
+    chunks: tuple[RequestChunks, ...] = ()  # [requests]
+    ring_copies: tuple[tuple[int, int], ...] = ()  # (from, to) physical rows of rings; executed first
 
     @staticmethod
     def of(arrays: BatchArrays, taps: tuple[Tap, ...] = ()) -> "ForwardBatch":

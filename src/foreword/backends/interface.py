@@ -12,6 +12,7 @@ from torch import Tensor
 from foreword.acceptance.batch import Records
 from foreword.acceptance.transfer import HostCopy
 from foreword.backends.batch import BatchArrays, ForwardBatch, ForwardOutput, Ints
+from foreword.kv.chunks import NO_STATES, StateSizes
 from foreword.kv.spec import PageSpec, RowSpec
 from foreword.kv.states import States
 from foreword.models.adapters import Lora
@@ -308,8 +309,10 @@ class Decoder(Protocol):
         """Return the KV rows of a token."""
         ...
 
-    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> KvStore:
-        """Allocate memory for this decoder's rows and the `extra` ones, on its device."""
+    def new_kv_store(
+        self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
+    ) -> KvStore:
+        """Allocate memory for this decoder's rows, the `extra` ones, and states of recurrent layers."""
         ...
 
     def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:

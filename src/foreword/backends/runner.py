@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 from foreword.backends.batch import ForwardBatch, ForwardOutput, known_ids
 from foreword.backends.interface import Decoder, KvStore
 from foreword.errors import RequestError
+from foreword.kv.chunks import NO_STATES, StateSizes
 from foreword.kv.spec import PageSpec, RowSpec
 
 
@@ -27,10 +28,11 @@ class ModelRunner:
         page_size: int,
         extra: Sequence[RowSpec] = (),
         vocab_size: int | None = None,
+        states: StateSizes = NO_STATES,
     ) -> "ModelRunner":
         """Create a decoder's KV store. Without `vocab_size` every row of its embedding counts as a token."""
         try:
-            store = decoder.new_kv_store(num_pages, page_size, extra)
+            store = decoder.new_kv_store(num_pages, page_size, extra, states)
         except torch.OutOfMemoryError:
             size = PageSpec(decoder.kv_rows(), tuple(extra)).bytes_per_row * page_size * num_pages / 2**30
             raise RequestError(

@@ -25,13 +25,14 @@ class Part(Enum):
     GELU = "GeGLU"
     SINKS = "attention sinks"
     CLAMPED = "experts with biases and clamped activations"
+    RECURRENT = "recurrent layers"
     MIXED = "layers of different kinds"
 
 
 SUPPORTED: dict[str, frozenset[Part]] = {
     "torch": frozenset(Part),
-    "cpu": frozenset(Part) - {Part.LATENT, Part.GATED, Part.SINKS, Part.CLAMPED},
-    "cuda": frozenset(Part) - {Part.GATED},
+    "cpu": frozenset(Part) - {Part.LATENT, Part.GATED, Part.SINKS, Part.CLAMPED, Part.RECURRENT},
+    "cuda": frozenset(Part) - {Part.GATED, Part.RECURRENT},
     "training": frozenset(),
 }
 """Supported features by backend; `training` means the trainer's own passes."""
@@ -78,7 +79,10 @@ def require_supported(config: ModelConfig, backend: str) -> LayerSpec:
 
 
 def _layer_parts(layer: LayerSpec, config: ModelConfig) -> Iterator[Part]:
-    yield from _attention_parts(layer.attention, config)
+    if layer.recurrent is None:
+        yield from _attention_parts(layer.attention, config)
+    else:
+        yield Part.RECURRENT
     if (experts := layer.mlp.experts) is not None:
         yield Part.EXPERTS
         if experts.bias or experts.clamp is not None:

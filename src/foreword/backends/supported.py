@@ -61,6 +61,8 @@ def _always(family: Architecture) -> set[Part]:
         Part.CLAMPED: experts is not None and (experts.bias or experts.clamp is not None),
         Part.LATENT: family.is_latent,
         Part.SINKS: family.has_sinks,
+        Part.GATED: family.has_gated_attention,
+        Part.RECURRENT: family.recurrent is not None,
         Part.CAPS: scales.attention_cap is not None,
         Part.NORMS: family.norms is not Norms.BEFORE,
         Part.WIDE_NORM: family.wide_qk_norm,

@@ -28,6 +28,7 @@ from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
 from foreword.engine.text import Vocabulary
 from foreword.errors import RequestError
+from foreword.kv.chunks import NO_STATES, StateSizes
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftTask
@@ -278,7 +279,9 @@ class FreePasses:
     def kv_rows(self) -> RowSpec:
         return RowSpec(DECODER_ROWS, num_layers=1, num_kv_heads=1, head_dim=1)
 
-    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> KvStore:
+    def new_kv_store(
+        self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
+    ) -> KvStore:
         return cast(KvStore, _NoBytes(PageSpec.of(self.kv_rows(), extra), num_pages, page_size))
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:

@@ -29,6 +29,7 @@ def _findings(model: str) -> dict[str, object]:
     from foreword import __version__
     from foreword.backends.choice import choose_backend, fitted, pick_device
     from foreword.backends.loading import is_shape_invariant
+    from foreword.backends.states import state_spec
     from foreword.engine.drafting.default_speculation import choose_speculation
     from foreword.kernels.native import choose_isa, choose_threads, native_status
     from foreword.models.heads.shipped import find_head
@@ -43,6 +44,7 @@ def _findings(model: str) -> dict[str, object]:
     because = guessing.reason
     if checkpoint is None:
         because = f"{model} is not here yet: `foreword pull {model}` tells whether a head was trained for it; {because}"
+    states = None if checkpoint is None else state_spec(checkpoint.config, choice.torch_dtype.itemsize)
     numbers = choice.form.name if choice.form is not None else str(choice.torch_dtype).removeprefix("torch.")
     return {
         "version": __version__,
@@ -60,6 +62,7 @@ def _findings(model: str) -> dict[str, object]:
         "torch_threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
         "models_in": str(cache_directory()),
+        **({} if states is None else {"state_megabytes": round(states.bytes_per_state / 1e6, 1)}),
     }
 
 

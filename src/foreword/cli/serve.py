@@ -124,6 +124,11 @@ class EngineOptions:
         None,
         "Size of the KV cache, such as 2G or 512M. Default: 1G; on a GPU what --gpu-memory-utilization leaves.",
     )
+    state_cache_bytes: str | None = option(
+        None,
+        "Size of the states of recurrent layers kept for the prefix cache, such as 2G. Default: a quarter of the KV"
+        " cache.",
+    )
     gpu_memory_utilization: float = option(0.9, "Fraction of GPU memory for weights, passes and KV together.")
     enforce_eager: bool = flag("Capture no CUDA graphs: quicker start, slower steps.")
     enable_prefix_caching: bool = option(True, "Reuse the KV of equal prefixes, within an API key.")
@@ -148,9 +153,9 @@ class EngineOptions:
         }
         if self.max_num_batched_tokens is not None:
             config["max_num_batched_tokens"] = self.max_num_batched_tokens
-        if self.kv_cache_memory_bytes is not None:
-            size = memory_size("--kv-cache-memory-bytes", self.kv_cache_memory_bytes)
-            config["kv_cache_memory_bytes"] = size
+        for name in ("kv_cache_memory_bytes", "state_cache_bytes"):
+            if (size := getattr(self, name)) is not None:
+                config[name] = memory_size(f"--{name.replace('_', '-')}", size)
         return config
 
 

@@ -8,13 +8,15 @@ from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import Decoder
 from foreword.backends.memory import device_memory, peak_bytes
 from foreword.backends.runner import ModelRunner
+from foreword.backends.states import state_spec
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.drafting.drafter_pool import Build
 from foreword.engine.policy.steering import Steering
 from foreword.errors import RequestError
+from foreword.kv.chunks import NO_STATES, RING_ROWS, StateSizes
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
-from foreword.kv.spec import PageSpec, RowSpec
+from foreword.kv.spec import ITEM_BYTES, PageSpec, RowSpec, StateSpec
 from foreword.speculation.draft import NO_DRAFT
 from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.protocols import Policy
@@ -40,13 +42,25 @@ def memory_for_kv(target: Decoder, utilization: float, max_rows: int) -> int | N
 
 def _largest_pass(target: Decoder, rows: int) -> int:
     """Return the activation bytes of a pass over this many prompt tokens."""
-    cache = PagedCache(-(-rows // PAGE_SIZE))
-    runner = ModelRunner.allocate(target, cache.pool.num_pages, PAGE_SIZE)
+    states = NO_STATES if target.config.recurrent is None else StateSizes(1)
+    cache = PagedCache(-(-rows // PAGE_SIZE), states=states)
+    runner = ModelRunner.allocate(target, cache.pool.num_pages, PAGE_SIZE, states=states)
     sequence = cache.open()
     cache.reserve(sequence, rows)
+    cache.enter_chunk(sequence, rows)
     prompt = SequenceRows(sequence, [0] * rows, rows, NO_DRAFT)
     batch = BatchBuffers(entries=0).lay_out(cache, [prompt], ())
     return peak_bytes(target.device, lambda: runner.forward(batch))
+
+
+def target_states(target: Decoder) -> StateSpec | None:
+    """Return what the target's recurrent layers keep; None: there are none."""
+    return state_spec(target.config, ITEM_BYTES[target.kv_rows().dtype])
+
+
+def _sequence_bytes(spec: StateSpec) -> int:
+    """Return the bytes of one running request: two states and rings, while a pass enters a chunk."""
+    return 2 * (spec.bytes_per_state + RING_ROWS * spec.bytes_per_row)
 
 
 KV_BYTES = 1 << 30
@@ -60,6 +74,8 @@ class EngineConfig:
     # Upper bound of KV memory. None: what `gpu_memory_utilization` leaves on a GPU; 1 GiB on a CPU, allocated
     # lazily.
     kv_cache_memory_bytes: int | None = None
+    # Upper bound of the states that recurrent layers keep for the prefix cache. None: a quarter of the KV memory.
+    state_cache_bytes: int | None = None
     gpu_memory_utilization: float = 0.9  # fraction of GPU memory for weights, activations and KV
     max_model_len: int | None = None  # limit of prompt + answer tokens; None: what model and cache allow
     # Tokens per target pass, including draft tokens; longer prompts take several passes.
@@ -103,14 +119,37 @@ class EngineConfig:
         room = memory_for_kv(target, self.gpu_memory_utilization, self.max_num_batched_tokens)
         return replace(self, kv_cache_memory_bytes=room)
 
+    def state_sizes(self, target: Decoder) -> StateSizes:
+        """Return the states for running requests, within half of the KV memory, and for the prefix cache."""
+        spec = target_states(target)
+        if spec is None:
+            return NO_STATES
+        affordable = self.kv_bytes // 2 // _sequence_bytes(spec)
+        if affordable < 2:
+            raise RequestError(
+                f"kv_cache_memory_bytes must be at least {4 * _sequence_bytes(spec)}, twice the states of two requests"
+            )
+        # One more than run: a prompt that is kept for its siblings.
+        sequences = min(affordable, 1 + min(self.max_num_seqs, self.max_num_batched_tokens))
+        budget = self.kv_bytes // 4 if self.state_cache_bytes is None else self.state_cache_bytes
+        return StateSizes(sequences, budget // spec.bytes_per_state if self.enable_prefix_caching else 0)
+
     def num_pages(self, target: Decoder, extra: Sequence[RowSpec] = ()) -> int:
         """Return the number of KV pages for this model and the `extra` rows of drafters."""
         page_bytes = PageSpec(target.kv_rows(), tuple(extra)).bytes_per_row * PAGE_SIZE
-        affordable = self.kv_bytes // page_bytes
+        affordable = (self.kv_bytes - self._state_bytes(target)) // page_bytes
         if affordable < 1:
             raise RequestError(f"kv_cache_memory_bytes must be at least {page_bytes}, one page of KV")
         useful = -(-target.config.context_length // PAGE_SIZE) * self.max_num_seqs
         return min(affordable, useful)
+
+    def _state_bytes(self, target: Decoder) -> int:
+        """Return the KV memory that states take: running requests', and checkpoints' if they have no budget."""
+        spec, sizes = target_states(target), self.state_sizes(target)
+        if spec is None:
+            return 0
+        kept = sizes.checkpoints * spec.bytes_per_state if self.state_cache_bytes is None else 0
+        return sizes.sequences * _sequence_bytes(spec) + kept
 
     def context_length(self, target: Decoder, extra: Sequence[RowSpec] = ()) -> int:
         """Return the maximum number of prompt and answer tokens."""

@@ -65,9 +65,17 @@ class EngineCore:
         num_pages = config.num_pages(target, needs.rows)
         self.max_model_len = config.context_length(target, needs.rows)
         self.target = target
-        self.runner = ModelRunner.allocate(target, num_pages, PAGE_SIZE, needs.rows, vocabulary.size)
+        states = config.state_sizes(target)
+        self.runner = ModelRunner.allocate(
+            target, num_pages, PAGE_SIZE, needs.rows, vocabulary.size, states=states
+        )
         window = None if needs.rows else target.kv_rows().window  # drafter rows are not windowed
-        self.cache = PagedCache(num_pages, prefix_caching=config.enable_prefix_caching, window=window)
+        self.cache = PagedCache(
+            num_pages, prefix_caching=config.enable_prefix_caching, window=window, states=states
+        )
+        max_running = (
+            min(config.max_num_seqs, states.sequences - 1) if states.sequences else config.max_num_seqs
+        )
         self.max_rows = config.max_num_batched_tokens  # row budget of a pass
         self._clock = parts.clock
         self._stepper = Stepper(
@@ -86,7 +94,7 @@ class EngineCore:
         self._lookahead = LookaheadGate(self._policy, self._stepper.faults)
         self.scheduler = Scheduler(
             self.cache,
-            SchedulerSizes(config.max_num_batched_tokens, config.max_num_seqs, config.max_step_seconds),
+            SchedulerSizes(config.max_num_batched_tokens, max_running, config.max_step_seconds),
             self._policy,
             self._stepper.situation,
             self._stepper.faults,
@@ -288,6 +296,7 @@ class EngineCore:
             services=self.scheduler.by_service(),
             control=self._report(),
             **self._compiled(),
+            **self._kept_states(),
         )
 
     def _compiled(self) -> dict[str, Any]:
@@ -295,6 +304,18 @@ class EngineCore:
             return {}
         counts = {f"passes_{name}": count for name, count in asdict(kernels.passes).items()}
         return counts | {"kernels_loaded": kernels.loaded, "kernels_pending": kernels.pending}
+
+    def _kept_states(self) -> dict[str, Any]:
+        if (chunks := self.cache.chunks) is None:
+            return {}
+        counts = chunks.counts
+        return {
+            "states": chunks.sizes.states,
+            "states_used": chunks.states_used,
+            "state_checkpoints": chunks.num_checkpoints,
+            "state_hits": counts.hits,
+            "state_evictions": counts.evicted,
+        }
 
     def _report(self) -> ControlReport | None:
         with self._stepper.faults.suppressed("report"):

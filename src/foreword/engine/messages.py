@@ -168,6 +168,13 @@ class EngineStats:
     passes_captured: int = 0
     passes_eager: int = 0
     passes_cold: int = 0
+    # Of recurrent layers: states in all, those held, those kept for the prefix cache; requests that began with one,
+    # and states dropped from the prefix cache to keep others.
+    states: int = 0
+    states_used: int = 0
+    state_checkpoints: int = 0
+    state_hits: int = 0
+    state_evictions: int = 0
 
     def later(self, seconds: float, speculating: bool) -> "EngineStats":
         """Return these statistics extended by `seconds` of wall time, with the current switch."""

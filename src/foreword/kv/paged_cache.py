@@ -1,10 +1,20 @@
 """Block tables of all requests, with provisional rows after the computed end."""
 
+import sys
 from collections.abc import Sequence
 
 from foreword.kv.block_pool import BlockPool
+from foreword.kv.chunks import (
+    CHECKPOINT_EVERY,
+    NO_STATES,
+    RING_ROWS,
+    ChunkPool,
+    StateSizes,
+    draft_room,
+    reading,
+)
 from foreword.kv.extra_rows import found_rows
-from foreword.kv.prefix_cache import PrefixCache
+from foreword.kv.prefix_cache import PrefixCache, PrefixNode
 from foreword.kv.sequence import GONE, KvSequence, RowMove, RowMoves, Window, check_sequences
 
 PAGE_SIZE = 16
@@ -26,14 +36,19 @@ class PagedCache:
         page_size: int = PAGE_SIZE,
         prefix_caching: bool = False,
         window: int | None = None,
+        states: StateSizes = NO_STATES,
     ) -> None:
-        """`window`: only this many newest rows of a sequence are read; None: all."""
+        """`window`: only this many newest rows of a sequence are read; None: all.
+
+        `states` are for recurrent layers.
+        """
         self.page_size = page_size
         self.pool = BlockPool(num_pages)
         self.prefix_caching = prefix_caching
         self.prefix_queries = 0  # tokens of opened prompts
         self.prefix_hits = 0  # tokens of these found in the cache
-        self._prefix = PrefixCache(self.pool, page_size)
+        self.chunks = ChunkPool(states, page_size) if states.sequences else None
+        self._prefix = PrefixCache(self.pool, page_size, None if self.chunks is None else self.chunks.forget)
         self._sequences: set[KvSequence] = set()
         self._moves = RowMoves()
         self._window = Window(window, page_size)
@@ -53,16 +68,29 @@ class PagedCache:
         At least the last token is left to compute, because its logits are needed. `again`: the request was preempted,
         so this does not count as a query.
         """
-        chain = self._prefix.match(tenant, tokens)
+        chain = self._match(tenant, tokens)
+        chunks = [] if self.chunks is None else self.chunks.open(chain)
         self._prefix.hold(chain)
         rows = len(chain) * self.page_size
         if self.prefix_caching and not again:
             self.prefix_queries += len(tokens)
             self.prefix_hits += rows
         pages = [node.page for node in chain]
-        sequence = KvSequence(pages, rows, rows, tenant, chain, self.prefix_caching, extra=found_rows(chain))
+        sequence = KvSequence(
+            pages, rows, rows, tenant, chain, self.prefix_caching, extra=found_rows(chain), chunks=chunks
+        )
         self._sequences.add(sequence)
         return sequence
+
+    def _match(self, tenant: str, tokens: Sequence[int]) -> list[PrefixNode]:
+        """Return the published pages with which a sequence of these tokens can begin."""
+        chain = self._prefix.match(tenant, tokens)
+        return chain if self.chunks is None else self.chunks.usable(chain)
+
+    @property
+    def can_open(self) -> bool:
+        """Whether there is a state for one more sequence."""
+        return self.chunks is None or len(self._sequences) < self.chunks.sizes.sequences
 
     @property
     def num_open(self) -> int:
@@ -74,14 +102,17 @@ class PagedCache:
 
     def matching_pages(self, tenant: str, tokens: Sequence[int]) -> int:
         """Return the number of pages that `open` would find for `tokens`, without side effects."""
-        return len(self._prefix.match(tenant, tokens))
+        return len(self._match(tenant, tokens))
 
     def idle_matching_pages(self, tenant: str, tokens: Sequence[int]) -> int:
         """Return how many of the matching pages `open` would take from `available_pages`."""
-        return sum(self._prefix.is_idle(node) for node in self._prefix.match(tenant, tokens))
+        return sum(self._prefix.is_idle(node) for node in self._match(tenant, tokens))
 
     def close(self, sequence: KvSequence) -> None:
-        """Release a sequence's pages; published ones stay until evicted."""
+        """Release a sequence's pages; published ones stay until evicted, and its newest state as a checkpoint."""
+        if self.chunks is not None:
+            self.chunks.keep(reading(sequence.chunks, sequence.computed), sequence.chain)
+            self.chunks.close(sequence.chunks)
         self._sequences.remove(sequence)
         self._moves.forget(sequence)
         self.pool.release(sequence.own_pages)
@@ -100,24 +131,32 @@ class PagedCache:
             raise ValueError(f"{rows} rows are forked and {sequence.computed} are computed")
         if not self.can_fork(sequence, rows):
             raise AssertionError("a row is forked that a pass in flight may still lose")
-        shared = min(rows, self._moves.settled(sequence)) // self.page_size
+        # A lost ring is computed again, with the KV rows of its chunk: those are not shared.
+        chunks = [] if self.chunks is None else self.chunks.fork(sequence.chunks, rows)
+        final = min(rows, self._moves.settled(sequence), *(chunk.start for chunk in chunks))
+        shared = final // self.page_size
         own = self._allocate(self.pages_for(rows) - shared)
         chain = sequence.chain[:shared]
         self._prefix.hold(chain)
         self.pool.share(page for page in sequence.pages[len(chain) : shared] if page != GONE)
         pages = sequence.pages[:shared] + own
         extra = {name: kind.fork(rows) for name, kind in sequence.extra.items()}
-        copy = KvSequence(pages, rows, rows, sequence.tenant, chain, sequence.publishes, extra=extra)
+        copy = KvSequence(
+            pages, rows, rows, sequence.tenant, chain, sequence.publishes, extra=extra, chunks=chunks
+        )
         self._sequences.add(copy)
         moved = self._moves.sources(sequence)
         for row in range(shared * self.page_size, rows):
-            self._moves.add(copy, moved.get(row, self.slot(sequence, row)), row)
+            self._moves.add(copy, moved.get(row, self._slots(sequence, row)), row)
         return copy
 
     def can_fork(self, sequence: KvSequence, rows: int) -> bool:
         """Whether the rows exist and none of them is being moved by a pass in flight."""
         first = self._moves.first_moving(sequence)
-        return (first is None or rows <= first) and self._window.holds(sequence, rows)
+        has_state = self.chunks is None or (
+            self.can_open and reading(sequence.chunks, sequence.computed).start <= rows
+        )
+        return (first is None or rows <= first) and self._window.holds(sequence, rows) and has_state
 
     def is_busy(self, sequence: KvSequence) -> bool:
         """Whether the next pass of the sequence depends on the outcome of a pass in flight."""
@@ -149,9 +188,28 @@ class PagedCache:
         later. If the same text is published already, the sequence adopts that page and releases its own, so that it
         holds all ancestors of the nodes it adds.
         """
-        if not sequence.publishes or sequence.computed // self.page_size <= len(sequence.chain):
-            return
-        full = self._window.publishable(min(self._moves.settled(sequence), len(tokens)) // self.page_size)
+        if sequence.publishes and sequence.computed // self.page_size > len(sequence.chain):
+            self._publish_pages(sequence, tokens)
+        if self.chunks is not None:
+            self._keep_states(sequence, len(tokens))
+
+    def _keep_states(self, sequence: KvSequence, length: int) -> None:
+        """Keep due states of committed chunks as checkpoints: the prompt's last one, and some before it."""
+        assert self.chunks is not None
+        current = reading(sequence.chunks, sequence.computed)
+        for chunk in sequence.chunks:
+            if chunk.start < sequence.computed and chunk.start % CHECKPOINT_EVERY == 0:
+                self.chunks.keep(chunk, sequence.chain)
+        if not sequence.has_prompt_state and sequence.computed + 1 >= length:
+            sequence.has_prompt_state = True
+            self.chunks.keep(current, sequence.chain)
+        self.chunks.drop_passed(sequence.chunks, sequence.computed)
+
+    def _publish_pages(self, sequence: KvSequence, tokens: Sequence[int]) -> None:
+        final = min(self._moves.settled(sequence), len(tokens))
+        if self.chunks is not None:  # no sequence could begin after the last state
+            final = min(final, reading(sequence.chunks, sequence.computed).start)
+        full = self._window.publishable(final // self.page_size)
         for position in range(sequence.published, full):
             first = position * self.page_size
             text = tuple(tokens[first : first + self.page_size])
@@ -214,6 +272,26 @@ class PagedCache:
         """Return the physical row of a logical one."""
         return sequence.pages[row // self.page_size] * self.page_size + row % self.page_size
 
+    def ring_slot(self, sequence: KvSequence, row: int) -> int | None:
+        """Return the physical row of a ring; None without recurrent layers, and before the current chunk."""
+        if self.chunks is None:
+            return None
+        chunk = reading(sequence.chunks, sequence.computed)
+        return None if chunk.ring is None or row < chunk.start else chunk.ring * RING_ROWS + row - chunk.start
+
+    def _slots(self, sequence: KvSequence, row: int) -> tuple[int, int | None]:
+        return self.slot(sequence, row), self.ring_slot(sequence, row)
+
+    def enter_chunk(self, sequence: KvSequence, end: int) -> None:
+        """Allocate the states that a pass over the committed rows before `end` writes; may be repeated."""
+        if self.chunks is not None:
+            self.chunks.drop_passed(sequence.chunks, sequence.computed)
+            self.chunks.extend(sequence.chunks, end)
+
+    def most_depth(self, last: int) -> int:
+        """Return the maximum depth of a draft after position `last`."""
+        return sys.maxsize if self.chunks is None else draft_room(last)
+
     def commit(self, sequence: KvSequence, run: int, path: Sequence[int]) -> None:
         """Commit the first `run` reserved rows and, after them, the rows in `path`; discard the rest.
 
@@ -222,11 +300,11 @@ class PagedCache:
         base = sequence.computed + run
         if base + (path[-1] + 1 if path else 0) > sequence.reserved:
             raise ValueError("more rows are committed than were reserved")
+        sequence.computed = base + len(path)
         if path and path[-1] >= len(path):  # nodes of other branches lie in between
             for step, node in enumerate(path):
                 if node != step:
-                    self._moves.add(sequence, self.slot(sequence, base + node), base + step)
-        sequence.computed = base + len(path)
+                    self._moves.add(sequence, self._slots(sequence, base + node), base + step)
         sequence.ahead = max(0, sequence.ahead - run)
         self.rollback(sequence, kept=1)
         self._window.give_back(self.pool, sequence)
@@ -241,6 +319,8 @@ class PagedCache:
         """Keep at most the first `rows` computed rows; the rest must be recomputed."""
         if rows < sequence.published * self.page_size:
             raise AssertionError("published rows would be computed again")
+        if self.chunks is not None and rows < sequence.chunks[0].start:
+            raise AssertionError("rows before the oldest state would be computed again")
         self._moves.cut(sequence, rows)
         sequence.computed = min(sequence.computed, rows)
         self.rollback(sequence)
@@ -251,6 +331,8 @@ class PagedCache:
         May be repeated. The page of the next `kept` rows stays: drafters may have filled their rows there.
         """
         begin = sequence.reserved = sequence.begin
+        if self.chunks is not None:
+            self.chunks.drop_from(sequence.chunks, begin)
         for kind in sequence.extra.values():
             if kind.end > sequence.computed:
                 kind.clip(sequence.computed)
@@ -281,6 +363,8 @@ class PagedCache:
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` if pages, tables, lengths, moves or published pages are inconsistent."""
+        if self.chunks is not None:
+            self.chunks.check_integrity([sequence.chunks for sequence in self._sequences])
         check_sequences(self._sequences, self.pool, self._prefix, self._moves, self.page_size)
 
     def _allocate(self, count: int) -> list[int]:

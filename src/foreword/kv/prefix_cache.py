@@ -1,7 +1,7 @@
 """Prefix cache: full pages of committed KV rows, shared within a tenant."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from foreword.kv.block_pool import BlockPool
@@ -27,7 +27,11 @@ class PrefixCache:
     the least recently used, and a leaf.
     """
 
-    def __init__(self, pool: BlockPool, page_size: int) -> None:
+    def __init__(
+        self, pool: BlockPool, page_size: int, removed: Callable[[PrefixNode], None] | None = None
+    ) -> None:
+        """`removed` is called with every node that is not published any more."""
+        self._removed = removed
         self._pool = pool
         self._page_size = page_size
         self._nodes: dict[tuple[PrefixNode | str, tuple[int, ...]], PrefixNode] = {}
@@ -84,8 +88,7 @@ class PrefixCache:
         """Free the `count` least recently used idle pages."""
         for _ in range(count):
             node, _ = self._idle.popitem(last=False)
-            del self._nodes[node.parent, node.tokens]
-            self._pool.release([node.page])
+            self._unpublish(node)
 
     def remove(self, first: PrefixNode) -> set[PrefixNode]:
         """Unpublish a page and its descendants; return the nodes. Pages in use stay with their users."""
@@ -97,16 +100,21 @@ class PrefixCache:
             if isinstance(above, PrefixNode):
                 removed.add(node)
         for node in removed:
-            del self._nodes[node.parent, node.tokens]
             self._idle.pop(node, None)
-            self._pool.release([node.page])
+            self._unpublish(node)
         return removed
 
     def clear(self) -> None:
         """Unpublish every page. Pages in use stay with their users."""
-        self._pool.release(node.page for node in self._nodes.values())
-        self._nodes.clear()
+        for node in list(self._nodes.values()):
+            self._unpublish(node)
         self._idle.clear()
+
+    def _unpublish(self, node: PrefixNode) -> None:
+        del self._nodes[node.parent, node.tokens]
+        self._pool.release([node.page])
+        if self._removed is not None:
+            self._removed(node)
 
     def published_pages(self) -> list[int]:
         """Return every page that the trie holds."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from foreword.kv.block_pool import BlockPool
+from foreword.kv.chunks import Chunk
 from foreword.kv.extra_rows import ExtraRows
 from foreword.kv.prefix_cache import PrefixCache, PrefixNode
 
@@ -33,6 +34,9 @@ class KvSequence:
     is_foreseen: bool = False  # whether the committed rows of the newest pass are known in advance
     losses: int = 0  # failed passes that voided later ones, plus one when closed
     extra: dict[str, ExtraRows] = field(default_factory=dict)  # rows of drafters in its pages, by name
+    # States of recurrent layers: the current chunk, then those that passes in flight enter. Empty: there are none.
+    chunks: list[Chunk] = field(default_factory=list)
+    has_prompt_state: bool = False  # the last state of its prompt was kept as a checkpoint
 
     @property
     def begin(self) -> int:
@@ -84,6 +88,7 @@ class RowMove:
     owner: KvSequence
     source: int  # physical row
     row: int  # logical row of the owner
+    ring_source: int | None = None  # physical row of a ring; None: no recurrent layers
 
 
 _Moves = dict[KvSequence, list[RowMove]]
@@ -102,13 +107,13 @@ class RowMoves:
         """Moves that the next pass must execute."""
         return tuple(move for moves in self._pending.values() for move in moves)
 
-    def add(self, owner: KvSequence, source: int, row: int) -> None:
-        """Add a move of the owner's `row` from the physical row `source`; rows are ascending."""
-        self._pending.setdefault(owner, []).append(RowMove(owner, source, row))
+    def add(self, owner: KvSequence, source: tuple[int, int | None], row: int) -> None:
+        """Add a move of the owner's `row` from physical rows of a page and a ring; rows are ascending."""
+        self._pending.setdefault(owner, []).append(RowMove(owner, source[0], row, source[1]))
 
-    def sources(self, owner: KvSequence) -> dict[int, int]:
-        """Return logical row -> physical row of the owner's pending moves."""
-        return {move.row: move.source for move in self._pending.get(owner, ())}
+    def sources(self, owner: KvSequence) -> dict[int, tuple[int, int | None]]:
+        """Return logical row -> physical rows of the owner's pending moves."""
+        return {move.row: (move.source, move.ring_source) for move in self._pending.get(owner, ())}
 
     def take(self) -> list[RowMove]:
         """Hand all moves of all owners to a pass, since it may write the pages they come from."""

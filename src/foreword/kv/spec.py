@@ -44,6 +44,32 @@ class RowSpec:
 
 
 @dataclass(frozen=True)
+class StateSpec:
+    """What recurrent layers keep: per token a row in a ring, per chunk a state."""
+
+    num_layers: int
+    channels: int  # numbers that enter the convolution
+    kernel: int  # positions that the convolution reads
+    heads: int
+    value_dim: int
+    key_heads: int = 0  # 0: no state but the convolution's inputs
+    key_dim: int = 0
+    item_bytes: int = 4  # of a convolution input; the other numbers are float32
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Bytes of one ring row over all layers."""
+        numbers = self.key_heads * self.key_dim + self.heads * (self.value_dim + 1)
+        return self.num_layers * (self.channels * self.item_bytes + 4 * numbers)
+
+    @property
+    def bytes_per_state(self) -> int:
+        """Bytes of one state over all layers."""
+        inputs = (self.kernel - 1) * self.channels * self.item_bytes
+        return self.num_layers * (inputs + 4 * self.heads * self.key_dim * self.value_dim)
+
+
+@dataclass(frozen=True)
 class PageSpec:
     """All rows of one token: the decoder's, and those of drafters in the same pages.
 

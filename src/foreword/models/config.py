@@ -1,5 +1,6 @@
 """Format-independent description of a decoder."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -128,6 +129,48 @@ class AttentionSpec:
         return self.num_kv_heads, self.head_dim, None
 
 
+class Recurrence(Enum):
+    """How a recurrent layer mixes positions, after its short convolution."""
+
+    DELTA = "gated delta rule"  # Qwen3-Next, Qwen3.5
+    SSM = "Mamba-2"
+    NONE = "short convolution"  # LFM2
+
+
+@dataclass(frozen=True)
+class RecurrentSpec:
+    """Mixing of positions by a convolution over the newest ones and a state, instead of attention.
+
+    The state of a head is a matrix [key_dim, value_dim]. `Recurrence.NONE` has no state, and one head.
+    """
+
+    kind: Recurrence
+    kernel: int  # positions that the convolution reads, the token's own included
+    heads: int  # value heads
+    value_dim: int
+    key_heads: int = 0  # divides `heads`
+    key_dim: int = 0
+    conv_bias: bool = False
+    bias: bool = False  # of the input and output projections
+    norm_groups: int = 1  # groups of the norm after Mamba-2, each normalised alone
+    time_limits: tuple[float, float] = (0.0, math.inf)  # of Mamba-2's time steps
+
+    @property
+    def value_width(self) -> int:
+        """Total width of all values."""
+        return self.heads * self.value_dim
+
+    @property
+    def key_width(self) -> int:
+        """Total width of all keys, and of all queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def channels(self) -> int:
+        """Numbers per token that enter the convolution: queries, keys and values."""
+        return 2 * self.key_width + self.value_width
+
+
 class Scores(Enum):
     """Score function of a router."""
 
@@ -193,12 +236,13 @@ class Norms(Enum):
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One layer: attention, then the MLP, each added to the residual stream."""
+    """One layer: attention or recurrence, then the MLP, each added to the residual stream."""
 
     attention: AttentionSpec
     mlp: MlpSpec
     norms: Norms = Norms.BEFORE
     residual_scale: float = 1.0  # factor of sublayer outputs (Granite)
+    recurrent: RecurrentSpec | None = None  # replaces attention; None: attention
 
 
 @dataclass(frozen=True)
@@ -224,9 +268,25 @@ class ModelConfig:
     @property
     def widest_window(self) -> int | None:
         """Largest window of any layer; None: some layer has full attention."""
-        windows = [layer.attention.window for layer in self.layers]
+        windows = [layer.attention.window for layer in self.layers if layer.recurrent is None]
         found = [window for window in windows if window is not None]
-        return max(found) if len(found) == len(windows) else None
+        return max(found, default=None) if len(found) == len(windows) else None
+
+    @property
+    def recurrent(self) -> RecurrentSpec | None:
+        """The common recurrence of its recurrent layers; None: all layers have attention."""
+        found = {layer.recurrent for layer in self.layers if layer.recurrent is not None}
+        if len(found) > 1:
+            raise CheckpointError(
+                f"the recurrent layers of this {self.architecture} model differ; use another"
+            )
+        return found.pop() if found else None
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """[layers], the number of each layer among those with attention, or among the recurrent ones."""
+        kinds = [layer.recurrent is None for layer in self.layers]
+        return tuple(kinds[:index].count(kind) for index, kind in enumerate(kinds))
 
     @property
     def layer(self) -> LayerSpec:

@@ -2,7 +2,15 @@
 
 from typing import NamedTuple
 
-from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, Norms
+from foreword.models.config import (
+    AttentionSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelConfig,
+    Norms,
+    Recurrence,
+    RecurrentSpec,
+)
 
 FINAL_NORM = "model.norm.weight"
 
@@ -56,11 +64,12 @@ def expected_shapes(config: ModelConfig) -> Shapes:
 def layer_shapes(layer: LayerSpec, hidden: int) -> Shapes:
     """Return name and shape of every tensor of a layer."""
     shapes: Shapes = {f"{name}.weight": (hidden,) for name in norm_names(layer) if name is not None}
-    if layer.attention.latent is None:
+    if layer.recurrent is not None:
+        shapes |= _recurrent_shapes(layer.recurrent, hidden)
+    elif layer.attention.latent is None:
         shapes |= _attention_shapes(layer.attention, hidden)
     else:
         shapes |= _latent_shapes(layer.attention, hidden)
-    shapes |= _linear("self_attn.o_proj", hidden, layer.attention.output_width, layer.attention.output_bias)
     if layer.mlp.experts is None:
         return shapes | _mlp_shapes("mlp.", layer.mlp, hidden)
     return shapes | _experts_shapes(layer.mlp, hidden)
@@ -71,11 +80,39 @@ def _linear(name: str, rows: int, columns: int, bias: bool) -> Shapes:
     return shapes | ({f"{name}.bias": (rows,)} if bias else {})
 
 
+def recurrent_inputs(spec: RecurrentSpec) -> dict[str, int]:
+    """Return the input projections of a recurrent layer and their widths, in the order of their outputs."""
+    values, heads = spec.value_width, spec.heads
+    match spec.kind:
+        case Recurrence.DELTA:
+            return {"in_proj_qkv": spec.channels, "in_proj_z": values, "in_proj_b": heads, "in_proj_a": heads}
+        case Recurrence.SSM:
+            return {"in_proj_qkv": spec.channels, "in_proj_z": values, "in_proj_a": heads}
+        case Recurrence.NONE:
+            return {"in_proj": 3 * values}
+
+
+def _recurrent_shapes(spec: RecurrentSpec, hidden: int) -> Shapes:
+    shapes: Shapes = {"linear_attn.conv1d.weight": (spec.channels, 1, spec.kernel)}
+    if spec.conv_bias:
+        shapes["linear_attn.conv1d.bias"] = (spec.channels,)
+    for name, rows in recurrent_inputs(spec).items():
+        shapes |= _linear(f"linear_attn.{name}", rows, hidden, spec.bias)
+    if spec.kind is not Recurrence.NONE:
+        shapes |= {f"linear_attn.{name}": (spec.heads,) for name in ("A_log", "dt_bias")}
+        width = spec.value_dim if spec.kind is Recurrence.DELTA else spec.value_width
+        shapes["linear_attn.norm.weight"] = (width,)
+    if spec.kind is Recurrence.SSM:
+        shapes["linear_attn.D"] = (spec.heads,)
+    return shapes | _linear("linear_attn.out_proj", hidden, spec.value_width, spec.bias)
+
+
 def _attention_shapes(spec: AttentionSpec, hidden: int) -> Shapes:
     shapes = {
         **_linear("self_attn.q_proj", spec.query_rows, hidden, spec.bias),
         **_linear("self_attn.k_proj", spec.kv_width, hidden, spec.bias),
         **_linear("self_attn.v_proj", spec.kv_width, hidden, spec.bias),
+        **_linear("self_attn.o_proj", hidden, spec.output_width, spec.output_bias),
     }
     if spec.sinks:
         shapes["self_attn.sinks"] = (spec.num_heads,)
@@ -96,6 +133,7 @@ def _latent_shapes(spec: AttentionSpec, hidden: int) -> Shapes:
             spec.num_heads * (latent.nope_dim + latent.value_dim),
             latent.kv_rank,
         ),
+        **_linear("self_attn.o_proj", hidden, spec.output_width, spec.output_bias),
     }
     if latent.query_rank is None:
         return shapes | {"self_attn.q_proj.weight": (spec.query_width, hidden)}

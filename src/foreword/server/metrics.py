@@ -32,6 +32,8 @@ _ENGINE_GAUGES = {
     ),
     "kernels_loaded": ("gpu_kernels_loaded", "Kernels that are compiled and loaded on the GPU."),
     "kernels_pending": ("gpu_kernels_pending", "Kernels that are being compiled."),
+    "states_used": ("recurrent_states_used", "States of recurrent layers in use."),
+    "state_checkpoints": ("recurrent_state_checkpoints", "States that the prefix cache keeps."),
 }
 _ENGINE_TOTALS = {
     "preemptions": ("num_preemptions", "Times that an answer lost its KV to others."),
@@ -40,6 +42,8 @@ _ENGINE_TOTALS = {
     "steps": ("engine_steps", "Steps of the engine."),
     "passes_captured": ("gpu_passes_captured", "Passes that were captured as CUDA graphs."),
     "passes_eager": ("gpu_passes_eager", "Passes that ran without the CUDA graph they could have."),
+    "state_hits": ("recurrent_state_hits", "Answers that began with a state of the prefix cache."),
+    "state_evictions": ("recurrent_state_evictions", "States dropped from the prefix cache to keep others."),
     "passes_cold": ("gpu_passes_cold", "Passes that were the first of their shape, or captured."),
 }
 """Metrics by field of `EngineStats`."""

@@ -29,6 +29,7 @@ from foreword.wire.supervisor import EngineState
 _ENGINE_FIGURES = (
     *("running", "waiting", "kv_usage", "kv_pages", "kv_pages_used", "prefix_queries", "prefix_hits"),
     *("preemptions", "steps", "drafter_memory_bytes"),
+    *("states", "states_used", "state_checkpoints", "state_hits", "state_evictions"),
     *("kernels_loaded", "kernels_pending", "passes_captured", "passes_eager", "passes_cold"),
 )
 """Fields of `EngineStats` shown by `/health`."""

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foreword.backends.batch import BatchArrays, BatchSizes, ForwardBatch, Ints, Tap
+from foreword.backends.batch import BatchArrays, BatchSizes, ForwardBatch, Ints, RequestChunks, Tap
+from foreword.kv.chunks import reading
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import GONE, KvSequence, RowMove
 from foreword.speculation.draft import Draft, node_columns
@@ -66,11 +67,12 @@ class BatchBuffers:
         parts: Sequence[SequenceRows],
         moves: Sequence[RowMove],
         taps: tuple[Tap, ...] = (),
+        ring_moves: Sequence[RowMove] = (),
     ) -> ForwardBatch:
         """Return the batch of one pass.
 
         `moves` are executed first; `taps` select the hidden states to keep. Hidden states are ordered by sequence,
-        and by row within a sequence.
+        and by row within a sequence. `ring_moves` are the moves of rows of recurrent layers.
         """
         self._memory, self._other_memory = self._other_memory, self._memory
         tables = self._tables.of([part.kv for part in parts], cache.page_size)
@@ -97,7 +99,26 @@ class BatchBuffers:
         if moves:
             arrays.kv_copies[:] = [(move.source, cache.slot(move.owner, move.row)) for move in moves]
         adapters = tuple(part.adapter for part in parts)
-        return replace(batch, adapters=adapters) if any(adapters) else batch
+        if any(adapters):
+            batch = replace(batch, adapters=adapters)
+        if cache.chunks is None:
+            return batch
+        chunks = tuple(
+            _chunks(part, begin, end) for part, begin, end in zip(parts, rows.begins, rows.ends, strict=True)
+        )
+        return replace(batch, chunks=chunks, ring_copies=_ring_copies(cache, ring_moves))
+
+
+def _chunks(part: SequenceRows, begin: int, end: int) -> RequestChunks:
+    read = reading(part.kv.chunks, begin)
+    return RequestChunks(
+        begin, end - begin, read, tuple(c for c in part.kv.chunks if read.start < c.start < end)
+    )
+
+
+def _ring_copies(cache: PagedCache, moves: Sequence[RowMove]) -> tuple[tuple[int, int], ...]:
+    targets = [(move.ring_source, cache.ring_slot(move.owner, move.row)) for move in moves]
+    return tuple((source, target) for source, target in targets if source is not None and target is not None)
 
 
 class _Rows(NamedTuple):

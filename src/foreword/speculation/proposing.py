@@ -107,7 +107,7 @@ def fit_to_room(
     """
     if not any(plans):
         return [None] * len(entries)
-    fitted = [_within_limits(entry, plan) for entry, plan in zip(entries, plans, strict=True)]
+    fitted = [_within_limits(entry, plan, cache) for entry, plan in zip(entries, plans, strict=True)]
     requested = wanted = [0 if plan is None else plan.max_nodes for plan in fitted]
     if not any(wanted):
         return fitted
@@ -129,11 +129,12 @@ def fit_to_room(
     return fitted
 
 
-def _within_limits(entry: PassEntry, plan: DraftPlan | None) -> DraftPlan | None:
+def _within_limits(entry: PassEntry, plan: DraftPlan | None, cache: PagedCache) -> DraftPlan | None:
     """Cut the plan to draft tokens that can be committed; the target adds one token after the deepest."""
     if plan is None or not entry.draws or not entry.request.sampler.can_draft:
         return None
-    nodes, depth = min(plan.max_nodes, MAX_DRAFT_NODES), min(plan.max_depth, entry.request.room - 1)
+    room = min(entry.request.room - 1, cache.most_depth(entry.computed + entry.run - 1))
+    nodes, depth = min(plan.max_nodes, MAX_DRAFT_NODES), min(plan.max_depth, room)
     if 0 < nodes == plan.max_nodes and 0 < depth == plan.max_depth:
         return plan
     return replace(plan, max_nodes=nodes, max_depth=depth) if nodes > 0 and depth > 0 else None

@@ -90,6 +90,7 @@ class Transaction:
             count = entry.run + len(draft.parents)
             if entry.kv.reserved != entry.computed + count:
                 self.cache.reserve(entry.kv, count)
+            self.cache.enter_chunk(entry.kv, entry.computed + entry.run)
         moves = self.cache.take_moves()
         self._moves += moves
         watched = observed or [False] * len(self.entries)
@@ -108,7 +109,7 @@ class Transaction:
             )
             for entry, draft, wants in zip(self.entries, drafts, watched, strict=True)
         ]
-        batch = (buffers or BatchBuffers(entries=0)).lay_out(self.cache, rows, moves, taps)
+        batch = (buffers or BatchBuffers(entries=0)).lay_out(self.cache, rows, moves, taps, self._moves)
         for entry, draft in zip(self.entries, drafts, strict=True):
             if not draft.parents:
                 entry.kv.foresee(entry.run)

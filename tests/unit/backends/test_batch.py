@@ -25,7 +25,10 @@ SIZES = BatchSizes(rows=5, requests=3, pages=4, logit_rows=2, kv_copies=6, hidde
 def test_the_declaration_names_every_array_once_and_in_order():
     names = [array.name for array in BATCH_ARRAYS]
     assert names == list(BatchArrays._fields)
-    assert {field.name for field in fields(ForwardBatch)} == {*names, "taps", "adapters", "drawn_before"}
+    assert {field.name for field in fields(ForwardBatch)} == {
+        *names,
+        *("taps", "adapters", "drawn_before", "chunks", "ring_copies"),
+    }
 
 
 @needs_cpu_kernels

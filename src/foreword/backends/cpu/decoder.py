@@ -14,6 +14,7 @@ from foreword.backends.cpu.weights import AdapterPacker, CpuWeights, load_ends, 
 from foreword.backends.interface import DecodeSize, KvStore
 from foreword.backends.support import require_supported
 from foreword.kernels.native import choose_isa, choose_threads, native_status
+from foreword.kv.chunks import NO_STATES, StateSizes
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.adapters import Lora
 from foreword.models.config import ModelConfig
@@ -98,7 +99,9 @@ class CpuDecoder:
             alignment=HEAD_ALIGNMENT,
         )
 
-    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> CpuKvStore:
+    def new_kv_store(
+        self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
+    ) -> CpuKvStore:
         """Allocate memory for this decoder's rows and the `extra` ones, touched on first use."""
         return CpuKvStore(PageSpec.of(self.kv_rows(), extra), num_pages, page_size)
 

@@ -32,6 +32,7 @@ from foreword.backends.torch.heads import LentEnds
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.rotation import CosSin, Rotations
 from foreword.backends.torch.weights import DecoderWeights
+from foreword.kv.chunks import NO_STATES, StateSizes
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.adapters import Lora
 from foreword.models.config import AttentionSpec, ModelConfig
@@ -116,7 +117,9 @@ class CudaDecoder(DescribedDecoder[Matrix]):
     def remade(self, config: ModelConfig, weights: DecoderWeights[Matrix]) -> Self:
         return type(self)(config, weights, self._products, enforce_eager=not self._captures)
 
-    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> TorchKvStore:
+    def new_kv_store(
+        self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
+    ) -> TorchKvStore:
         """Allocate KV memory for this decoder's rows and the `extra` ones."""
         return TorchKvStore(PageSpec.of(self.kv_rows(), extra), num_pages, page_size, self.device, move_rows)
 

@@ -29,6 +29,7 @@ from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.weights import load_ends
 from foreword.backends.weight_loader import WeightLoader
 from foreword.errors import CheckpointError, RequestError
+from foreword.kv.chunks import NO_STATES, StateSizes
 from foreword.kv.spec import RowSpec
 from foreword.models.adapters import Lora
 from foreword.models.config import ModelConfig
@@ -120,7 +121,9 @@ class TensorParallelDecoder:
         """Return the KV rows of a token on each rank."""
         return self._own.kv_rows()
 
-    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> ParallelKvStore:
+    def new_kv_store(
+        self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
+    ) -> ParallelKvStore:
         """Allocate memory on every rank; `extra` rows only on the first."""
         number = self.workers.new_number()
         own = self.workers.run(

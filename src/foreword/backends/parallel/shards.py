@@ -87,6 +87,8 @@ def check_size(config: ModelConfig, size: int) -> None:
 def _what_does_not_fit(config: ModelConfig, size: int) -> Iterator[str]:
     for layer in dict.fromkeys(config.layers):
         attention, mlp = layer.attention, layer.mlp
+        if layer.recurrent is not None and size > 1:
+            yield "it has recurrent layers"
         widths = {f"{attention.num_heads} heads": attention.num_heads}
         widths[f"an MLP of width {mlp.intermediate_size}"] = mlp.intermediate_size
         if mlp.experts is not None:

@@ -8,15 +8,19 @@ from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps, known_ids
 from foreword.backends.interface import DecodeSize, KvStore
+from foreword.backends.states import state_spec
 from foreword.backends.support import require_supported
 from foreword.backends.torch.adapters import additions, on_device
 from foreword.backends.torch.attention import PagedKv
 from foreword.backends.torch.described import DescribedDecoder
 from foreword.backends.torch.head_factory import TorchHeads
 from foreword.backends.torch.kv_store import TorchKvStore
+from foreword.backends.torch.recurrent import LayerStates
+from foreword.backends.torch.recurrent_rows import RecurrentStore, RequestPass, request_passes
 from foreword.backends.torch.stack import TorchStack
 from foreword.backends.torch.staging import StagedBatch
 from foreword.backends.torch.weights import DecoderWeights
+from foreword.kv.chunks import NO_STATES, StateSizes
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.adapters import Lora
 from foreword.models.config import ModelConfig
@@ -44,6 +48,7 @@ class TorchDecoder(DescribedDecoder):
         padded = weights.device.type == "cuda" if bucketed is None else bucketed
         self._stack = stack or TorchStack(config, weights, padded)
         self._adapters: dict[int, Lora] = {}  # by slot
+        self._places = config.places
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
         """Set or (None) remove the adapter of a slot."""
@@ -64,9 +69,19 @@ class TorchDecoder(DescribedDecoder):
         """Return nothing: torch passes need no preparation."""
         return ()
 
-    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> TorchKvStore:
-        """Allocate memory for this decoder's rows and the `extra` ones, on its device."""
-        return TorchKvStore(PageSpec.of(self.kv_rows(), extra), num_pages, page_size, self.device)
+    def new_kv_store(
+        self,
+        num_pages: int,
+        page_size: int,
+        extra: Sequence[RowSpec] = (),
+        states: StateSizes = NO_STATES,
+    ) -> TorchKvStore:
+        """Allocate memory for this decoder's rows and states and the `extra` rows, on its device."""
+        spec, recurrent = state_spec(self.config, self.weights.dtype.itemsize), None
+        if spec is not None:
+            recurrent = RecurrentStore(spec, states, self.weights.dtype, self.device)
+        rows = PageSpec.of(self.kv_rows(), extra)
+        return TorchKvStore(rows, num_pages, page_size, self.device, recurrent=recurrent)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
@@ -76,6 +91,7 @@ class TorchDecoder(DescribedDecoder):
         stack = self._stack
         check_taps(batch.taps, self.config.num_layers)
         added = additions(batch, self._adapters, self.device)
+        states = self._states(batch, store)
         staged = stack.staging.stage(batch, store.page_size, store.spare_slot)
         views = stack.views(staged, store)
         batch = staged.batch
@@ -88,11 +104,26 @@ class TorchDecoder(DescribedDecoder):
         hidden: dict[Tap, Tensor] = {}
         for index, spec in enumerate(self.config.layers):
             self._keep_hidden(hidden, staged, index, stream)
-            kv = PagedKv(keys[index], values[index], slots, views[spec.attention.window])
+            place = self._places[index]
+            kv: PagedKv | LayerStates
+            if spec.recurrent is None or store.recurrent is None:
+                kv = PagedKv(keys[place], values[place], slots, views[spec.attention.window])
+            else:
+                kv = LayerStates(store.recurrent, place, states)
             stream = stack.layers.run(index, stream, turns[index], kv, added.at(index))
         self._keep_hidden(hidden, staged, self.config.num_layers, stream)
         last = stack.final_norm(stream[batch.logit_rows])
         return ForwardOutput(stack.logits(last)[: staged.num_logits], hidden)
+
+    def _states(self, batch: ForwardBatch, store: TorchKvStore) -> list[RequestPass]:
+        """Move ring rows, and return what recurrent layers read and write."""
+        spec = self.config.recurrent
+        if spec is None:
+            return []
+        if store.recurrent is None or len(batch.chunks) != len(batch.kv_lens):
+            raise ValueError("a pass of a model with recurrent layers has no states")
+        store.recurrent.move(batch.ring_copies)
+        return request_passes(batch, spec.kernel, self.device)
 
     def _keep_hidden(
         self, hidden: dict[Tap, Tensor], staged: StagedBatch, layer: int, stream: Tensor

@@ -44,15 +44,20 @@ class DescribedDecoder(ABC, Generic[M_co]):
         """Return a decoder of the same kind with other layers."""
 
     def kv_rows(self) -> RowSpec:
-        """Return keys and values of all layers, in the weights' dtype."""
+        """Return keys and values of all layers with attention, in the weights' dtype."""
         return self._kv_rows
 
 
 def _kv_rows(config: ModelConfig, dtype: torch.dtype) -> RowSpec:
     """Return keys and values of all layers; with latent attention, one row for both."""
-    shapes = {layer.attention.kept for layer in config.layers}
+    attending = [layer.attention for layer in config.layers if layer.recurrent is None]
+    shapes = {attention.kept for attention in attending}
+    if not shapes:
+        raise CheckpointError(
+            f"no layer of this {config.architecture} model has attention; use another model"
+        )
     if len(shapes) != 1:
         raise CheckpointError(f"the layers of this {config.architecture} model keep rows of different sizes")
     heads, dim, values = shapes.pop()
     numbers = str(dtype).removeprefix("torch.")
-    return RowSpec(DECODER_ROWS, config.num_layers, heads, dim, values, config.widest_window, numbers)
+    return RowSpec(DECODER_ROWS, len(attending), heads, dim, values, config.widest_window, numbers)

@@ -132,8 +132,8 @@ class TorchHeads:
         return TorchMedusa(MedusaTensors(head, LentEnds.of(self._weights)))
 
     def exit(self, more: Checkpoint, layer: int, rows: str) -> TorchExit | None:
-        """Load an early exit; None for a target with latent attention."""
-        if self._config.layers[0].attention.latent is not None:
+        """Load an early exit; None for a target with latent attention or recurrent layers."""
+        if self._config.layers[0].attention.latent is not None or self._config.recurrent is not None:
             return None
         lower = self._weights.with_layers(range(layer))
         whole = lower.followed_by(more)

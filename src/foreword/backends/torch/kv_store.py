@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from foreword.backends.torch.recurrent_rows import RecurrentStore
 from foreword.kv.spec import PageSpec, RowSpec
 
 
@@ -27,8 +28,10 @@ class TorchKvStore:
         page_size: int,
         device: torch.device,
         move: Callable[[Tensor, Tensor], None] = move_rows,
+        recurrent: RecurrentStore | None = None,
     ) -> None:
-        """`move` copies the rows of one array."""
+        """`move` copies the rows of one array; `recurrent` is the memory of recurrent layers."""
+        self.recurrent = recurrent
         self._move = move
         self.spec = spec
         self.num_pages = num_pages

@@ -13,6 +13,7 @@ from foreword.backends.torch.exchange import ALONE, Exchange
 from foreword.backends.torch.experts import Activation, mixture
 from foreword.backends.torch.latent import latent_attention
 from foreword.backends.torch.norms import rms_norm
+from foreword.backends.torch.recurrent import LayerStates, recurrent_mixing
 from foreword.backends.torch.rotation import CosSin
 from foreword.backends.torch.weights import LayerWeights
 from foreword.models.adapters import MODULES
@@ -38,11 +39,21 @@ class TorchLayers:
         self._eps = eps
         self._exchange = exchange
 
-    def run(self, index: int, stream: Tensor, turns: CosSin | None, kv: PagedKv, added: Additions) -> Tensor:
-        """Return the stream after this layer, and store the pass's keys and values."""
+    def run(
+        self,
+        index: int,
+        stream: Tensor,
+        turns: CosSin | None,
+        kv: PagedKv | LayerStates,
+        added: Additions,
+    ) -> Tensor:
+        """Return the stream after this layer, and store the pass's keys and values, or rows and states."""
         layer, spec = self._weights[index], self._specs[index]
-        attended = self._attention(layer, spec.attention, stream, turns, kv, added)
-        stream = self._added(stream, self._exchange.total(attended), layer.after_attention, spec)
+        if isinstance(kv, LayerStates):
+            mixed = self._recurrent(layer, spec, stream, kv)
+        else:
+            mixed = self._attention(layer, spec.attention, stream, turns, kv, added)
+        stream = self._added(stream, self._exchange.total(mixed), layer.after_attention, spec)
         output = self._exchange.total(self._mlp(layer, spec.mlp, stream, added))
         return self._added(stream, output, layer.after_mlp, spec)
 
@@ -60,6 +71,13 @@ class TorchLayers:
         """Return the stream after one sublayer."""
         output = output if norm is None else self.norm(output, norm)
         return stream + (output if spec.residual_scale == 1 else output * spec.residual_scale)
+
+    def _recurrent(self, layer: LayerWeights, spec: LayerSpec, stream: Tensor, states: LayerStates) -> Tensor:
+        assert spec.recurrent is not None
+        assert layer.recurrent is not None
+        projected = linear(self.norm(stream, layer.input_norm), layer.qkv, layer.qkv_bias)
+        mixed = recurrent_mixing(spec.recurrent, layer.recurrent, projected, self._eps, states)
+        return linear(mixed, layer.output, layer.output_bias)
 
     def _attention(
         self,

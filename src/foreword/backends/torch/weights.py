@@ -10,9 +10,16 @@ from typing_extensions import TypeVar
 
 from foreword.backends.support import require_supported
 from foreword.backends.weight_loader import WeightLoader, stacked
-from foreword.models.config import AttentionSpec, ExpertsSpec, LayerSpec, ModelConfig
+from foreword.models.config import (
+    AttentionSpec,
+    ExpertsSpec,
+    LayerSpec,
+    ModelConfig,
+    Recurrence,
+    RecurrentSpec,
+)
 from foreword.models.formats.checkpoint import Checkpoint
-from foreword.models.layer_shapes import FINAL_NORM, norm_names
+from foreword.models.layer_shapes import FINAL_NORM, norm_names, recurrent_inputs
 from foreword.progress import Progress
 
 M_co = TypeVar("M_co", covariant=True, default=Tensor)
@@ -54,6 +61,18 @@ class LatentWeights:
 
 
 @dataclass(frozen=True)
+class RecurrentWeights:
+    """Additional weights of a recurrent layer. Its `qkv` are all input projections, see `recurrent_inputs`."""
+
+    conv: Tensor  # [channels, kernel]
+    conv_bias: Tensor | None
+    norm: Tensor | None = None  # [value size] or [values]
+    decay: Tensor | None = None  # float32 [heads], logarithm of the decay rate
+    time_bias: Tensor | None = None  # float32 [heads]
+    skip: Tensor | None = None  # float32 [heads], Mamba-2's D
+
+
+@dataclass(frozen=True)
 class ExpertWeights:
     """Weights of a mixture besides the shared MLP."""
 
@@ -88,6 +107,7 @@ class LayerWeights(Generic[M_co]):
     latent: LatentWeights | None = None
     experts: ExpertWeights | None = None
     sinks: Tensor | None = None  # float32 [heads]
+    recurrent: RecurrentWeights | None = None
 
     @property
     def plain(self) -> tuple[Tensor | None, ...]:
@@ -97,7 +117,7 @@ class LayerWeights(Generic[M_co]):
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        parts = [self, *(part for part in (self.latent, self.experts) if part is not None)]
+        parts = [self, *(part for part in (self.latent, self.experts, self.recurrent) if part is not None)]
         return sum(getattr(tensor, "nbytes", 0) for part in parts for tensor in vars(part).values())
 
 
@@ -177,7 +197,7 @@ def load_ends(loader: LayerSource[object], config: ModelConfig) -> DecoderWeight
 def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> LayerWeights[M_co]:
     """Load one layer whose tensor names begin with `prefix`."""
     attention, norms = layer.attention, norm_names(layer)
-    output, qkv = ("self_attn.o_proj",), _qkv_names(attention)
+    output, qkv = _output_name(layer), _qkv_names(layer)
     shared = "mlp." if layer.mlp.experts is None else "mlp.shared_experts."
     gate_up, down = (f"{shared}gate_proj", f"{shared}up_proj"), (f"{shared}down_proj",)
     has_mlp = layer.mlp.intermediate_size > 0
@@ -194,16 +214,16 @@ def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> Laye
     def bias(names: tuple[str, ...], wanted: bool) -> Tensor | None:
         return _stacked(loader, prefix, names, "bias") if wanted else None
 
-    query_norm, key_norm = _head_norms(attention)
+    query_norm, key_norm = _head_norms(layer)
     hidden = loader.hidden_size
     return LayerWeights(
         input_norm=norm(norms.before_attention),
         qkv=matrix(qkv),
-        qkv_bias=_qkv_bias(loader, attention, prefix),
+        qkv_bias=_qkv_bias(loader, layer, prefix),
         query_norm=optional(query_norm),
         key_norm=optional(key_norm),
         output=matrix(output),
-        output_bias=bias(output, attention.output_bias),
+        output_bias=bias(output, _has_output_bias(layer)),
         mlp_norm=norm(norms.before_mlp),
         gate_up=matrix(gate_up) if has_mlp else loader.nothing(0, hidden),
         gate_up_bias=bias(gate_up, layer.mlp.bias and has_mlp),
@@ -212,6 +232,7 @@ def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> Laye
         after_attention=optional(norms.after_attention),
         after_mlp=optional(norms.after_mlp),
         latent=None if attention.latent is None else _load_latent(loader, attention, prefix),
+        recurrent=None if layer.recurrent is None else _load_recurrent(loader, layer.recurrent, prefix),
         experts=None
         if layer.mlp.experts is None
         else _load_experts(loader, layer.mlp.experts, has_mlp, prefix),
@@ -224,25 +245,40 @@ def _stacked(loader: LayerSource[object], prefix: str, names: tuple[str, ...], k
     return stacked([loader.tensor(f"{prefix}{name}.{kind}") for name in names])
 
 
-def _qkv_names(attention: AttentionSpec) -> tuple[str, ...]:
+def _output_name(layer: LayerSpec) -> tuple[str]:
+    return ("self_attn.o_proj" if layer.recurrent is None else "linear_attn.out_proj",)
+
+
+def _has_output_bias(layer: LayerSpec) -> bool:
+    return layer.attention.output_bias if layer.recurrent is None else layer.recurrent.bias
+
+
+def _qkv_names(layer: LayerSpec) -> tuple[str, ...]:
+    attention = layer.attention
+    if layer.recurrent is not None:
+        return tuple(f"linear_attn.{name}" for name in recurrent_inputs(layer.recurrent))
     if attention.latent is None:
         return ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     query = "q_proj" if attention.latent.query_rank is None else "q_a_proj"
     return (f"self_attn.{query}", "self_attn.kv_a_proj_with_mqa")
 
 
-def _qkv_bias(loader: LayerSource[object], attention: AttentionSpec, prefix: str) -> Tensor | None:
-    if not attention.bias:
+def _qkv_bias(loader: LayerSource[object], layer: LayerSpec, prefix: str) -> Tensor | None:
+    attention, recurrent = layer.attention, layer.recurrent
+    if not (attention.bias if recurrent is None else recurrent.bias):
         return None
-    latent, names = attention.latent, _qkv_names(attention)
+    latent, names = attention.latent, _qkv_names(layer)
     if latent is None or latent.query_rank is not None:
         return _stacked(loader, prefix, names, "bias")
     own = loader.tensor(f"{prefix}{names[1]}.bias")  # an uncompressed query has none
     return torch.cat((own.new_zeros(attention.query_width), own))
 
 
-def _head_norms(attention: AttentionSpec) -> tuple[str | None, str | None]:
+def _head_norms(layer: LayerSpec) -> tuple[str | None, str | None]:
     """Return the names of query and key norms, or of the norms of their compressed forms."""
+    attention = layer.attention
+    if layer.recurrent is not None:
+        return None, None
     if attention.latent is None:
         return ("self_attn.q_norm", "self_attn.k_norm") if attention.qk_norm else (None, None)
     query = None if attention.latent.query_rank is None else "self_attn.q_a_layernorm"
@@ -257,6 +293,19 @@ def _load_latent(loader: LayerSource[object], attention: AttentionSpec, prefix: 
     expanding = stored.view(attention.num_heads, -1, latent.kv_rank)
     keys, values = torch.split(expanding, [latent.nope_dim, latent.value_dim], dim=1)
     return LatentWeights(query, keys.contiguous(), values.contiguous())
+
+
+def _load_recurrent(loader: LayerSource[object], spec: RecurrentSpec, prefix: str) -> RecurrentWeights:
+    own = f"{prefix}linear_attn."
+    has_state = spec.kind is not Recurrence.NONE
+    return RecurrentWeights(
+        conv=loader.tensor(f"{own}conv1d.weight").squeeze(1),
+        conv_bias=loader.tensor(f"{own}conv1d.bias") if spec.conv_bias else None,
+        norm=loader.tensor(f"{own}norm.weight") if has_state else None,
+        decay=loader.floats(f"{own}A_log") if has_state else None,
+        time_bias=loader.floats(f"{own}dt_bias") if has_state else None,
+        skip=loader.floats(f"{own}D") if spec.kind is Recurrence.SSM else None,
+    )
 
 
 def _load_experts(

@@ -55,6 +55,10 @@ class AutoregressiveDrafter(Drafter):
         Dropping sampled tokens afterwards would bias *token* and *block*. `weight_bytes` counts weights that the
         decoder does not share with the target.
         """
+        if decoder.config.recurrent is not None:
+            raise RequestError(
+                "a draft model with recurrent layers is not supported yet; use ngram, suffix or a head instead"
+            )
         self._weight_bytes = weight_bytes
         self._size = size
         self._cache = PagedCache(-(-size.kv_tokens // PAGE_SIZE), prefix_caching=True)

@@ -260,9 +260,9 @@ class Scheduler:
             start = self._start(request)
             spare = self._cache.available_pages - promised - len(self.running)
             needed = self._cache.pages_for(len(request.tokens)) - start.shared_pages
-            if needed <= spare and not self._is_full:
+            if needed <= spare and not self._is_full and self._cache.can_open:
                 return start
-            if needed > spare and self.kept_prompts.give_up():
+            if (needed > spare or not self._cache.can_open) and self.kept_prompts.give_up():
                 continue
             preemptible = [other for other in self.running if is_preempted_by(other, request)]
             most = sum(len(other.kv.pages) + self._missing(other, other.lag) + 1 for other in preemptible)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from foreword.models.config import GroupScore, Norms, Scores
+from foreword.models.config import GroupScore, Norms, Recurrence, Scores
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,32 @@ class Rope:
     unrotated_every: int | None = None
     yarn_is_longrope: bool = False  # legacy name
     interleaved: bool = False  # rotated pairs are adjacent in the stored weights
+    by_type: bool = False  # layers are rotated only if `position_embedding_type` is "rope"
+
+
+@dataclass(frozen=True)
+class RecurrentKeys:
+    """Keys of config.json that describe the recurrent layers; None: not used."""
+
+    kind: Recurrence
+    kernel: str
+    heads: str | None = None
+    value_dim: str | None = None  # None: the hidden size
+    key_heads: str | None = None
+    key_dim: str | None = None
+    conv_bias: str | None = None
+    conv_bias_default: bool = False
+    bias: str | None = None
+    attention_layers: str | None = None  # list of the layers with attention, if there are no `layer_types`
+    attention_period: int = 4  # otherwise: one of this many layers has attention
+
+
+class ExpertStacks(Enum):
+    """Layout of tensors that hold all experts of a layer."""
+
+    NONE = auto()
+    INTERLEAVED = auto()  # gate and up rows in turn, stored [in, out]; may be MXFP4
+    HALVES = auto()  # gate rows, then up rows, stored [out, in]
 
 
 @dataclass(frozen=True)
@@ -110,9 +136,9 @@ class StoredTensors:
     renamed: tuple[tuple[str, str], ...] = ()  # (part of a stored name, canonical part)
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # stored matrix -> its parts
     norms_minus_one: bool = False  # norm weights are stored minus one
-    stacked_experts: bool = (
-        False  # one tensor for all experts of a layer, gate and up rows in turn; may be MXFP4
-    )
+    stacked_experts: ExpertStacks = ExpertStacks.NONE
+    # rows of the fused projections of recurrent layers are grouped by key head
+    grouped_by_key: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,6 +161,7 @@ class Architecture:
     name: str
     models: str  # well-known models, for a table
     hf_class: str  # entry of `architectures` in config.json; never imported or executed
+    with_images: str | None = None  # class of the same model with images, which are left out
     gguf: GgufNames | None = None  # None: no GGUF files, or under another family's name
     gguf_alias: str | None = None  # that family's name
     attention_bias: ConfigSwitch = NEVER  # of the q, k and v projections
@@ -149,9 +176,15 @@ class Architecture:
     experts: ExpertKeys | None = None
     is_latent: bool = False  # latent attention (MLA)
     has_sinks: bool = False  # attention sinks
+    has_gated_attention: bool = False  # head outputs are gated
+    recurrent: RecurrentKeys | None = None  # layers with a state; None: all layers have attention
     kv_heads_may_be_missing: bool = False  # num_key_value_heads; defaults to the query heads
     activation_key: str = "hidden_act"
     activation: str = "silu"  # default of config.json
+    norm_eps: str = "rms_norm_eps"  # key of the norms' epsilon
+    mlp_size: str = "intermediate_size"
+    adjusted_mlp: bool = False  # `block_auto_adjust_ff_dim` shrinks the MLP (LFM2)
+    without_experts: "Architecture | None" = None  # models whose config.json has no experts
     stored: StoredTensors = StoredTensors()
 
 

@@ -12,6 +12,7 @@ from foreword.models.architectures.architecture import (
     ConfigSwitch,
     DenseLayers,
     ExpertKeys,
+    ExpertStacks,
     GgufNames,
     Grouping,
     Rope,
@@ -101,7 +102,7 @@ GPT_OSS = Architecture(
         clamp="swiglu_limit",
     ),
     has_sinks=True,
-    stored=StoredTensors(renamed=((".mlp.router.", ".mlp.gate."),), stacked_experts=True),
+    stored=StoredTensors(renamed=((".mlp.router.", ".mlp.gate."),), stacked_experts=ExpertStacks.INTERLEAVED),
 )
 """Sinks, alternating windows, experts with biases whose gates are clamped."""
 

@@ -14,6 +14,14 @@ from foreword.models.architectures.dense import (
     QWEN3,
     SMOLLM3,
 )
+from foreword.models.architectures.hybrids import (
+    BAMBA,
+    GRANITE_HYBRID,
+    LFM2,
+    QWEN3_5,
+    QWEN3_5_MOE,
+    QWEN3_NEXT,
+)
 from foreword.models.architectures.mixtures import (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
@@ -44,6 +52,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     GPT_OSS,
+    QWEN3_NEXT,
+    QWEN3_5,
+    QWEN3_5_MOE,
+    GRANITE_HYBRID,
+    BAMBA,
+    LFM2,
 )
 
 BY_HF_CLASS = {family.hf_class: family for family in ARCHITECTURES}

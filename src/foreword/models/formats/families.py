@@ -8,17 +8,7 @@ from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import Architecture
 from foreword.models.architectures.registry import BY_HF_CLASS
 
-_RECURRENT = (
-    "qwen3next",
-    "mamba",
-    "rwkv",
-    "jamba",
-    "falconh1",
-    "granitemoehybrid",
-    "nemotronh",
-    "lfm2",
-    "bamba",
-)
+_RECURRENT = ("mamba", "rwkv", "jamba", "falconh1", "nemotronh", "lfm2moe", "kimilinear")
 _RECURRENT_KEYS = ("linear_num_key_heads", "mamba_d_state", "ssm_cfg", "mamba_d_conv", "conv_L_cache")
 
 _DIFFERENCES = {
@@ -37,6 +27,23 @@ _DIFFERENCES = {
 """Keys of config.json, and the feature that they indicate."""
 
 
+def text_settings(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a model's text part, if its images can be left out; otherwise all of them."""
+    named, text = values.get("architectures"), values.get("text_config")
+    known = {family.with_images: family.hf_class for family in BY_HF_CLASS.values() if family.with_images}
+    name = named[0] if isinstance(named, list) and len(named) == 1 else None
+    if not isinstance(name, str) or name not in known or not isinstance(text, dict):
+        return values
+    return (
+        {key: value for key, value in values.items() if not key.endswith("_config")}
+        | text
+        | {
+            "architectures": [known[name]],
+            "quantization_config": values.get("quantization_config"),
+        }
+    )
+
+
 def family_named(values: Mapping[str, Any], origin: str) -> Architecture:
     """Return the family; raise an error with the nearest supported one and its differences."""
     named = values.get("architectures")
@@ -50,8 +57,8 @@ def family_named(values: Mapping[str, Any], origin: str) -> Architecture:
         )
     if _is_recurrent(name, values):
         raise CheckpointError(
-            f"{origin}: {name[:60]} has recurrent layers, whose state would have to be rolled back with rejected "
-            "draft tokens; that is not supported yet, use another model"
+            f"{origin}: {name[:60]} has recurrent layers of a family that is not supported; use another model, "
+            "`foreword models --supported` lists all"
         )
     nearest = max(
         BY_HF_CLASS, key=lambda known: SequenceMatcher(None, _stem(name[:60]), _stem(known)).ratio()

@@ -45,6 +45,10 @@ class ConfigFields:
             raise self.malformed(key, "a positive number")
         return float(value)
 
+    def optional_number(self, key: str | None) -> float | None:
+        """Return a positive number; None if there is no such key."""
+        return None if key is None or self.get(key) is None else self.number(key)
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):

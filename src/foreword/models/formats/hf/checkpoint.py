@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from foreword.errors import CheckpointError
+from foreword.models.architectures.architecture import ExpertStacks
 from foreword.models.formats.checkpoint import WHOLE, QuantizedTensor, TensorPart, missing_tensor, stretches
+from foreword.models.formats.families import text_settings
 from foreword.models.formats.fields import HF_KEYS, ConfigFields, sampling_values
 from foreword.models.formats.hf.config import hf_config, hf_family
 from foreword.models.formats.hf.packed import packed_matrices, packed_stacks, scheme_of, unpacked
@@ -26,8 +28,8 @@ from foreword.models.layer_shapes import expected_shapes
 from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
 
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
-_PREFIXES = ("model.mtp_layers.", "model.mtp.", "mtp.", "medusa_head.", "medusa_heads.")
-"""Prefixes of MTP modules (MiMo, MiMo-V2, Qwen3-Next) and Medusa-2 heads."""
+_PREFIXES = ("model.mtp_layers.", "model.mtp.", "mtp.", "medusa_head.", "medusa_heads.", "model.visual.")
+"""Prefixes of MTP modules (MiMo, MiMo-V2, Qwen3-Next), Medusa-2 heads and image encoders."""
 
 
 def without_draft_modules(files: Mapping[str, Path], settings: Mapping[str, Any]) -> dict[str, Path]:
@@ -58,7 +60,7 @@ class HfCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         _refuse_lora(path)
-        self._settings = read_json_object(path / "config.json")
+        self._settings = text_settings(read_json_object(path / "config.json"))
         family = hf_family(self._settings, path / "config.json")
         self._files = without_draft_modules(_tensor_files(path), self._settings)
         self._scheme = scheme_of(ConfigFields(self._settings, str(path / "config.json")))
@@ -67,9 +69,9 @@ class HfCheckpoint:
             for name, parts in packed_matrices(self._files, self._scheme).items()
         }
         experts: dict[str, Place] = {}
-        if family.stored.stacked_experts:
+        if (layout := family.stored.stacked_experts) is not ExpertStacks.NONE:
             self._parts = packed_stacks(self._parts)
-            experts = expert_places(self._parts, self._stacked)
+            experts = expert_places(self._parts, layout, self._stacked)
         stacks = {place.stored for place in experts.values()}
         names = frozenset(self._parts) - stacks
         self.config = hf_config(self._settings, names | experts.keys(), path / "config.json")
@@ -133,12 +135,12 @@ class HfCheckpoint:
         stored = {part: self._tensor(name) for part, name in parts.items()}
         return unpacked(self._scheme, stored, whole, self.path)
 
-    def _stacked(self, whole: str) -> int:
-        """How many experts a stack holds."""
+    def _stacked(self, whole: str) -> list[int]:
+        """Return the stored shape of a stack of experts."""
         stored = next(iter(self._parts[whole].values()))
         with opened_safetensors(self._files[stored]) as file:
             shape: list[int] = file.get_slice(stored).get_shape()
-        return shape[0] if shape else 0
+        return shape
 
     def _expert(self, place: Place) -> Tensor:
         """One expert of a stack, [out, in] or [out]; nothing else is read."""
@@ -146,7 +148,7 @@ class HfCheckpoint:
         parts, one = self._parts[place.stored], TensorPart(rows=(place.expert, place.expert + 1))
         if "" in parts:
             tensor = self._read(parts[""], one)[0]
-            return tensor.T if tensor.dim() > 1 else tensor  # plain ones are stored [in, out]
+            return tensor.T if place.transposed and tensor.dim() > 1 else tensor
         if self._scheme is None:
             raise missing_tensor(place.stored, self.path)
         self._warn_once(self._scheme)
@@ -167,7 +169,7 @@ class HfCheckpoint:
         if not kept.in_blocks:
             return Fp8Tensor(place.read(kept.values), place.read(kept.scales), False)
         first, end = place.rows or (0, 0)
-        if place.rotated is not None or first % FP8_BLOCK or end % FP8_BLOCK:
+        if place.rotated is not None or place.grouped is not None or first % FP8_BLOCK or end % FP8_BLOCK:
             return None
         blocks = slice(first // FP8_BLOCK, end // FP8_BLOCK)
         return Fp8Tensor(place.read(kept.values), kept.scales[blocks], True)

@@ -10,16 +10,11 @@ from typing import Any
 from foreword.models.architectures.architecture import (
     Architecture,
     ConfigSwitch,
-    DenseLayers,
-    ExpertKeys,
-    Grouping,
     WindowedLayers,
     WindowField,
 )
 from foreword.models.config import (
     AttentionSpec,
-    ExpertsSpec,
-    GroupScore,
     LatentSpec,
     LayerSpec,
     MlpSpec,
@@ -28,100 +23,14 @@ from foreword.models.config import (
 )
 from foreword.models.formats.families import family_named
 from foreword.models.formats.fields import (
-    MAX_DIMENSION,
     ConfigFields,
     check_experts,
     check_heads,
     check_layers,
 )
+from foreword.models.formats.hf.experts import dense_layers, experts_spec, shared_size
+from foreword.models.formats.hf.recurrent import recurrent_layers, recurrent_spec
 from foreword.models.formats.hf.rope import extended_context, local_rope_spec, rope_spec, score_factor
-
-
-def experts_spec(fields: ConfigFields, keys: ExpertKeys, normalize: bool) -> ExpertsSpec:
-    """Return the routed experts of a layer."""
-    if keys.normalize.key is None and not keys.normalize.always and fields.flag("norm_topk_prob", False):
-        raise fields.unsupported("normalised weights of experts in this family (norm_topk_prob)")
-    _require(fields, "scoring_func", keys.scores.value)
-    groups, top_groups = _groups(fields, keys)
-    spec = ExpertsSpec(
-        count=fields.count(next((key for key in keys.count if fields.get(key) is not None), keys.count[0])),
-        per_token=fields.count(keys.per_token),
-        size=fields.count(keys.size),
-        scores=keys.scores,
-        normalize=normalize,
-        scale=1.0 if keys.scale is None else fields.number(keys.scale, 1.0),
-        corrected=keys.corrected,
-        groups=groups,
-        top_groups=top_groups,
-        group_score=keys.group_score,
-        shared_gate=keys.shared_gate,
-        bias=keys.bias,
-        clamp=optional_number(fields, keys.clamp),
-    )
-    return _checked(fields, keys, spec)
-
-
-def shared_size(fields: ConfigFields, keys: ExpertKeys, experts: ExpertsSpec) -> int:
-    """Return the width of the shared expert; 0: none."""
-    if keys.shared_size is not None:
-        return fields.count(keys.shared_size)
-    if keys.shared_count is None:
-        return 0
-    size = fields.whole(keys.shared_count, 0) * experts.size
-    if size > MAX_DIMENSION:
-        raise fields.malformed(keys.shared_count, "a number of experts")
-    return size
-
-
-def dense_layers(fields: ConfigFields, keys: ExpertKeys | None, count: int) -> set[int]:
-    """Return the layers without experts."""
-    if keys is None or keys.dense is DenseLayers.NONE:
-        return set()
-    if keys.dense is DenseLayers.FIRST:
-        if fields.count("moe_layer_freq", 1) != 1:
-            raise fields.unsupported("layers without experts between others (moe_layer_freq)")
-        return set(range(min(count, fields.whole("first_k_dense_replace", 0))))
-    step, named = fields.count("decoder_sparse_step", 1), fields.get("mlp_only_layers") or []
-    if not isinstance(named, list) or not all(isinstance(index, int) for index in named):
-        raise fields.malformed("mlp_only_layers", "a list of layers")
-    return {index for index in range(count) if index in named or (index + 1) % step}
-
-
-def _groups(fields: ConfigFields, keys: ExpertKeys) -> tuple[int, int]:
-    """Return the number of expert groups, and of groups that a token may select from."""
-    if keys.grouping is Grouping.BY_METHOD:
-        method = fields.text("topk_method", "greedy")
-        if method not in ("greedy", "group_limited_greedy"):
-            raise fields.unsupported(f"choosing experts by {method!r} (topk_method)")
-        if method == "greedy":
-            return 1, 1
-    elif keys.grouping is Grouping.NONE:
-        return 1, 1
-    else:
-        _require(fields, "topk_method", "noaux_tc")
-    groups = 1 if fields.get("n_group") is None else fields.count("n_group")
-    return groups, groups if fields.get("topk_group") is None else fields.count("topk_group")
-
-
-def _require(fields: ConfigFields, key: str, expected: str) -> None:
-    if fields.text(key, expected) != expected:
-        raise fields.unsupported(f"{key} {fields.get(key)!r} in this family")
-
-
-def _checked(fields: ConfigFields, keys: ExpertKeys, spec: ExpertsSpec) -> ExpertsSpec:
-    if spec.count % spec.groups:
-        raise fields.malformed("n_group", f"a number that divides {spec.count} experts")
-    if spec.top_groups > spec.groups:
-        raise fields.malformed("topk_group", f"at most {spec.groups}, the number of groups")
-    each = spec.count // spec.groups
-    if spec.group_score is GroupScore.TOP2 and each < 2:
-        raise fields.malformed("n_group", "few enough groups for two experts each")
-    if spec.per_token > each * spec.top_groups:
-        raise fields.malformed(
-            keys.per_token, f"at most {each * spec.top_groups}, the experts to choose from"
-        )
-    return spec
-
 
 _KINDS = ("full_attention", "sliding_attention")
 
@@ -137,14 +46,17 @@ def layer_specs(fields: ConfigFields, family: Architecture, count: int) -> tuple
     sparse = _experts_mlp(fields, family)
     dense = set(range(count)) if sparse is None else dense_layers(fields, family.experts, count)
     rotated = _rotated(fields, family, count)
-    windowed = _windowed_layers(fields, family.window, rotated, count)
+    windowed = _windowed_layers(fields, family.window, rotated, count, family.recurrent is not None)
     width = _window(fields) if any(windowed) else None
     local_rope = local_rope_spec(fields, family.rope)
     residual = fields.number(family.scales.residual, 1.0) if family.scales.residual else 1.0
-    kinds: dict[tuple[bool, bool, bool], LayerSpec] = {}
+    keys = family.recurrent
+    recurrent = None if keys is None else recurrent_spec(fields, keys)
+    has_state = [False] * count if keys is None else recurrent_layers(fields, keys, count)
+    kinds: dict[tuple[bool, ...], LayerSpec] = {}
     layers = []
     for index in range(count):
-        kind = windowed[index], rotated[index], index in dense
+        kind = windowed[index], rotated[index], index in dense, has_state[index]
         if kind not in kinds:
             own = replace(
                 attention,
@@ -153,7 +65,7 @@ def layer_specs(fields: ConfigFields, family: Architecture, count: int) -> tuple
                 rope=local_rope if windowed[index] else None,
             )
             halves = own, mlp if index in dense or sparse is None else sparse
-            kinds[kind] = LayerSpec(*halves, family.norms, residual)
+            kinds[kind] = LayerSpec(*halves, family.norms, residual, recurrent if has_state[index] else None)
         layers.append(kinds[kind])
     return tuple(layers)
 
@@ -182,8 +94,9 @@ def attention_spec(fields: ConfigFields, family: Architecture) -> AttentionSpec:
         qk_norm=has(fields, family.qk_norm),
         wide_qk_norm=family.wide_qk_norm,
         scale=_score_scale(fields, family, dim),
-        softcap=optional_number(fields, family.scales.attention_cap),
+        softcap=fields.optional_number(family.scales.attention_cap),
         latent=latent,
+        gated=family.has_gated_attention,
         sinks=family.has_sinks,
     )
     return check_heads(spec, fields.origin)
@@ -203,10 +116,6 @@ def latent_spec(fields: ConfigFields) -> LatentSpec:
     return spec
 
 
-def optional_number(fields: ConfigFields, key: str | None) -> float | None:
-    return None if key is None or fields.get(key) is None else fields.number(key)
-
-
 def _score_scale(fields: ConfigFields, family: Architecture, head_dim: int) -> float | None:
     if family.scales.attention is not None:
         return fields.number(family.scales.attention, 1.0)
@@ -219,10 +128,22 @@ def _score_scale(fields: ConfigFields, family: Architecture, head_dim: int) -> f
 
 def _mlp(fields: ConfigFields, family: Architecture) -> MlpSpec:
     return MlpSpec(
-        intermediate_size=fields.count("intermediate_size"),
+        intermediate_size=_mlp_size(fields, family),
         bias=has(fields, family.mlp_bias),
         activation=fields.text(family.activation_key, family.activation),
     )
+
+
+def _mlp_size(fields: ConfigFields, family: Architecture) -> int:
+    size = fields.count(family.mlp_size)
+    if not family.adjusted_mlp:
+        return size
+    size = fields.count("block_ff_dim", size)
+    if not fields.flag("block_auto_adjust_ff_dim", True):
+        return size
+    multiple = fields.count("block_multiple_of", 256)
+    size = int(fields.number("block_ffn_dim_multiplier", 1.0) * int(2 * size / 3))
+    return -(-size // multiple) * multiple
 
 
 def _experts_mlp(fields: ConfigFields, family: Architecture) -> MlpSpec | None:
@@ -242,6 +163,8 @@ def _experts_mlp(fields: ConfigFields, family: Architecture) -> MlpSpec | None:
 def _rotated(fields: ConfigFields, family: Architecture, count: int) -> list[bool]:
     """Return which layers have rotary embedding."""
     every = family.rope.unrotated_every
+    if family.rope.by_type and fields.get("position_embedding_type") != "rope":
+        return [False] * count
     if every is None:
         return [True] * count
     listed = fields.get("no_rope_layers")
@@ -262,9 +185,9 @@ def _window(fields: ConfigFields) -> int | None:
 
 
 def _windowed_layers(
-    fields: ConfigFields, rule: WindowField | None, rotated: list[bool], count: int
+    fields: ConfigFields, rule: WindowField | None, rotated: list[bool], count: int, is_hybrid: bool
 ) -> list[bool]:
-    listed = _layer_types(fields, count)
+    listed = None if is_hybrid else _layer_types(fields, count)
     if rule is None or (rule.switch is not None and not fields.flag(rule.switch, False)):
         if listed is not None and rule is None and "sliding_attention" in listed:
             raise fields.unsupported("a sliding window in this family (layer_types)")
@@ -305,6 +228,9 @@ LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 def hf_family(values: Mapping[str, Any], path: Path) -> Architecture:
     """Return the family that config.json names."""
     family = family_named(values, str(path))
+    counts = () if family.experts is None else family.experts.count
+    if family.without_experts is not None and not any(values.get(key) for key in counts):
+        return family.without_experts
     if family.rope.interleaved and not ConfigFields(values, str(path)).flag("rope_interleave", True):
         return replace(family, rope=replace(family.rope, interleaved=False))
     return family
@@ -325,16 +251,16 @@ def hf_config(values: Mapping[str, Any], names: frozenset[str], path: Path) -> M
         hidden_size=fields.count("hidden_size"),
         context_length=extended_context(fields.count("max_position_embeddings"), rope),
         layers=layers,
-        norm=NormSpec(fields.number("rms_norm_eps")),
+        norm=NormSpec(fields.number(family.norm_eps)),
         rope=rope,
         tied_embeddings=fields.flag("tie_word_embeddings", "lm_head.weight" not in names),
         embedding_scale=_embedding_scale(fields, family),
-        logit_scale=1 / (optional_number(fields, family.scales.logits_divisor) or 1.0),
-        logit_softcap=optional_number(fields, family.scales.logits_cap),
+        logit_scale=1 / (fields.optional_number(family.scales.logits_divisor) or 1.0),
+        logit_softcap=fields.optional_number(family.scales.logits_cap),
     )
 
 
 def _embedding_scale(fields: ConfigFields, family: Architecture) -> float:
     if family.scales.embedding_by_width:
         return math.sqrt(fields.count("hidden_size"))
-    return optional_number(fields, family.scales.embedding) or 1.0
+    return fields.optional_number(family.scales.embedding) or 1.0

@@ -4,14 +4,34 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foreword.errors import CheckpointError
-from foreword.models.architectures.architecture import Architecture, StoredTensors
-from foreword.models.config import ModelConfig
+from foreword.models.architectures.architecture import Architecture, ExpertStacks, StoredTensors
+from foreword.models.config import ModelConfig, RecurrentSpec
 from foreword.models.formats.tensor_files import RotatedRows, rotated_rows
-from foreword.models.layer_shapes import expected_shapes
+from foreword.models.layer_shapes import layer_shapes
+
+
+@dataclass(frozen=True)
+class GroupedRows:
+    """Some of the parts that a matrix stores group by group (Qwen3-Next: by key head)."""
+
+    groups: int
+    widths: tuple[int, ...]  # rows of every part within a group
+    parts: tuple[int, ...]  # the wanted ones, each over all groups
+
+    def order(self) -> NDArray[np.intp]:
+        """Return the stored row of each row."""
+        size, first = sum(self.widths), [sum(self.widths[:part]) for part in range(len(self.widths))]
+        rows = [
+            np.arange(self.groups)[:, None] * size + first[part] + np.arange(self.widths[part])
+            for part in self.parts
+        ]
+        return np.concatenate([part.reshape(-1) for part in rows])
 
 
 @dataclass(frozen=True)
@@ -24,6 +44,8 @@ class Place:
     plus_one: bool = False
     expert: int | None = None  # of a tensor that holds all experts of a layer
     every: tuple[int, int] = (0, 1)  # only rows from the first on, so many apart
+    grouped: GroupedRows | None = None
+    transposed: bool = False  # an expert that is stored [in, out]
 
     @property
     def is_plain(self) -> bool:
@@ -42,6 +64,8 @@ class Place:
             stored = stored[slice(*self.rows)]
         if self.rotated is not None:
             stored = _half_apart(stored, self.rotated)
+        if self.grouped is not None:
+            stored = stored[torch.from_numpy(self.grouped.order())]
         first, step = self.every
         if step > 1:
             stored = stored[first::step]
@@ -65,11 +89,12 @@ def places(names: Iterable[str], family: Architecture, config: ModelConfig) -> d
         part = name.split(".", 3)[-1]
         if part in rotated:
             found[name] = replace(place, rotated=rotated[part])
-        elif family.stored.norms_minus_one and name.endswith("norm.weight"):
+        elif family.stored.norms_minus_one and name.endswith("norm.weight") and "linear_attn" not in name:
             found[name] = replace(place, plus_one=True)
     return found
 
 
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _STACK = re.compile(r"(model\.layers\.\d{1,9}\.mlp\.experts\.)(gate_up_proj|down_proj)(_bias)?")
 _STACKED = {
     "gate_up_proj": (("gate_proj", (0, 2)), ("up_proj", (1, 2))),
@@ -78,30 +103,62 @@ _STACKED = {
 """What the rows of a stack are, from which one on and how far apart."""
 
 
-def expert_places(names: Iterable[str], count: Callable[[str], int]) -> dict[str, Place]:
-    """Every expert's tensors within stacks of all of a layer; `count` says how many a stack holds."""
+def expert_places(
+    names: Iterable[str], stacks: ExpertStacks, shape: Callable[[str], list[int]]
+) -> dict[str, Place]:
+    """Every expert's tensors within stacks of all of a layer; `shape` returns the shape of a stack."""
     found = {}
     for name in names:
         if (stack := _STACK.fullmatch(name)) is None:
             continue
         kind = "weight" if stack[3] is None else "bias"
-        for expert in range(count(name)):
+        count, rows = (*shape(name), 0, 0)[:2]
+        for expert in range(count):
             for part, every in _STACKED[stack[2]]:
-                found[f"{stack[1]}{expert}.{part}.{kind}"] = Place(name, expert=expert, every=every)
+                place = Place(name, expert=expert, every=every, transposed=True)
+                if stacks is ExpertStacks.HALVES:
+                    first, parts = every
+                    own = None if parts == 1 else (first * rows // 2, (first + 1) * rows // 2)
+                    place = Place(name, own, expert=expert)
+                found[f"{stack[1]}{expert}.{part}.{kind}"] = place
     return found
+
+
+_GROUPED: dict[str, dict[str, tuple[int, ...]]] = {
+    "in_proj_qkvz": {"in_proj_qkv": (0, 1, 2), "in_proj_z": (3,)},
+    "in_proj_ba": {"in_proj_b": (0,), "in_proj_a": (1,)},
+}
+"""Qwen3-Next's fused projections, and which of their parts ours are."""
+
+
+def _grouped_widths(spec: RecurrentSpec, stem: str) -> tuple[int, ...]:
+    each = spec.heads // spec.key_heads
+    if stem.endswith("in_proj_ba"):
+        return each, each
+    return spec.key_dim, spec.key_dim, each * spec.value_dim, each * spec.value_dim
 
 
 def _split(name: str, rules: StoredTensors, config: ModelConfig) -> dict[str, Place]:
     """Return the parts of a fused matrix."""
     stem, _, kind = name.rpartition(".")
+    if rules.grouped_by_key and config.recurrent is not None and (parts := _GROUPED.get(stem.split(".")[-1])):
+        widths = _grouped_widths(config.recurrent, stem)
+        return {
+            f"{stem.rpartition('.')[0]}.{part}.{kind}": Place(
+                name, grouped=GroupedRows(config.recurrent.key_heads, widths, numbers)
+            )
+            for part, numbers in parts.items()
+        }
     whole = next((part for part in rules.fused if stem.endswith("." + part)), None)
     if whole is None:
         return {name: Place(name)}
     prefix = stem.removesuffix(whole)
-    shapes = expected_shapes(replace(config, layers=config.layers[:1]))
+    numbered = _LAYER.match(name)
+    layer = config.layers[0 if numbered is None else int(numbered[1])]
+    shapes = layer_shapes(layer, config.hidden_size)
     found, start = {}, 0
     for part in rules.fused[whole]:
-        end = start + shapes[f"model.layers.0.{part}.weight"][0]
+        end = start + shapes[f"{part}.weight"][0]
         found[f"{prefix}{part}.{kind}"] = Place(name, (start, end))
         start = end
     return found

@@ -1,0 +1,126 @@
+"""Models with recurrent layers in the engine: the same text with and without speculation, shared and preempted."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreword import LLM, SamplingParams
+from foreword.drafters.config import SpeculationConfig
+from foreword.engine.config import EngineConfig
+from foreword.errors import RequestError
+from foreword.kv.chunks import CHUNK
+from foreword.structured.params import StructuredOutputs
+from helpers.drafted_answers import PROMPTS, answers, mixed_params, noisy_copy
+from helpers.tiny_families import make_family
+from helpers.tiny_heads import TinyHead
+from helpers.tiny_models import TINY_VOCAB, make_hf_model
+
+FORMS: list[dict[str, Any]] = [
+    {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1},
+    {"method": "suffix", "num_speculative_tokens": 12, "min_match": 1, "min_probability": 0.05},
+    {"method": "jacobi", "num_speculative_tokens": 6},
+    {
+        "method": "lookahead",
+        "num_speculative_tokens": 40,
+        "window_size": 5,
+        "ngram_size": 4,
+        "guess_set_size": 5,
+    },
+    {"method": ["lookahead", "suffix"], "num_speculative_tokens": 24, "combine": "merge"},
+    {"method": "draft_model", "num_speculative_tokens": 12, "tree_width": 3},
+    {"method": "eagle3", "num_speculative_tokens": 4},
+    {"method": "eagle3", "num_speculative_tokens": 9, "tree_width": 3, "max_depth": 4},
+]
+KINDS = ["qwen3_5", "granite_dense", "lfm2"]
+MEMORY = 1 << 24
+
+
+def loaded(path: Path, **config: Any) -> LLM:
+    sizes = {"kv_cache_memory_bytes": MEMORY} | config
+    return LLM(str(path), dtype="float32", device="cpu", config=EngineConfig(**sizes))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_family(tmp_path_factory.mktemp(request.param), request.param)[0]
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path) -> LLM:
+    return loaded(path)
+
+
+@pytest.fixture(scope="module")
+def forms(path: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    draft = noisy_copy(
+        make_hf_model(tmp_path_factory.mktemp("small"), "llama", tied=True),
+        tmp_path_factory.mktemp("d") / "m",
+    )
+    head = (
+        TinyHead(TINY_VOCAB)
+        .eagle3()
+        .save(tmp_path_factory.mktemp("head"), eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, 2]})
+    )
+    models = {"draft_model": str(draft), "eagle3": str(head)}
+    return [
+        form | {"fixed": True} | ({"model": models[form["method"]]} if str(form["method"]) in models else {})
+        for form in FORMS
+    ]
+
+
+def test_the_text_is_that_of_plain_decoding_with_every_drafter_and_prefix_hits(
+    llm: LLM, forms: list[dict[str, Any]]
+):
+    """Long enough to cross chunks; the second round begins with states of the first."""
+    params = mixed_params(len(PROMPTS), max_tokens=CHUNK + 20)
+    llm.speculate(None)
+    plain = answers(llm, PROMPTS, params)
+    llm.offer([SpeculationConfig.parse(form) for form in forms])
+    for form in forms:
+        outputs = llm.generate(PROMPTS, params, speculation=[form] * len(PROMPTS))
+        assert [output.outputs[0].token_ids for output in outputs] == plain, form
+        assert sum(output.timings.draft_n for output in outputs) > 0, form
+    stats = llm.engine.stats()
+    assert stats.prefix_hits > 0
+    assert stats.state_hits > 0
+    assert stats.state_checkpoints > 0
+    llm.engine.check_integrity()
+
+
+def test_answers_to_one_prompt_share_it(llm: LLM):
+    prompt = {"prompt_token_ids": list(range(5, 105))}
+    params = SamplingParams(temperature=0.8, seed=3, n=3, max_tokens=30, ignore_eos=True)
+    together = [answer.token_ids for answer in llm.generate([prompt], params)[0].outputs]
+    again = [answer.token_ids for answer in llm.generate([prompt], params)[0].outputs]
+    assert together == again
+    assert len(set(map(tuple, together))) > 1
+    llm.engine.check_integrity()
+
+
+def test_preempted_requests_go_on_with_the_same_text(path: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch):
+    prompts = [{"prompt_token_ids": list(range(first, first + 60))} for first in (5, 50, 99, 150)]
+    params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
+    expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    spec = {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1, "fixed": True}
+    monkeypatch.setattr(EngineConfig, "num_pages", lambda *_: 20)
+    small = loaded(path, max_num_seqs=4, state_cache_bytes=0)
+    found = [output.outputs[0].token_ids for output in small.generate(prompts, params, speculation=spec)]
+    assert small.engine.stats().preemptions > 0
+    assert found == expected
+
+
+def test_a_structured_answer_is_the_same(llm: LLM):
+    params = SamplingParams(
+        temperature=0, max_tokens=60, structured=StructuredOutputs(regex="(ab|cd){30,40}")
+    )
+    spec = {"method": ["grammar", "ngram"], "num_speculative_tokens": 6, "fixed": True}
+    plain, drafted = (
+        llm.generate(["a text"], params, speculation=setting)[0].outputs[0].text for setting in (False, spec)
+    )
+    assert plain == drafted
+
+
+def test_a_hybrid_draft_model_is_refused(llm: LLM, path: Path):
+    with pytest.raises(RequestError, match="recurrent layers is not supported"):
+        llm.offer([SpeculationConfig.parse({"method": "draft_model", "model": str(path)})])
