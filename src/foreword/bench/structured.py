@@ -151,6 +151,11 @@ def _run(
         while all(request.finish_reason is None for request in requests):
             engine.step()
         spent, done = engine.seconds - before, engine.steps - steps
+        if not done:
+            raise RequestError(
+                f"--tokens {tokens}: an answer ended before all prompts were read; "
+                "give more tokens or a smaller --batch"
+            )
         gained = sum(len(r.tokens) for r in requests) - had
         beside = spent.total - spent.draft - spent.verify
         return _Run(gained / spent.total, gained / (done * len(requests)), spent.total / done, beside / done)

@@ -1,6 +1,6 @@
 """The default policy: drafts if measured costs and acceptance predict a gain."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from weakref import ref
 
@@ -178,7 +178,7 @@ class MeasuredPolicy:
             # The budget grows in decode-only steps with requests for which drafters could be tried.
             self.explorer.earn(report.seconds.total, decision.probe_share, decision.idle_drafters)
             self.explorer.pay_observing()
-        used: set[Option] = set()
+        used: dict[Option, None] = {}  # a set in the order of requests
         every = max(-(-len(report.guessing) // MOST_JUDGED), 1)
         for part in report.requests:
             number = part.request.request_id
@@ -188,7 +188,7 @@ class MeasuredPolicy:
         self._measure(report, used)
 
     def _compare_drafts(
-        self, state: RequestState, part: RequestReport, used: set[Option], is_judged: bool
+        self, state: RequestState, part: RequestReport, used: dict[Option, None], is_judged: bool
     ) -> None:
         """Compare a request's drafts with its text."""
         flight, tokens = state.flight, part.request.tokens
@@ -207,7 +207,7 @@ class MeasuredPolicy:
             state.keep_shadow(flight.arm, flight.levels, flight.draft, flight.kept)
             state.shadows, state.ready = [one for one in state.shadows if not one.follow(tokens)], None
             return
-        used.add(flight.arm.option)
+        used[flight.arm.option] = None
         if is_judged:
             self._judge(state, flight, part)
 
@@ -232,7 +232,7 @@ class MeasuredPolicy:
         if fit.shift != shift:
             state.ready = None
 
-    def _measure(self, report: StepReport, used: set[Option]) -> None:
+    def _measure(self, report: StepReport, used: Collection[Option]) -> None:
         """Measure a step's gain: its time, and the plain time of its tokens."""
         rows, total, table = len(report.requests), report.seconds.total, self.decisions.table
         if report.passes != 1 or not report.decodes_only or report.is_cold:

@@ -42,3 +42,6 @@ def test_masks_are_counted_wherever_in_a_step_they_are_worked_out(
     assert ways["schema, grammar"].tokens_per_pass > 1
     with pytest.raises(RequestError, match="--tokens at least 8"):
         measure_structured(engine, model.tokenizer.encode, 2, 7, 1, lambda *_: None)
+    # Eight tokens end before the prompts of a large batch are read.
+    with pytest.raises(RequestError, match="--tokens 8: an answer ended before"):
+        measure_structured(engine, model.tokenizer.encode, 24, 8, 1, lambda *_: None)
