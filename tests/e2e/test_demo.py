@@ -41,7 +41,6 @@ def test_the_demo_fails_if_a_text_changes(monkeypatch: pytest.MonkeyPatch, tiny_
         return replace(real(*arguments, **options), token_ids=(next(number),))
 
     monkeypatch.setattr(decoding, "decode", shifty)
-    monkeypatch.setattr(demo, "DEFAULT_MODEL", str(tiny_model))
     with pytest.raises(typer.Exit) as caught:
-        demo.demo(max_tokens=4)
+        demo.demo(model=str(tiny_model), max_tokens=4)
     assert caught.value.exit_code == 1

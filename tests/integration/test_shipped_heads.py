@@ -72,7 +72,7 @@ def test_no_shipped_head_is_given_to_a_stranger(tiny: tuple[ShippedHead, Path]):
 
 
 def test_every_shipped_head_is_whole_and_described():
-    assert [head.name for head in shipped_heads()] == ["smollm2-135m-eagle3"]
+    assert [head.name for head in shipped_heads()] == ["qwen2.5-coder-1.5b-eagle3", "smollm2-135m-eagle3"]
     for head in shipped_heads():
         assert resolve_model(head.name) == head.path
         assert open_head(head.path).spec.kind == head.method

@@ -1,4 +1,4 @@
-"""`foreword demo`: plain and speculative decoding side by side on the embedded default model."""
+"""`foreword demo`: plain and speculative decoding side by side."""
 
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
@@ -7,7 +7,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from foreword.cli.console import DEFAULT_MODEL, load_llm, progress_bar, stdout
+from foreword.cli.console import DEFAULT_MODEL, ModelOption, load_llm, progress_bar, stdout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,23 +23,23 @@ PROMPTS = {
 }
 
 
-def demo(max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 96) -> None:
-    """Answer three prompts with the default model, with plain decoding and with the default drafter.
+def demo(
+    model: ModelOption = DEFAULT_MODEL,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 96,
+) -> None:
+    """Answer three prompts with plain decoding and with the model's default drafter.
 
-    Exit code 1 if a text differs.
+    Exit code 1 if a text differs. Example: foreword demo --model qwen2.5-coder-1.5b
     """
     from foreword.acceptance.params import SamplingParams
     from foreword.bench.peers import peak_resident_bytes
 
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     began = perf_counter()
-    llm = load_llm(
-        DEFAULT_MODEL, "auto", "cpu", speculation="auto"
-    )  # only with kernels on which speculation cannot change a text
+    # only with kernels on which speculation cannot change a text
+    llm = load_llm(model, "auto", "cpu", speculation="auto")
     resident = peak_resident_bytes() / 1e6
-    stdout.print(
-        f"[dim]{DEFAULT_MODEL} ready in {perf_counter() - began:.1f} s, {resident:.0f} MB resident[/dim]"
-    )
+    stdout.print(f"[dim]{model} ready in {perf_counter() - began:.1f} s, {resident:.0f} MB resident[/dim]")
     guesser = llm.engine.drafters.default_config
     if guesser is None:
         stdout.print("[yellow]Speculation is off on this machine: see `foreword doctor`.[/yellow]")
