@@ -115,6 +115,10 @@ void bind_experts(nb::module_& m) {
         }, nb::arg("router"), nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("per_token"), nb::arg("sigmoid"),
            nb::arg("normalize"), nb::arg("scale"), nb::arg("groups"), nb::arg("top_groups"), nb::arg("counted"),
            nb::arg("correction").none(), nb::arg("shared_gate").none())
+        .def("set_clamp", [](Experts& self, float limit, float slope) {
+            self.limit = limit;
+            self.slope = slope;
+        }, nb::arg("limit"), nb::arg("slope"))
         .def_prop_ro("nbytes", &Experts::bytes);
 }
 
@@ -154,6 +158,7 @@ void bind_decoder(nb::module_& m) {
            nb::arg("key_norm").none(), nb::arg("experts").none(), nb::arg("window"), nb::arg("rotated"), nb::arg("score_scale"),
            nb::arg("after_attention").none(), nb::arg("after_mlp").none(), nb::arg("residual_scale"), nb::arg("rope"),
            nb::arg("softcap"), nb::arg("gelu"))
+        .def("set_sinks", [](Decoder& self, const Floats& sinks) { self.set_sinks(copied(sinks)); }, nb::arg("sinks"))
         .def("set_ends", [](Decoder& self, Matrix embedding, Matrix head, const Floats& final_norm) {
             self.set_ends(std::move(embedding), std::move(head), copied(final_norm));
         }, nb::arg("embedding"), nb::arg("head"), nb::arg("final_norm"))

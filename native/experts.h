@@ -28,6 +28,8 @@ struct Experts {
     std::vector<float> correction;       // [experts], added to scores for the choice; empty: nothing is
     std::vector<float> shared_gate;      // [hidden]; empty: what the shared experts say counts in full
     std::vector<Matrix> gate, up, down;  // of every expert
+    float limit = 0.0f;                  // that gate and up are clamped to; 0: they are not, and the activation is SiLU
+    float slope = 0.0f;                  // of the sigmoid of a clamped gate
 
     int64_t count() const { return static_cast<int64_t>(gate.size()); }
     int64_t size() const { return gate.front()->view().rows; }

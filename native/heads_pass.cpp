@@ -41,7 +41,7 @@ void StackPass::plan_attention(const int32_t* starts) {
                 units.push_back({batch_.block_tables + request * batch_.pages, batch_.prefix_lens, batch_.ancestor_masks,
                                  heads_, attended_, heads_width_, shape_.query_width(), row, std::min(row + kAttentionRows, last),
                                  head / group, head, head + group, starts ? starts[request] : 0, 0,
-                                 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)), 0.0f, nullptr});
+                                 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)), 0.0f, nullptr, nullptr});
             }
         }
     }
@@ -106,6 +106,7 @@ void StackPass::attend(int64_t index, int thread) {
         if (index < lent_) task.first = 0;
         task.window = layer.window;
         task.softcap = layer.softcap;
+        if (!layer.sinks.empty()) task.sinks = layer.sinks.data();
         if (layer.score_scale > 0.0f) task.scale = layer.score_scale;
         task.scratch = floats_of(thread);
         kernels_.attention(rows, task);

@@ -89,10 +89,16 @@ void StackPass::mixture(const Layer& layer, int thread) {
         const int64_t start = sorted.starts[static_cast<size_t>(expert)], first = begin * kPanelRows;
         const ActivationView input = routed(*gate, start, rows_of(expert));
         float *gates = routed_gate_ + start * size + first, *ups = routed_up_ + start * size + first;
-        kernels_.linear(gate->view(), input, begin, end, {gates, size, nullptr, false}, bytes_of(thread));
-        kernels_.linear(up->view(), input, begin, end, {ups, size, nullptr, false}, bytes_of(thread));
+        kernels_.linear(gate->view(), input, begin, end, {gates, size, gate->bias(), false}, bytes_of(thread));
+        kernels_.linear(up->view(), input, begin, end, {ups, size, up->bias(), false}, bytes_of(thread));
         for (int64_t row = 0; row < input.rows; ++row) {
-            kernels_.silu_mul(gates + row * size, ups + row * size, std::min(end * kPanelRows, size) - first);
+            float *own = gates + row * size, *other = ups + row * size;
+            const int64_t count = std::min(end * kPanelRows, size) - first;
+            if (experts.limit > 0.0f) {
+                kernels_.clamped_mul(own, other, experts.limit, experts.slope, count);
+            } else {
+                kernels_.silu_mul(own, other, count);
+            }
         }
     });
     const ActivationView into = routed(*experts.down.front(), 0, taken);
@@ -101,7 +107,7 @@ void StackPass::mixture(const Layer& layer, int thread) {
         const Matrix& down = experts.down[static_cast<size_t>(expert)];
         const int64_t start = sorted.starts[static_cast<size_t>(expert)];
         kernels_.linear(down->view(), routed(*down, start, rows_of(expert)), begin, end,
-                        {said_ + start * hidden + begin * kPanelRows, hidden, nullptr, false}, bytes_of(thread));
+                        {said_ + start * hidden + begin * kPanelRows, hidden, down->bias(), false}, bytes_of(thread));
     });
     pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
         float* out = stream(row);

@@ -80,6 +80,12 @@ void Stack::add_layer(Layer layer, int64_t inputs) {
     layers_.push_back(std::move(layer));
 }
 
+void Stack::set_sinks(std::vector<float> sinks) {
+    require(!layers_.empty(), "sinks belong to a layer");
+    require_norm(sinks, shape_.num_heads, false, "there is one sink per head");
+    layers_.back().sinks = std::move(sinks);
+}
+
 void Stack::check_head_norms(const Layer& layer) const {
     const auto queries = static_cast<int64_t>(layer.query_norm.size()), keys = static_cast<int64_t>(layer.key_norm.size());
     const bool each = queries == shape_.head_dim && keys == shape_.head_dim;

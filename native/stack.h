@@ -44,6 +44,7 @@ struct Layer {
     bool rotated = true;                       // whether positions turn queries and keys
     size_t rope = 0;                           // by which of the stack's
     float softcap = 0.0f;                      // of attention scores; 0: none
+    std::vector<float> sinks;                  // of every head, one more score, of no position; empty: none
     bool gelu = false;                         // the MLP's activation, else SiLU
     float score_scale = 0.0f;                  // of attention scores; 0: 1 / sqrt(head dim)
     std::vector<float> after_attention, after_mlp;   // norms of what is added to the stream; empty: none
@@ -72,6 +73,8 @@ public:
 
     // One more way of turning, for layers that name its number.
     size_t add_rope(Rope rope);
+    // Of the layer that was added last.
+    void set_sinks(std::vector<float> sinks);
 
     const StackShape& shape() const { return shape_; }
     const KernelTable& kernels() const { return kernels_; }

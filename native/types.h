@@ -118,6 +118,7 @@ struct AttentionTask {
     int64_t window;               // a row sees so many of its newest positions; 0: all
     float scale;                  // 1 / sqrt(head dim), unless the layer has another
     float softcap;                // scores are squashed between this and minus this; 0: they are not
+    const float* sinks;           // [heads], one more score of a head, of no position; null: there is none
     float* scratch;               // attention_scratch() floats
 };
 
@@ -139,6 +140,8 @@ struct KernelTable {
     void (*silu_mul)(float* gate, const float* up, int64_t n);
     // gelu(gate) * up, with tanh.
     void (*gelu_mul)(float* gate, const float* up, int64_t n);
+    // gate = (up + 1) * gate / (1 + e^(-slope * gate)), of a gate that is at most `limit` and of up between it and minus it.
+    void (*clamped_mul)(float* gate, const float* up, float limit, float slope, int64_t n);
     // cap * tanh(x / cap), in place.
     void (*squash)(float* x, float cap, int64_t n);
     // Half-split rotation of one head by cos/sin [head dim / 2].

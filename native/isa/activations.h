@@ -156,6 +156,15 @@ void gelu_mul(float* gate, const float* up, int64_t n) {
     activate_mul<gelu>(gate, up, n);
 }
 
+void clamped_mul(float* gate, const float* up, float limit, float slope, int64_t n) {
+    for (int64_t i = 0; i < n; i += 8) {
+        const F32x8 low = min(load_part(gate + i, n - i), set1(limit));
+        const F32x8 other = max(min(load_part(up + i, n - i), set1(limit)), set1(-limit));
+        const F32x8 active = div(low, add(set1(1.0f), exponential(mul(low, -slope))));
+        store_part(gate + i, mul(add(other, set1(1.0f)), active), n - i);
+    }
+}
+
 // cap * tanh(x / cap); what is no number stays none, which a clamp inside would hide.
 FOREWORD_INLINE F32x8 squashed(F32x8 x, float cap) {
     const F32x8 power = exponential(mul(x, 2.0f / cap));

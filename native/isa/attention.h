@@ -95,8 +95,8 @@ void begin_states(const KvView& kv, const AttentionTask& task, const States& sta
                 store(state.query + d, mul(load_part(query + d, kv.head_dim - d), task.scale));
                 store(state.out + d, set1(0.0f));
             }
-            state.stats[0] = -3.0e38f;
-            state.stats[1] = 0.0f;
+            state.stats[0] = task.sinks ? task.sinks[head] : -3.0e38f;
+            state.stats[1] = task.sinks ? 1.0f : 0.0f;
         }
     }
 }

@@ -8,7 +8,7 @@
 namespace {
 
 constexpr KernelTable make_table(const char* name) {
-    return {name, linear, dequantize_row, rms_norm, quantize, turn, silu_mul, gelu_mul, squash, rotate, store_kv, attention};
+    return {name, linear, dequantize_row, rms_norm, quantize, turn, silu_mul, gelu_mul, clamped_mul, squash, rotate, store_kv, attention};
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
     "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
 }
@@ -56,8 +57,13 @@ _COUNTS = {
 }
 
 
-def write_family_gguf(family: str, directory: Path, path: Path, *, split: bool = True) -> Path:
-    """The model of a directory that `make_family` made; latent attention in two parts, or whole as in old files."""
+def write_family_gguf(
+    family: str, directory: Path, path: Path, *, split: bool = True, experts: str | None = None
+) -> Path:
+    """The model of a directory that `make_family` made; latent attention in two parts, or whole as in old files.
+
+    `experts` is how the matrices of experts are stored; None: in floats.
+    """
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     architecture = ARCHITECTURES[family]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
@@ -73,7 +79,12 @@ def write_family_gguf(family: str, directory: Path, path: Path, *, split: bool =
     for name, values in _tensors(family, directory, config, split).items():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
-        writer.add_tensor(stored, np.ascontiguousarray(values, dtype=np.float32))
+        floats = np.ascontiguousarray(values, dtype=np.float32)
+        if experts is not None and stored.endswith("_exps.weight"):
+            kind = gguf.GGMLQuantizationType[experts]
+            writer.add_tensor(stored, gguf.quants.quantize(floats, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(stored, floats)
     _write_rope(writer, config)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -128,7 +139,8 @@ def _write_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+        if "mscale_all_dim" in rope:
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
@@ -147,6 +159,17 @@ def _split_latent(name: str, values: np.ndarray, config: dict[str, Any]) -> dict
         name.replace("kv_b_proj", "k_b_proj"): heads[:, :nope].swapaxes(1, 2),
         name.replace("kv_b_proj", "v_b_proj"): heads[:, nope:],
     }
+
+
+def _experts_of_gpt_oss(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    """All experts of a layer: rows of gate and up, which take turns, apart; matrices are stored transposed."""
+    stem, _, part = name.rpartition(".")
+    kind = "bias" if part.endswith("_bias") else "weight"
+    part = part.removesuffix("_bias")
+    rows = values if kind == "bias" else values.swapaxes(1, 2)
+    if part == "down_proj":
+        return {f"{stem}.{part}.{kind}": rows}
+    return {f"{stem}.gate_proj.{kind}": rows[:, 0::2], f"{stem}.up_proj.{kind}": rows[:, 1::2]}
 
 
 def _module(config: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -174,6 +197,10 @@ def _tensors(family: str, directory: Path, config: dict[str, Any], split: bool) 
             found |= _split_latent(name, values, config)
         elif name.endswith("e_score_correction_bias"):
             found[name.replace("e_score_correction_bias", "e_score_correction.bias")] = values
+        elif name.endswith(".sinks"):
+            found[f"{name}.weight"] = values
+        elif family == "gpt_oss" and ".experts." in name:
+            found |= _experts_of_gpt_oss(name, values)
         elif ".experts." in name:
             before, _, after = name.partition(".experts.")
             number, _, part = after.partition(".")

@@ -43,6 +43,8 @@ _GROUPED = ExpertsSpec(
     shared_gate=True,
 )
 
+_CLAMPED = replace(_SOFTMAX, normalize=True, bias=True, clamp=0.5)
+
 CONFIGS = {
     "windows": replace(
         _BASE,
@@ -62,6 +64,13 @@ CONFIGS = {
     ),
     "groups": replace(
         _BASE, layers=(LayerSpec(_ATTENTION, _MLP), LayerSpec(_ATTENTION, MlpSpec(32, experts=_GROUPED)))
+    ),
+    "sinks": replace(
+        _BASE,
+        layers=(
+            LayerSpec(replace(_ATTENTION, window=21, sinks=True), MlpSpec(0, experts=_CLAMPED)),
+            LayerSpec(replace(_ATTENTION, sinks=True), MlpSpec(0, experts=_CLAMPED)),
+        ),
     ),
     "norms after": replace(
         _BASE,

@@ -145,8 +145,24 @@ def test_a_gguf_file_gives_the_same_logits(tmp_path: Path, name: str):
     assert_equal(all_logits(decoder, ids), Family(path, decoder, theirs).expected(ids))
 
 
+def test_experts_in_mxfp4_are_the_same_numbers_in_gguf_and_unpacked(tmp_path: Path):
+    directory, theirs = make_family(tmp_path / "hf", "gpt_oss", intermediate_size=64)
+    path = write_family_gguf("gpt_oss", directory, tmp_path / "model.gguf", experts="MXFP4")
+    decoder = torch_decoder(path)
+    for layer, experts in enumerate(weights.experts for weights in decoder.weights.layers):
+        assert experts is not None
+        held = theirs.get_submodule(f"model.layers.{layer}.mlp.experts")
+        gate, up = experts.gate_up.chunk(2, dim=1)
+        with torch.no_grad():
+            held.gate_up_proj.copy_(torch.stack((gate, up), dim=2).flatten(1, 2).transpose(1, 2))
+            held.down_proj.copy_(experts.down.transpose(1, 2))
+        assert len(experts.down.abs().unique()) < 200, "8 numbers in few scales"
+    ids = random_tokens(random.Random(6), 40)
+    assert_equal(all_logits(decoder, ids), Family(path, decoder, theirs).expected(ids))
+
+
 @pytest.mark.parametrize(
-    ("name", "backend"), [("gemma3", "cpu"), ("mixtral", "cpu"), ("deepseek_v3", "torch")]
+    ("name", "backend"), [("gemma3", "cpu"), ("mixtral", "cpu"), ("gpt_oss", "cpu"), ("deepseek_v3", "torch")]
 )
 def test_an_engine_guesses_and_writes_the_same_text(tmp_path: Path, name: str, backend: str):
     """On the backend that `auto` finds for it."""

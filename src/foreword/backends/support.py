@@ -31,7 +31,7 @@ class Part(Enum):
 
 SUPPORTED: dict[str, frozenset[Part]] = {
     "torch": frozenset(Part),
-    "cpu": frozenset(Part) - {Part.LATENT, Part.GATED, Part.SINKS, Part.CLAMPED, Part.RECURRENT},
+    "cpu": frozenset(Part) - {Part.LATENT, Part.GATED, Part.RECURRENT},
     "cuda": frozenset(Part) - {Part.GATED, Part.RECURRENT},
     "training": frozenset(),
 }

@@ -235,6 +235,7 @@ SPLITS = [
     "dbrx",
     "glm4",
     "tekken",
+    "gpt-4o",
     "deepseek-llm",
     "deepseek-v3",
 ]
@@ -271,6 +272,7 @@ def gguf_by_split(hf_dir, tmp_path_factory):
         ("glm4", ["a", " ", " ", "123", "4", "!!\n\n\n", "b"]),
         ("refact", ["a", "  ", "1", "2", "3", "4", "!!", "\n\n", "\n", "b"]),
         ("tekken", ["a", " ", " ", "1", "2", "3", "4", "!!\n\n\n", "b"]),
+        ("gpt-4o", ["a", " ", " ", "123", "4", "!!\n\n\n", "b"]),
         ("deepseek-v3", ["a", "  ", "123", "4", "!!\n\n\n", "b"]),
         ("deepseek-llm", ["a", "  ", "1", "2", "3", "4", "!!", "\n", "\n", "\n", "b"]),
     ],
@@ -288,6 +290,7 @@ def cuts(tokenizer, text):
 @pytest.mark.parametrize(
     ("kind", "pieces"),
     [
+        ("gpt-4o", ["Hello", "World's", " λόγος", ".foo", "(x", ")/\n", "你好ありがとう", " !?"]),
         ("tekken", ["Hello", "World", "'s", " λόγος", ".foo", "(x", ")/\n", "你好ありがとう", " !?"]),
         ("deepseek-v3", ["HelloWorld", "'s", " λόγος", ".foo", "(x", ")/\n", "你好ありがとう", " !?"]),
         (
@@ -298,3 +301,12 @@ def cuts(tokenizer, text):
 )
 def test_where_words_of_many_kinds_are_cut(gguf_by_split, kind, pieces):
     assert cuts(gguf_by_split[kind], "".join(pieces)) == pieces
+
+
+def test_answers_of_gpt_oss_go_on_after_a_message():
+    from foreword.models.formats.fields import ConfigFields
+    from foreword.models.formats.gguf.tokenizer import _eos_ids
+
+    names, fields = ["<|end|>", "<|return|>", "<|call|>", "a"], ConfigFields({}, "a file")
+    assert _eos_ids(fields, names, names[:3], " ".join(names)) == {1, 2}
+    assert _eos_ids(fields, names[:1], names[:1], "<|end|>") == {0}

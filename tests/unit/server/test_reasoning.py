@@ -8,6 +8,7 @@ from foreword.server.api.reasoning import FORMATS, Reasoning, ReasoningReader
 
 QWEN = Reasoning(FORMATS["qwen3"], is_open=False)
 R1 = Reasoning(FORMATS["deepseek_r1"], is_open=True)
+HARMONY = Reasoning(FORMATS["openai_gptoss"], is_open=False)  # names of control tokens are not in texts
 GRANITE = Reasoning(FORMATS["granite"], is_open=False)
 
 CASES = [
@@ -26,6 +27,10 @@ CASES = [
     (R1, "never ends  ", "never ends", ""),
     (R1, "</think>{}", "", "{}"),
     (R1, "a << </ </think", "a << </ </think", ""),
+    (HARMONY, "analysisThe final one?assistantfinal 42.", "The final one?", "42."),
+    (HARMONY, "final42.", "", "42."),
+    (HARMONY, "fin", "", "fin"),
+    (HARMONY, "analysiscut assistantfi", "cut assistantfi", ""),
     (GRANITE, "Here is my thought process: hm\nHere is my response: ok", "hm", "ok"),
 ]
 

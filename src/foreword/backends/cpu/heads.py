@@ -63,11 +63,13 @@ class HeadPacker:
         """Pack several matrices by tensor name, with their biases."""
         return [self.matrix(name.removesuffix(".weight")) for name in names]
 
-    def floats(self, name: str) -> "_native.PackedMatrix":
+    def floats(self, name: str, biased: bool = False) -> "_native.PackedMatrix":
         """Pack a matrix in float32."""
         from foreword.kernels._native import PackedMatrix
 
         packed = PackedMatrix.keep_floats(self._arena, self._head.load(name))
+        if biased:
+            packed.set_bias(self._head.load(name.removesuffix("weight") + "bias"))
         self.nbytes += packed.nbytes
         return packed
 

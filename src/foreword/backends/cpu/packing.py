@@ -95,11 +95,14 @@ class MatrixPacker:
         """Return a norm's weights, float32 [n]."""
         return self._loader.tensor(name)
 
-    def floats(self, name: str) -> "PackedMatrix":
+    def floats(self, name: str, biased: bool = False) -> "PackedMatrix":
         """Pack a matrix in float32, whatever the format."""
         from foreword.kernels._native import PackedMatrix
 
-        return PackedMatrix.keep_floats(self._arena, self._loader.tensor(name))
+        packed = PackedMatrix.keep_floats(self._arena, self._loader.tensor(name))
+        if biased:
+            self._set_biases([name], [packed])
+        return packed
 
     def matrices(self, names: list[str], biased: bool) -> list["PackedMatrix"]:
         """Pack projections of one input with equal grouping, so that the input is quantised once."""
@@ -107,9 +110,12 @@ class MatrixPacker:
         keep = self._form.keeps_blocks and any(blocks is not None for blocks in stored.values())
         packed = [self._matrix(name, stored[name], keep) for name in names]
         if biased:
-            for name, matrix in zip(names, packed, strict=True):
-                matrix.set_bias(self.vector(name.removesuffix("weight") + "bias"))
+            self._set_biases(names, packed)
         return packed
+
+    def _set_biases(self, names: list[str], packed: "list[PackedMatrix]") -> None:
+        for name, matrix in zip(names, packed, strict=True):
+            matrix.set_bias(self.vector(name.removesuffix("weight") + "bias"))
 
     def _blocks(self, name: str) -> QuantizedTensor | None:
         stored = self._checkpoint.quantized(name)

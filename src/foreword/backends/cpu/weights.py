@@ -10,7 +10,15 @@ from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm
 from foreword.backends.support import require_supported
 from foreword.kernels.native import choose_isa, native_status
 from foreword.models.adapters import MODULES, Factors, Lora
-from foreword.models.config import GroupScore, LayerSpec, MlpSpec, ModelConfig, RopeSpec, Scores
+from foreword.models.config import (
+    CLAMPED_SLOPE,
+    GroupScore,
+    LayerSpec,
+    MlpSpec,
+    ModelConfig,
+    RopeSpec,
+    Scores,
+)
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.layer_shapes import FINAL_NORM, norm_names
 from foreword.models.rope import frequencies
@@ -32,6 +40,7 @@ class CpuLayer:
     experts: "_native.Experts | None" = None
     after_attention: Tensor | None = None  # norms of the sublayers' outputs
     after_mlp: Tensor | None = None
+    sinks: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -106,6 +115,7 @@ def _load_layer(packer: MatrixPacker, layer: LayerSpec, prefix: str) -> CpuLayer
         experts=experts,
         after_attention=norm(norms.after_attention),
         after_mlp=norm(norms.after_mlp),
+        sinks=packer.vector(f"{prefix}self_attn.sinks") if layer.attention.sinks else None,
     )
 
 
@@ -116,7 +126,7 @@ class ExpertPacker(Protocol):
         """Pack projections of one input."""
         ...
 
-    def floats(self, name: str) -> "_native.PackedMatrix":
+    def floats(self, name: str, biased: bool = False) -> "_native.PackedMatrix":
         """Pack a matrix in float32."""
         ...
 
@@ -140,14 +150,15 @@ def load_experts(
     if shared:
         parts.append(f"{prefix}mlp.shared_experts.")
     readers = packer.matrices(
-        [f"{part}{name}.weight" for name in ("gate_proj", "up_proj") for part in parts], mlp.bias
+        [f"{part}{name}.weight" for name in ("gate_proj", "up_proj") for part in parts],
+        mlp.bias or spec.bias,
     )
     gates, ups = readers[: len(parts)], readers[len(parts) :]
-    downs = packer.matrices([f"{part}down_proj.weight" for part in parts], mlp.bias)
+    downs = packer.matrices([f"{part}down_proj.weight" for part in parts], mlp.bias or spec.bias)
     gate = packer.vector(f"{prefix}mlp.shared_expert_gate.weight") if shared and spec.shared_gate else None
     correction = packer.vector(f"{prefix}mlp.gate.e_score_correction_bias") if spec.corrected else None
     experts = _native.Experts(
-        router=packer.floats(f"{prefix}mlp.gate.weight"),
+        router=packer.floats(f"{prefix}mlp.gate.weight", spec.bias),
         gate=gates[: spec.count],
         up=ups[: spec.count],
         down=downs[: spec.count],
@@ -161,6 +172,8 @@ def load_experts(
         correction=correction,
         shared_gate=None if gate is None else gate.flatten(),
     )
+    if spec.clamp is not None:
+        experts.set_clamp(spec.clamp, CLAMPED_SLOPE)
     return experts, [gates[-1], ups[-1], downs[-1]] if shared else []
 
 
@@ -247,6 +260,8 @@ def native_decoder(config: ModelConfig, weights: CpuWeights, threads: int) -> "_
             softcap=spec.attention.softcap or 0.0,
             gelu=spec.mlp.activation != "silu",
         )
+        if packed.sinks is not None:
+            decoder.set_sinks(packed.sinks)
     decoder.set_ends(weights.embedding, weights.head, weights.final_norm)
     return decoder
 

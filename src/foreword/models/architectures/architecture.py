@@ -100,6 +100,7 @@ class Rope:
     # one of this many layers is not rotated, unless `no_rope_layers` is present
     unrotated_every: int | None = None
     yarn_is_longrope: bool = False  # legacy name
+    yarn_truncates: bool = True  # default of config.json: YaRN's ramp begins and ends at whole dimensions
     interleaved: bool = False  # rotated pairs are adjacent in the stored weights
     by_type: bool = False  # layers are rotated only if `position_embedding_type` is "rope"
 

@@ -90,10 +90,18 @@ GPT_OSS = Architecture(
     name="gpt_oss",
     models="gpt-oss",
     hf_class="GptOssForCausalLM",
+    gguf=GgufNames(
+        "gpt-oss",
+        interleaved=False,
+        layer_tensors=LLAMA_TENSORS
+        | EXPERT_TENSORS
+        | {"post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"},
+        settings={"swiglu_limit": 7.0},
+    ),
     attention_bias=ConfigSwitch(key="attention_bias", default=True),
     output_bias=ConfigSwitch(key="attention_bias", default=True),
     window=WindowField(WindowedLayers.ALL_BUT_EVERY_NTH, period=2),
-    rope=Rope(theta=150_000.0),
+    rope=Rope(theta=150_000.0, yarn_truncates=False),
     experts=ExpertKeys(
         count=("num_local_experts",),
         size="intermediate_size",

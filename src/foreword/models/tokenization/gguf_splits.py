@@ -30,10 +30,19 @@ _ONE_DIGIT = _word_pattern(r"\p{N}")
 
 _CASES = "\\p{Lm}\\p{Lo}\\p{M}"
 _UPPER, _LOWER = rf"[\p{{Lu}}\p{{Lt}}{_CASES}]", rf"[\p{{Ll}}{_CASES}]"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|"
-    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+
+
+def _case_pattern(endings: str, numbers: str) -> str:
+    """Return the split pattern of Tekken and of tiktoken's o200k, which cut words where capitals begin."""
+    return (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{endings}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{endings}|"
+        + numbers
+        + r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+_TEKKEN = _case_pattern("", r"\p{N}")
+_O200K = _case_pattern(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}")
 
 _DEEPSEEK_V3 = (
     r"\p{N}{1,3}",
@@ -83,6 +92,7 @@ def _splits() -> dict[str, list[pre_tokenizers.PreTokenizer]]:
         ),
         **dict.fromkeys(_QWEN2, one),
         "tekken": _cut_by(_TEKKEN),
+        "gpt-4o": _cut_by(_O200K),
         "deepseek-llm": _cut_by(*_deepseek_llm()),
         "deepseek-v3": _cut_by(*_DEEPSEEK_V3),
     }

@@ -1,12 +1,16 @@
 """Reasoning tags of model families, and an incremental parser that separates reasoning from text."""
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foreword.errors import RequestError
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.tool_reading import AUTO, overlap
 from foreword.structured.params import StructuredOutputs, Thinking
+
+_CONTROL = re.compile(r"<\|\w+\|>")
+"""The name of a control token."""
 
 _TAIL = 32
 """Trailing prompt tokens that show whether the prompt opened the reasoning."""
@@ -20,6 +24,12 @@ class ReasoningFormat:
     begin: str = "<think>"
     end: str = "</think>"
     is_open: bool = False  # answers always start with reasoning, whatever the prompt contains
+    instead: str = ""  # the tag at the start of an answer without reasoning
+
+    def shown(self) -> "ReasoningFormat":
+        """Return the tags as they are in a text, which has no names of control tokens."""
+        begin, end, instead = (_CONTROL.sub("", tag) for tag in (self.begin, self.end, self.instead))
+        return replace(self, begin=begin, end=end, instead=instead)
 
 
 FORMATS = {
@@ -33,6 +43,12 @@ FORMATS = {
         ReasoningFormat("kimi_k2"),
         ReasoningFormat("minimax_m2", is_open=True),
         ReasoningFormat("olmo3", is_open=True),
+        ReasoningFormat(  # Harmony: channels of gpt-oss
+            "openai_gptoss",
+            "<|channel|>analysis<|message|>",
+            "<|end|><|start|>assistant<|channel|>final<|message|>",
+            instead="<|channel|>final<|message|>",
+        ),
         ReasoningFormat("qwen3"),
         ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>", is_open=True),
         ReasoningFormat("step3", is_open=True),
@@ -46,6 +62,8 @@ def reasoning_format(parser: str, tokenizer: Tokenizer) -> ReasoningFormat | Non
     if parser != AUTO:
         return FORMATS.get(parser)
     template = tokenizer.chat_template or ""
+    if "<|channel|>" in template:
+        return FORMATS["openai_gptoss"]
     return next((FORMATS[name] for name in ("seed_oss", "qwen3") if FORMATS[name].end in template), None)
 
 
@@ -87,7 +105,7 @@ class ReasoningReader:
     """Incremental parser; text that may become a tag, and space before one, is held back."""
 
     def __init__(self, reasoning: Reasoning) -> None:
-        self._form = reasoning.form
+        self._form = reasoning.form.shown()
         self._is_open = reasoning.is_open
         self._held = ""
         self._has_thought = False
@@ -103,9 +121,10 @@ class ReasoningReader:
         if written.startswith(self._form.begin):
             self._held = written.removeprefix(self._form.begin)
             self._read = self._thinking
-        elif self._form.begin.startswith(written) and not is_end:
+        elif not is_end and any(tag.startswith(written) for tag in (self._form.begin, self._form.instead)):
             return "", ""
         else:
+            self._held = self._held.removeprefix(self._form.instead)
             self._read = self._thinking if self._is_open else self._text
         return self._read(is_end)
 

@@ -75,7 +75,8 @@ def places(
             continue
         start = 0
         for name in held:
-            end = start + shapes.get(name, (0,))[0]
+            shape = shapes.get(name, (0, 0))
+            end = start + (shape[0] if len(shape) > 1 else 1)
             found[name] = GgufPlace(stored, (start, end))
             start = end
         if start != _rows(tensors[stored]):
@@ -103,7 +104,10 @@ def module_tensors(tensors: Iterable[str], layers: range) -> list[str]:
 
 
 def _canonical(name: str) -> str:
-    return name.replace("e_score_correction.bias", "e_score_correction_bias")
+    """Return a name without the suffix that GGUF adds to what is neither a matrix nor a bias."""
+    return name.replace("e_score_correction.bias", "e_score_correction_bias").replace(
+        "self_attn.sinks.weight", "self_attn.sinks"
+    )
 
 
 def _rows(tensor: GgufTensor) -> int:
@@ -118,7 +122,8 @@ def _parts(stored: str, tensor: GgufTensor, names: GgufNames, path: Path) -> lis
     if match is not None:
         layer, name, kind = match.groups()
         prefix = f"model.layers.{layer}."
-        if name in _ALL_EXPERTS and len(tensor.shape) == 3 and tensor.shape[0] <= _MOST_EXPERTS:
+        dimensions = 2 if kind == "bias" else 3
+        if name in _ALL_EXPERTS and len(tensor.shape) == dimensions and tensor.shape[0] <= _MOST_EXPERTS:
             return [
                 f"{prefix}mlp.experts.{expert}.{part}.{kind}"
                 for expert in range(tensor.shape[0])
@@ -177,6 +182,8 @@ class GgufCheckpoint:
         if place.values is not None:
             return self._expanding(place.stored, place.values, dtype)
         loaded = dequantized(tensor.kind, self._rows(name), dtype)
+        if name.endswith(".bias"):
+            return loaded.reshape(-1)
         is_matrix = place.rows is not None or name.endswith("shared_expert_gate.weight")
         return loaded if is_matrix else loaded.reshape(tensor.shape)
 
@@ -184,7 +191,7 @@ class GgufCheckpoint:
         """Load a part; of matrices only the needed rows and blocks are read."""
         place = self._place(name)
         tensor = self._file.tensors[place.stored]
-        if place.values is not None or len(tensor.shape) < 2:
+        if place.values is not None or len(tensor.shape) < 2 or name.endswith(".bias"):
             return part.of(self.load(name, dtype)).clone()
         rows = self._rows(name)
         if part.rows is not None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from foreword.errors import CheckpointError
 
 SUPPORTED_TYPES = frozenset(
-    ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+    ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 )
 """Readable tensor types; the gguf package dequantises all of them."""
 

@@ -30,6 +30,9 @@ _FILL_END_KEYS = ("fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id", "e
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
 """Control tokens that end an answer if the chat template uses them, whatever the metadata declares as EOS."""
 
+_HARMONY_ENDS = ("<|return|>", "<|call|>")
+"""The same of gpt-oss, whose answers go on after `<|end|>`: it ends a message of several."""
+
 
 @dataclass(frozen=True)
 class _Parts:
@@ -116,7 +119,8 @@ def _chat_template(fields: ConfigFields, source: str, tokens: list[str]) -> Chat
 
 def _eos_ids(fields: ConfigFields, tokens: list[str], special: list[str], template: str) -> frozenset[int]:
     stated = {_token_id(fields, key, tokens) for key in _END_KEYS}
-    turn_ends = {tokens.index(end) for end in _TURN_ENDS if end in special and end in template}
+    known = _HARMONY_ENDS if set(_HARMONY_ENDS) <= set(special) else _TURN_ENDS
+    turn_ends = {tokens.index(end) for end in known if end in special and end in template}
     return frozenset(i for i in stated | turn_ends if i is not None)
 
 

@@ -115,7 +115,7 @@ def _scaling(rope: ConfigFields, family: Rope, dim: int | None) -> tuple[RopeSca
         case "llama3":
             return _llama3(rope), 1.0
         case "yarn":
-            return _yarn(rope)
+            return _yarn(rope, family.yarn_truncates)
         case "longrope" if dim is not None:
             return _longrope(rope, dim)
     raise rope.unsupported(f"rope scaling {kind!r}")
@@ -130,7 +130,7 @@ def _llama3(rope: ConfigFields) -> Llama3RopeScaling:
     )
 
 
-def _yarn(rope: ConfigFields) -> tuple[YarnRopeScaling, float]:
+def _yarn(rope: ConfigFields, truncates: bool) -> tuple[YarnRopeScaling, float]:
     factor = rope.number("factor")
     if rope.number("rope_theta", 10000.0) <= 1:
         raise rope.malformed("rope_theta", "above one, which YaRN needs")
@@ -146,7 +146,7 @@ def _yarn(rope: ConfigFields) -> tuple[YarnRopeScaling, float]:
         rope.count("original_max_position_embeddings"),
         rope.number("beta_fast", 32.0),
         rope.number("beta_slow", 1.0),
-        rope.flag("truncate", True),
+        rope.flag("truncate", truncates),
     )
     return scaling, magnitude
 
