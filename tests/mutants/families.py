@@ -241,13 +241,15 @@ FAMILY_MUTANTS = (
         "layer.attention.bias), *matrices('self_attn.o_proj', layer.attention.output_bias), *mlp], "
         "query_norm=norm('self_attn.q_norm' if layer.attention.qk_norm else None), "
         "key_norm=norm('self_attn.k_norm' if layer.attention.qk_norm else None), experts=experts, "
-        "after_attention=norm(norms.after_attention), after_mlp=norm(norms.after_mlp))",
+        "after_attention=norm(norms.after_attention), after_mlp=norm(norms.after_mlp), "
+        "sinks=packer.vector(f'{prefix}self_attn.sinks') if layer.attention.sinks else None)",
         "CpuLayer(attention_norm=norm(norms.before_attention), mlp_norm=norm(norms.before_mlp), "
         "matrices=[*matrices('self_attn.q_proj self_attn.k_proj self_attn.v_proj', "
         "layer.attention.bias), *matrices('self_attn.o_proj', layer.attention.output_bias), *mlp], "
         "query_norm=norm('self_attn.q_norm' if layer.attention.qk_norm else None), "
         "key_norm=norm('self_attn.k_norm' if layer.attention.qk_norm else None), experts=experts, "
-        "after_attention=norm(norms.after_mlp), after_mlp=norm(norms.after_attention))",
+        "after_attention=norm(norms.after_mlp), after_mlp=norm(norms.after_attention), "
+        "sinks=packer.vector(f'{prefix}self_attn.sinks') if layer.attention.sinks else None)",
         (f"{MIXED}::test_logits_equal_torch",),
     ),
     Mutant(
