@@ -70,7 +70,7 @@ def test_a_follow_up_finds_its_beginning_in_the_cache(session: ChatSession):
 def test_as_many_pieces_are_guesses_as_were_accepted(session: ChatSession):
     session.set_params(max_tokens=200, logit_bias={2: -100})
     outcome, pieces = say(session, "the the the the the")
-    guessed = sum(piece.guessed for piece in pieces)
+    guessed = sum(piece.drafted for piece in pieces)
     assert 0 < guessed <= outcome.tally.accepted  # a token may end in the middle of a character
     assert outcome.tally.tokens_per_pass is not None
     assert outcome.tally.tokens_per_pass > 1
@@ -78,7 +78,7 @@ def test_as_many_pieces_are_guesses_as_were_accepted(session: ChatSession):
     session.reset()
     plain, pieces = say(session, "the the the the the")
     assert plain.text == outcome.text
-    assert not any(piece.guessed for piece in pieces)
+    assert not any(piece.drafted for piece in pieces)
 
 
 def test_an_interrupted_answer_stays_as_far_as_it_came(llm: LLM, session: ChatSession):

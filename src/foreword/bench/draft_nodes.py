@@ -208,13 +208,18 @@ class PoolSpeed:
 
 
 def ways_of_drafting(
-    draft: str, devices: Sequence[str], guesses: int, nodes: ExitStack, *, run_ahead: Sequence[bool] = (True,)
+    draft: str,
+    devices: Sequence[str],
+    draft_tokens: int,
+    nodes: ExitStack,
+    *,
+    run_ahead: Sequence[bool] = (True,),
 ) -> dict[str, SpeculationSetting]:
     """Return plain decoding, a local draft model, and one node of each kind per device.
 
     Leaving `nodes` stops the nodes.
     """
-    depth = {"num_speculative_tokens": guesses, "fixed": True}
+    depth = {"num_speculative_tokens": draft_tokens, "fixed": True}
     ways: dict[str, SpeculationSetting] = {
         PLAIN: False,
         "beside the target": {"method": "draft_model", "model": draft, **depth},

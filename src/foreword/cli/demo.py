@@ -40,11 +40,11 @@ def demo(
     llm = load_llm(model, "auto", "cpu", speculation="auto")
     resident = peak_resident_bytes() / 1e6
     stdout.print(f"[dim]{model} ready in {perf_counter() - began:.1f} s, {resident:.0f} MB resident[/dim]")
-    guesser = llm.engine.drafters.default_config
-    if guesser is None:
+    drafter = llm.engine.drafters.default_config
+    if drafter is None:
         stdout.print("[yellow]Speculation is off on this machine: see `foreword doctor`.[/yellow]")
         raise typer.Exit(1)
-    name = "+".join(guesser.method)
+    name = "+".join(drafter.method)
     records = [_answer_twice(llm, kind, prompt, params, name) for kind, prompt in PROMPTS.items()]
     stdout.print()
     stdout.print(_comparison(records))
@@ -55,7 +55,7 @@ def demo(
     stdout.print("[green]The texts are identical: speculation saved passes and changed no token.[/green]")
 
 
-def _answer_twice(llm: "LLM", kind: str, prompt: str, params: "SamplingParams", guesser: str) -> "Record":
+def _answer_twice(llm: "LLM", kind: str, prompt: str, params: "SamplingParams", drafter: str) -> "Record":
     """Stream the speculative answer, then compute the plain one silently."""
     from foreword.bench.drafters.decode import Record, decode
     from foreword.models.tokenization.detokenizer import IncrementalDetokenizer
@@ -68,7 +68,7 @@ def _answer_twice(llm: "LLM", kind: str, prompt: str, params: "SamplingParams", 
         text = "".join(detokenizer.push(token) for token in tokens)
         stdout.print(text, end="", markup=False, soft_wrap=True)
 
-    guessing = decode(llm.engine, ids, params, on_tokens=show)
+    speculative = decode(llm.engine, ids, params, on_tokens=show)
     stdout.print(detokenizer.finish(), markup=False)
     with progress_bar("the same with plain decoding") as on_progress:
         done = 0
@@ -79,7 +79,7 @@ def _answer_twice(llm: "LLM", kind: str, prompt: str, params: "SamplingParams", 
             on_progress(done, params.max_tokens)
 
         plain = decode(llm.engine, ids, params, speculation=False, on_tokens=count)
-    return Record(guesser, prompt, kind, guessing, plain)
+    return Record(drafter, prompt, kind, speculative, plain)
 
 
 def _comparison(records: "Sequence[Record]") -> Table:
@@ -95,10 +95,10 @@ def _comparison(records: "Sequence[Record]") -> Table:
     for name in ("passes", "tokens/pass", "accepted", "seconds", "speed-up"):
         table.add_column(name, justify="right", no_wrap=True)
     for record in records:
-        plain, guessing = record.plain, record.speculative
+        plain, speculative = record.plain, record.speculative
         table.add_row(record.category, "plain", *_cells(plain))
-        speedup = f"[bold]{plain.seconds / guessing.seconds:.2f}×[/bold]" if guessing.seconds else ""
-        table.add_row("", record.drafter, *_cells(guessing), speedup, end_section=True)
+        speedup = f"[bold]{plain.seconds / speculative.seconds:.2f}×[/bold]" if speculative.seconds else ""
+        table.add_row("", record.drafter, *_cells(speculative), speedup, end_section=True)
     return table
 
 

@@ -40,8 +40,8 @@ def _findings(model: str) -> dict[str, object]:
     if checkpoint is not None:
         choice = fitted(choice, checkpoint.config, backend="auto", dtype="auto", device=device)
     head = None if checkpoint is None else find_head(checkpoint, checkpoint.tokenizer())
-    guessing = choose_speculation("auto", is_shape_invariant(choice), head=head)
-    because = guessing.reason
+    chosen = choose_speculation("auto", is_shape_invariant(choice), head=head)
+    because = chosen.reason
     if checkpoint is None:
         because = f"{model} is not here yet: `foreword pull {model}` tells whether a head was trained for it; {because}"
     states = None if checkpoint is None else state_spec(checkpoint.config, choice.torch_dtype.itemsize)
@@ -54,7 +54,7 @@ def _findings(model: str) -> dict[str, object]:
         "backend": choice.name,
         "backend_because": choice.reason,
         "dtype": numbers,
-        "speculation": "off" if guessing.config is None else "+".join(guessing.config.method),
+        "speculation": "off" if chosen.config is None else "+".join(chosen.config.method),
         "speculation_because": because,
         "instruction_set": choose_isa(status.instruction_sets) if status.available else "none",
         "instruction_sets_here": ", ".join(status.instruction_sets) or "none",

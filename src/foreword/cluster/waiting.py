@@ -103,8 +103,8 @@ def _followed(draft: Draft, came: Sequence[int]) -> tuple[int, int]:
     """Return the levels of a draft that match the text, and the levels that could be compared."""
     if draft.is_chain:
         right = 0
-        for guessed, token in zip(draft.tokens, came, strict=False):
-            if guessed != token:
+        for drafted, token in zip(draft.tokens, came, strict=False):
+            if drafted != token:
                 break
             right += 1
         return right, min(right + 1, len(draft.tokens), len(came))

@@ -70,16 +70,16 @@ class FairShare:
             return plans
         drafted = _draft_seconds(drafting, situation)
 
-        def adds(guesses: int) -> float:
-            return (situation.costs.step_seconds(rows + guesses, context) or plain) + drafted - plain
+        def adds(nodes: int) -> float:
+            return (situation.costs.step_seconds(rows + nodes, context) or plain) + drafted - plain
 
         room = math.inf if limit is None else limit - plain
-        guesses = (
+        nodes = (
             self._affordable(sum(wanted), adds, plain, room) if is_mixed else _most(sum(wanted), adds, room)
         )
-        if guesses == sum(wanted):
+        if nodes == sum(wanted):
             return plans
-        shares = divide_by_service(entries, wanted, guesses)
+        shares = divide_by_service(entries, wanted, nodes)
         return [
             plan if plan is None or not most else replace(plan, max_nodes=nodes) if nodes else None
             for plan, most, nodes in zip(plans, wanted, shares, strict=True)
@@ -94,8 +94,8 @@ class FairShare:
         if self._reads:
             return _most(wanted, adds, within=min(share, room))
         once = max(MOST_AT_ONCE * plain, share)
-        guesses = _most(wanted, adds, within=min((1 + SAVED_STEPS) * share, once, room))
-        return guesses if adds(guesses) <= min(share + self._saved, once) else 0
+        nodes = _most(wanted, adds, within=min((1 + SAVED_STEPS) * share, once, room))
+        return nodes if adds(nodes) <= min(share + self._saved, once) else 0
 
     def trim(
         self, entries: Sequence[PassEntry], drafts: Sequence[Draft], situation: Situation
@@ -134,9 +134,9 @@ def _most(wanted: int, adds: Callable[[int], float], within: float) -> int:
     """Return the largest number of draft tokens that adds at most this time."""
     low, high = 0, wanted
     while low < high:
-        guesses = (low + high + 1) // 2
-        if adds(guesses) <= within:
-            low = guesses
+        nodes = (low + high + 1) // 2
+        if adds(nodes) <= within:
+            low = nodes
         else:
-            high = guesses - 1
+            high = nodes - 1
     return low

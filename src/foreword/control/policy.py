@@ -179,7 +179,7 @@ class MeasuredPolicy:
             self.explorer.earn(report.seconds.total, decision.probe_share, decision.idle_drafters)
             self.explorer.pay_observing()
         used: dict[Option, None] = {}  # a set in the order of requests
-        every = max(-(-len(report.guessing) // MOST_JUDGED), 1)
+        every = max(-(-len(report.with_drafts) // MOST_JUDGED), 1)
         for part in report.requests:
             number = part.request.request_id
             state = self._states.get(number)
@@ -255,7 +255,7 @@ class MeasuredPolicy:
         ):
             # If others draft too, the costs cannot be separated: charge the expected loss.
             self.explorer.settle(min(total - plain, table[rows]))
-        plans = [part.request.speculation for part in report.guessing if part.called]
+        plans = [part.request.speculation for part in report.with_drafts if part.called]
         if any(plan is not None and plan.is_fixed for plan in plans):
             return  # a fixed plan's cost says nothing about the others
         for option in used:

@@ -97,7 +97,7 @@ def with_drafter(
         plain = _ms(whole["plain_step_ms"]) - own
         slope = max((_ms(whole["verify_ms"]) - plain) / max(drafted_per_pass, 1e-9), 0.0)
         costs = replace(costs, passes=PassTimes.straight(plain, slope))
-    costs = replace(costs, host=host, guessing_host=max(own - host, 0.0))
+    costs = replace(costs, host=host, drafting_host=max(own - host, 0.0))
     return replace(known, costs=costs, kinds=tuple(_acceptance(row) for row in rows))
 
 

@@ -61,7 +61,7 @@ class SimulatedCosts:
     local: LevelTimes  # on the target's device
     node: LevelTimes  # on a draft node
     host: float = 0.0  # host time per step, besides pass and draft
-    guessing_host: float = 0.0  # additional host time of a step with drafts
+    drafting_host: float = 0.0  # additional host time of a step with drafts
     per_row: float = 0.0  # per judged row
     remote: float = 0.0  # host time for draft nodes, per step
     remote_per_request: float = 0.0
@@ -72,7 +72,7 @@ class SimulatedCosts:
         """Return the time of a step without its draft."""
         rows = requests + drafted
         seconds = self.passes.seconds(rows) + self.host + self.per_row * rows + self.prompt * prompt_tokens
-        return seconds + self.guessing_host if drafted else seconds
+        return seconds + self.drafting_host if drafted else seconds
 
     def telling(self, requests: int) -> float:
         """Return the target's time for notifying nodes in a step."""

@@ -83,16 +83,16 @@ class StepReport:
     passes: int = 1  # more than one if the step was retried
     is_cold: bool = False  # compiled or captured a graph, so that its time is not typical
     # parts with a draft request or verified draft tokens
-    guessing: Sequence[RequestReport] = field(init=False)
+    with_drafts: Sequence[RequestReport] = field(init=False)
     rows: int = field(init=False)  # tokens in the pass, including draft tokens
     tokens: int = field(init=False)  # committed tokens
     decodes_only: bool = field(init=False)  # whether no prompt chunk was in the pass
 
     def __post_init__(self) -> None:
         parts = self.requests
-        self.guessing = [part for part in parts if part.called or part.verdict.draft.parents]
+        self.with_drafts = [part for part in parts if part.called or part.verdict.draft.parents]
         runs = [part.run for part in parts]
-        self.rows = sum(runs) + sum([len(part.verdict.draft) for part in self.guessing])
+        self.rows = sum(runs) + sum([len(part.verdict.draft) for part in self.with_drafts])
         self.tokens = sum([len(part.verdict.tokens) for part in parts])
         self.decodes_only = runs.count(1) == len(runs)
 

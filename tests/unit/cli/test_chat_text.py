@@ -94,8 +94,8 @@ def test_only_newline_and_tab_are_left_of_the_control_characters(text: str):
 
 
 def test_what_is_shown_is_neither_markup_nor_wrapped(capsys: pytest.CaptureFixture[str]):
-    show_piece(TextPiece("\x1b[2J[bold]x[/bold] :smile: ", guessed=True))
-    show_piece(TextPiece("word " * 60 + "\n", guessed=False))
+    show_piece(TextPiece("\x1b[2J[bold]x[/bold] :smile: ", drafted=True))
+    show_piece(TextPiece("word " * 60 + "\n", drafted=False))
     assert capsys.readouterr().out == "[2J[bold]x[/bold] :smile: " + "word " * 60 + "\n"
     say("[red]\x1b[2J" + "word " * 60)
     assert capsys.readouterr().err.rstrip() == "[red][2J" + ("word " * 60).rstrip()

@@ -7,10 +7,10 @@ import pytest
 from rich.color import Color
 from rich.style import Style
 
-from foreword.cli.chat.main import GUESSED_STYLE, OWN_STYLE
+from foreword.cli.chat.main import DRAFT_STYLE, OWN_STYLE
 
 
-@pytest.mark.parametrize(("name", "style"), [("accepted", GUESSED_STYLE), ("own", OWN_STYLE)])
+@pytest.mark.parametrize(("name", "style"), [("accepted", DRAFT_STYLE), ("own", OWN_STYLE)])
 def test_the_page_has_the_colours_of_the_chat(name: str, style: str):
     sheet = (files("foreword.server.page") / "static" / "style.css").read_text(encoding="utf-8")
     (colour,) = re.findall(rf"--{name}: (#\w+);", sheet)

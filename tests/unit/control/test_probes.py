@@ -205,7 +205,14 @@ def report_of(took: float, tokens: int, *asked: str) -> Any:
     request = SimpleNamespace(speculation=None)
     parts = [SimpleNamespace(called=one, draws=1, request=request) for one in asked]
     report = SimpleNamespace(seconds=SimpleNamespace(total=took, draft=0.0), tokens=tokens, requests=parts)
-    facts = {"guessing": parts, "rows": 2, "passes": 1, "decodes_only": True, "is_cold": False, "calls": [1]}
+    facts = {
+        "with_drafts": parts,
+        "rows": 2,
+        "passes": 1,
+        "decodes_only": True,
+        "is_cold": False,
+        "calls": [1],
+    }
     vars(report).update(facts)
     return report
 

@@ -58,7 +58,7 @@ def test_a_drafter_by_kind_of_work(files):
     found = calibrate(step=files("step", STEP), drafters=path)
     assert found.costs.local.seconds(1) == pytest.approx(2e-3)  # 8 ms for four levels
     assert found.costs.host == pytest.approx(1e-3)
-    assert found.costs.guessing_host == pytest.approx(1e-3)
+    assert found.costs.drafting_host == pytest.approx(1e-3)
     assert [kind.survival for kind in found.kinds] == [(0.9, 0.8, 0.7, 0.6)]
     lookup = calibrate(drafters=path, method="ngram").costs
     assert (lookup.local.level, lookup.local.first) == (0.0, pytest.approx(0.2e-3))

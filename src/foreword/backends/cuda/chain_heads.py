@@ -40,7 +40,7 @@ from foreword.backends.interface import (
     KnownChains,
     KvStore,
 )
-from foreword.backends.torch.heads import LentEnds
+from foreword.backends.torch.heads import TargetEnds
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.upload import Piece
 from foreword.kv.states import as_tensor
@@ -108,7 +108,7 @@ class _ChainState(NamedTuple):
 class CudaHead(KernelHead):
     """A head that drafts token by token: its chains run on Triton kernels."""
 
-    def __init__(self, head: Head, rows: str, ends: LentEnds, *, captures: bool) -> None:
+    def __init__(self, head: Head, rows: str, ends: TargetEnds, *, captures: bool) -> None:
         super().__init__(head, rows, ends, captures=captures, captured_rows=DECODE_ROWS[-1])
         self._gained = torch.zeros(_MOST_CHAINS, dtype=torch.int32, device=ends.device)
         self._firsts: GraphsByMemory[FirstShape, None] = GraphsByMemory()

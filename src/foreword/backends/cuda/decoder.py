@@ -28,7 +28,7 @@ from foreword.backends.support import require_supported
 from foreword.backends.torch.adapters import on_device
 from foreword.backends.torch.described import DescribedDecoder
 from foreword.backends.torch.head_factory import TorchHeads
-from foreword.backends.torch.heads import LentEnds
+from foreword.backends.torch.heads import TargetEnds
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.rotation import CosSin, Rotations
 from foreword.backends.torch.weights import DecoderWeights
@@ -49,7 +49,7 @@ class CudaHeads:
     def __init__(self, config: ModelConfig, weights: DecoderWeights[Matrix], captures: bool) -> None:
         ends = DecoderWeights(weights.embedding, (), weights.final_norm, weights.head)
         self._reference = TorchHeads(config, ends, bucketed=True)
-        self._ends = LentEnds.of(weights)
+        self._ends = TargetEnds.of(weights)
         self._captures = captures
 
     def head(self, head: Head, rows: str) -> HeadRunner:

@@ -23,7 +23,7 @@ from foreword.backends.interface import (
     KnownChains,
     KvStore,
 )
-from foreword.backends.torch.heads import HeadOps, HeadTensors, LentEnds, TorchHead
+from foreword.backends.torch.heads import HeadOps, HeadTensors, TargetEnds, TorchHead
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.norms import rms_norm
 from foreword.backends.torch.upload import Upload
@@ -62,7 +62,9 @@ class KernelHead:
 
     stops = False
 
-    def __init__(self, head: Head, rows: str, ends: LentEnds, *, captures: bool, captured_rows: int) -> None:
+    def __init__(
+        self, head: Head, rows: str, ends: TargetEnds, *, captures: bool, captured_rows: int
+    ) -> None:
         """`captured_rows` is the size of the largest pass that is captured."""
         self.spec = head.spec
         self._tensors = HeadTensors(head, ends, kernel_ops())

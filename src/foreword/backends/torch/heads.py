@@ -28,7 +28,7 @@ _LAYERS = "layers."
 
 
 @dataclass(frozen=True)
-class LentEnds:
+class TargetEnds:
     """A target's embedding and output matrix, with the head's device and dtype."""
 
     embed: Callable[[Tensor], Tensor]  # ids [rows] -> [rows, hidden]
@@ -37,10 +37,10 @@ class LentEnds:
     dtype: torch.dtype
 
     @staticmethod
-    def of(weights: DecoderWeights[object]) -> "LentEnds":
+    def of(weights: DecoderWeights[object]) -> "TargetEnds":
         """Return those of a torch decoder."""
         table = weights.embedding
-        return LentEnds(
+        return TargetEnds(
             lambda ids: embedding(ids, table), lambda x: linear(x, weights.head), table.device, table.dtype
         )
 
@@ -56,7 +56,7 @@ class HeadOps:
 class HeadTensors:
     """A head's tensors by speculators' names, and its computation outside the layers."""
 
-    def __init__(self, head: Head, ends: LentEnds, ops: HeadOps | None = None) -> None:
+    def __init__(self, head: Head, ends: TargetEnds, ops: HeadOps | None = None) -> None:
         self.head, self.spec, self.ends = head, head.spec, ends
         self._ops = ops or HeadOps()
         self.by_name = {
@@ -200,7 +200,7 @@ class _ModuleTensors:
     """The tensors of a module's layers, in a decoder's format."""
 
     head: Head
-    ends: LentEnds
+    ends: TargetEnds
 
     @property
     def hidden_size(self) -> int:
@@ -222,7 +222,7 @@ class _ModuleTensors:
 class ModuleLayers:
     """Layers of any family, run like a decoder's."""
 
-    def __init__(self, head: Head, ends: LentEnds) -> None:
+    def __init__(self, head: Head, ends: TargetEnds) -> None:
         spec, source = head.spec, _ModuleTensors(head, ends)
         loaded = [load_layer(source, layer, f"{_LAYERS}{index}.") for index, layer in enumerate(spec.layers)]
         self.nbytes = sum(layer.nbytes for layer in loaded)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from foreword.cli.chat.text import TextPiece
 
 # Blue and orange: distinguishable for nearly everyone on dark and light backgrounds; as on the page (docs/page.md).
-GUESSED_STYLE = "dodger_blue1"
+DRAFT_STYLE = "dodger_blue1"
 OWN_STYLE = "dark_orange"
 
 
@@ -130,7 +130,7 @@ def _session(model: str, options: ChatOptions) -> "Iterator[tuple[ChatSession, I
 def _greet() -> None:
     if _is_interactive():
         legend = Text.assemble(
-            ("accepted draft tokens", GUESSED_STYLE), ", ", ("tokens sampled by the target", OWN_STYLE)
+            ("accepted draft tokens", DRAFT_STYLE), ", ", ("tokens sampled by the target", OWN_STYLE)
         )
         stderr.print(legend, Text("(/help lists commands, Ctrl-D leaves)", "dim"), soft_wrap=True)
     _prepare_input()
@@ -227,7 +227,7 @@ def show_piece(piece: "TextPiece") -> None:
     from foreword.cli.chat.text import visible
 
     stdout.out(
-        visible(piece.text), end="", style=GUESSED_STYLE if piece.guessed else OWN_STYLE, highlight=False
+        visible(piece.text), end="", style=DRAFT_STYLE if piece.drafted else OWN_STYLE, highlight=False
     )
 
 

@@ -20,7 +20,7 @@ class TextPiece:
     """Text completed by one token."""
 
     text: str
-    guessed: bool  # an accepted draft token; otherwise sampled by the target
+    drafted: bool  # an accepted draft token; otherwise sampled by the target
 
 
 class PieceReader:
@@ -36,7 +36,7 @@ class PieceReader:
         """Yield the pieces of the next delta; an end token has none."""
         for place, text in enumerate(self._texts.pieces(delta)):
             if text:
-                yield TextPiece(text, guessed=place < delta.from_draft)
+                yield TextPiece(text, drafted=place < delta.from_draft)
 
 
 def visible(text: str) -> str:

@@ -94,10 +94,10 @@ class Fields:
         known = list(allowed)
         for entry in value:
             if entry not in known:
-                named = ", ".join(known) or "none are named"
-                raise refuse(self.place(key), f"has no {entry!r} to name: {named}")
+                named = ", ".join(known) or "none"
+                raise refuse(self.place(key), f"names an unknown {entry!r}; known are {named}")
         if len(set(value)) != len(value):
-            raise refuse(self.place(key), "names something twice")
+            raise refuse(self.place(key), "has a name twice")
         return value
 
     def objects(self, key: str) -> dict[str, object]:

@@ -161,12 +161,12 @@ def _no_idle_arithmetic(pair: PairReport, report: ControlReport) -> Advice | Non
 
 
 def _kv_pressure(report: ControlReport) -> Advice | None:
-    guessing, plain = report.preemptions_guessing, report.preemptions_plain
-    if guessing <= RARE_PREEMPTIONS or guessing <= PRESSURE * plain:
+    speculative, plain = report.preemptions_guessing, report.preemptions_plain
+    if speculative <= RARE_PREEMPTIONS or speculative <= PRESSURE * plain:
         return None
     return Advice(
         "KV pressure",
-        f"{guessing:.2f} preemptions a second with speculation, {plain:.2f} without; "
+        f"{speculative:.2f} preemptions a second with speculation, {plain:.2f} without; "
         f"{report.provisional_peak} of {report.kv_pages} pages were held for draft tokens",
         "fewer draft tokens (max_depth), fewer requests at once (--max-num-seqs), or more --kv-cache-memory-bytes",
     )

@@ -53,28 +53,28 @@ class SpeculationTotals:
 
     def observe(self, report: StepReport, preemptions: int) -> None:
         """Add a step; `preemptions` is the total so far."""
-        provisional, has_guesses = 0, False
-        for part in report.guessing:
+        provisional, has_drafts = 0, False
+        for part in report.with_drafts:
             nodes = len(part.verdict.draft)
             if nodes:
-                has_guesses, sure = True, part.context + part.run
+                has_drafts, sure = True, part.context + part.run
                 provisional += -(-(sure + nodes) // self.page_size) + -sure // self.page_size
             if part.called and part.applied:
                 self._pair(part.called, part.request.cohort).observe(part)
         self.tokens += report.tokens
         self.provisional_pages = provisional
         self.provisional_peak = max(self.provisional_peak, provisional)
-        self._seconds[has_guesses] += report.seconds.total
-        self._preempted[has_guesses] += preemptions - self._preemptions
+        self._seconds[has_drafts] += report.seconds.total
+        self._preempted[has_drafts] += preemptions - self._preemptions
         self._preemptions = preemptions
 
     def preemption_rates(self) -> tuple[float, float]:
         """Return preemptions per second of steps without and with drafts."""
-        plain, guessing = (
+        plain, speculative = (
             count / seconds if seconds else 0.0
             for count, seconds in zip(self._preempted, self._seconds, strict=True)
         )
-        return plain, guessing
+        return plain, speculative
 
     def _pair(self, drafter: str, cohort: str) -> PairTotals:
         found = self.pairs.get((drafter, cohort))

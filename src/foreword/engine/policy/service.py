@@ -51,7 +51,7 @@ def control_report(
 ) -> ControlReport:
     """Return the state of speculation."""
     here = None if policy is None else policy.here
-    plain, guessing = totals.preemption_rates()
+    plain, speculative = totals.preemption_rates()
     seconds = load.seconds
     host = seconds.total - seconds.draft - seconds.verify
     return ControlReport(
@@ -70,7 +70,7 @@ def control_report(
         kv_pages=load.kv_pages,
         kv_usage=load.kv_pages_used / load.kv_pages if load.kv_pages else 0.0,
         preemptions_plain=plain,
-        preemptions_guessing=guessing,
+        preemptions_guessing=speculative,
         mismatches=0 if steering is None else sum(p.mismatches for p in steering.rollouts.pairs.values()),
         usage=_usage(totals, steering, load),
     )

@@ -32,7 +32,7 @@ class Situation:
     def count(self, report: StepReport) -> None:
         """Update the acceptance statistics."""
         cohorts: dict[tuple[str, str], AcceptanceStats] = {}  # cohorts of this step; most requests share one
-        for part in report.guessing:
+        for part in report.with_drafts:
             if part.applied:
                 key, verdict = (part.called, part.request.cohort), part.verdict
                 if key not in cohorts:

@@ -94,7 +94,7 @@ def join_pieces(pieces: Path, out: Path, checkpoint: Checkpoint) -> None:
     manifest = _manifest(pieces)
     parts = [pieces / Path(name).name for name in manifest["pieces"]]
     if missing := [part for part in parts if not part.exists()]:
-        raise RequestError(f"{missing[0]} is missing; bring all pieces that {MANIFEST} names")
+        raise RequestError(f"{missing[0]} is missing; copy all pieces that {MANIFEST} names")
     whole = b"".join(part.read_bytes() for part in parts)
     if hashlib.sha256(whole).hexdigest() != manifest["sha256"]:
         raise RequestError(f"the pieces in {pieces} are not the ones that {MANIFEST} was written for")
@@ -149,7 +149,7 @@ def _manifest(pieces: Path) -> dict[str, Any]:
             raise ValueError
     except (OSError, ValueError, AttributeError):
         raise RequestError(
-            f"{pieces} has no whole {MANIFEST}; give a directory that --export wrote"
+            f"{pieces} has no valid {MANIFEST}; give a directory that --export wrote"
         ) from None
     return manifest
 

@@ -117,7 +117,7 @@ def test_a_cohort_is_counted_apart_by_what_the_file_splits_by():
         (changed("cohorts", 2, "match", "prompt_tokens", to=5), "prompt_tokens must be [LEAST, BELOW]"),
         (changed("cohorts", 1, "match", "json_schema", to="yes"), "json_schema must be true or false"),
         (changed("cohorts", 0, "match", "tenant", to=[]), "tenant must be a text"),
-        (changed("cohorts", 0, "drafters", to=["tail"]), "cohorts[0].drafters has no 'tail'"),
+        (changed("cohorts", 0, "drafters", to=["tail"]), "cohorts[0].drafters names an unknown 'tail'"),
         (changed("cohorts", 0, "name", to="other"), "cohorts[0].name must be a name"),
         (changed("cohorts", 1, "name", to="code"), "two of them have the same name"),
         (changed("rollout", "pair", to=["head", "none"]), "rollout[0].pair must be"),
@@ -127,7 +127,7 @@ def test_a_cohort_is_counted_apart_by_what_the_file_splits_by():
         (changed("prices", to={}), "prices.target is missing"),
         (changed("overload", "kv_usage", to=2), "overload.kv_usage must be a number"),
         (changed("max_cohorts", to=3), "max_cohorts allows 2"),
-        (changed("split", to=["mood"]), "has no 'mood'"),
+        (changed("split", to=["mood"]), "names an unknown 'mood'"),
         ([], "the policy must be an object"),
     ],
 )

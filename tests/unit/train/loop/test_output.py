@@ -76,9 +76,9 @@ def test_pieces_that_are_missing_or_changed_are_refused(
     with pytest.raises(RequestError, match="not the ones"):
         join_pieces(tmp_path / "pieces", tmp_path / "again", checkpoint)
     piece.unlink()
-    with pytest.raises(RequestError, match="is missing; bring all pieces"):
+    with pytest.raises(RequestError, match="is missing; copy all pieces"):
         join_pieces(tmp_path / "pieces", tmp_path / "again", checkpoint)
-    with pytest.raises(RequestError, match=r"no whole pieces\.json"):
+    with pytest.raises(RequestError, match=r"no valid pieces\.json"):
         join_pieces(tmp_path, tmp_path / "again", checkpoint)
     assert not (tmp_path / "again").exists()
 
@@ -95,7 +95,7 @@ def test_pieces_are_not_joined_with_another_model(
     write_pieces(tmp_path / "whole", tmp_path / "pieces", model=identity_of(checkpoint))
     join_pieces(tmp_path / "pieces", tmp_path / "again", checkpoint)
     (tmp_path / "pieces" / "pieces.json").write_text("[]")
-    with pytest.raises(RequestError, match=r"no whole pieces\.json"):
+    with pytest.raises(RequestError, match=r"no valid pieces\.json"):
         join_pieces(tmp_path / "pieces", tmp_path / "more", checkpoint)
 
 
