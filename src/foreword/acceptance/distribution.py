@@ -53,8 +53,8 @@ class Distributions:
     """Distribution of each row: softmax((logit - peak) / temperature) over logits >= floor."""
 
     logits: Tensor  # float32 [rows, vocab], corrected
-    peak: Tensor  # float32 [rows], largest logit; 0 if the row has none
-    floor: Tensor  # float32 [rows], smallest kept logit; inf if the row has none
+    peak: Tensor  # float32 [rows], largest logit; 0 if none is finite
+    floor: Tensor  # float32 [rows], smallest kept logit; inf if none is kept
     temperature: Tensor  # float64 [rows], 1 for greedy rows
     only: Tensor  # int64 [rows], the argmax of a greedy row; NO_TOKEN otherwise
     status: Tensor  # int64 [rows], RowStatus
@@ -113,7 +113,7 @@ ONE = float(1 << 40)
 """Integer weight of the most likely token; sums over vocabularies of up to 4 million fit into int64."""
 
 SLACK = 1 - 1e-6
-"""Lowers the candidate bound by more than its rounding error, so that no candidate is missed."""
+"""Lowers the bound of `nucleus_floor` by more than its rounding error, so that no candidate is missed."""
 
 
 def nucleus_floor(logits: Tensor, peak: Tensor, floor: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
@@ -122,6 +122,7 @@ def nucleus_floor(logits: Tensor, peak: Tensor, floor: Tensor, temperature: Tens
     weights = (scaled.exp_() * ONE).round_().long()  # [rows, vocab]
     weights = torch.where(logits >= floor[:, None], weights, 0)
     total = weights.sum(dim=-1)
+    # A token lighter than (1 - top_p) * total / vocabulary cannot be in the nucleus.
     least = ((1 - top_p) * total.double() * (SLACK / logits.shape[1])).floor().long().clamp(min=1)
     candidate = weights >= least[:, None]
     values, ids = logits.masked_fill(~candidate, -torch.inf).topk(most_candidates(candidate), dim=-1)
@@ -131,7 +132,8 @@ def nucleus_floor(logits: Tensor, peak: Tensor, floor: Tensor, temperature: Tens
 
 
 def most_candidates(candidate: Tensor) -> int:
-    """Return the number of candidates to sort per row: the maximum on a CPU; all on a device, to avoid waiting."""
+    """Return the number of candidates to sort per row: on a CPU the most that any row has; on a
+    GPU the whole vocabulary, since asking would wait for the device."""
     if not placement_of(candidate.device).is_host:
         return candidate.shape[1]
     return max(1, int(candidate.sum(dim=-1).max()))
@@ -140,7 +142,7 @@ def most_candidates(candidate: Tensor) -> int:
 def mass_above(values: Tensor, weights: Tensor) -> Tensor:
     """For rows sorted by falling value, return the weight of strictly larger values at each entry."""
     before = weights.cumsum(dim=-1) - weights
-    first = torch.ones_like(values, dtype=torch.bool)  # of its equals
+    first = torch.ones_like(values, dtype=torch.bool)  # whether it is the first of equal values
     first[:, 1:] = values[:, 1:] != values[:, :-1]
     place = torch.arange(values.shape[1], device=values.device)
     return before.gather(1, torch.where(first, place, 0).cummax(dim=-1).values)

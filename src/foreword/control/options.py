@@ -40,28 +40,29 @@ class Option:
     estimate: Estimate
     guard: Guard = field(default_factory=Guard)
     benefit: Benefit = NO_BENEFIT  # at the last decision
-    usual_gain: float = 0.0  # expected gain without the pass's prompts
+    usual_gain: float = 0.0  # expected gain in a pass without prompt chunks
     is_on: bool = False
     reason: str = "new"
     is_cost_known: bool = False
     decided_at: float = -math.inf  # engine seconds
-    off_since: int | None = None  # step; None: never on
+    off_since: int | None = None  # step at which it was last turned off; None: never turned off
     switched: int = 0  # number of switches
     switches: deque[SwitchRecord] = field(default_factory=lambda: deque(maxlen=MOST_SWITCHES))
 
     @property
     def is_new(self) -> bool:
-        """Whether it was never used. It then starts on its expected gain, because most requests are short."""
+        """Whether it was never turned off. It may then turn on before its cost is measured: most requests are short."""
         return self.off_since is None
 
     def may_be_used(self, settings: ControlSettings) -> bool:
-        """Return whether the guard and the expected gain allow it."""
+        """Return whether it may turn on soon: never used so far, and not hopeless."""
         return self.is_new and not self.is_on and self.usual_gain >= settings.hopeless
 
     def decide(self, benefit: Benefit, usual_gain: float, settings: ControlSettings, now: Moment) -> None:
         """Turn the drafter on or off by its gain without the prompts of this pass.
 
-        This is the only hysteresis. A new drafter turns on at `margin_on`, later at a margin above noise. Prompts are
+        This is the only hysteresis. A drafter first turns on at `margin_on`, and after it was off at `margin_on` plus
+        the doubt about its estimate. Prompts are
         excluded because their rows are expensive, and under load nearly every step has one.
         """
         self.benefit, self.usual_gain, self.decided_at = benefit, usual_gain, now.seconds
@@ -79,7 +80,7 @@ class Option:
             self._switch(True, "gains" if self.is_cost_known else "tried", now)
 
     def stop(self, benefit: Benefit, shift: int | None) -> Stop:
-        """Return the stopping rule for requests with this acceptance ratio; None: draft to the full depth."""
+        """Return the stopping rule if acceptance is `shift` classes off the cohort's; None: no early stop."""
         rates = self.estimate.rates.sure_rates(shift or 0)
         return Stop(rates, () if shift is None else benefit.stop)
 

@@ -34,15 +34,15 @@ from foreword.speculation.report import StageSeconds, StepReport
 from foreword.speculation.step import Stepper
 from foreword.structured.compiler import Grammars
 
-if TYPE_CHECKING:  # Triton is there only where it is used
+if TYPE_CHECKING:  # Triton is installed only on GPU machines
     from foreword.backends.cuda.compiling import Kernels
 
 MASK_WAIT = 0.005
-"""Seconds between two checks for new requests while all others wait for grammar masks."""
+"""Polling interval in seconds while every running request waits for a grammar mask."""
 
 
 LOADING_SECONDS = 0.005
-"""Time in seconds between two steps for loading kernels that were compiled meanwhile."""
+"""Time budget in seconds, between two steps, for loading kernels that were compiled meanwhile."""
 
 
 class EngineCore:
@@ -119,7 +119,7 @@ class EngineCore:
         self.speculation_service = SpeculationService(
             self.cache, parts.policy, parts.steering, self.drafters, rule
         )
-        # Unfinished answers by the user's request id; None: the request that a roll-out decodes again.
+        # Unfinished answers by the user's request id; None: the ended request that a roll-out decodes again as a check.
         self._active: dict[str | None, list[Request]] = {}
         self.steps = 0
         self.seconds = StageSeconds()  # total over all steps, by stage
@@ -135,7 +135,7 @@ class EngineCore:
 
     @property
     def speculating(self) -> bool:
-        """The engine-wide switch: off decodes all requests without drafts, on follows each request."""
+        """The engine-wide switch: off decodes all requests without drafts; on: each request's own setting applies."""
         return self.situation.speculating
 
     @speculating.setter
@@ -161,7 +161,7 @@ class EngineCore:
         if key in self._active:
             self.discard(requests)
             raise RequestError(f"a request with the id {key!r} is being answered; choose another id")
-        if key is not None and self._abort(None):  # the roll-out's check gives way
+        if key is not None and self._abort(None):  # user requests come before the roll-out's check
             self.speculation_service.interrupted()
         self._active[key] = list(requests)
         for request in requests:
@@ -169,7 +169,7 @@ class EngineCore:
         self.scheduler.add(requests)
 
     def discard(self, requests: Sequence[Request]) -> None:
-        """Release what prepared requests hold that are not queued."""
+        """Release the resources of prepared requests that will not be queued."""
         for request in requests:
             self.adapters.release(request.identity.adapter)
             self.drafters.release(request)
@@ -221,7 +221,8 @@ class EngineCore:
             self._grammars.wait_for_masks(MASK_WAIT)
 
     def end_late(self) -> list[AnswerDelta]:
-        """End answers whose deadline has passed, or cannot be met if that was requested; return their final deltas."""
+        """End answers whose deadline has passed or, for requests that ask for it, can no longer be met; return their
+        final deltas."""
         late = self.scheduler.late(self._clock)
         for request, why in late:
             request.answer.end(DEADLINE, why)

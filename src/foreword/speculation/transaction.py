@@ -50,8 +50,8 @@ class Transaction:
     def reserve_drafter_rows(self, plans: Sequence[DraftPlan | None], store: KvStore) -> None:
         """Prepare the pages for planned drafters that keep KV rows in them.
 
-        They write after the text, within free pages, and read committed rows. So pending moves are executed here: the
-        pass would overwrite the drafters' new rows with older ones.
+        They write after the text, within free pages, and read committed rows. Pending moves are executed here, because
+        the pass would execute them later and overwrite what the drafters write now.
         """
         planned = [
             (entry, plan, plan.drafter.traits.needs.scratch)
@@ -60,7 +60,7 @@ class Transaction:
         ]
         for entry, plan, _ in planned:
             self.cache.reserve(entry.kv, entry.run + plan.max_nodes)
-        for entry, plan, scratch in planned:
+        for entry, plan, scratch in planned:  # more rows for temporary KV, as far as pages are free
             if scratch <= plan.max_nodes:
                 continue
             room = (len(entry.kv.pages) + self.cache.free_pages) * self.cache.page_size - entry.computed
@@ -83,8 +83,8 @@ class Transaction:
     ) -> ForwardBatch:
         """Reserve rows for the draft tokens and lay out the pass, with all pending row moves.
 
-        Hidden states at `taps` are kept for entries that are `observed`. `drawn_at` gives the row of the previous
-        pass that draws a sequence's pending token.
+        Hidden states at `taps` are kept for entries that are `observed`. `drawn_at` gives, for a token that the
+        previous pass is still sampling, its logits row there.
         """
         for entry, draft in zip(self.entries, drafts, strict=True):
             count = entry.run + len(draft.parents)
@@ -118,7 +118,7 @@ class Transaction:
     def reserve_early(self, rows: Sequence[int]) -> None:
         """Reserve up to `rows` rows per entry, including its run and draft, as far as pages are free.
 
-        Early drafting writes them: until the verdict, no other pass does.
+        Drafting that starts before the verdict writes these rows; no other pass touches them meanwhile.
         """
         cache = self.cache
         for entry, count in zip(self.entries, rows, strict=True):

@@ -49,6 +49,7 @@ def timed_engine(decoder: Decoder, context: int, batch: int, policy: FixedPolicy
 
 def controlled_engine(decoder: Decoder, context: int, batch: int, drafter: Drafter, depth: int) -> EngineCore:
     """Return an engine with the controller and a drafter."""
+    # The method is a placeholder: `drafter` is used.
     speculation = SpeculationConfig.parse({"method": "ngram", "num_speculative_tokens": depth})
     config = _config(decoder, context, batch)
     engine = _engine(decoder, EngineParts(config, MeasuredPolicy(), lambda _: drafter, speculation))
@@ -57,7 +58,7 @@ def controlled_engine(decoder: Decoder, context: int, batch: int, drafter: Draft
 
 
 def _config(decoder: Decoder, context: int, batch: int) -> EngineConfig:
-    length = context + 5 * DECODED
+    length = context + 5 * DECODED  # a warm-up and up to four timed runs
     row_bytes = decoder.kv_rows().bytes_per_row * 2  # draft tokens, and a head's rows
     return EngineConfig(
         kv_cache_memory_bytes=batch * (length + 128) * row_bytes,
@@ -65,7 +66,7 @@ def _config(decoder: Decoder, context: int, batch: int) -> EngineConfig:
         max_num_seqs=batch,
         max_num_batched_tokens=2048,
         enable_prefix_caching=False,
-        max_draft_share=1e9,
+        max_draft_share=1e9,  # no limit
     )
 
 
@@ -77,7 +78,7 @@ def _engine(decoder: Decoder, parts: EngineParts) -> EngineCore:
 
 
 def random_prompts(decoder: Decoder, context: int, batch: int) -> list[list[int]]:
-    """Return a text for every request, all different: the rows of a mixture then take different experts."""
+    """Return a text for every request, all different, so that a mixture routes them to different experts."""
     tokens = random_tokens(batch * context, decoder.config.vocab_size)
     return [tokens[begin : begin + context] for begin in range(0, len(tokens), context)]
 
@@ -95,7 +96,7 @@ class BatchSpeed:
     step_ms: float
     host_ms: float  # per step, besides pass and acceptance
     experts: float | None = None  # distinct experts that a step reads per layer, mean; None: no mixture
-    floor_ms: float | None = None  # time of reading once all weights that a step reads
+    floor_ms: float | None = None  # time to read a step's active weights once
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,8 @@ def _batch_speed(engine: EngineCore, size: int, context: int, read_rate: float) 
 class StartTime:
     """Consecutive parts of an engine's start."""
 
-    seconds: float  # total
-    decoder_seconds: float  # selecting products that the library may compute
+    seconds: float  # total, until the first token
+    decoder_seconds: float  # choosing which products cuBLAS computes
     memory_seconds: float  # trying the largest pass, and allocating KV
     prepare_seconds: float  # compiling and capturing
     prepared: int  # pass sizes
@@ -198,7 +199,7 @@ def measure_start(
     config: EngineConfig | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> tuple[Made, StartTime]:
-    """Measure the start with `make`, which creates the decoder from loaded weights; memory is released."""
+    """Measure the start with `make`, which creates the decoder from loaded weights; the engine's memory is released."""
     config = config or EngineConfig()
     marks = [clock()]
     decoder = make()
