@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from foreword import LLM, SamplingParams
 from foreword.drafters.config import SpeculationConfig
@@ -12,6 +13,7 @@ from foreword.errors import RequestError
 from foreword.kv.chunks import CHUNK
 from foreword.structured.params import StructuredOutputs
 from helpers.drafted_answers import PROMPTS, answers, mixed_params, noisy_copy
+from helpers.gated_modules import CONFIG, DIM, EXPERTS, module_tensors
 from helpers.tiny_families import make_family
 from helpers.tiny_heads import TinyHead
 from helpers.tiny_models import TINY_VOCAB, make_hf_model
@@ -119,6 +121,25 @@ def test_a_structured_answer_is_the_same(llm: LLM):
         llm.generate(["a text"], params, speculation=setting)[0].outputs[0].text for setting in (False, spec)
     )
     assert plain == drafted
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
+def test_their_mtp_modules_draft(tmp_path: Path, name: str):
+    sizes = {"head_dim": DIM, "intermediate_size": CONFIG["intermediate_size"]}
+    own = {"num_experts": EXPERTS} if name == "qwen3_next" else {}
+    directory, _ = make_family(tmp_path, name, **sizes, **own)
+    tensors = load_file(directory / "model.safetensors") | module_tensors(has_experts=bool(own))
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    model = loaded(directory)
+    params = mixed_params(4, max_tokens=CHUNK + 20)
+    plain = answers(model, PROMPTS[:4], params)
+    chain = {"method": "mtp", "num_speculative_tokens": 6, "fixed": True}
+    forms = [chain, chain | {"tree_width": 3}]
+    model.offer([SpeculationConfig.parse(form) for form in forms])
+    for form in forms:
+        outputs = model.generate(PROMPTS[:4], params, speculation=form)
+        assert [output.outputs[0].token_ids for output in outputs] == plain
+        assert sum(output.timings.draft_n for output in outputs) > 0
 
 
 def test_a_hybrid_draft_model_is_refused(llm: LLM, path: Path):
