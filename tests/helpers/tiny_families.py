@@ -78,6 +78,27 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_GRANITE, "num_local_experts": 0, "position_embedding_type": "rope"},
     ),
     "bamba": ("Bamba", {**_MAMBA, "attn_layer_indices": [1]}),
+    "nemotron_h": (
+        "NemotronH",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "moe"],
+            "num_hidden_layers": 5,
+            "head_dim": 16,
+            "ssm_state_size": 10,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 24,
+            "n_groups": 2,
+            "chunk_size": 32,
+            "layer_norm_epsilon": 1e-5,
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+            "routed_scaling_factor": 1.5,
+            "time_step_min": 1e-6,
+            "max_position_embeddings": 512,
+        },
+    ),
     "lfm2": (
         "Lfm2",
         {

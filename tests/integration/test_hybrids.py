@@ -15,11 +15,13 @@ from foreword.backends.torch.recurrent_rows import RecurrentStore
 from foreword.engine.requests.request import Request
 from foreword.kv.chunks import CHUNK, StateSizes
 from foreword.kv.paged_cache import PagedCache
+from foreword.models.adapters import RECURRENT_MODULES, open_adapter
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
-from helpers.passes import all_logits, compute, make_request, torch_decoder, with_all_logits
+from helpers.adapters import ALL, adapter_tensors, write_adapter
+from helpers.passes import adapted_logits, all_logits, compute, make_request, torch_decoder, with_all_logits
 from helpers.tiny_families import HYBRIDS, make_family
 from helpers.trees import random_tokens, random_tree, root_path
 
@@ -224,6 +226,23 @@ def test_the_text_part_of_a_checkpoint_with_images(tmp_path: Path):
     renamed = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
     save_file(renamed | {"model.visual.x": torch.ones(1)}, path / "model.safetensors", {"format": "pt"})
     assert torch.equal(all_logits(torch_decoder(path), ids), expected)
+
+
+def test_adapters_on_the_projections_of_recurrent_layers(tmp_path: Path):
+    path, _ = make_family(tmp_path / "model", "qwen3_5")
+    decoder, ids = torch_decoder(path), random_tokens(random.Random(4), CHUNK + 9)
+    modules = (*ALL, *(name.rsplit(".", 1)[1] for name in RECURRENT_MODULES if not name.endswith(".in_proj")))
+    tensors = adapter_tensors(4, modules, config=decoder.config)
+    adapter = open_adapter(
+        write_adapter(tmp_path / "adapter", modules=modules, tensors=tensors), decoder.config
+    )
+    decoder.set_adapter(1, adapter)
+    merged = load_file(path / "model.safetensors")
+    for (layer, module), factors in adapter.factors.items():
+        merged[f"model.layers.{layer}.{module}.weight"] += factors.up @ factors.down
+    save_file(merged, path / "model.safetensors", {"format": "pt"})
+    assert_close(adapted_logits(decoder, [(1, ids)])[0], all_logits(torch_decoder(path), ids))
+    assert {module for _, module in adapter.factors} > {"linear_attn.out_proj", "self_attn.q_proj"}
 
 
 def test_ranks_are_refused(tmp_path: Path):

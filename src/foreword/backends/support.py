@@ -26,18 +26,19 @@ class Part(Enum):
     SINKS = "attention sinks"
     CLAMPED = "experts with biases and clamped activations"
     RECURRENT = "recurrent layers"
+    RELU2 = "MLPs of squared ReLU without a gate"
     MIXED = "layers of different kinds"
 
 
 SUPPORTED: dict[str, frozenset[Part]] = {
     "torch": frozenset(Part),
-    "cpu": frozenset(Part) - {Part.LATENT, Part.GATED, Part.RECURRENT},
-    "cuda": frozenset(Part) - {Part.GATED, Part.RECURRENT},
+    "cpu": frozenset(Part) - {Part.LATENT, Part.GATED, Part.RECURRENT, Part.RELU2},
+    "cuda": frozenset(Part) - {Part.GATED, Part.RECURRENT, Part.RELU2},
     "training": frozenset(),
 }
 """Supported features by backend; `training` means the trainer's own passes."""
 
-ACTIVATIONS = {"silu": None, "gelu_pytorch_tanh": Part.GELU}
+ACTIVATIONS = {"silu": None, "gelu_pytorch_tanh": Part.GELU, "relu2": Part.RELU2}
 """Activations that some backend supports."""
 
 
@@ -79,9 +80,9 @@ def require_supported(config: ModelConfig, backend: str) -> LayerSpec:
 
 
 def _layer_parts(layer: LayerSpec, config: ModelConfig) -> Iterator[Part]:
-    if layer.recurrent is None:
+    if layer.has_attention:
         yield from _attention_parts(layer.attention, config)
-    else:
+    if layer.recurrent is not None:
         yield Part.RECURRENT
     if (experts := layer.mlp.experts) is not None:
         yield Part.EXPERTS

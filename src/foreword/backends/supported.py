@@ -70,7 +70,8 @@ def _always(family: Architecture) -> set[Part]:
         Part.NO_ROPE: rope.unrotated_every is not None,
         Part.OTHER_ROPE: rope.local_theta is not None,
         Part.PART_ROPE: rope.partial != 1,
-        Part.GELU: family.activation != "silu",
+        Part.GELU: family.activation.startswith("gelu"),
+        Part.RELU2: family.activation == "relu2",
         Part.WINDOW: window is not None and window.layers is WindowedLayers.ALL_BUT_EVERY_NTH,
         Part.MIXED: experts is not None and experts.dense is DenseLayers.FIRST,
     }

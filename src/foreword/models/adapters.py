@@ -29,6 +29,14 @@ MODULES = (
 )
 """Matrices of a layer that can be adapted, in the kernels' order."""
 
+RECURRENT_MODULES = tuple(
+    f"linear_attn.{name}"
+    for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj", "out_proj")
+)
+"""Matrices of a recurrent layer that can be adapted."""
+
+_ALL_MODULES = MODULES + RECURRENT_MODULES
+
 
 @dataclass(frozen=True)
 class Factors:
@@ -57,7 +65,7 @@ class Lora:
 def layer_modules(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
     """Return module -> (outputs, inputs) of one layer."""
     shapes = layer_shapes(config.layers[layer], config.hidden_size)
-    return {module: shapes[name] for module in MODULES if (name := f"{module}.weight") in shapes}
+    return {module: shapes[name] for module in _ALL_MODULES if (name := f"{module}.weight") in shapes}
 
 
 CONFIG_FILE, TENSOR_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -129,6 +137,14 @@ def _check_place(path: Path, config: ModelConfig, layer: int, module: str) -> No
             f"{path}: layers_to_transform names layer {layer}, and the model has {config.num_layers}"
         )
     spec = config.layers[layer]
+    if (
+        config.recurrent is not None
+        and module not in layer_modules(config, layer)
+        and spec.mlp.experts is None
+    ):
+        raise CheckpointError(
+            f"{path}: layer {layer} of the model has no {module}; it is an adapter of another model"
+        )
     if spec.attention.latent is not None and module.startswith("self_attn"):
         raise CheckpointError(f"{path}: adapters on latent attention ({module}) are not supported")
     if spec.mlp.experts is not None and module.startswith("mlp"):
@@ -178,7 +194,7 @@ def _named_modules(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _full_name(module: str) -> str | None:
-    return next((name for name in MODULES if name == module or name.endswith("." + module)), None)
+    return next((name for name in _ALL_MODULES if name == module or name.endswith("." + module)), None)
 
 
 def _expected(settings: Mapping[str, Any], config: ModelConfig) -> set[tuple[int, str]]:
@@ -188,7 +204,14 @@ def _expected(settings: Mapping[str, Any], config: ModelConfig) -> set[tuple[int
         layers = range(config.num_layers)
     chosen = [layers] if isinstance(layers, int) else list(layers)
     modules = [name for module in _named_modules(settings) if (name := _full_name(module)) is not None]
-    return {(int(layer), module) for layer in chosen for module in modules}
+    return {
+        (int(layer), module)
+        for layer in chosen
+        for module in modules
+        if not 0 <= layer < config.num_layers
+        or config.recurrent is None
+        or module in layer_modules(config, layer)
+    }
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:
@@ -203,7 +226,7 @@ def _tensors(file: Path) -> dict[str, Tensor]:
 
 def _place(name: str, path: Path, config: ModelConfig) -> tuple[int, str, str]:
     found = _NAME.fullmatch(name)
-    if found is None or found[2] not in MODULES:
+    if found is None or found[2] not in _ALL_MODULES:
         reason = "is not supported"
         if "lora_magnitude_vector" in name:
             reason = "belongs to DoRA, which is not supported"

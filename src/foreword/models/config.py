@@ -212,10 +212,11 @@ class ExpertsSpec:
 class MlpSpec:
     """Gated MLP of one layer: down(activation(gate(x)) * up(x)); with experts, the shared one."""
 
-    intermediate_size: int  # 0 in a mixture without shared experts
+    intermediate_size: int  # 0 in a mixture without shared experts; 0 without experts: no MLP
     bias: bool = False  # the three projections add one
     activation: str = "silu"
     experts: ExpertsSpec | None = None  # None: dense
+    gated: bool = True  # False: down(activation(up(x))), also in experts (Nemotron-H)
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,7 @@ class Norms(Enum):
     BEFORE = "before"  # inputs of attention and MLP
     AFTER = "after"  # outputs of attention and MLP (OLMo 2)
     AROUND = "around"  # both (Gemma 2)
+    SINGLE = "single"  # one input: the layer has attention, a recurrence or an MLP alone (Nemotron-H)
 
 
 @dataclass(frozen=True)
@@ -243,6 +245,15 @@ class LayerSpec:
     norms: Norms = Norms.BEFORE
     residual_scale: float = 1.0  # factor of sublayer outputs (Granite)
     recurrent: RecurrentSpec | None = None  # replaces attention; None: attention
+    mixes: bool = True  # False: neither attention nor recurrence
+
+    @property
+    def has_attention(self) -> bool:
+        return self.mixes and self.recurrent is None
+
+    @property
+    def has_mlp(self) -> bool:
+        return self.mlp.intermediate_size > 0 or self.mlp.experts is not None
 
 
 @dataclass(frozen=True)
@@ -268,7 +279,7 @@ class ModelConfig:
     @property
     def widest_window(self) -> int | None:
         """Largest window of any layer; None: some layer has full attention."""
-        windows = [layer.attention.window for layer in self.layers if layer.recurrent is None]
+        windows = [layer.attention.window for layer in self.layers if layer.has_attention]
         found = [window for window in windows if window is not None]
         return max(found, default=None) if len(found) == len(windows) else None
 
@@ -284,8 +295,8 @@ class ModelConfig:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """[layers], the number of each layer among those with attention, or among the recurrent ones."""
-        kinds = [layer.recurrent is None for layer in self.layers]
+        """[layers], the number of each layer among those with attention, the recurrent ones, or the others."""
+        kinds = [(layer.has_attention, layer.mixes) for layer in self.layers]
         return tuple(kinds[:index].count(kind) for index, kind in enumerate(kinds))
 
     @property

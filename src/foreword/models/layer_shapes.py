@@ -38,9 +38,18 @@ _NORM_NAMES = {
 }
 
 
+_SINGLE_NORM = {
+    True: NormNames("input_layernorm", None, None, None),
+    False: NormNames(None, None, "input_layernorm", None),
+}
+"""Whether the layer has attention or a recurrence -> its norm."""
+
+
 def norm_names(layer: LayerSpec) -> NormNames:
     """Return the norm names; `post_attention_layernorm` precedes the MLP or follows attention, depending on
     the family."""
+    if layer.norms is Norms.SINGLE:
+        return _SINGLE_NORM[layer.mixes]
     return _NORM_NAMES[layer.norms]
 
 
@@ -66,10 +75,12 @@ def layer_shapes(layer: LayerSpec, hidden: int) -> Shapes:
     shapes: Shapes = {f"{name}.weight": (hidden,) for name in norm_names(layer) if name is not None}
     if layer.recurrent is not None:
         shapes |= _recurrent_shapes(layer.recurrent, hidden)
-    elif layer.attention.latent is None:
+    elif layer.has_attention and layer.attention.latent is None:
         shapes |= _attention_shapes(layer.attention, hidden)
-    else:
+    elif layer.has_attention:
         shapes |= _latent_shapes(layer.attention, hidden)
+    if not layer.has_mlp:
+        return shapes
     if layer.mlp.experts is None:
         return shapes | _mlp_shapes("mlp.", layer.mlp, hidden)
     return shapes | _experts_shapes(layer.mlp, hidden)
@@ -145,8 +156,9 @@ def _latent_shapes(spec: AttentionSpec, hidden: int) -> Shapes:
 
 
 def _mlp_shapes(prefix: str, mlp: MlpSpec, hidden: int) -> Shapes:
+    gate = _linear(f"{prefix}gate_proj", mlp.intermediate_size, hidden, mlp.bias)
     return {
-        **_linear(f"{prefix}gate_proj", mlp.intermediate_size, hidden, mlp.bias),
+        **(gate if mlp.gated else {}),
         **_linear(f"{prefix}up_proj", mlp.intermediate_size, hidden, mlp.bias),
         **_linear(f"{prefix}down_proj", hidden, mlp.intermediate_size, mlp.bias),
     }
@@ -162,7 +174,7 @@ def _experts_shapes(mlp: MlpSpec, hidden: int) -> Shapes:
         shapes |= _mlp_shapes("mlp.shared_experts.", mlp, hidden)
         if experts.shared_gate:
             shapes["mlp.shared_expert_gate.weight"] = (1, hidden)
-    each = _mlp_shapes("", MlpSpec(experts.size, bias=experts.bias), hidden)
+    each = _mlp_shapes("", MlpSpec(experts.size, bias=experts.bias, gated=mlp.gated), hidden)
     for index in range(experts.count):
         shapes |= {f"mlp.experts.{index}.{name}": shape for name, shape in each.items()}
     return shapes

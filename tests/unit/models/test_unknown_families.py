@@ -15,7 +15,7 @@ PATH = Path("config.json")
 @pytest.mark.parametrize(
     ("hf_class", "more", "words"),
     [
-        ("NemotronHForCausalLM", {}, "recurrent layers"),
+        ("FalconH1ForCausalLM", {}, "recurrent layers"),
         ("NovelForCausalLM", {"layer_types": ["linear_attention"]}, "recurrent layers"),
         ("MambaForCausalLM", {}, "recurrent layers"),
         ("Olmo3ForCausalLM", {"sliding_window": 4096}, "Olmo2ForCausalLM, which lacks a sliding window"),

@@ -106,10 +106,11 @@ class TorchDecoder(DescribedDecoder):
             self._keep_hidden(hidden, staged, index, stream)
             place = self._places[index]
             kv: PagedKv | LayerStates
-            if spec.recurrent is None or store.recurrent is None:
-                kv = PagedKv(keys[place], values[place], slots, views[spec.attention.window])
-            else:
+            if spec.recurrent is not None and store.recurrent is not None:
                 kv = LayerStates(store.recurrent, place, states)
+            else:  # an MLP alone reads neither
+                own = place if spec.has_attention else 0
+                kv = PagedKv(keys[own], values[own], slots, views[spec.attention.window])
             stream = stack.layers.run(index, stream, turns[index], kv, added.at(index))
         self._keep_hidden(hidden, staged, self.config.num_layers, stream)
         last = stack.final_norm(stream[batch.logit_rows])

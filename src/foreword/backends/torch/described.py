@@ -50,7 +50,7 @@ class DescribedDecoder(ABC, Generic[M_co]):
 
 def _kv_rows(config: ModelConfig, dtype: torch.dtype) -> RowSpec:
     """Return keys and values of all layers; with latent attention, one row for both."""
-    attending = [layer.attention for layer in config.layers if layer.recurrent is None]
+    attending = [layer.attention for layer in config.layers if layer.has_attention]
     shapes = {attention.kept for attention in attending}
     if not shapes:
         raise CheckpointError(

@@ -37,8 +37,12 @@ def mixture(spec: ExpertsSpec, weights: ExpertWeights, normed: Tensor, activatio
         here = slice(start, start + count)
         if count:
             bias = None if weights.gate_up_bias is None else weights.gate_up_bias[expert]
-            gate, up = linear(read[here], weights.gate_up[expert], bias).chunk(2, dim=-1)
-            active = activation(gate) * up if spec.clamp is None else _clamped(gate, up, spec.clamp)
+            inner = linear(read[here], weights.gate_up[expert], bias)
+            if inner.shape[1] == spec.size:  # no gate
+                active = activation(inner)
+            else:
+                gate, up = inner.chunk(2, dim=-1)
+                active = activation(gate) * up if spec.clamp is None else _clamped(gate, up, spec.clamp)
             bias = None if weights.down_bias is None else weights.down_bias[expert]
             outputs[here] = linear(active, weights.down[expert], bias)
         start += count

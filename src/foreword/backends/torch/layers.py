@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, linear, silu
+from torch.nn.functional import gelu, linear, relu, silu
 
 from foreword.backends.torch.adapters import Additions
 from foreword.backends.torch.attention import PagedKv, paged_attention
@@ -18,9 +18,19 @@ from foreword.backends.torch.rotation import CosSin
 from foreword.backends.torch.weights import LayerWeights
 from foreword.models.adapters import MODULES
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec
+from foreword.models.layer_shapes import recurrent_inputs
 from foreword.models.rope import rotate
 
-ACTIVATIONS: dict[str, Activation] = {"silu": silu, "gelu_pytorch_tanh": partial(gelu, approximate="tanh")}
+
+def _squared_relu(rows: Tensor) -> Tensor:
+    return relu(rows).square()
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": silu,
+    "gelu_pytorch_tanh": partial(gelu, approximate="tanh"),
+    "relu2": _squared_relu,
+}
 
 
 class TorchLayers:
@@ -49,11 +59,14 @@ class TorchLayers:
     ) -> Tensor:
         """Return the stream after this layer, and store the pass's keys and values, or rows and states."""
         layer, spec = self._weights[index], self._specs[index]
-        if isinstance(kv, LayerStates):
-            mixed = self._recurrent(layer, spec, stream, kv)
-        else:
-            mixed = self._attention(layer, spec.attention, stream, turns, kv, added)
-        stream = self._added(stream, self._exchange.total(mixed), layer.after_attention, spec)
+        if spec.mixes:
+            if isinstance(kv, LayerStates):
+                mixed = self._recurrent(layer, spec, stream, kv, added)
+            else:
+                mixed = self._attention(layer, spec.attention, stream, turns, kv, added)
+            stream = self._added(stream, self._exchange.total(mixed), layer.after_attention, spec)
+        if not spec.has_mlp:
+            return stream
         output = self._exchange.total(self._mlp(layer, spec.mlp, stream, added))
         return self._added(stream, output, layer.after_mlp, spec)
 
@@ -72,12 +85,19 @@ class TorchLayers:
         output = output if norm is None else self.norm(output, norm)
         return stream + (output if spec.residual_scale == 1 else output * spec.residual_scale)
 
-    def _recurrent(self, layer: LayerWeights, spec: LayerSpec, stream: Tensor, states: LayerStates) -> Tensor:
+    def _recurrent(
+        self, layer: LayerWeights, spec: LayerSpec, stream: Tensor, states: LayerStates, added: Additions
+    ) -> Tensor:
         assert spec.recurrent is not None
         assert layer.recurrent is not None
-        projected = linear(self.norm(stream, layer.input_norm), layer.qkv, layer.qkv_bias)
+        normed = self.norm(stream, layer.input_norm)
+        projected = linear(normed, layer.qkv, layer.qkv_bias)
+        widths = recurrent_inputs(spec.recurrent)
+        added.add([(f"linear_attn.{name}", width) for name, width in widths.items()], normed, projected)
         mixed = recurrent_mixing(spec.recurrent, layer.recurrent, projected, self._eps, states)
-        return linear(mixed, layer.output, layer.output_bias)
+        output = linear(mixed, layer.output, layer.output_bias)
+        added.add([("linear_attn.out_proj", output.shape[1])], mixed, output)
+        return output
 
     def _attention(
         self,
@@ -140,10 +160,11 @@ class TorchLayers:
     def _mlp(self, layer: LayerWeights, spec: MlpSpec, stream: Tensor, added: Additions) -> Tensor:
         normed, activation = self.norm(stream, layer.mlp_norm), ACTIVATIONS[spec.activation]
         gate_up = linear(normed, layer.gate_up, layer.gate_up_bias)
-        width = gate_up.shape[1] // 2
-        added.add(((MODULES[4], width), (MODULES[5], width)), normed, gate_up)
-        gate, up = gate_up.chunk(2, dim=-1)
-        active = activation(gate) * up
+        width = gate_up.shape[1] // (2 if spec.gated else 1)
+        added.add([(module, width) for module in MODULES[4 if spec.gated else 5 : 6]], normed, gate_up)
+        active = activation(gate_up[:, :width])
+        if spec.gated:
+            active = active * gate_up[:, width:]
         output = linear(active, layer.down, layer.down_bias)
         added.add(((MODULES[6], output.shape[1]),), active, output)
         if spec.experts is None or layer.experts is None:

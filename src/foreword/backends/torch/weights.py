@@ -12,8 +12,8 @@ from foreword.backends.support import require_supported
 from foreword.backends.weight_loader import WeightLoader, stacked
 from foreword.models.config import (
     AttentionSpec,
-    ExpertsSpec,
     LayerSpec,
+    MlpSpec,
     ModelConfig,
     Recurrence,
     RecurrentSpec,
@@ -91,11 +91,11 @@ class LayerWeights(Generic[M_co]):
     """Weights of one layer. Projections of the same input are one matrix."""
 
     input_norm: Tensor  # [hidden]; empty: no norm
-    qkv: M_co  # [query_width + 2 * kv_width, hidden]
+    qkv: M_co | Tensor  # [query_width + 2 * kv_width, hidden]; empty in an MLP alone
     qkv_bias: Tensor | None = None
     query_norm: Tensor | None = None  # [head_dim], or the width of all heads
     key_norm: Tensor | None = None
-    output: M_co  # [hidden, query_width]
+    output: M_co | Tensor  # [hidden, query_width]
     output_bias: Tensor | None = None
     mlp_norm: Tensor  # [hidden]; empty: no norm
     gate_up: M_co | Tensor  # [2 * intermediate, hidden]; in a mixture, the shared experts' (may be empty)
@@ -199,8 +199,11 @@ def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> Laye
     attention, norms = layer.attention, norm_names(layer)
     output, qkv = _output_name(layer), _qkv_names(layer)
     shared = "mlp." if layer.mlp.experts is None else "mlp.shared_experts."
-    gate_up, down = (f"{shared}gate_proj", f"{shared}up_proj"), (f"{shared}down_proj",)
+    gate_up: tuple[str, ...] = (f"{shared}gate_proj", f"{shared}up_proj")
+    down = (f"{shared}down_proj",)
     has_mlp = layer.mlp.intermediate_size > 0
+    if not layer.mlp.gated:
+        gate_up = gate_up[1:]
 
     def optional(name: str | None) -> Tensor | None:
         return None if name is None else loader.tensor(f"{prefix}{name}.weight")
@@ -218,11 +221,11 @@ def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> Laye
     hidden = loader.hidden_size
     return LayerWeights(
         input_norm=norm(norms.before_attention),
-        qkv=matrix(qkv),
+        qkv=matrix(qkv) if layer.mixes else loader.nothing(0, hidden),
         qkv_bias=_qkv_bias(loader, layer, prefix),
         query_norm=optional(query_norm),
         key_norm=optional(key_norm),
-        output=matrix(output),
+        output=matrix(output) if layer.mixes else loader.nothing(hidden, 0),
         output_bias=bias(output, _has_output_bias(layer)),
         mlp_norm=norm(norms.before_mlp),
         gate_up=matrix(gate_up) if has_mlp else loader.nothing(0, hidden),
@@ -233,9 +236,7 @@ def load_layer(loader: LayerSource[M_co], layer: LayerSpec, prefix: str) -> Laye
         after_mlp=optional(norms.after_mlp),
         latent=None if attention.latent is None else _load_latent(loader, attention, prefix),
         recurrent=None if layer.recurrent is None else _load_recurrent(loader, layer.recurrent, prefix),
-        experts=None
-        if layer.mlp.experts is None
-        else _load_experts(loader, layer.mlp.experts, has_mlp, prefix),
+        experts=None if layer.mlp.experts is None else _load_experts(loader, layer.mlp, has_mlp, prefix),
         sinks=loader.floats(f"{prefix}self_attn.sinks") if attention.sinks else None,
     )
 
@@ -250,7 +251,7 @@ def _output_name(layer: LayerSpec) -> tuple[str]:
 
 
 def _has_output_bias(layer: LayerSpec) -> bool:
-    return layer.attention.output_bias if layer.recurrent is None else layer.recurrent.bias
+    return layer.mixes and (layer.attention.output_bias if layer.recurrent is None else layer.recurrent.bias)
 
 
 def _qkv_names(layer: LayerSpec) -> tuple[str, ...]:
@@ -265,7 +266,7 @@ def _qkv_names(layer: LayerSpec) -> tuple[str, ...]:
 
 def _qkv_bias(loader: LayerSource[object], layer: LayerSpec, prefix: str) -> Tensor | None:
     attention, recurrent = layer.attention, layer.recurrent
-    if not (attention.bias if recurrent is None else recurrent.bias):
+    if not layer.mixes or not (attention.bias if recurrent is None else recurrent.bias):
         return None
     latent, names = attention.latent, _qkv_names(layer)
     if latent is None or latent.query_rank is not None:
@@ -277,7 +278,7 @@ def _qkv_bias(loader: LayerSource[object], layer: LayerSpec, prefix: str) -> Ten
 def _head_norms(layer: LayerSpec) -> tuple[str | None, str | None]:
     """Return the names of query and key norms, or of the norms of their compressed forms."""
     attention = layer.attention
-    if layer.recurrent is not None:
+    if not layer.has_attention:
         return None, None
     if attention.latent is None:
         return ("self_attn.q_norm", "self_attn.k_norm") if attention.qk_norm else (None, None)
@@ -308,9 +309,11 @@ def _load_recurrent(loader: LayerSource[object], spec: RecurrentSpec, prefix: st
     )
 
 
-def _load_experts(
-    loader: LayerSource[object], spec: ExpertsSpec, has_shared: bool, prefix: str
-) -> ExpertWeights:
+def _load_experts(loader: LayerSource[object], mlp: MlpSpec, has_shared: bool, prefix: str) -> ExpertWeights:
+    spec = mlp.experts
+    assert spec is not None
+    inner = ("gate_proj", "up_proj") if mlp.gated else ("up_proj",)
+
     def together(*names: str, kind: str = "weight") -> Tensor:
         whole: Tensor | None = None
         for index in range(spec.count):
@@ -325,10 +328,10 @@ def _load_experts(
     return ExpertWeights(
         router=loader.floats(f"{prefix}mlp.gate.weight"),
         correction=loader.floats(f"{prefix}mlp.gate.e_score_correction_bias") if spec.corrected else None,
-        gate_up=together("gate_proj", "up_proj"),
+        gate_up=together(*inner),
         down=together("down_proj"),
         shared_gate=loader.tensor(f"{prefix}mlp.shared_expert_gate.weight") if gated else None,
         router_bias=loader.floats(f"{prefix}mlp.gate.bias") if spec.bias else None,
-        gate_up_bias=together("gate_proj", "up_proj", kind="bias") if spec.bias else None,
+        gate_up_bias=together(*inner, kind="bias") if spec.bias else None,
         down_bias=together("down_proj", kind="bias") if spec.bias else None,
     )

@@ -120,6 +120,7 @@ class RecurrentKeys:
     bias: str | None = None
     attention_layers: str | None = None  # list of the layers with attention, if there are no `layer_types`
     attention_period: int = 4  # otherwise: one of this many layers has attention
+    grouped_norm: bool = False  # the norm of Mamba-2 is one per key head
 
 
 class ExpertStacks(Enum):
@@ -184,6 +185,7 @@ class Architecture:
     activation: str = "silu"  # default of config.json
     norm_eps: str = "rms_norm_eps"  # key of the norms' epsilon
     mlp_size: str = "intermediate_size"
+    ungated_mlp: bool = False
     adjusted_mlp: bool = False  # `block_auto_adjust_ff_dim` shrinks the MLP (LFM2)
     without_experts: "Architecture | None" = None  # models whose config.json has no experts
     stored: StoredTensors = StoredTensors()

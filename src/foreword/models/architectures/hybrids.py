@@ -7,13 +7,14 @@ from foreword.models.architectures.architecture import (
     ConfigSwitch,
     ExpertKeys,
     ExpertStacks,
+    Grouping,
     RecurrentKeys,
     Rope,
     Scales,
     StoredTensors,
 )
 from foreword.models.architectures.mixtures import GATED_EXPERTS
-from foreword.models.config import Recurrence
+from foreword.models.config import GroupScore, Norms, Recurrence, Scores
 
 DELTA = RecurrentKeys(
     kind=Recurrence.DELTA,
@@ -165,6 +166,60 @@ GRANITE_HYBRID = replace(
         ),
     ),
 )
+
+NEMOTRON_H = Architecture(
+    name="nemotron_h",
+    models="Nemotron-H, Nemotron 3 Nano",
+    hf_class="NemotronHForCausalLM",
+    mlp_bias=ConfigSwitch(key="mlp_bias"),
+    norms=Norms.SINGLE,
+    rope=Rope(by_type=True),
+    experts=ExpertKeys(
+        count=("n_routed_experts",),
+        scores=Scores.SIGMOID,
+        normalize=ConfigSwitch(key="norm_topk_prob", default=True),
+        corrected=True,
+        scale="routed_scaling_factor",
+        grouping=Grouping.ALWAYS,
+        group_score=GroupScore.TOP2,
+        shared_size="moe_shared_expert_intermediate_size",
+    ),
+    recurrent=RecurrentKeys(
+        kind=Recurrence.SSM,
+        kernel="conv_kernel",
+        heads="mamba_num_heads",
+        value_dim="mamba_head_dim",
+        key_heads="n_groups",
+        key_dim="ssm_state_size",
+        conv_bias="use_conv_bias",
+        conv_bias_default=True,
+        bias="use_bias",
+        grouped_norm=True,
+    ),
+    kv_heads_may_be_missing=True,
+    activation_key="mlp_hidden_act",
+    activation="relu2",
+    ungated_mlp=True,
+    norm_eps="layer_norm_epsilon",
+    stored=StoredTensors(
+        renamed=(
+            ("backbone.", "model."),
+            ("model.embeddings.", "model.embed_tokens."),
+            ("model.norm_f.", "model.norm."),
+            (".norm.weight", ".input_layernorm.weight"),
+            ("model.input_layernorm.", "model.norm."),
+            (".mixer.input_layernorm.", ".linear_attn.norm."),
+            *((f".mixer.{name}_proj.", f".self_attn.{name}_proj.") for name in "qkvo"),
+            *(
+                (f".mixer.{name}.", f".mlp.{name}.")
+                for name in ("up_proj", "down_proj", "gate", "experts", "shared_experts")
+            ),
+            (".mixer.", ".linear_attn."),
+        ),
+        fused=_MAMBA_PARTS,
+    ),
+)
+"""Layers of one part each: Mamba-2, attention, an MLP, or experts."""
 
 LFM2 = Architecture(
     name="lfm2",

@@ -18,6 +18,7 @@ from foreword.models.architectures.hybrids import (
     BAMBA,
     GRANITE_HYBRID,
     LFM2,
+    NEMOTRON_H,
     QWEN3_5,
     QWEN3_5_MOE,
     QWEN3_NEXT,
@@ -57,6 +58,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     QWEN3_5_MOE,
     GRANITE_HYBRID,
     BAMBA,
+    NEMOTRON_H,
     LFM2,
 )
 

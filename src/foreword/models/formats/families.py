@@ -8,7 +8,7 @@ from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import Architecture
 from foreword.models.architectures.registry import BY_HF_CLASS
 
-_RECURRENT = ("mamba", "rwkv", "jamba", "falconh1", "nemotronh", "lfm2moe", "kimilinear")
+_RECURRENT = ("mamba", "rwkv", "jamba", "falconh1", "lfm2moe", "kimilinear")
 _RECURRENT_KEYS = ("linear_num_key_heads", "mamba_d_state", "ssm_cfg", "mamba_d_conv", "conv_L_cache")
 
 _DIFFERENCES = {

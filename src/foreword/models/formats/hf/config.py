@@ -19,6 +19,7 @@ from foreword.models.config import (
     LayerSpec,
     MlpSpec,
     ModelConfig,
+    Norms,
     NormSpec,
 )
 from foreword.models.formats.families import family_named
@@ -29,7 +30,8 @@ from foreword.models.formats.fields import (
     check_layers,
 )
 from foreword.models.formats.hf.experts import dense_layers, experts_spec, shared_size
-from foreword.models.formats.hf.recurrent import recurrent_layers, recurrent_spec
+from foreword.models.formats.hf.recurrent import LayerKind, layer_kinds, recurrent_spec
+from foreword.models.formats.hf.recurrent import num_layers as num_layers_stated
 from foreword.models.formats.hf.rope import extended_context, local_rope_spec, rope_spec, score_factor
 
 _KINDS = ("full_attention", "sliding_attention")
@@ -50,13 +52,12 @@ def layer_specs(fields: ConfigFields, family: Architecture, count: int) -> tuple
     width = _window(fields) if any(windowed) else None
     local_rope = local_rope_spec(fields, family.rope)
     residual = fields.number(family.scales.residual, 1.0) if family.scales.residual else 1.0
-    keys = family.recurrent
-    recurrent = None if keys is None else recurrent_spec(fields, keys)
-    has_state = [False] * count if keys is None else recurrent_layers(fields, keys, count)
-    kinds: dict[tuple[bool, ...], LayerSpec] = {}
+    recurrent = None if family.recurrent is None else recurrent_spec(fields, family.recurrent)
+    parts = layer_kinds(fields, family, count)
+    kinds: dict[tuple[object, ...], LayerSpec] = {}
     layers = []
     for index in range(count):
-        kind = windowed[index], rotated[index], index in dense, has_state[index]
+        kind = windowed[index], rotated[index], index in dense, parts[index]
         if kind not in kinds:
             own = replace(
                 attention,
@@ -65,9 +66,23 @@ def layer_specs(fields: ConfigFields, family: Architecture, count: int) -> tuple
                 rope=local_rope if windowed[index] else None,
             )
             halves = own, mlp if index in dense or sparse is None else sparse
-            kinds[kind] = LayerSpec(*halves, family.norms, residual, recurrent if has_state[index] else None)
+            layer = LayerSpec(*halves, family.norms, residual)
+            if parts[index] is LayerKind.RECURRENT:
+                layer = replace(layer, recurrent=recurrent)
+            kinds[kind] = _alone(layer, parts[index], mlp) if family.norms is Norms.SINGLE else layer
         layers.append(kinds[kind])
     return tuple(layers)
+
+
+def _alone(layer: LayerSpec, kind: LayerKind, mlp: MlpSpec) -> LayerSpec:
+    """Return the layer with only this part."""
+    match kind:
+        case LayerKind.MLP:
+            return replace(layer, mlp=mlp, mixes=False)
+        case LayerKind.EXPERTS:
+            return replace(layer, mixes=False)
+        case _:
+            return replace(layer, mlp=replace(mlp, intermediate_size=0))
 
 
 def layer_after_last(fields: ConfigFields, family: Architecture) -> LayerSpec:
@@ -131,6 +146,7 @@ def _mlp(fields: ConfigFields, family: Architecture) -> MlpSpec:
         intermediate_size=_mlp_size(fields, family),
         bias=has(fields, family.mlp_bias),
         activation=fields.text(family.activation_key, family.activation),
+        gated=not family.ungated_mlp,
     )
 
 
@@ -151,11 +167,14 @@ def _experts_mlp(fields: ConfigFields, family: Architecture) -> MlpSpec | None:
     if family.experts is None:
         return None
     keys = family.experts
+    if fields.get("moe_latent_size") is not None:
+        raise fields.unsupported("a compressed input of experts (moe_latent_size)")
     experts = experts_spec(fields, keys, has(fields, keys.normalize))
     return MlpSpec(
         intermediate_size=shared_size(fields, keys, experts),
         bias=has(fields, family.mlp_bias),
         activation=fields.text(family.activation_key, family.activation),
+        gated=not family.ungated_mlp,
         experts=experts,
     )
 
@@ -240,7 +259,7 @@ def hf_config(values: Mapping[str, Any], names: frozenset[str], path: Path) -> M
     """Return the model's config; `names` are the stored tensors."""
     fields = ConfigFields(values, str(path))
     family = hf_family(values, path)
-    num_layers = check_layers(names, LAYER, fields.count("num_hidden_layers"), fields.origin)
+    num_layers = check_layers(names, LAYER, num_layers_stated(fields, family), fields.origin)
     attention = attention_spec(fields, family)
     rope = rope_spec(fields, family.rope, attention.rotary_dim)
     layers = layer_specs(fields, family, num_layers)

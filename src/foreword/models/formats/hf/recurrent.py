@@ -1,32 +1,69 @@
 """Reads the recurrent layers of a config.json."""
 
 import math
+from enum import Enum, auto
 
-from foreword.models.architectures.architecture import RecurrentKeys
-from foreword.models.config import RecurrentSpec
+from foreword.models.architectures.architecture import Architecture, RecurrentKeys
+from foreword.models.config import Norms, RecurrentSpec
 from foreword.models.formats.fields import ConfigFields
 
-RECURRENT_TYPES = frozenset({"linear_attention", "mamba", "conv"})
-ATTENTION_TYPES = frozenset({"full_attention", "attention"})
-"""Names in `layer_types`."""
+
+class LayerKind(Enum):
+    """What a layer of a hybrid model has."""
+
+    RECURRENT = auto()
+    ATTENTION = auto()
+    MLP = auto()
+    EXPERTS = auto()
 
 
-def recurrent_layers(fields: ConfigFields, keys: RecurrentKeys, count: int) -> list[bool]:
-    """Return which layers are recurrent: by `layer_types`, a list of attention layers, or a period."""
-    kinds = fields.get("layer_types") or fields.get("layers_block_type")
-    if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != count or not all(isinstance(k, str) for k in kinds):
+_KINDS = {
+    **dict.fromkeys(("linear_attention", "mamba", "conv", "M"), LayerKind.RECURRENT),
+    **dict.fromkeys(("full_attention", "attention", "*"), LayerKind.ATTENTION),
+    **dict.fromkeys(("mlp", "-"), LayerKind.MLP),
+    **dict.fromkeys(("moe", "E"), LayerKind.EXPERTS),
+}
+"""Names in `layer_types`, and letters of `hybrid_override_pattern`."""
+
+
+def num_layers(fields: ConfigFields, family: Architecture) -> int:
+    """Return the number of layers; Nemotron-H may state it by their kinds alone."""
+    stated = _stated_kinds(fields) if family.recurrent is not None else None
+    return fields.count("num_hidden_layers", len(stated) if isinstance(stated, list | str) else None)
+
+
+def layer_kinds(fields: ConfigFields, family: Architecture, count: int) -> list[LayerKind]:
+    """Return what the layers have: by a list of kinds, a list of attention layers, or a period."""
+    keys, stated = family.recurrent, _stated_kinds(fields)
+    if keys is None:
+        return [LayerKind.ATTENTION] * count
+    if stated is not None:
+        if (
+            not isinstance(stated, list | str)
+            or len(stated) != count
+            or not all(isinstance(k, str) for k in stated)
+        ):
             raise fields.malformed("layer_types", f"a list of {count} names")
-        if unknown := sorted(set(kinds) - RECURRENT_TYPES - ATTENTION_TYPES):
+        if unknown := sorted(set(stated) - set(_KINDS)):
             raise fields.unsupported(f"a layer of type {unknown[0]!r}")
-        return [kind in RECURRENT_TYPES for kind in kinds]
+        kinds = [_KINDS[kind] for kind in stated]
+        if family.norms is not Norms.SINGLE and {LayerKind.MLP, LayerKind.EXPERTS} & set(kinds):
+            raise fields.unsupported("a layer with an MLP alone in this family")
+        return kinds
     if keys.attention_layers is not None:
         named = fields.get(keys.attention_layers) or []
         if not isinstance(named, list) or not all(isinstance(index, int) for index in named):
             raise fields.malformed(keys.attention_layers, "a list of layers")
-        return [index not in named for index in range(count)]
-    period = fields.count("full_attention_interval", keys.attention_period)
-    return [(index + 1) % period != 0 for index in range(count)]
+        attends = [index in named for index in range(count)]
+    else:
+        period = fields.count("full_attention_interval", keys.attention_period)
+        attends = [(index + 1) % period == 0 for index in range(count)]
+    return [LayerKind.ATTENTION if has else LayerKind.RECURRENT for has in attends]
+
+
+def _stated_kinds(fields: ConfigFields) -> object:
+    names = ("layer_types", "layers_block_type", "hybrid_override_pattern")
+    return next((fields.get(name) for name in names if fields.get(name) is not None), None)
 
 
 def recurrent_spec(fields: ConfigFields, keys: RecurrentKeys) -> RecurrentSpec:
@@ -42,6 +79,7 @@ def recurrent_spec(fields: ConfigFields, keys: RecurrentKeys) -> RecurrentSpec:
         key_dim=0 if keys.key_dim is None else fields.count(keys.key_dim),
         conv_bias=keys.conv_bias is not None and fields.flag(keys.conv_bias, keys.conv_bias_default),
         bias=keys.bias is not None and fields.flag(keys.bias, False),
+        norm_groups=fields.count(keys.key_heads) if keys.grouped_norm and keys.key_heads is not None else 1,
         time_limits=_time_limits(fields),
     )
     if spec.key_heads and spec.heads % spec.key_heads:
