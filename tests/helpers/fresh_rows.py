@@ -14,7 +14,7 @@ from foreword.kv.sequence import KvSequence
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Commit, KvMemory
 from foreword.speculation.layout import BatchBuffers, SequenceRows
-from foreword.speculation.requests import as_drafter_sees
+from foreword.speculation.requests import draft_request_of
 
 
 class Fresh:
@@ -37,7 +37,7 @@ class Fresh:
         hidden = runner.forward(batch).hidden
         cache.commit(kv, count, ())
         held = KvMemory(cache, runner.store).of(kv)
-        commit = Commit(as_drafter_sees(request), 0, count, hidden, pages=held, settled=count)
+        commit = Commit(draft_request_of(request), 0, count, hidden, pages=held, settled=count)
         self._drafter.observe([commit])
         extra = kv.rows_of(self.needs.rows[0].name)
         if extra.end < count:  # a few rows are left to the next guess

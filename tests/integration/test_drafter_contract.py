@@ -21,7 +21,7 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.requests.request import Request
 from foreword.speculation.drafting import Drafter, DraftTask
 from foreword.speculation.measured.situation import Situation
-from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
+from foreword.speculation.requests import DraftPlan, PassEntry, draft_request_of
 from helpers.draft_nodes import connect, running_node, wait_patiently
 from helpers.drafted_answers import PROMPTS, answers, mixed_params, noisy_copy, store_of_answers
 from helpers.drafter_forms import FAMILIES, FORMS
@@ -262,7 +262,7 @@ def test_a_drafter_guesses_as_a_fresh_one_would(llm: LLM, family: Family):
             engine.step()
         for number in numbers:
             live = [r for r in requests[number] if r.finish_reason is None and r.output_ids and r.room > 4]
-            asks = [DraftTask(as_drafter_sees(request), 6, 3) for request in live]
+            asks = [DraftTask(draft_request_of(request), 6, 3) for request in live]
             fresh = llm.build_drafter(family.configs[number])
             connect(fresh)
             for _ in range(8):  # a long text may take several calls to catch up with

@@ -20,7 +20,7 @@ from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Commit, DraftTask, RequestRows
 from foreword.speculation.layout import BatchBuffers, SequenceRows
-from foreword.speculation.requests import as_drafter_sees
+from foreword.speculation.requests import draft_request_of
 from helpers.cpu import cpu_decoder, needs_cpu_kernels
 from helpers.exits import write_exit
 from helpers.passes import torch_decoder
@@ -117,7 +117,7 @@ def test_a_tree_of_an_exit_stays_within_the_rows_that_it_is_lent(folder: Path, r
     drafter._filler.draft = watched
     engine.cache.reserve(request.kv, len(request.tokens) - request.kv.computed + room)
     pages = RequestRows(request.kv, engine.cache, engine._stepper.store)
-    (draft,) = drafter.propose([DraftTask(as_drafter_sees(request), 32, 8, pages)])
+    (draft,) = drafter.propose([DraftTask(draft_request_of(request), 32, 8, pages)])
     assert len(draft) > room
     assert max(seen) == request.kv.reserved == len(request.tokens) + room
 

@@ -20,7 +20,7 @@ from foreword.engine.messages import NewRequest
 from foreword.kv.paged_cache import PAGE_SIZE
 from foreword.speculation.drafting import DraftTask
 from foreword.speculation.measured.situation import Situation
-from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
+from foreword.speculation.requests import DraftPlan, PassEntry, draft_request_of
 from helpers.cpu import needs_cpu_kernels
 from helpers.exits import write_exit
 from helpers.fresh_rows import Fresh, read
@@ -271,7 +271,7 @@ def test_an_ask_without_states_is_answered_with_nothing(model: LoadedModel, head
     )
     core = EngineCore(model.decoder, model.vocabulary(), EngineParts(policy=FixedPolicy(drafter, 3)))
     (request,) = core.add(NewRequest("one", (5,), SamplingParams(max_tokens=3, ignore_eos=True)))
-    assert len(drafter.propose([DraftTask(as_drafter_sees(request), 3, 3)])[0]) == 0
+    assert len(drafter.propose([DraftTask(draft_request_of(request), 3, 3)])[0]) == 0
     while core.has_requests:
         core.step()
     assert not drafter.faults

@@ -27,7 +27,7 @@ from foreword.models.sources.builtin import cache_directory
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import DraftRequest
 from foreword.speculation.measured.costs import MOST_ROWS, SLOWEST, StepCosts
-from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
+from foreword.speculation.requests import DraftPlan, PassEntry, draft_request_of
 from foreword.speculation.step import Stepper
 from foreword.speculation.transaction import Transaction
 
@@ -38,7 +38,7 @@ ROUNDS = 4
 CALLS_BUDGET_SECONDS = 0.5
 
 PROMPT = (0, 0, 0, 0)
-UNREAD_TENANT = "unread"
+PLACEHOLDER_TENANT = "unread"
 """Tenant of placeholder texts; other tenants are hashes of keys, or empty."""
 
 WARM_UP = 2  # steps: the first has no states of the prompt, the second fills caches
@@ -50,15 +50,15 @@ Calls = dict[str, list[float]]
 def begin_with_calls(
     core: EngineCore,
     configs: Sequence[SpeculationConfig],
-    kept_at: Callable[[str], Path],
+    file_of: Callable[[str], Path],
     write: Callable[[Path, str], None],
     clock: Callable[[], float] = perf_counter,
     *,
     use_saved: bool = True,
 ) -> None:
-    """Measure or read the call cost of these drafters; `kept_at` returns the file of a drafter's settings."""
+    """Measure or read the call cost of these drafters; `file_of` returns the file of a drafter's settings."""
     for config in configs:
-        path = kept_at(json.dumps(config.as_mapping(), sort_keys=True))
+        path = file_of(json.dumps(config.as_mapping(), sort_keys=True))
         if use_saved and _read_calls(path, core.situation.costs):
             continue
         plan = core.drafters.resolve(config.as_mapping())
@@ -120,7 +120,7 @@ def _measure_one(core: EngineCore, plan: DraftPlan, clock: Callable[[], float]) 
 
 def as_unanswered(request: Request) -> DraftRequest:
     """Return the request with its whole text as prompt, so that drafters store no answer."""
-    return as_drafter_sees(request)._replace(prompt_len=len(request.tokens))
+    return draft_request_of(request)._replace(prompt_len=len(request.tokens))
 
 
 def placeholder_request(
@@ -137,8 +137,8 @@ def placeholder_request(
     tokens = [token % size for token in prompt]
     sampler = RequestSampler(params, TokenLimits(size), tokens, seed=0)
     limits = RequestLimits(core.max_model_len, frozenset())
-    request = Request(number, tokens, params, sampler, limits, RequestIdentity(tenant=UNREAD_TENANT))
-    request.kv = core.cache.open(UNREAD_TENANT) if kv is None else kv
+    request = Request(number, tokens, params, sampler, limits, RequestIdentity(tenant=PLACEHOLDER_TENANT))
+    request.kv = core.cache.open(PLACEHOLDER_TENANT) if kv is None else kv
     return request
 
 
@@ -170,20 +170,20 @@ def _start_with_profile(
     clock: Callable[[], float],
     are_current: Callable[[StepCosts], bool],
 ) -> None:
-    def kept_at(drafter: str = "") -> Path:
+    def file_of(drafter: str = "") -> Path:
         return cache_directory() / "profiles" / f"{engine_key(core, drafter)}.json"
 
-    saved, trial = _read(kept_at()), StepCosts()
+    saved, trial = _read(file_of()), StepCosts()
     trial.begin_with(0, saved or [])
     is_current = saved is not None and are_current(trial)
     points = saved if saved is not None and is_current else measure_profile(core, clock)
     if not is_current:
-        write_atomically(kept_at(), json.dumps({"points": points}))
+        write_atomically(file_of(), json.dumps({"points": points}))
     core.situation.costs.begin_with(0, points)
     default = core.drafters.default_config
     known = [*([] if default is None else [default]), *offered]
     changing = [one for one in known if not one.fixed]
-    begin_with_calls(core, changing, kept_at, write_atomically, clock, use_saved=is_current)
+    begin_with_calls(core, changing, file_of, write_atomically, clock, use_saved=is_current)
 
 
 def start_with_saved(

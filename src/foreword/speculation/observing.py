@@ -17,7 +17,7 @@ from foreword.speculation.probe import FaultLog
 from foreword.speculation.proposing import Plans
 from foreword.speculation.protocols import Policy
 from foreword.speculation.report import StepReport
-from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest, as_drafter_sees
+from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest, draft_request_of
 
 Notifies = Callable[[StepRequest], bool]
 """Returns whether a request's own drafter is notified of its commits."""
@@ -164,7 +164,7 @@ class Observation:
             verdict = part.verdict
             if not some or not part.applied or verdict.poisoned:
                 continue
-            request, settled = as_drafter_sees(entry.request), entry.computed + entry.run
+            request, settled = draft_request_of(entry.request), entry.computed + entry.run
             states = NO_STATES if first is None else KeptStates(hidden, first, entry.run, verdict.path)
             for drafter, needs, is_on in some:
                 commit = Commit(

@@ -11,7 +11,7 @@ from foreword.speculation.layout import BatchBuffers
 from foreword.speculation.observing import Observation
 from foreword.speculation.probe import FaultLog, StepProbe
 from foreword.speculation.proposing import Plans, Proposal
-from foreword.speculation.requests import PassEntry, as_drafter_sees
+from foreword.speculation.requests import PassEntry, draft_request_of
 from foreword.speculation.transaction import Transaction
 
 
@@ -89,22 +89,22 @@ def draft_early(launched: Launched, memory: KvMemory) -> bool:
     if drawn is None:
         return False
     states_at, drawn_at = observation.first_rows(proposal.drafts), acceptance.first_rows()
-    going: dict[int, tuple[Drafter, list[InFlight]]] = {}
+    by_drafter: dict[int, tuple[Drafter, list[InFlight]]] = {}
     rows = [0] * len(entries)
     for index, (entry, plan, draft) in enumerate(zip(entries, plans, proposal.drafts, strict=True)):
         state, row = states_at[index], drawn_at.get(index)
         if plan is None or state is None or row is None or not _can_continue(entry, draft):
             continue
-        task = DraftTask(as_drafter_sees(entry.request), plan.max_nodes, plan.max_depth, memory.of(entry.kv))
+        task = DraftTask(draft_request_of(entry.request), plan.max_nodes, plan.max_depth, memory.of(entry.kv))
         for observer in observation.observers[index]:
             if observer.is_on and observer.drafter.traits.starts_early:
                 # Rows of the pass, of the token after it, and of the next draft, whose last token needs none.
                 rows[index] = entry.run + len(draft) + min(plan.max_nodes, plan.max_depth)
                 unjudged = InFlight(task, draft, state + entry.run - 1, row)
-                going.setdefault(id(observer.drafter), (observer.drafter, []))[1].append(unjudged)
-    if going:
+                by_drafter.setdefault(id(observer.drafter), (observer.drafter, []))[1].append(unjudged)
+    if by_drafter:
         transaction.reserve_early(rows)
-    were_cold = [drafter.draft_early(some, output.hidden, drawn) for drafter, some in going.values()]
+    were_cold = [drafter.draft_early(some, output.hidden, drawn) for drafter, some in by_drafter.values()]
     return any(were_cold)
 
 

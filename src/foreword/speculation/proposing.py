@@ -12,7 +12,7 @@ from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import NO_DRAFT, ROOT, Draft
 from foreword.speculation.drafting import DraftRequest, DraftTask, KvMemory
 from foreword.speculation.report import DrafterCall
-from foreword.speculation.requests import DraftPlan, PassEntry, ShadowDraft, as_drafter_sees
+from foreword.speculation.requests import DraftPlan, PassEntry, ShadowDraft, draft_request_of
 from foreword.speculation.transaction import Transaction
 
 Plans = Sequence[DraftPlan | None]
@@ -227,7 +227,7 @@ def call_drafters(
 
 def _draft_task(entry: PassEntry, plan: DraftPlan, row_memory: KvMemory | None) -> DraftTask:
     pages = None if row_memory is None else row_memory.of(entry.kv)
-    return DraftTask(as_drafter_sees(entry.request), plan.max_nodes, plan.max_depth, pages, plan.stop)
+    return DraftTask(draft_request_of(entry.request), plan.max_nodes, plan.max_depth, pages, plan.stop)
 
 
 def _levels(task: DraftTask, answer: Draft) -> int:

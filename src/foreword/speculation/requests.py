@@ -141,7 +141,7 @@ class StepRequest(Protocol):
         ...
 
 
-def as_drafter_sees(request: StepRequest) -> DraftRequest:
+def draft_request_of(request: StepRequest) -> DraftRequest:
     """Return the request as drafters see it now."""
     return request.drafter_view.now(request)
 

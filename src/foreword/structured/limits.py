@@ -88,10 +88,10 @@ _SYMBOLS = re.compile(
 
 def check_counts(wanted: StructuredOutputs, limits: CountLimits | None = None) -> None:
     """Raise `RequestError` for counts, sizes and repetitions beyond the limits."""
-    Counts(wanted.form, limits or CountLimits()).check(wanted)
+    SchemaCounts(wanted.form, limits or CountLimits()).check(wanted)
 
 
-class Counts:
+class SchemaCounts:
     """Totals over all texts of one request."""
 
     def __init__(self, form: str, limits: CountLimits) -> None:

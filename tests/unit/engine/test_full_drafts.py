@@ -7,7 +7,7 @@ from foreword.acceptance.transfer import HostCopy
 from foreword.engine.preparing import FullDrafts
 from foreword.speculation.draft import DeviceTokens, Draft
 from foreword.speculation.drafting import Drafter, DraftTask
-from foreword.speculation.requests import as_drafter_sees
+from foreword.speculation.requests import draft_request_of
 from helpers.requests import lone_request
 
 
@@ -22,7 +22,7 @@ class Says(Drafter):
 
 
 def asked(draft: Draft | None, nodes: int, depth: int, branches: bool = False) -> Draft:
-    ask = DraftTask(as_drafter_sees(lone_request([1, 2])), nodes, depth)
+    ask = DraftTask(draft_request_of(lone_request([1, 2])), nodes, depth)
     return FullDrafts(None if draft is None else Says(draft), branches=branches).propose([ask])[0]
 
 

@@ -28,7 +28,7 @@ from foreword.speculation.draft import Draft, marked_cold
 from foreword.speculation.drafting import Drafter, DraftRequest, DraftTask
 from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
-from foreword.speculation.requests import PassEntry, as_drafter_sees
+from foreword.speculation.requests import PassEntry, draft_request_of
 from foreword.speculation.step import Stepper
 from foreword.speculation.verdict import Verdict
 from helpers.clocks import ScriptedClock
@@ -98,7 +98,7 @@ def test_a_draft_model_says_whether_its_passes_were(width: int):
     weights = load_weights(RandomCheckpoint(config), torch.float32, torch.device("cpu"))
     decoder: Any = TorchDecoder(config, weights)
     drafter = AutoregressiveDrafter(decoder, 11, DraftingSize(width, kv_tokens=64))
-    ask = DraftTask(as_drafter_sees(lone_request([1, 2, 3])), 4, 2)
+    ask = DraftTask(draft_request_of(lone_request([1, 2, 3])), 4, 2)
     assert [draft.is_cold for draft in drafter.propose([ask])] == [False]
     forward, passes = decoder.forward, count()
     decoder.forward = lambda *batch: replace(forward(*batch), is_cold=next(passes) == 1)

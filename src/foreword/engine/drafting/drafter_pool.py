@@ -24,7 +24,7 @@ from foreword.speculation.drafting import (
     all_nodes,
     close_all,
 )
-from foreword.speculation.requests import DraftPlan, StepRequest, as_drafter_sees
+from foreword.speculation.requests import DraftPlan, StepRequest, draft_request_of
 
 
 def needs_of_all(default: DraftPlan | None, others: Sequence[Drafter]) -> DrafterNeeds:
@@ -173,11 +173,11 @@ class DrafterPool:
         for drafter in _held(request.speculation):
             if drafter.traits.expects_requests:
                 request.drafter_view.notified[id(drafter)] = drafter  # so that it is notified of the end
-                drafter.expect(as_drafter_sees(request))
+                drafter.expect(draft_request_of(request))
 
     def end(self, request: StepRequest) -> None:
         """Notify drafters of a request's end and release them; once for every `hold`."""
-        seen = as_drafter_sees(request)
+        seen = draft_request_of(request)
         try:
             for drafter in request.drafter_view.notified.values():
                 drafter.forget(seen)
