@@ -4,7 +4,7 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[2] / "src" / "foreword"
+SOURCE = Path(__file__).parents[3] / "src" / "foreword"
 COMMANDS = SOURCE / "cli"
 """Classes here are commands, named as users type them; nothing imports them by name."""
 
