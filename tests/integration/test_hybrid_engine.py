@@ -112,6 +112,13 @@ def test_preempted_requests_go_on_with_the_same_text(path: Path, llm: LLM, monke
     assert found == expected
 
 
+def test_steps_in_flight_write_the_same_text(path: Path, llm: LLM):
+    params = mixed_params(len(PROMPTS), max_tokens=CHUNK + 20)
+    ahead = loaded(path, steps_ahead=2, max_num_batched_tokens=100)
+    assert answers(ahead, PROMPTS, params) == answers(llm, PROMPTS, params)
+    ahead.engine.check_integrity()
+
+
 def test_a_structured_answer_is_the_same(llm: LLM):
     params = SamplingParams(
         temperature=0, max_tokens=60, structured=StructuredOutputs(regex="(ab|cd){30,40}")
