@@ -21,7 +21,7 @@ from foreword.backends.cuda.layers import CudaLayers, LayerPass
 from foreword.backends.cuda.layout import LOADED_ROWS, Layout, PassShape, decode_sizes
 from foreword.backends.cuda.medusa import CudaMedusa
 from foreword.backends.cuda.packed_products import Matrix, Rows
-from foreword.backends.cuda.products import Products
+from foreword.backends.cuda.products import Product, Products
 from foreword.backends.cuda.upload import PassUpload, UploadedPass
 from foreword.backends.interface import DecodeSize, HeadRunner, KvStore
 from foreword.backends.support import require_supported
@@ -97,9 +97,9 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         self._products = products or Products()
         self._layers = CudaLayers(config.layers, weights.layers, config.norm.eps, self._products)
         if self.kernels is not None:
-            checked = self._layers.checked(weights.head)
-            self.kernels.compile(lambda: self._products.compute_some(*checked))
-            self._products.check_library(*checked)
+            checked = [*self._layers.all_products, Product(weights.head)]
+            self.kernels.compile(lambda: self._products.compute_some(checked))
+            self._products.check_library(checked)
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
         """Set the adapter of a slot; None removes it. Requests of a batch refer to slots."""

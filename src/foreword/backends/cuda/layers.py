@@ -13,7 +13,7 @@ from foreword.backends.cuda.kernels.rotation import rotate_and_keep
 from foreword.backends.cuda.kernels.rows import activate, join_parts, norm_heads, weigh
 from foreword.backends.cuda.latent import LatentAttention
 from foreword.backends.cuda.packed_products import Matrix, Rows
-from foreword.backends.cuda.products import Products
+from foreword.backends.cuda.products import Product, Products
 from foreword.backends.cuda.upload import UploadedPass, attended
 from foreword.backends.torch.rotation import CosSin
 from foreword.backends.torch.weights import LayerWeights
@@ -59,12 +59,20 @@ class CudaLayers:
             if layer.latent is not None
         }
 
-    def checked(self, head: Tensor) -> tuple[list[Matrix], list[Matrix]]:
-        """Return the matrices of whole products and of products in parts: those of the layers, and `head`."""
-        layers = self._weights
-        whole = [weight for layer in layers for weight in (layer.qkv, layer.gate_up) if len(weight)]
-        in_parts = [weight for layer in layers for weight in (layer.output, layer.down) if weight.shape[1]]
-        return _one_of_each([*whole, head]), _one_of_each(in_parts)
+    @property
+    def all_products(self) -> list[Product]:
+        """Return the products of all layers."""
+        found = [
+            product
+            for layer in self._weights
+            for product in (
+                Product(layer.qkv, layer.qkv_bias),
+                Product(layer.gate_up, layer.gate_up_bias),
+                Product(layer.output, layer.output_bias, is_split=True),
+                Product(layer.down, layer.down_bias, is_split=True),
+            )
+        ]
+        return [product for product in found if all(product.weight.shape)]
 
     def attention(self, index: int, normed: Rows, given: LayerPass) -> Tensor:
         """Return attention's addend to the stream, possibly in parts; write the rows' keys and values."""
@@ -133,11 +141,3 @@ class CudaLayers:
             return parts
         y = join_parts(parts, bias, x.numbers.new_empty((len(x.numbers), len(weight))))
         return y if added is None else added.add(place, x.numbers, y)
-
-
-def _one_of_each(weights: Sequence[Matrix]) -> list[Matrix]:
-    """The first matrix of every kind and shape."""
-    found: dict[tuple[type, tuple[int, ...]], Matrix] = {}
-    for weight in weights:
-        found.setdefault((type(weight), tuple(weight.shape)), weight)
-    return list(found.values())

@@ -95,13 +95,13 @@ class PackedProducts:
     ) -> Tensor:
         """x [rows, K] times weight [N, K], + bias, into `out`: [rows, N] or, in parts of `depth`, [parts, rows, N]."""
         tile = tile_for(out.shape[-2], weight)
-        if self._odd and (_kind(weight, depth), tile) in self._odd:
+        if self._odd and (kind_of(weight, depth), tile) in self._odd:
             tile = REFERENCE_TILE
         return _product(_input(x, weight), weight, bias, out, tile, depth)
 
     def check(self, weight: PackedWeight, depth: int) -> None:
         """Find the tiles that give the reference's bits on this GPU; the others are not used."""
-        kind = _kind(weight, depth)
+        kind = kind_of(weight, depth)
         if kind in self._checked:
             return
         self._checked.add(kind)
@@ -113,7 +113,7 @@ class PackedProducts:
 
     def compute_some(self, weight: PackedWeight, depth: int) -> None:
         """Launch the products that `check` compares."""
-        if _kind(weight, depth) not in self._checked:
+        if kind_of(weight, depth) not in self._checked:
             _all_ways(weight, depth)
 
 
@@ -131,7 +131,7 @@ def _all_ways(weight: PackedWeight, depth: int) -> list[tuple[Tile, Tensor]]:
     return [(tile, product(tile, rows)) for tile, rows in tiles.items()]
 
 
-def _kind(weight: PackedWeight, depth: int) -> tuple[int, ...]:
+def kind_of(weight: PackedWeight, depth: int) -> tuple[int, ...]:
     """Return everything that the bits of a tile may depend on."""
     form = (weight.in_blocks, 0) if isinstance(weight, Fp8Weight) else (weight.group, 1 + weight.kind)
     return (*weight.shape, depth, *form)

@@ -1,7 +1,9 @@
 """Selects the fastest implementation of a matrix product by number of rows, among those with the same bits."""
 
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +12,14 @@ from torch.nn import functional
 from foreword.backends.cuda.kernels.linear import Tile, linear
 from foreword.backends.cuda.kernels.tall import TallTile, can_be_tall, tall_linear
 from foreword.backends.cuda.layout import DECODE_ROWS, PROMPT_STEP
-from foreword.backends.cuda.packed_products import WIDE, Matrix, PackedProducts, Rows, part_alignment
+from foreword.backends.cuda.packed_products import (
+    WIDE,
+    Matrix,
+    PackedProducts,
+    Rows,
+    kind_of,
+    part_alignment,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -43,13 +52,21 @@ _LIBRARY_ADDS_PARTS = hasattr(torch.ops.aten.addmm, "dtype_out")
 """Whether cuBLAS can accumulate parts (torch 2.8 and later); prompts are slow otherwise."""
 
 
+class Product(NamedTuple):
+    """A kind of product that a model computes."""
+
+    weight: Matrix
+    bias: Tensor | None = None
+    is_split: bool = False  # comes in parts if the weight's shape allows it
+
+
 @dataclass
 class Products:
     """Matrix products of one model: kernels for few rows, cuBLAS where its summation order is the same."""
 
     least_part: int = LEAST_PART  # of K
-    # Row counts for which cuBLAS is used, by (N, K, depth of a part)
-    _library_sizes: dict[tuple[int, int, int], frozenset[int]] = field(default_factory=dict)
+    # Row counts for which cuBLAS is used, by (N, K, depth of a part, whether it adds a bias)
+    _library_sizes: dict[tuple[int, int, int, bool], frozenset[int]] = field(default_factory=dict)
     _packed: PackedProducts = field(default_factory=PackedProducts)
 
     def __call__(self, rows: Rows | Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
@@ -58,7 +75,7 @@ class Products:
         depth, out_shape = x.shape[1], (len(x), len(weight))
         if not isinstance(weight, Tensor):
             return self._packed(rows, weight, bias, x.new_empty(out_shape), depth)
-        if self._uses_library(x, weight, depth):
+        if self._uses_library(x, weight, depth, bias):
             return functional.linear(x, weight, bias)
         tall = tall_for(len(x), len(weight)) if bias is None else None
         if tall is not None and can_be_tall(x, weight, tall, depth):
@@ -100,38 +117,42 @@ class Products:
             return tall_linear(x, weight, out, tall, depth)
         return linear(x, weight, None, out, tile_for(rows, columns, depth), depth)
 
-    def _uses_library(self, x: Tensor, weight: Tensor, depth: int) -> bool:
-        return len(x) in self._library_sizes.get((*weight.shape, depth), ())
+    def _uses_library(self, x: Tensor, weight: Tensor, depth: int, bias: Tensor | None = None) -> bool:
+        return len(x) in self._library_sizes.get((*weight.shape, depth, bias is not None), ())
 
-    def compute_some(self, whole: list[Matrix], in_parts: list[Matrix]) -> None:
+    def compute_some(self, products: Sequence[Product]) -> None:
         """Launch the products that `check_library` compares with."""
-        for weight in whole:
-            if not isinstance(weight, Tensor):
-                self._packed.compute_some(weight, weight.shape[1])
-            else:
-                x = weight[:1].contiguous()
-                linear(x, weight, None, x.new_empty((1, len(weight))), REFERENCE_TILE)
-        for weight in in_parts:
-            depth = self.part_depth(weight)
+        for weight, bias, depth in self._kinds(products):
             if not isinstance(weight, Tensor):
                 self._packed.compute_some(weight, depth)
             else:
-                x = weight[:1].contiguous()
-                parts = x.new_empty((x.shape[1] // depth, 1, len(weight)), dtype=torch.float32)
-                linear(x, weight, None, parts, REFERENCE_TILE, depth)
+                _reference(weight[:1].contiguous(), weight, bias, depth)
 
-    def check_library(self, whole: list[Matrix], in_parts: list[Matrix]) -> None:
+    def check_library(self, products: Sequence[Product]) -> None:
         """Find the sizes for which cuBLAS gives the kernels' bits on this GPU."""
-        depths = [(weight, weight.shape[1]) for weight in whole]
-        depths += [(weight, self.part_depth(weight)) for weight in in_parts]
-        for weight, depth in depths:
+        for weight, bias, depth in self._kinds(products):
             if not isinstance(weight, Tensor):
                 self._packed.check(weight, depth)
                 continue
-            shape = (weight.shape[0], weight.shape[1], depth)
-            if shape not in self._library_sizes and weight.numel() >= LEAST_CHECKED:
-                self._library_sizes[shape] = _equal_sizes(weight, depth)
-                _log.debug("products with %s: library for rows %s", shape, sorted(self._library_sizes[shape]))
+            kind = (weight.shape[0], weight.shape[1], depth, bias is not None)
+            if kind not in self._library_sizes and weight.numel() >= LEAST_CHECKED:
+                self._library_sizes[kind] = _equal_sizes(weight, bias, depth)
+                _log.debug("products with %s: library for rows %s", kind, sorted(self._library_sizes[kind]))
+
+    def _kinds(self, products: Sequence[Product]) -> Iterator[tuple[Matrix, Tensor | None, int]]:
+        """Weight, bias and depth of a part, as one product of every kind has them: parts get their bias later."""
+        found = set[tuple[int, ...]]()
+        for weight, bias, is_split in products:
+            depth = self.part_depth(weight) if is_split else weight.shape[1]
+            added = bias if depth == weight.shape[1] else None
+            kind = (
+                (*weight.shape, depth, added is not None)
+                if isinstance(weight, Tensor)
+                else kind_of(weight, depth)
+            )
+            if kind not in found:
+                found.add(kind)
+                yield weight, added, depth
 
 
 def tile_for(rows: int, columns: int, depth: int) -> Tile:
@@ -180,7 +201,7 @@ def library_sum(x: Tensor, weight: Tensor, depth: int) -> Tensor:
     return total
 
 
-def _equal_sizes(weight: Tensor, depth: int) -> frozenset[int]:
+def _equal_sizes(weight: Tensor, bias: Tensor | None, depth: int) -> frozenset[int]:
     """Return the row counts for which cuBLAS equals the reference tile in every bit."""
     generator = torch.Generator(weight.device).manual_seed(0)
     columns, whole = weight.shape
@@ -189,16 +210,21 @@ def _equal_sizes(weight: Tensor, depth: int) -> frozenset[int]:
         least = LIBRARY_FROM_WIDE if columns >= WIDE else LIBRARY_FROM
         sizes += [rows for rows in DECODE_ROWS if rows >= least and not _beats_library(rows, columns)]
     x = torch.randn((max(sizes), whole), generator=generator, device=weight.device).to(weight.dtype)
-    if depth == whole:
-        expected = linear(x, weight, None, x.new_empty((len(x), columns)), REFERENCE_TILE)
-        return frozenset(
-            rows for rows in sizes if torch.equal(functional.linear(x[:rows], weight), expected[:rows])
-        )
-    parts = torch.empty((whole // depth, len(x), columns), dtype=torch.float32, device=x.device)
-    expected = added_up(linear(x, weight, None, parts, REFERENCE_TILE, depth))
-    return frozenset(
-        rows for rows in sizes if torch.equal(library_sum(x[:rows], weight, depth), expected[:rows])
-    )
+    expected = _reference(x, weight, bias, depth)
+
+    def by_library(rows: Tensor) -> Tensor:
+        return functional.linear(rows, weight, bias) if depth == whole else library_sum(rows, weight, depth)
+
+    return frozenset(rows for rows in sizes if torch.equal(by_library(x[:rows]), expected[:rows]))
+
+
+def _reference(x: Tensor, weight: Tensor, bias: Tensor | None, depth: int) -> Tensor:
+    """The product by the reference tile, [rows, N]; in parts that are added up, in float32."""
+    shape = (len(x), len(weight))
+    if depth == x.shape[1]:
+        return linear(x, weight, bias, x.new_empty(shape), REFERENCE_TILE)
+    parts = x.new_empty((x.shape[1] // depth, *shape), dtype=torch.float32)
+    return added_up(linear(x, weight, None, parts, REFERENCE_TILE, depth))
 
 
 def added_up(parts: Tensor) -> Tensor:

@@ -91,11 +91,11 @@ def test_a_matrix_rounded_to_4_bits_is_within_half_a_step(columns: int):
 @pytest.mark.parametrize("group", [32, 128])
 def test_every_tile_has_the_bits_of_the_reference(kind: str, group: int):
     from foreword.backends.cuda.layout import DECODE_ROWS
-    from foreword.backends.cuda.products import Products, added_up
+    from foreword.backends.cuda.products import Product, Products, added_up
 
     weight, _ = weight_of(kind, 2048, 4096, group)
     products, x = Products(), torch.randn((600, 4096), device=KERNEL_DEVICE).bfloat16()
-    products.check_library([weight], [weight])
+    products.check_library([Product(weight), Product(weight, is_split=True)])
     assert not products._packed._odd
     whole, parts = products(x, weight, None), added_up(products.parts(x, weight))
     for rows in (*DECODE_ROWS, 300):

@@ -65,11 +65,32 @@ def test_products_of_many_rows_add_the_bias(biased: bool, monkeypatch: pytest.Mo
 
 def test_small_products_are_not_left_to_the_library():
     """Few sums, rounded to 16 bits, can be equal to the kernels' by chance."""
-    from foreword.backends.cuda.products import Products
+    from foreword.backends.cuda.products import Product, Products
 
     products, weight = Products(), random(180, 72)
-    products.check_library([weight], [weight])
+    products.check_library([Product(weight), Product(weight, is_split=True)])
     assert not products._uses_library(random(192, 72), weight, 72)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_library_is_checked_with_a_bias_and_without(biased: bool, monkeypatch: pytest.MonkeyPatch):
+    """Where it adds a bias in another way, or that was not checked, it computes products without one alone."""
+    from foreword.backends.cuda import products as module
+    from foreword.backends.cuda.kernels.linear import linear
+    from foreword.backends.cuda.products import PROMPT_STEP, REFERENCE_TILE, Product, Products
+
+    def library(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        product = linear(x, weight, None, x.new_empty((len(x), len(weight))), REFERENCE_TILE)
+        return product if bias is None else product + 2 * bias
+
+    monkeypatch.setattr(module, "LEAST_CHECKED", 0)
+    monkeypatch.setattr(module, "LARGEST_CHECKED", 2 * PROMPT_STEP)
+    monkeypatch.setattr(module, "DECODE_ROWS", ())
+    monkeypatch.setattr(module.functional, "linear", library)
+    products, weight, bias, x = Products(), random(16, 32), random(16), random(2 * PROMPT_STEP, 32)
+    products.check_library([Product(weight), Product(weight, bias if biased else None)])
+    assert products._uses_library(x, weight, 32)
+    assert not products._uses_library(x, weight, 32, bias)
 
 
 @needs_cuda
@@ -78,10 +99,10 @@ def test_every_size_of_a_pass_has_the_bits_of_the_reference(shape: tuple[int, in
     """Whole and in parts, by whichever way a size is computed; the library where the check at the start allows it."""
     from foreword.backends.cuda.kernels.linear import linear
     from foreword.backends.cuda.layout import DECODE_ROWS
-    from foreword.backends.cuda.products import REFERENCE_TILE, Products, added_up
+    from foreword.backends.cuda.products import REFERENCE_TILE, Product, Products, added_up
 
     products, weight, most = Products(), random(*shape) * 0.02, 1024
-    products.check_library([weight], [weight])
+    products.check_library([Product(weight), Product(weight, is_split=True)])
     x, depth = random(most, shape[1]), products.part_depth(weight)
     whole = linear(x, weight, None, x.new_empty((most, shape[0])), REFERENCE_TILE)
     parts = torch.empty((shape[1] // depth, most, shape[0]), device=x.device)
