@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
     "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
+    "lfm2": gguf.MODEL_ARCH.LFM2,
 }
 MODULES = 1
 """Layers that guess ahead, which llama.cpp keeps behind GLM's own."""
@@ -117,10 +118,14 @@ def _write_hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any], modu
         writer.add_nextn_predict_layers(modules)
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(1 if "kv_lora_rank" in config else config["num_key_value_heads"])
+    kv_heads = 1 if "kv_lora_rank" in config else config["num_key_value_heads"]
+    if "conv_L_cache" in config:
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+        kv_heads = [0 if kind == "conv" else kv_heads for kind in config["layer_types"]]
+    writer.add_head_count_kv(kv_heads)
     if "kv_lora_rank" not in config:
         writer.add_key_length(_head_dim(config))
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_layer_norm_rms_eps(config["norm_eps" if "norm_eps" in config else "rms_norm_eps"])
     for key, stored in _NUMBERS.items():
         if config.get(key) is not None:
             writer.add_float32(f"{writer.arch}.{stored}", float(config[key]))
@@ -188,6 +193,8 @@ def _tensors(family: str, directory: Path, config: dict[str, Any], split: bool) 
     found = _module(config) if family == "glm4_moe" else {}
     for name, tensor in weights.items():
         values = tensor.float().numpy()
+        if name.endswith("conv.conv.weight"):
+            values = values.squeeze(1)
         if family.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
         if family in _PERMUTED and name.split(".")[-2] in ("q_proj", "k_proj"):

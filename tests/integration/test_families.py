@@ -129,6 +129,7 @@ AS_GGUF = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     },
     "deepseek_v3": {"rope_parameters": YARN | {"mscale": 0.9, "mscale_all_dim": 0.9}},
+    "lfm2": {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": True},
 }
 """What GGUF does not say, as llama.cpp takes it."""
 

@@ -191,7 +191,12 @@ class Architecture:
     stored: StoredTensors = StoredTensors()
 
 
-TOP_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+TOP_TENSORS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "token_embd_norm": "model.norm",  # of LFM2
+    "output": "lm_head",
+}
 """GGUF names outside the layers."""
 
 LLAMA_TENSORS = {

@@ -3,10 +3,13 @@
 from dataclasses import replace
 
 from foreword.models.architectures.architecture import (
+    LLAMA_TENSORS,
+    QK_NORM_TENSORS,
     Architecture,
     ConfigSwitch,
     ExpertKeys,
     ExpertStacks,
+    GgufNames,
     Grouping,
     RecurrentKeys,
     Rope,
@@ -221,10 +224,20 @@ NEMOTRON_H = Architecture(
 )
 """Layers of one part each: Mamba-2, attention, an MLP, or experts."""
 
+_LFM2_CONVOLUTION = {"conv": "conv1d", "in_proj": "in_proj", "out_proj": "out_proj"}
+
 LFM2 = Architecture(
     name="lfm2",
     models="LFM2",
     hf_class="Lfm2ForCausalLM",
+    gguf=GgufNames(
+        "lfm2",
+        interleaved=False,
+        layer_tensors=LLAMA_TENSORS
+        | QK_NORM_TENSORS
+        | {f"shortconv.{name}": f"linear_attn.{own}" for name, own in _LFM2_CONVOLUTION.items()},
+        settings={"block_auto_adjust_ff_dim": False},
+    ),
     qk_norm=ConfigSwitch(always=True),
     rope=Rope(theta=1e6),
     recurrent=RecurrentKeys(

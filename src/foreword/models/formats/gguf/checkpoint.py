@@ -29,7 +29,7 @@ from foreword.models.layer_shapes import expected_shapes
 from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
 
 _LAYER = re.compile(r"blk\.(0|[1-9]\d{0,8})\.")
-_LAYER_TENSOR = re.compile(r"blk\.(0|[1-9]\d{0,8})\.(\w+)\.(weight|bias)")
+_LAYER_TENSOR = re.compile(r"blk\.(0|[1-9]\d{0,8})\.(\w+(?:\.\w+)?)\.(weight|bias)")
 _ALL_EXPERTS = {
     "ffn_gate_exps": ("gate_proj",),
     "ffn_up_exps": ("up_proj",),
@@ -184,6 +184,8 @@ class GgufCheckpoint:
         loaded = dequantized(tensor.kind, self._rows(name), dtype)
         if name.endswith(".bias"):
             return loaded.reshape(-1)
+        if name.endswith("conv1d.weight"):
+            return loaded.unsqueeze(1)
         is_matrix = place.rows is not None or name.endswith("shared_expert_gate.weight")
         return loaded if is_matrix else loaded.reshape(tensor.shape)
 

@@ -23,6 +23,8 @@ _KEYS = {
     "head_dim": "attention.key_length",
     "intermediate_size": "feed_forward_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+    "conv_L_cache": "shortconv.l_cache",
     "rope_local_base_freq": "rope.freq_base_swa",
     "sliding_window": "attention.sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -72,6 +74,10 @@ def hf_settings(file: GgufFile, family: Architecture, names: GgufNames, vocab_si
     values["vocab_size"] = vocab_size
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     values["sliding_window"] = values["sliding_window"] or None
+    kv_heads = values["num_key_value_heads"]
+    if family.recurrent is not None and isinstance(kv_heads, list):  # recurrent layers have none
+        values["layer_types"] = ["full_attention" if heads else "linear_attention" for heads in kv_heads]
+        values["num_key_value_heads"] = max(kv_heads)
     if family.scales.attention_root is not None:
         values[family.scales.attention_root] = _score_root(fields, names)
     if family.experts is not None and family.experts.grouping is Grouping.BY_METHOD and values["n_group"]:
