@@ -60,6 +60,11 @@ class WeightLoader:
         self._done = 0
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the tensors."""
+        return self._dtype
+
+    @property
     def hidden_size(self) -> int:
         return self._checkpoint.config.hidden_size
 

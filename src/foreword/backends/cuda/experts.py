@@ -1,12 +1,14 @@
 """A layer's mixture of experts on Triton kernels."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from foreword.backends.cuda.kernels.experts import expert_down, expert_gate_up
+from foreword.backends.cuda.kernels.experts import Experts, expert_down, expert_gate_up
 from foreword.backends.cuda.kernels.linear import Tile, linear
+from foreword.backends.cuda.kernels.mxfp4 import PackedExperts
 from foreword.backends.cuda.kernels.routing import route, sort_by_expert
 from foreword.backends.torch.weights import ExpertWeights
 from foreword.kernels.recording import is_recording
@@ -22,7 +24,7 @@ LEAST_ROUTER_PART = 128
 class Mixture:
     """The routed experts of one layer."""
 
-    def __init__(self, mlp: MlpSpec, weights: ExpertWeights) -> None:
+    def __init__(self, mlp: MlpSpec, weights: ExpertWeights[Experts]) -> None:
         assert mlp.experts is not None
         self._mlp, self._spec, self._weights = mlp, mlp.experts, weights
         kind = weights.gate_up.dtype
@@ -53,7 +55,7 @@ class Mixture:
         chosen, shares = route(logits, weights, spec, slots, spare_slot)
         if self.observe is not None and not is_recording():
             self.observe(chosen)
-        tile = tile_for(chosen.numel(), spec.count)
+        tile = tile_for(chosen.numel(), spec.count, isinstance(weights.gate_up, PackedExperts))
         blocks = sort_by_expert(chosen, spec.count, tile.rows)
         active = normed.new_empty((chosen.numel(), spec.size))
         expert_gate_up(normed, weights, blocks, self._mlp, active, tile)
@@ -70,15 +72,16 @@ class Mixture:
         return linear(normed.to(self._router.dtype), self._router, None, out, tile, depth // parts)
 
 
-def tile_for(pairs: int, experts: int) -> Tile:
+def tile_for(pairs: int, experts: int, packed: bool = False) -> Tile:
     """Return the fastest tile on an H200 for a number of (row, expert) pairs."""
     mean = pairs / experts
     if mean <= 8:
-        tile = Tile(16, 64, 128, stages=4, swapped=True)
+        tile = Tile(16, 64, 128, stages=6 if packed and mean < 1 else 4, swapped=True)
     elif mean <= 24:
         tile = Tile(32, 64, 128, stages=4, swapped=True)
     elif mean <= 64:
         tile = Tile(64, 128, 64, stages=4)
     else:
         tile = Tile(128, 256, 64, warps=8, stages=4)
-    return tile
+    # Tensor cores read unpacked numbers from registers, which only one side of a product may be in.
+    return replace(tile, columns=min(tile.columns, 128), swapped=True) if packed else tile

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from foreword.backends.choice import BackendChoice
+from foreword.backends.cuda.expert_packing import packed_experts
 from foreword.backends.cuda.kernels.fp8 import BLOCK, Fp8Weight
 from foreword.backends.cuda.kernels.grouped import E2M1, INT4, INT8, GroupedWeight
+from foreword.backends.cuda.kernels.mxfp4 import PackedExperts
 from foreword.backends.cuda.packed_products import Matrix, PackedWeight, rounded_weight
 from foreword.backends.support import require_supported
 from foreword.backends.torch.weights import DecoderWeights, LayerSource, weights_from
@@ -54,6 +56,16 @@ class KeptMatrices(RoundedMatrices):
         for _ in names:
             self._loader.count()
         return whole
+
+    def experts(self, names: Sequence[Sequence[str]]) -> PackedExperts | None:
+        """Return experts that are stored in MXFP4; None: they are stored otherwise."""
+        if self._loader.kept(names[0][0]) is None:
+            return None
+        kept = ([self._loader.kept(name) for name in expert] for expert in names)
+        packed = packed_experts(kept, self._loader.dtype, self._device)
+        for _ in (name for expert in names for name in expert if packed is not None):
+            self._loader.count()
+        return packed
 
     def _kept(self, name: str) -> PackedWeight | None:
         kept = self._loader.kept(name)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol
+from typing import Any, Generic, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -51,6 +51,15 @@ class LayerSource(Protocol[M_co]):
         ...
 
 
+@runtime_checkable
+class ExpertSource(Protocol):
+    """Source of tensors that may have the matrices of all experts in a backend's own format."""
+
+    def experts(self, names: Sequence[Sequence[str]]) -> object | None:
+        """Return the experts' projections of the same input, by expert, as one; None: they are read one by one."""
+        ...
+
+
 @dataclass(frozen=True)
 class LatentWeights:
     """Additional weights of latent attention. Its `qkv` are the (compressed) query and the stored row."""
@@ -73,13 +82,13 @@ class RecurrentWeights:
 
 
 @dataclass(frozen=True)
-class ExpertWeights:
+class ExpertWeights(Generic[M_co]):
     """Weights of a mixture besides the shared MLP."""
 
     router: Tensor  # float32 [experts, hidden]
     correction: Tensor | None  # float32 [experts], added to scores when selecting
-    gate_up: Tensor  # [experts, 2 * size, hidden]
-    down: Tensor  # [experts, hidden, size]
+    gate_up: M_co  # [experts, 2 * size, hidden]
+    down: M_co  # [experts, hidden, size]
     shared_gate: Tensor | None  # [1, hidden]
     router_bias: Tensor | None = None  # float32 [experts]
     gate_up_bias: Tensor | None = None  # [experts, 2 * size]
@@ -105,7 +114,7 @@ class LayerWeights(Generic[M_co]):
     after_attention: Tensor | None = None  # [hidden], norms of the sublayers' outputs
     after_mlp: Tensor | None = None
     latent: LatentWeights | None = None
-    experts: ExpertWeights | None = None
+    experts: ExpertWeights[Any] | None = None
     sinks: Tensor | None = None  # float32 [heads]
     recurrent: RecurrentWeights | None = None
 
@@ -309,7 +318,9 @@ def _load_recurrent(loader: LayerSource[object], spec: RecurrentSpec, prefix: st
     )
 
 
-def _load_experts(loader: LayerSource[object], mlp: MlpSpec, has_shared: bool, prefix: str) -> ExpertWeights:
+def _load_experts(
+    loader: LayerSource[object], mlp: MlpSpec, has_shared: bool, prefix: str
+) -> ExpertWeights[Any]:
     spec = mlp.experts
     assert spec is not None
     inner = ("gate_proj", "up_proj") if mlp.gated else ("up_proj",)
@@ -324,12 +335,19 @@ def _load_experts(loader: LayerSource[object], mlp: MlpSpec, has_shared: bool, p
         assert whole is not None
         return whole
 
+    def matrices(*names: str) -> object:
+        packed = None
+        if isinstance(loader, ExpertSource):
+            of_expert = [f"{prefix}mlp.experts.{index}." for index in range(spec.count)]
+            packed = loader.experts([[f"{own}{name}.weight" for name in names] for own in of_expert])
+        return together(*names) if packed is None else packed
+
     gated = spec.shared_gate and has_shared
     return ExpertWeights(
         router=loader.floats(f"{prefix}mlp.gate.weight"),
         correction=loader.floats(f"{prefix}mlp.gate.e_score_correction_bias") if spec.corrected else None,
-        gate_up=together(*inner),
-        down=together("down_proj"),
+        gate_up=matrices(*inner),
+        down=matrices("down_proj"),
         shared_gate=loader.tensor(f"{prefix}mlp.shared_expert_gate.weight") if gated else None,
         router_bias=loader.floats(f"{prefix}mlp.gate.bias") if spec.bias else None,
         gate_up_bias=together(*inner, kind="bias") if spec.bias else None,

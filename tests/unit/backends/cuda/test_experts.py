@@ -1,6 +1,7 @@
 """Mixtures of experts on kernels: choices, blocks and products as torch computes them, in any company."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 from foreword.backends.torch import experts as reference
 from foreword.backends.torch.weights import ExpertWeights
 from foreword.models.config import ExpertsSpec, GroupScore, MlpSpec, Scores
+from foreword.models.formats.checkpoint import QuantizedTensor
+from foreword.models.formats.hf.packed_tensors import GroupedTensor
 from helpers.cuda import KERNEL_DEVICE, comparable_numbers, has_gpu, needs_triton
 
 pytestmark = needs_triton
@@ -100,6 +103,112 @@ def test_a_mixture_says_what_the_reference_says(name: str, activation: str):
     tolerance = 3e-2 if has_gpu else 1e-4
     torch.testing.assert_close(parts.sum(dim=0)[real], expected.float()[real], atol=tolerance, rtol=tolerance)
     assert parts[:, 2].isnan().all(), "padding has no parts"
+
+
+def packed(weights: ExpertWeights) -> tuple[ExpertWeights[object], ExpertWeights]:
+    """The same in MXFP4, of random codes, and these codes' numbers."""
+    from foreword.backends.cuda.expert_packing import packed_experts
+
+    both: list[tuple[object, Tensor]] = []
+    for matrices in (weights.gate_up, weights.down):
+        count, rows, columns = matrices.shape
+        codes = torch.randint(0, 16, (count, rows, columns), dtype=torch.uint8)
+        exponents = torch.randint(124, 128, (count, rows, columns // 32))
+        scales = torch.exp2(exponents.float() - 128)
+        stored = [
+            [GroupedTensor(code, scale, None, floats=True)] for code, scale in zip(codes, scales, strict=True)
+        ]
+        numbers = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12])[codes.long() & 7] * (1 - 2 * (codes.long() >> 3))
+        plain = numbers * scales.repeat_interleave(32, dim=2)
+        both.append((packed_experts(stored, matrices.dtype, KERNEL_DEVICE), plain.to(matrices)))
+    (gate_up, plain_up), (down, plain_down) = both
+    assert gate_up is not None and down is not None
+    kept = replace(weights, gate_up=plain_up, down=plain_down)
+    return replace(kept, gate_up=gate_up, down=down), kept
+
+
+@pytest.mark.parametrize("rows", [5, 300] if has_gpu else [3])
+def test_experts_in_4_bits_say_the_same_as_unpacked_ones(rows: int):
+    """Bit by bit: no number is rounded. K has groups that no tile ends with."""
+    from foreword.backends.cuda.experts import Mixture
+
+    spec, dtype = replace(PLAIN, size=96, bias=True, clamp=0.4), torch.bfloat16 if has_gpu else torch.float32
+    both = packed(weights_of(spec, dtype))
+    normed = comparable_numbers(rows, HIDDEN, dtype=dtype)
+    found = []
+    for weights in both:
+        parts = torch.full((spec.per_token, rows, HIDDEN), float("nan"), device=KERNEL_DEVICE)
+        Mixture(MlpSpec(0, experts=spec), weights).say(normed, slots(*range(rows)), rows, parts)
+        found.append(parts)
+    assert not found[0].isnan().any()
+    if has_gpu:
+        assert torch.equal(*found)
+    else:  # the sums of what is between the products depend on NumPy's order
+        torch.testing.assert_close(*found, atol=1e-3, rtol=1e-4)
+
+
+def test_weights_that_the_kernels_cannot_unpack_are_not_packed():
+    from foreword.backends.cuda.expert_packing import packed_experts
+
+    codes, scales = torch.zeros((4, 64), dtype=torch.uint8), torch.ones((4, 2))
+    largest = GroupedTensor(codes, scales, None, floats=True)
+    assert packed_experts([[largest]], torch.bfloat16, KERNEL_DEVICE) is not None
+    for other in (
+        GroupedTensor(codes, 2 * scales, None, floats=True),  # beyond the largest exponent
+        GroupedTensor(codes, scales, None),  # whole numbers
+        GroupedTensor(codes, scales[:, :1], None, floats=True),  # groups of 64
+    ):
+        assert packed_experts([[largest, other]], torch.bfloat16, KERNEL_DEVICE) is None
+
+
+def test_blocks_of_gguf_are_packed_as_they_are():
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    from foreword.backends.cuda.expert_packing import packed_experts
+
+    blocks = torch.randint(0, 256, (3, 2, 17), dtype=torch.uint8)
+    blocks[..., 0] = torch.randint(110, 120, (3, 2))
+    data = blocks.view(3, 34).numpy()
+    stored = QuantizedTensor("MXFP4", data, (3, 64))
+    found = packed_experts([[stored]], torch.bfloat16, torch.device("cpu"))
+    assert found is not None
+    codes = torch.cat((found.codes & 15, found.codes >> 4), dim=-1).long()[0]  # [groups, rows, 32]
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])[codes & 7] * (1 - 2 * (codes >> 3))
+    exponents = found.exponents[0].contiguous().view(torch.uint8).view(3, 4)  # [rows, groups]
+    scaled = numbers * torch.exp2(exponents.T.float() - 127).unsqueeze(-1)
+    assert not scaled[2:].any(), "K is filled up with zeros"
+    expected = dequantize(data, GGMLQuantizationType.MXFP4)
+    assert scaled[:2].transpose(0, 1).flatten(1).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("packed_weights", [False, True])
+def test_few_rows_of_a_large_block_are_as_in_a_small_one(packed_weights: bool):
+    """An expert with more rows than the tail of a block, and one with fewer."""
+    from foreword.backends.cuda.kernels.experts import expert_down, expert_gate_up
+    from foreword.backends.cuda.kernels.linear import Tile
+    from foreword.backends.cuda.kernels.routing import sort_by_expert
+
+    spec, dtype = replace(PLAIN, count=2, per_token=1, size=32), torch.bfloat16 if has_gpu else torch.float32
+    weights: ExpertWeights[Any] = weights_of(spec, dtype)
+    if packed_weights:
+        weights, _ = packed(weights)
+    rows, mlp = 40, MlpSpec(0, experts=spec)
+    chosen = torch.tensor(
+        [[int(row % 10 == 3)] for row in range(rows)], dtype=torch.int32, device=KERNEL_DEVICE
+    )
+    x, shares = comparable_numbers(rows, HIDDEN, dtype=dtype), torch.ones((rows, 1), device=KERNEL_DEVICE)
+    found = []
+    for tile in (Tile(16, 64, 32, swapped=True), Tile(128, 64, 32, swapped=packed_weights)):
+        blocks = sort_by_expert(chosen, spec.count, tile.rows)
+        active, parts = x.new_zeros((rows, spec.size)), x.new_zeros((1, rows, HIDDEN), dtype=torch.float32)
+        expert_gate_up(x, weights, blocks, mlp, active, tile)
+        found.append(expert_down(active, weights, blocks, shares, parts, tile))
+    assert found[0].count_nonzero(dim=2).all()
+    if has_gpu:
+        assert torch.equal(*found)
+    else:
+        torch.testing.assert_close(*found, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("pairs", [8, 40, 200, 600] if has_gpu else [8, 200])

@@ -5,6 +5,7 @@ stream in this order, so a row has the same bits in any batch.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -16,71 +17,69 @@ from foreword.backends.cuda.kernels.ahead import (
     wait_for_the_kernel_before,
 )
 from foreword.backends.cuda.kernels.functions import activated
-from foreword.backends.cuda.kernels.linear import Tile, precision_of, shared_bytes_of
+from foreword.backends.cuda.kernels.linear import Tile, precision_of, product, shared_bytes_of
+from foreword.backends.cuda.kernels.mxfp4 import DEPTH as PACKED_DEPTH
+from foreword.backends.cuda.kernels.mxfp4 import PackedExperts, packed_product
 from foreword.backends.cuda.kernels.routing import ExpertBlocks
 from foreword.backends.torch.weights import ExpertWeights
 from foreword.kernels.launching import kernel
 from foreword.models.config import CLAMPED_SLOPE, MlpSpec
 
 
-@triton.jit
-def product(
-    x_at, weight_at, row_there, column_there, K, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    EVEN: tl.constexpr, SWAPPED: tl.constexpr, PRECISION: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """[ROWS, COLUMNS], product of the rows at x_at [ROWS] with the weights at weight_at [COLUMNS]."""
-    k = tl.arange(0, DEPTH)
-    x_at, weight_at = x_at[:, None] + k[None, :], weight_at[:, None] + k[None, :]
-    if SWAPPED:
-        total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
-    else:
-        total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for first in range(0, K, DEPTH):
-        if EVEN:
-            a = tl.load(x_at, mask=row_there[:, None], other=0.0)
-            b = tl.load(weight_at, mask=column_there[:, None], other=0.0)
-        else:
-            inside = (first + k) < K
-            a = tl.load(x_at, mask=row_there[:, None] & inside[None, :], other=0.0)
-            b = tl.load(weight_at, mask=column_there[:, None] & inside[None, :], other=0.0)
-        if SWAPPED:
-            total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
-        else:
-            total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
-        x_at += DEPTH
-        weight_at += DEPTH
-    if SWAPPED:
-        total = tl.trans(total)
-    return total
-
-
 @kernel(do_not_specialize=("num_blocks",))
 def _gate_up(
-    x, weight, bias, order, experts, firsts, counts, active, num_blocks, K, SIZE, limit,
-    TAKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    EVEN: tl.constexpr, SWAPPED: tl.constexpr, BIASED: tl.constexpr, CLAMPED: tl.constexpr, GELU: tl.constexpr,
-    SLOPE: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
+    x, weight, exponents, bias, order, experts, firsts, counts, active, num_blocks, K, SIZE, limit,
+    TAKEN: tl.constexpr, ROWS: tl.constexpr, TAIL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    EVEN: tl.constexpr, SWAPPED: tl.constexpr, PACKED: tl.constexpr, BIASED: tl.constexpr, CLAMPED: tl.constexpr,
+    GELU: tl.constexpr, SLOPE: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Compute activation(gate) * up of one block of rows and columns; gate first, then up."""
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
     # Neighbouring programs of a large expert read the same weights, which are then in the cache.
-    block, half = tl.program_id(0) % num_blocks, COLUMNS // 2
-    column = tl.program_id(0) // num_blocks * half
+    block = tl.program_id(0) % num_blocks
+    column = tl.program_id(0) // num_blocks * (COLUMNS // 2)
     count = tl.load(counts + block)
-    if count == 0:
-        return
-    expert, first = tl.load(experts + block).to(tl.int64), tl.load(firsts + block)
+    expert, first = tl.load(experts + block).to(tl.int64), tl.load(firsts + block).to(tl.int64)
+    order, active = order + first, active + first * SIZE
+    if count > TAIL:
+        _gate_up_rows(
+            x, weight, exponents, bias, order, active, expert, count, column,
+            K, SIZE, limit, TAKEN, ROWS, COLUMNS, DEPTH, EVEN, SWAPPED, PACKED, BIASED, CLAMPED, GELU, SLOPE, PRECISION,
+        )  # fmt: skip
+    if TAIL > 0 and (count > 0) & (count <= TAIL):
+        _gate_up_rows(
+            x, weight, exponents, bias, order, active, expert, count, column,
+            K, SIZE, limit, TAKEN, TAIL, COLUMNS, DEPTH, EVEN, True, PACKED, BIASED, CLAMPED, GELU, SLOPE, PRECISION,
+        )  # fmt: skip
+
+
+@triton.jit
+def _gate_up_rows(
+    x, weight, exponents, bias, order, active, expert, count, column, K, SIZE, limit,
+    TAKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    EVEN: tl.constexpr, SWAPPED: tl.constexpr, PACKED: tl.constexpr, BIASED: tl.constexpr, CLAMPED: tl.constexpr,
+    GELU: tl.constexpr, SLOPE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """At most ROWS pairs at `order`, into the rows at `active`."""
     m, n = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    row = tl.load(order + first + m, mask=m < count, other=0) // TAKEN
+    row = tl.load(order + m, mask=m < count, other=0) // TAKEN
     of_size = column + n // 2
+    line = n % 2 * SIZE + of_size
     x_at = x + row.to(tl.int64) * K
-    weight_at = weight + ((2 * expert + n % 2) * SIZE + of_size) * K
-    total = product(
-        x_at, weight_at, m < count, of_size < SIZE, K, ROWS, COLUMNS, DEPTH, EVEN, SWAPPED, PRECISION
-    )
+    if PACKED:
+        words = expert * tl.cdiv(K, DEPTH) * 2 * SIZE
+        total = packed_product(
+            x_at, weight + (4 * words + line) * 16, exponents + words + line, m < count, of_size < SIZE, K, 2 * SIZE,
+            ROWS, COLUMNS, EVEN, PRECISION,
+        )  # fmt: skip
+    else:
+        weight_at = weight + (expert * 2 * SIZE + line) * K
+        total = product(
+            x_at, weight_at, m < count, of_size < SIZE, K, ROWS, COLUMNS, DEPTH, EVEN, SWAPPED, PRECISION
+        )
     if BIASED:
-        bias_at = bias + (2 * expert + n % 2) * SIZE + of_size
+        bias_at = bias + expert * 2 * SIZE + line
         total += tl.load(bias_at, mask=of_size < SIZE, other=0.0).to(tl.float32)[None, :]
     gate, up = tl.split(tl.reshape(total, (ROWS, COLUMNS // 2, 2)))
     kind = active.dtype.element_ty
@@ -90,40 +89,72 @@ def _gate_up(
     else:
         said = activated(gate.to(kind).to(tl.float32), GELU).to(kind) * up.to(kind)
     n = column + tl.arange(0, COLUMNS // 2)
-    at = active + (first + m).to(tl.int64)[:, None] * SIZE + n[None, :]
+    at = active + m.to(tl.int64)[:, None] * SIZE + n[None, :]
     tl.store(at, said, mask=(m < count)[:, None] & (n < SIZE)[None, :])
 
 
 @kernel(do_not_specialize=("num_blocks", "num_rows"))
 def _down(
-    active, weight, bias, order, experts, firsts, counts, shares, parts, num_blocks, num_rows, N, SIZE,
-    TAKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    EVEN: tl.constexpr, SWAPPED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
+    active, weight, exponents, bias, order, experts, firsts, counts, shares, parts, num_blocks, num_rows, N, SIZE,
+    TAKEN: tl.constexpr, ROWS: tl.constexpr, TAIL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    EVEN: tl.constexpr, SWAPPED: tl.constexpr, PACKED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One block of rows and columns: parts[rank, row] = the expert's weight for the row times its output."""
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
     block = tl.program_id(0) % num_blocks
-    n = tl.program_id(0) // num_blocks * COLUMNS + tl.arange(0, COLUMNS)
+    column = tl.program_id(0) // num_blocks * COLUMNS
     count = tl.load(counts + block)
-    if count == 0:
-        return
-    expert, first = tl.load(experts + block).to(tl.int64), tl.load(firsts + block)
-    m = tl.arange(0, ROWS)
-    x_at = active + (first + m).to(tl.int64) * SIZE
-    weight_at = weight + (expert * N + n) * SIZE
-    total = product(x_at, weight_at, m < count, n < N, SIZE, ROWS, COLUMNS, DEPTH, EVEN, SWAPPED, PRECISION)
+    expert, first = tl.load(experts + block).to(tl.int64), tl.load(firsts + block).to(tl.int64)
+    order, active = order + first, active + first * SIZE
+    if count > TAIL:
+        _down_rows(
+            active, weight, exponents, bias, order, shares, parts, expert, count,
+            column, num_rows, N, SIZE, TAKEN, ROWS, COLUMNS, DEPTH, EVEN, SWAPPED, PACKED, BIASED, PRECISION,
+        )  # fmt: skip
+    if TAIL > 0 and (count > 0) & (count <= TAIL):
+        _down_rows(
+            active, weight, exponents, bias, order, shares, parts, expert, count,
+            column, num_rows, N, SIZE, TAKEN, TAIL, COLUMNS, DEPTH, EVEN, True, PACKED, BIASED, PRECISION,
+        )  # fmt: skip
+
+
+@triton.jit
+def _down_rows(
+    active, weight, exponents, bias, order, shares, parts, expert, count, column, num_rows, N, SIZE,
+    TAKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    EVEN: tl.constexpr, SWAPPED: tl.constexpr, PACKED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """At most ROWS pairs at `order`, of the rows at `active`."""
+    m, n = tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
+    x_at = active + m.to(tl.int64) * SIZE
+    if PACKED:
+        words = expert * tl.cdiv(SIZE, DEPTH) * N
+        total = packed_product(
+            x_at, weight + (4 * words + n) * 16, exponents + words + n, m < count, n < N, SIZE, N,
+            ROWS, COLUMNS, EVEN, PRECISION,
+        )  # fmt: skip
+    else:
+        weight_at = weight + (expert * N + n) * SIZE
+        total = product(
+            x_at, weight_at, m < count, n < N, SIZE, ROWS, COLUMNS, DEPTH, EVEN, SWAPPED, PRECISION
+        )
     if BIASED:
         total += tl.load(bias + expert * N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    pair = tl.load(order + first + m, mask=m < count, other=0)
+    pair = tl.load(order + m, mask=m < count, other=0)
     share = tl.load(shares + pair, mask=m < count, other=0.0)
     place = (pair % TAKEN).to(tl.int64) * num_rows + pair // TAKEN
     at = parts + place[:, None] * N + n[None, :]
     tl.store(at, total * share[:, None], mask=(m < count)[:, None] & (n < N)[None, :])
 
 
+Experts = Tensor | PackedExperts
+"""The matrices of all experts: [experts, N, K], or packed."""
+
+
 def expert_gate_up(
-    x: Tensor, weights: ExpertWeights, blocks: ExpertBlocks, mlp: MlpSpec, out: Tensor, tile: Tile
+    x: Tensor, weights: ExpertWeights[Experts], blocks: ExpertBlocks, mlp: MlpSpec, out: Tensor, tile: Tile
 ) -> Tensor:
     """What is between the two products of experts that `mlp` describes, for x [rows, K]: out [pairs, size] in order."""
     spec, bias = mlp.experts, weights.gate_up_bias
@@ -131,18 +162,21 @@ def expert_gate_up(
     tile = fitting(tile, x, x.shape[1])
     depth, size, num_blocks = x.shape[1], out.shape[1], len(blocks.experts)
     _gate_up[(num_blocks * triton.cdiv(size, tile.columns // 2),)](
-        x, weights.gate_up, x if bias is None else bias, blocks.order, blocks.experts, blocks.firsts, blocks.counts,
-        out, num_blocks, depth, size, spec.clamp or 0.0,
-        TAKEN=spec.per_token, ROWS=blocks.rows, COLUMNS=tile.columns, DEPTH=tile.depth, EVEN=depth % tile.depth == 0,
-        SWAPPED=tile.swapped, BIASED=bias is not None, CLAMPED=spec.clamp is not None, GELU=mlp.activation != "silu",
-        SLOPE=CLAMPED_SLOPE, PRECISION=precision_of(x),
-        num_warps=tile.warps, num_stages=tile.stages, **ahead(x),
+        x, *_arrays(weights.gate_up), x if bias is None else bias, blocks.order, blocks.experts, blocks.firsts,
+        blocks.counts, out, num_blocks, depth, size, spec.clamp or 0.0,
+        TAKEN=spec.per_token, BIASED=bias is not None, CLAMPED=spec.clamp is not None, GELU=mlp.activation != "silu",
+        SLOPE=CLAMPED_SLOPE, **_options(tile, blocks, weights.gate_up, x), **ahead(x),
     )  # fmt: skip
     return out
 
 
 def expert_down(
-    active: Tensor, weights: ExpertWeights, blocks: ExpertBlocks, shares: Tensor, parts: Tensor, tile: Tile
+    active: Tensor,
+    weights: ExpertWeights[Experts],
+    blocks: ExpertBlocks,
+    shares: Tensor,
+    parts: Tensor,
+    tile: Tile,
 ) -> Tensor:
     """Return weighted expert outputs, float32 parts [per token, rows, N].
 
@@ -152,13 +186,39 @@ def expert_down(
     tile, num_blocks = fitting(tile, active, size), len(blocks.experts)
     per_token, rows, columns = parts.shape
     _down[(num_blocks * triton.cdiv(columns, tile.columns),)](
-        active, weights.down, active if bias is None else bias, blocks.order, blocks.experts, blocks.firsts,
+        active, *_arrays(weights.down), active if bias is None else bias, blocks.order, blocks.experts, blocks.firsts,
         blocks.counts, shares, parts, num_blocks, rows, columns, size,
-        TAKEN=per_token, ROWS=blocks.rows, COLUMNS=tile.columns, DEPTH=tile.depth, EVEN=size % tile.depth == 0,
-        SWAPPED=tile.swapped, BIASED=bias is not None, PRECISION=precision_of(active),
-        num_warps=tile.warps, num_stages=tile.stages, **ahead(shares),
+        TAKEN=per_token, BIASED=bias is not None, **_options(tile, blocks, weights.down, active), **ahead(shares),
     )  # fmt: skip
     return parts
+
+
+def _arrays(matrices: Experts) -> tuple[Tensor, Tensor]:
+    """What a kernel reads; there are no exponents of plain numbers."""
+    if isinstance(matrices, PackedExperts):
+        return matrices.codes, matrices.exponents
+    return matrices, matrices
+
+
+TAIL_SHARE = 4
+"""An expert's last block of a prompt is computed in as much less time if it has as many times fewer rows."""
+
+
+def _options(tile: Tile, blocks: ExpertBlocks, matrices: Experts, x: Tensor) -> dict[str, Any]:
+    is_packed = isinstance(matrices, PackedExperts)
+    depth = PACKED_DEPTH.value if is_packed else tile.depth
+    return {
+        "ROWS": blocks.rows,
+        "TAIL": blocks.rows // TAIL_SHARE if blocks.rows > 64 else 0,
+        "COLUMNS": tile.columns,
+        "DEPTH": depth,
+        "EVEN": x.shape[1] % depth == 0,
+        "SWAPPED": tile.swapped,
+        "PACKED": is_packed,
+        "PRECISION": precision_of(x),
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
 
 
 def fitting(tile: Tile, x: Tensor, depth: int) -> Tile:

@@ -9,8 +9,8 @@ from foreword.backends.cuda.kernels.ahead import (
     let_the_next_kernel_come,
     wait_for_the_kernel_before,
 )
-from foreword.backends.cuda.kernels.experts import fitting, product
-from foreword.backends.cuda.kernels.linear import Tile, precision_of
+from foreword.backends.cuda.kernels.experts import fitting
+from foreword.backends.cuda.kernels.linear import Tile, precision_of, product
 from foreword.kernels.launching import kernel
 
 HEADS_AT_ONCE = 16

@@ -45,6 +45,37 @@ class Tile:
         return (self.stages - 1) * (self.rows + self.columns) * self.depth * number_bytes
 
 
+@triton.jit
+def product(
+    x_at, weight_at, row_there, column_there, K, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    EVEN: tl.constexpr, SWAPPED: tl.constexpr, PRECISION: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """[ROWS, COLUMNS], product of K entries of the rows at x_at [ROWS] with the weights at weight_at [COLUMNS]."""
+    k = tl.arange(0, DEPTH)
+    x_at, weight_at = x_at[:, None] + k[None, :], weight_at[:, None] + k[None, :]
+    if SWAPPED:
+        total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
+    else:
+        total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for first in range(0, K, DEPTH):
+        if EVEN:
+            a = tl.load(x_at, mask=row_there[:, None], other=0.0)
+            b = tl.load(weight_at, mask=column_there[:, None], other=0.0)
+        else:
+            inside = (first + k) < K
+            a = tl.load(x_at, mask=row_there[:, None] & inside[None, :], other=0.0)
+            b = tl.load(weight_at, mask=column_there[:, None] & inside[None, :], other=0.0)
+        if SWAPPED:
+            total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
+        else:
+            total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
+        x_at += DEPTH
+        weight_at += DEPTH
+    if SWAPPED:
+        total = tl.trans(total)
+    return total
+
+
 @kernel(do_not_specialize=("num_rows",))
 def _linear(
     x, weight, bias, y, num_rows, N, K, part_depth,
@@ -62,35 +93,17 @@ def _linear(
     column_tile = tl.program_id(0) // tiles_of_rows
     part = tl.program_id(1)
     begin = part * part_depth
-    end = tl.minimum(begin + part_depth, K)
     m = row_tile * ROWS + tl.arange(0, ROWS)
     n = column_tile * COLUMNS + tl.arange(0, COLUMNS)
-    k = tl.arange(0, DEPTH)
     row_there = m < num_rows
     column_there = n < N
-    x_at = x + m.to(tl.int64)[:, None] * K + begin + k[None, :]
-    weight_at = weight + n.to(tl.int64)[:, None] * K + begin + k[None, :]
-    if SWAPPED:
-        total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
-    else:
-        total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for first in range(begin, end, DEPTH):
-        if EVEN:
-            a = tl.load(x_at, mask=row_there[:, None], other=0.0)
-            b = tl.load(weight_at, mask=column_there[:, None], other=0.0)
-        else:
-            inside = (first + k) < end
-            a = tl.load(x_at, mask=row_there[:, None] & inside[None, :], other=0.0)
-            b = tl.load(weight_at, mask=column_there[:, None] & inside[None, :], other=0.0)
-        if SWAPPED:
-            total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
-        else:
-            total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
-        x_at += DEPTH
-        weight_at += DEPTH
+    x_at = x + m.to(tl.int64) * K + begin
+    weight_at = weight + n.to(tl.int64) * K + begin
+    total = product(
+        x_at, weight_at, row_there, column_there, tl.minimum(part_depth, K - begin),
+        ROWS, COLUMNS, DEPTH, EVEN, SWAPPED, PRECISION,
+    )  # fmt: skip
     let_the_next_kernel_come(AHEAD and not early)
-    if SWAPPED:
-        total = tl.trans(total)
     if HAS_BIAS:
         total += tl.load(bias + n, mask=column_there, other=0.0).to(tl.float32)[None, :]
     y_at = y + (part.to(tl.int64) * num_rows + m.to(tl.int64))[:, None] * N + n[None, :]

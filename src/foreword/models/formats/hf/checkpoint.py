@@ -132,8 +132,7 @@ class HfCheckpoint:
         if self._scheme is None or "" in parts:
             return self._read(parts[""])
         self._warn_once(self._scheme)
-        stored = {part: self._tensor(name) for part, name in parts.items()}
-        return unpacked(self._scheme, stored, whole, self.path)
+        return unpacked(self._scheme, self._packed(Place(whole)), whole, self.path)
 
     def _stacked(self, whole: str) -> list[int]:
         """Return the stored shape of a stack of experts."""
@@ -145,15 +144,22 @@ class HfCheckpoint:
     def _expert(self, place: Place) -> Tensor:
         """One expert of a stack, [out, in] or [out]; nothing else is read."""
         assert place.expert is not None
-        parts, one = self._parts[place.stored], TensorPart(rows=(place.expert, place.expert + 1))
+        parts = self._parts[place.stored]
         if "" in parts:
-            tensor = self._read(parts[""], one)[0]
+            tensor = self._read(parts[""], _one_row(place.expert))[0]
             return tensor.T if place.transposed and tensor.dim() > 1 else tensor
         if self._scheme is None:
             raise missing_tensor(place.stored, self.path)
         self._warn_once(self._scheme)
-        stored = {part: self._tensor(name, one)[0].flatten(1) for part, name in parts.items()}
-        return unpacked(self._scheme, stored, place.stored, self.path)
+        return unpacked(self._scheme, self._packed(place), place.stored, self.path)
+
+    def _packed(self, place: Place) -> dict[str, Tensor]:
+        """Return the parts of a packed matrix; of a stack, those of one expert."""
+        parts = self._parts[place.stored].items()
+        if place.expert is None:
+            return {part: self._tensor(name) for part, name in parts}
+        one = _one_row(place.expert)
+        return {part: self._tensor(name, one)[0].flatten(1) for part, name in parts}
 
     def kept(self, name: str) -> Kept | None:
         """Return a packed matrix as stored; None if it is not packed or must be unpacked."""
@@ -161,7 +167,7 @@ class HfCheckpoint:
         parts = self._parts[place.stored]
         if self._scheme is None or "" in parts or place.plus_one:
             return None
-        kept = self._scheme.keep({part: self._tensor(stored) for part, stored in parts.items()})
+        kept = self._scheme.keep(self._packed(place))
         if kept is None or place.is_plain:
             return kept
         if isinstance(kept, GroupedTensor):
@@ -227,6 +233,10 @@ class HfCheckpoint:
         tokenizer = hf_tokenizer(self.path, self._settings)
         check_vocab(tokenizer, self.config)
         return tokenizer
+
+
+def _one_row(number: int) -> TensorPart:
+    return TensorPart(rows=(number, number + 1))
 
 
 def read_json_object(path: Path, what: str = "a whole model") -> dict[str, Any]:

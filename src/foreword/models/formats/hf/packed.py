@@ -262,7 +262,8 @@ def _unpack_mxfp4(parts: Parts) -> Tensor:
 
 def mxfp4_scheme(fields: ConfigFields, section: Mapping[str, Any]) -> Scheme:
     """The scheme of stacked experts in blocks; other matrices are plain."""
-    return Scheme("MXFP4", "weight_packed", ("weight_packed", "weight_scale"), (), _unpack_mxfp4)
+    needed = ("weight_packed", "weight_scale")
+    return Scheme("MXFP4", "weight_packed", needed, (), _unpack_mxfp4, _keep_mxfp4)
 
 
 SCHEMES = {
