@@ -7,8 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from foreword.backends.choice import BackendChoice
 from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import open_checkpoint
+from helpers.cuda import needs_triton
 from helpers.tiny_families import change_config, make_family
 
 EXPERTS, HIDDEN, SIZE = 4, 64, 32
@@ -43,7 +45,8 @@ def test_plain_stacks_are_stored_the_other_way_round(model: Path):
     assert torch.equal(down, stored["model.layers.0.mlp.experts.down_proj"][3].T)
 
 
-def test_blocks_of_four_bits_are_unpacked(model: Path, tmp_path: Path):
+def put_in_blocks(model: Path) -> dict[str, Tensor]:
+    """Store the first layer's experts in MXFP4; return their numbers."""
     torch.manual_seed(0)
     stored, expected = load_file(model / "model.safetensors"), {}
     for name, rows, columns in (("gate_up_proj", 2 * SIZE, HIDDEN), ("down_proj", HIDDEN, SIZE)):
@@ -52,6 +55,11 @@ def test_blocks_of_four_bits_are_unpacked(model: Path, tmp_path: Path):
         stored[f"{stack}_blocks"], stored[f"{stack}_scales"], expected[name] = random_blocks(rows, columns)
     save_file(stored, model / "model.safetensors", {"format": "pt"})
     change_config(model, quantization_config={"quant_method": "mxfp4"})
+    return expected
+
+
+def test_blocks_of_four_bits_are_unpacked(model: Path):
+    expected = put_in_blocks(model)
     checkpoint = open_checkpoint(model)
     for expert in range(EXPERTS):
         prefix = f"model.layers.0.mlp.experts.{expert}"
@@ -60,6 +68,26 @@ def test_blocks_of_four_bits_are_unpacked(model: Path, tmp_path: Path):
             assert torch.equal(found, expected["gate_up_proj"][expert, place::2])
         found = checkpoint.load(f"{prefix}.down_proj.weight", torch.float32)
         assert torch.equal(found, expected["down_proj"][expert])
+
+
+@needs_triton
+def test_blocks_of_four_bits_stay_packed_for_a_gpu(model: Path):
+    from foreword.backends.cuda.packing import load_packed
+
+    expected = put_in_blocks(model)
+    choice = BackendChoice("cuda", None, torch.float32, "", "int4")
+    first, second = load_packed(open_checkpoint(model), choice, torch.device("cpu")).layers
+    assert first.experts is not None and second.experts is not None
+    assert isinstance(second.experts.down, Tensor), "it is not stored in blocks"
+    both = torch.cat((expected["gate_up_proj"][:, 0::2], expected["gate_up_proj"][:, 1::2]), dim=1)
+    for packed, numbers in ((first.experts.gate_up, both), (first.experts.down, expected["down_proj"])):
+        codes = torch.cat(
+            (packed.codes & 15, packed.codes >> 4), dim=-1
+        ).long()  # [experts, groups, rows, 32]
+        exponents = packed.exponents.contiguous().view(torch.uint8).view(EXPERTS, -1, 4)  # of one word
+        scales = torch.exp2(exponents.transpose(1, 2).float() - 127).unsqueeze(-1)
+        unpacked = (LEVELS[codes] * scales).permute(0, 2, 1, 3).flatten(2)
+        assert torch.equal(unpacked[..., : numbers.shape[2]], numbers)
 
 
 def test_a_stack_with_fewer_experts_than_the_config_counts_is_refused(model: Path):
