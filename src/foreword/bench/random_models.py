@@ -1,6 +1,7 @@
 """Models with random weights, whose passes cost as much as those of trained ones."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -149,6 +150,19 @@ class RandomTensors:
 
     def nothing(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+
+class RandomMxfp4(RandomTensors):
+    """The same with experts in MXFP4, as gpt-oss is published."""
+
+    def experts(self, names: Sequence[Sequence[str]]) -> object:
+        from foreword.backends.cuda.expert_packing import GROUP, pack
+
+        rows, columns = self.shapes[names[0][0]]
+        shape = len(names), columns // GROUP, rows * len(names[0])
+        codes = self.nothing(*shape, GROUP // 2).to(torch.uint8).random_(256, generator=self._generator)
+        scale = 128 - round(math.log2(columns**0.5 * 6))  # numbers of 4 bits are 3 in the root mean square
+        return pack(codes, torch.full(shape, scale, dtype=torch.uint8, device=self._device), self._dtype)
 
 
 def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:

@@ -1,5 +1,6 @@
 """What a pass reads of a mixture, as `foreword bench gpu` reports it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
 from foreword.bench.gpu.device import matrix_operations
-from foreword.bench.gpu.mixtures import experts_read, idle_numbers
+from foreword.bench.gpu.mixtures import experts_read, idle_numbers, step_bytes
 from foreword.bench.random_heads import write_random_head
 from foreword.bench.random_models import SHAPES
 from foreword.models.heads.opening import open_head
@@ -38,8 +39,19 @@ def test_operations_are_those_of_the_experts_that_tokens_take():
         config, load_weights(RandomCheckpoint(config), torch.bfloat16, torch.device("cpu"))
     )
     assert idle_numbers(decoder) == 2 * 4 * 40 * 72 * 3
-    assert idle_numbers(decoder, 5.5) == 2 * 0.5 * 40 * 72 * 3
-    assert matrix_operations(decoder, 7) == 2 * 7 * (decoder.layer_bytes / 2 - idle_numbers(decoder))
+    routers = 2 * 6 * 72  # which are in float32
+    numbers = decoder.layer_bytes / 2 - routers - idle_numbers(decoder)
+    assert matrix_operations(decoder, 7) == 2 * 7 * numbers
+
+
+def test_a_step_reads_its_experts_and_no_embedding():
+    tied, apart = CONFIGS["experts"], replace(CONFIGS["experts"], tied_embeddings=False)
+    cpu, embedding = torch.device("cpu"), 2 * tied.vocab_size * tied.hidden_size
+    for config, unread in ((tied, 0), (apart, embedding)):
+        decoder = TorchDecoder(config, load_weights(RandomCheckpoint(config), torch.bfloat16, cpu))
+        assert step_bytes(decoder, None) == decoder.weight_bytes - unread
+        idle = 2 * 2 * 0.5 * 40 * 72 * 3  # half an expert of 40 in each of two layers, in 16 bits
+        assert step_bytes(decoder, 5.5) == pytest.approx(decoder.weight_bytes - unread - idle)
 
 
 def test_named_shapes_are_as_large_as_their_models():

@@ -21,7 +21,7 @@ from foreword.bench.gpu.device import (
     prompt_seconds,
     read_bandwidth,
 )
-from foreword.bench.gpu.mixtures import experts_read, idle_numbers
+from foreword.bench.gpu.mixtures import experts_read, step_bytes
 from foreword.bench.step_cost import random_tokens
 from foreword.control.fixed import FixedPolicy
 from foreword.control.policy import MeasuredPolicy
@@ -169,8 +169,7 @@ def _batch_speed(engine: EngineCore, size: int, context: int, read_rate: float) 
     run_batch(engine, prompts, 8, speculate=False)  # captures graphs
     run = run_batch(engine, prompts, DECODED, speculate=False)
     experts = experts_read(engine.target, prompts)
-    idle = 0.0 if experts is None else 2 * idle_numbers(engine.target, experts)
-    floor = (engine.target.weight_bytes - idle) / read_rate
+    floor = step_bytes(engine.target, experts) / read_rate
     return BatchSpeed(size, run.tokens_per_second, run.step_ms, run.host_ms, experts, floor * 1e3)
 
 

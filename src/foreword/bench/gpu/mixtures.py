@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from math import prod
 from statistics import mean
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from foreword.backends.interface import Decoder
+from foreword.backends.torch.described import DescribedDecoder
+from foreword.models.layer_shapes import expected_shapes
 from foreword.proofs.passes import CachedRequests
 from foreword.speculation.draft import Draft
 
@@ -37,10 +40,27 @@ def experts_read(decoder: Decoder, texts: Sequence[Sequence[int]]) -> float | No
     return mean(counts)
 
 
-def idle_numbers(decoder: Decoder, experts: float | None = None) -> float:
-    """Weights of experts that are not among the `experts` of a layer; None: among those that one token takes."""
+def idle_numbers(decoder: Decoder) -> float:
+    """Weights of experts that one token does not take."""
     layers = [layer.mlp.experts for layer in decoder.config.layers if layer.mlp.experts is not None]
     width = 3 * decoder.config.hidden_size
-    return sum(
-        (spec.count - (spec.per_token if experts is None else experts)) * spec.size * width for spec in layers
-    )
+    return sum((spec.count - spec.per_token) * spec.size * width for spec in layers)
+
+
+def layer_numbers(decoder: Decoder) -> float:
+    """Weights of all layers, however they are stored, without those of experts that one token does not take."""
+    shapes = expected_shapes(decoder.config).items()
+    every = sum(prod(shape) for name, shape in shapes if name.startswith("model.layers."))
+    return every - idle_numbers(decoder)
+
+
+def step_bytes(decoder: Decoder, experts: float | None) -> float:
+    """Bytes of weights that a step reads with so many experts of a layer: of the embedding, next to none."""
+    assert isinstance(decoder, DescribedDecoder)
+    weights = decoder.weights
+    unread = 0.0 if weights.head is weights.embedding else float(weights.embedding.nbytes)
+    for spec, layer in zip(decoder.config.layers, weights.layers, strict=True):
+        if spec.mlp.experts is not None and layer.experts is not None and experts is not None:
+            held = layer.experts.gate_up.nbytes + layer.experts.down.nbytes
+            unread += (1 - experts / spec.mlp.experts.count) * held
+    return decoder.weight_bytes - unread

@@ -144,9 +144,10 @@ def _weights(config: "ModelConfig", device: "torch.device", quantization: str) -
     import torch
 
     from foreword.backends.torch.weights import weights_from
-    from foreword.bench.random_models import RandomTensors
+    from foreword.bench.random_models import RandomMxfp4, RandomTensors
 
-    source = RandomTensors(config, torch.bfloat16, device)
+    as_published = quantization == "auto" and config.architecture == "gpt_oss"
+    source = (RandomMxfp4 if as_published else RandomTensors)(config, torch.bfloat16, device)
     if quantization in ("auto", "none"):
         return weights_from(source, config)
     from foreword.backends.cuda.packing import RoundedMatrices
