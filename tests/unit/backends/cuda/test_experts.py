@@ -138,7 +138,7 @@ def test_experts_in_4_bits_say_the_same_as_unpacked_ones(rows: int):
     found = []
     for weights in both:
         parts = torch.full((spec.per_token, rows, HIDDEN), float("nan"), device=KERNEL_DEVICE)
-        Mixture(MlpSpec(0, experts=spec), weights).say(normed, slots(*range(rows)), rows, parts)
+        Mixture(MlpSpec(0, experts=spec), weights).forward(normed, slots(*range(rows)), rows, parts)
         found.append(parts)
     assert not found[0].isnan().any()
     if has_gpu:
