@@ -88,7 +88,7 @@ def _route(
 
 
 def route(
-    logits: Tensor, weights: ExpertWeights, spec: ExpertsSpec, slots: Tensor, spare_slot: int
+    logits: Tensor, weights: ExpertWeights[object], spec: ExpertsSpec, slots: Tensor, spare_slot: int
 ) -> tuple[Tensor, Tensor]:
     """Return the experts of every row, int32 [rows, per token], and their weights, float32.
 
