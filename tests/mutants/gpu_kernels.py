@@ -17,8 +17,8 @@ GPU_KERNEL_MUTANTS = (
         "a part of K goes on into the next one where no load ends",
         "backends/cuda/kernels/linear.py",
         "_linear",
-        "first + k < end",
-        "first + k < K",
+        "tl.minimum(part_depth, K - begin)",
+        "K - begin",
         (f"{KERNELS}::test_products_in_parts",),
     ),
     Mutant(
