@@ -161,8 +161,6 @@ def test_a_full_device_is_told_in_a_line(
         (("--out", "OUT", "--steps", "1", "--data", "NOWHERE"), "no training texts"),
         (("--out", "OUT", "--steps", "1", "--data", "NOWHERE", "--prompts", "EMPTY"), "train data"),
         (("--out", "OUT", "--steps", "1", "--export-bits", "5"), "--export-bits must be 4, 8 or 16"),
-        (("--out", "OUT", "--steps", "1", "--round-bits", "5"), "--round-bits must be 4 or 8"),
-        (("--out", "OUT", "--steps", "1", "--round-bits", "4", "--no-final"), "--round-bits needs the decay"),
     ],
 )
 def test_what_cannot_be_done_is_told(arguments: tuple[str, ...], words: str, model: str, tmp_path: Path):
@@ -178,6 +176,21 @@ def test_what_cannot_be_done_is_told(arguments: tuple[str, ...], words: str, mod
     given = [str(tmp_path / names[word]) if word in names else word for word in arguments]
     with pytest.raises(ForewordError, match=words):
         _here("train", "medusa", "-m", model, *_TINY, *given)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--round-bits", "5"), "--round-bits must be 4 or 8, not 5"),
+        (("--round-bits", "4", "--no-final"), "--round-bits needs the decay"),
+    ],
+)
+def test_rounding_that_cannot_be_done_is_told(
+    arguments: tuple[str, ...], words: str, model: str, tmp_path: Path
+):
+    with pytest.raises(ForewordError, match=words):
+        _here("train", "eagle3", "-m", model, "--out", str(tmp_path / "out"), "--steps", "1", *arguments)
     assert not (tmp_path / "out").exists()
 
 
