@@ -3,9 +3,7 @@
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,33 +15,14 @@ from foreword.models.formats.checkpoint import open_checkpoint
 CUDA_DTYPES = ["bfloat16", "float32", "fp8"]
 
 
-def _round_as_a_gpu_does() -> None:
-    """Let the interpreter round to e4m3 through torch: its own rounding takes halves up and loses carries.
-
-    What is below bf16's smallest normal number is 0 in its float32, too, unless it is told how to convert.
-    """
-    from triton import language
-    from triton.runtime import interpreter
-
-    convert = interpreter._convert_float
-
-    def rounded(numbers: Any, kind: Any, to: Any, mode: Any) -> Any:
-        if (kind, to) == (language.bfloat16, language.float32):
-            return numbers.view(np.uint16).astype(np.uint32) << 16
-        if to != language.float8e4nv or kind != language.float32:
-            return convert(numbers, kind, to, mode)
-        exact = torch.from_numpy(numbers.view(np.float32)).to(torch.float8_e4m3fn)
-        return exact.view(torch.uint8).numpy()
-
-    interpreter._convert_float = rounded
-
-
 has_gpu = torch.cuda.is_available()
 if not has_gpu:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
 
     if find_spec("triton") is not None:
-        _round_as_a_gpu_does()
+        from helpers.interpreter import prepare_interpreter
+
+        prepare_interpreter()
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")
 needs_cuda = pytest.mark.skipif(not has_gpu or find_spec("triton") is None, reason="no CUDA GPU with Triton")
