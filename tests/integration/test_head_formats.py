@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,7 @@ class Reference:
         tensors.setdefault("lm_head.weight", theirs[tensors["t2d"]] if "t2d" in tensors else theirs)
         self.tensors = tensors
         self._slow = SlowHead(tensors, head.config, self._layout.flags)
+        self._states: dict[tuple[int, ...], torch.Tensor] = {}  # of the target, by text: several guesses have one
 
     def load(self, speculation: dict[str, Any], backend: str, dtype: str, **options: Any) -> LLM:
         given = {"model": str(self.path), "fixed": True, **speculation}
@@ -200,9 +202,16 @@ class Reference:
 
     def logits(self, text: list[int], guesses: list[int], first: int = 1) -> torch.Tensor:
         """After a text and some guesses, for a head whose rows begin with token `first`."""
-        boundaries = self._layout.boundaries
-        states = target_states(self._model, text[:-1], boundaries, normed=not boundaries)
+        boundaries, known = self._layout.boundaries, tuple(text[:-1])
+        if known not in self._states:
+            self._states[known] = target_states(self._model, known, boundaries, normed=not boundaries)
+        states = self._states[known]
         return self._slow.chain(text[first - 1 :], states[first - 1 :], guesses, len(boundaries))[-1]
+
+
+@cache
+def reference_of(folder: Path, name: str) -> Reference:
+    return Reference(folder, name)
 
 
 PROMPT = {"prompt_token_ids": [*range(20, 60), 7]}
@@ -212,7 +221,7 @@ def compare(
     folder: Path, name: str, speculation: dict[str, Any], backend: str, dtype: str
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(ours, expected) for every row whose logits the head was asked for."""
-    reference = Reference(folder, name)
+    reference = reference_of(folder, name)
     llm = reference.load(speculation, backend, dtype)
     guard: Any = llm.engine.drafters.default.drafter
     overheard = OverheardLevels(guard._drafter)
@@ -255,7 +264,7 @@ def test_eight_bits_come_close(folder: Path, name: str):
 @pytest.mark.parametrize("name", ["SGLang", "EAGLE-1"])
 def test_a_head_that_joins_late_reads_the_text_from_there_on(folder: Path, name: str, backend: str):
     """The rows before its first are not seen, whatever they hold."""
-    reference = Reference(folder, name)
+    reference = reference_of(folder, name)
     llm = reference.load({"num_speculative_tokens": 3}, backend, "float32")
     overheard = OverheardLevels(llm.engine.drafters.default.drafter._drafter)
     engine = llm.engine
@@ -283,7 +292,7 @@ def test_a_head_that_joins_late_reads_the_text_from_there_on(folder: Path, name:
 @pytest.mark.parametrize("name", ["EAGLE-3", "EAGLE-1"])
 def test_a_guess_tells_what_it_was_drawn_from(folder: Path, name: str, rule: str):
     """Over the target's ids: what the head does not know has no chance."""
-    reference, temperature = Reference(folder, name), 0.7
+    reference, temperature = reference_of(folder, name), 0.7
     config = EngineConfig(acceptance_rule=rule)
     llm = reference.load({"num_speculative_tokens": 3}, "torch", "float32", config=config)
     overheard = OverheardLevels(llm.engine.drafters.default.drafter._drafter)

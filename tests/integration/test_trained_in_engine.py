@@ -18,6 +18,7 @@ from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.evaluate import measure_tau
 from foreword.train.loop.output import write_output
 from foreword.train.passes.target import FrozenTarget
+from foreword.train.texts.documents import Document
 from helpers.tiny_training import greedy_documents, trained
 
 GUESSES = 2
@@ -31,20 +32,31 @@ CASES = {
 }
 
 
+@pytest.fixture(scope="module")
+def target(tiny_model: Path) -> FrozenTarget:
+    return FrozenTarget.load(
+        open_checkpoint(tiny_model), torch.device("cpu"), torch.float32, compiled=False
+    )
+
+
+@pytest.fixture(scope="module")
+def documents(target: FrozenTarget) -> list[Document]:
+    return greedy_documents(target, 120)
+
+
 @pytest.mark.parametrize("method", CASES)
-def test_tokens_per_pass_are_those_of_training(method: str, tiny_model: Path, tmp_path: Path):
+def test_tokens_per_pass_are_those_of_training(
+    method: str, tiny_model: Path, target: FrozenTarget, documents: list[Document], tmp_path: Path
+):
     if method not in drafter_kinds():
         pytest.skip(f"no method {method}")
     recipe: Recipe = CASES[method]
-    checkpoint = open_checkpoint(tiny_model)
-    target = FrozenTarget.load(checkpoint, torch.device("cpu"), torch.float32, compiled=False)
-    documents = greedy_documents(target, 120)
     trainer, _, _ = trained(recipe, target, documents, steps=12)
     with torch.no_grad():
         for parameter in trainer.learner.parameters():  # as its files have them
             parameter.copy_(parameter.bfloat16())
     measured = measure_tau(trainer.learner, documents[:30], trainer.size, GUESSES).tau()
-    write_output(tmp_path / "trained", trainer.learner.files(checkpoint, GUESSES))
+    write_output(tmp_path / "trained", trainer.learner.files(open_checkpoint(tiny_model), GUESSES))
     key = "adapter" if method == "layer_skip" else "model"
     config = {
         "method": method,
@@ -55,8 +67,9 @@ def test_tokens_per_pass_are_those_of_training(method: str, tiny_model: Path, tm
     llm = LLM(str(tiny_model), device="cpu", dtype="float32", speculation=config)
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     tokens = passes = 0
-    for document in documents[:30]:
-        answer = llm.generate(document.tokens[:2].tolist(), params)[0].outputs[0]
+    answers = llm.generate([document.tokens[:2].tolist() for document in documents[:30]], params)
+    for document, found in zip(documents, answers, strict=False):
+        answer = found.outputs[0]
         assert answer.token_ids == document.tokens[2:].tolist()
         assert answer.stats is not None
         tokens += answer.stats.output_tokens - answer.stats.first_tokens

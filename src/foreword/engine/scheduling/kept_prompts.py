@@ -28,6 +28,7 @@ class KeptPrompts:
         rows = leader.prompt_len - 1
         if (
             leader.finish_reason in _ENDED_WELL
+            and leader.params.n > 1
             and any(request.queued.leader is leader for request in waiting)
             and leader.kv.computed >= rows > 0
             and self._cache.can_fork(leader.kv, rows)

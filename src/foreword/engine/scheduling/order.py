@@ -43,20 +43,23 @@ class Order:
 
     def first(self, waiting: Sequence[Request], running: Sequence[Request]) -> Request | None:
         """Return the next request to admit; None if none waits."""
-        held = Counter(request.tenant for request in running)
-        has_aged_place = sum(request.queued.is_aged for request in running) < self._aged_places
         now = self._clock()
+        aged = [request for request in waiting if self._has_aged(request, now)]
+        if aged and sum(request.queued.is_aged for request in running) < self._aged_places:
+            oldest = min(aged, key=lambda request: request.request_id)
+            oldest.queued.is_aged = True
+            return oldest
+        # Counted only for a choice: with a long queue of one tenant, each of its requests would count all others.
+        held = Counter(request.tenant for request in running) if len(waiting) > 1 else Counter[str]()
 
         def admission_rank(request: Request) -> tuple[float, ...]:
-            if has_aged_place and self._has_aged(request, now):
-                return (0, request.request_id)
             service = request.service
             share = held[request.tenant] / service.weight
-            return (1, service.slo, share, service.priority, request.request_id)
+            return (service.slo, share, service.priority, request.request_id)
 
         chosen = min(waiting, key=admission_rank, default=None)
         if chosen is not None:
-            chosen.queued.is_aged = has_aged_place and self._has_aged(chosen, now)
+            chosen.queued.is_aged = False
         return chosen
 
     @staticmethod
