@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,8 @@ def test_variables_that_modules_have_read_want_a_process_of_its_own(monkeypatch:
     # Libraries that earlier tests have imported may have set variables since it was started.
     monkeypatch.setattr(warm, "_environment", own_environment())
     assert warm.fits()
+    import_module("torch._dynamo")  # sets a variable: many tests import it after the process has started
+    assert "TORCHINDUCTOR_CACHE_DIR" in os.environ and warm.fits()
     assert warm.fits({"FOREWORD_CACHE": "elsewhere"})
     assert not warm.fits({"TRITON_INTERPRET": "7"})
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "7")

@@ -14,15 +14,19 @@ class CoreSeconds:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._last = 0.0
+        self._ends_a_file = False
         self._by_test_file: Counter[str] = Counter()
 
-    def pytest_runtest_setup(self) -> None:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> object:
         self._last = self._last or _spent()  # what collecting took belongs to no file
+        self._ends_a_file = nextitem is None or nextitem.path != item.path
+        return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> pytest.TestReport:
         report: pytest.TestReport = yield  # type: ignore[misc] - what a wrapper is given back
-        if call.when == "teardown":
+        if call.when == "teardown" and self._ends_a_file:  # reading all processes takes a millisecond
             before, self._last = self._last, _spent()
             report.core_seconds = self._last - before  # type: ignore[attr-defined] - travels with the report
         return report

@@ -15,7 +15,8 @@ def prepare_interpreter() -> None:
     _patch_the_language_once()
     _look_types_up_once()
     options = interpreter.interpreter_builder.options
-    interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)  # nothing is that large
+    # Numbers of tests are small: no sum overflows.
+    interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
 
 
 def _round_as_a_gpu_does() -> None:

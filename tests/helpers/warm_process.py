@@ -22,7 +22,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-_IGNORED = "PYTEST_CURRENT_TEST"  # changes with every test and says nothing to the command
+_OURS_ALONE = {
+    "PYTEST_CURRENT_TEST",  # changes with every test
+    # Set where torch._dynamo or ray is imported.
+    *("TORCHINDUCTOR_CACHE_DIR", "RAY_CLIENT_MODE", "RAY_USAGE_STATS_ENABLED"),
+}
+"""Variables that no caller has set, and that say nothing to a command: it does not get them."""
+
 _OF_THE_TERMINAL = {"COLUMNS", "NO_COLOR", "FORCE_COLOR", "TERM"}
 READ_LATE = _OF_THE_TERMINAL | {
     *("FOREWORD_CACHE", "FOREWORD_API_KEY", "FOREWORD_THREADS", "FOREWORD_ISA"),
@@ -144,7 +150,7 @@ def _given(stdin: str | None) -> IO[bytes]:
 
 
 def own_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != _IGNORED}
+    return {name: value for name, value in os.environ.items() if name not in _OURS_ALONE}
 
 
 def _number(connection: socket.socket) -> int:

@@ -226,13 +226,13 @@ def run_worlds(
     return happened
 
 
-SEEDS = (4, 6, 7, 9, 10)
+SEEDS = (4, 9, 10)
 """Of worlds in which most happens. The last sees all mutants that are known but one, which the first sees."""
 
 
 def test_worlds(monkeypatch: pytest.MonkeyPatch):
     happened = run_worlds(SEEDS, 16, monkeypatch)
-    assert happened["steps"] > 500
+    assert happened["steps"] > 300
     for event in (*EVENTS, *STAGES):
         assert happened[event] > 0, f"{event} never happened: {happened}"
 
@@ -242,9 +242,9 @@ AHEAD = (False, False, False, False, {"method": "ngram", "num_speculative_tokens
 
 
 def test_worlds_with_steps_ahead(monkeypatch: pytest.MonkeyPatch):
-    seeds = (600, 601, 605, 606, 608, 609, 610, 611, 618, 619)
+    seeds = (600, 601, 605, 606, 608, 609, 610)
     happened = run_worlds(seeds, 12, monkeypatch, AHEAD, live_ahead)
-    assert happened["followed"] > 150
+    assert happened["followed"] > 100
     expected = [event for event in EVENTS if event != "overlapping steps"]
     for event in (*expected, *ANOTHER_TRY, *THE_REQUEST):
         assert happened[event] > 0, f"{event} never happened: {happened}"
@@ -252,7 +252,7 @@ def test_worlds_with_steps_ahead(monkeypatch: pytest.MonkeyPatch):
 
 def test_worlds_with_windows_beside_the_guesses(monkeypatch: pytest.MonkeyPatch):
     """Lookahead and Jacobi decoding: most of their nodes are wrong, and none may ever be found again."""
-    happened = run_worlds(range(404, 408), 10, monkeypatch, WINDOWS)
+    happened = run_worlds((405, 407, 408, 409, 410, 413, 415), 10, monkeypatch, WINDOWS)
     for event in ("was put off", "prefix hits", "accepted", "stop", "abort", "verify", "judge"):
         assert happened[event] > 0, f"{event} never happened: {happened}"
 

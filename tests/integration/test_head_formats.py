@@ -194,7 +194,7 @@ class Reference:
         tensors.setdefault("lm_head.weight", theirs[tensors["t2d"]] if "t2d" in tensors else theirs)
         self.tensors = tensors
         self._slow = SlowHead(tensors, head.config, self._layout.flags)
-        self._states: dict[tuple[int, ...], torch.Tensor] = {}  # of the target, by text: several guesses have one
+        self._states: dict[tuple[int, ...], torch.Tensor] = {}  # of the target, by text
 
     def load(self, speculation: dict[str, Any], backend: str, dtype: str, **options: Any) -> LLM:
         given = {"model": str(self.path), "fixed": True, **speculation}

@@ -34,9 +34,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def target(tiny_model: Path) -> FrozenTarget:
-    return FrozenTarget.load(
-        open_checkpoint(tiny_model), torch.device("cpu"), torch.float32, compiled=False
-    )
+    return FrozenTarget.load(open_checkpoint(tiny_model), torch.device("cpu"), torch.float32, compiled=False)
 
 
 @pytest.fixture(scope="module")

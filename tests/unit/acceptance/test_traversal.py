@@ -45,7 +45,7 @@ def dense(tree: PossibleTree, vocab: int) -> list[list[float]]:
 def test_traversal_is_its_reference(guessing: DraftKind, replaced: bool):
     rng = np.random.default_rng(10)
     depths, younger = set(), 0
-    for _ in range(60):
+    for _ in range(30):
         case = random_case(rng, Rule.TRAVERSAL)
         model, done = SmallDrafter(case, guessing, 0.7), [int(rng.integers(6))]
         tree = random_tree(model, case, done, rng, replaced)
@@ -77,7 +77,7 @@ def test_traversal_is_block_on_chains(guessing: DraftKind):
     """The same verdicts by the same random numbers."""
     rng = np.random.default_rng(11)
     lengths = set()
-    for _ in range(60):
+    for _ in range(30):
         case = random_case(rng, Rule.BLOCK)
         tokens, drawn, *_ = random_chain(SmallDrafter(case, guessing, 0.7), case, [], rng)
         draft = Draft.chain(tokens, 0, drawn=drawn)

@@ -313,7 +313,7 @@ def test_what_a_try_loses_is_no_matter_for_the_guard():
 
     control.guard.gain.add = counting  # type: ignore[method-assign, assignment]
     policy.learn = learning  # type: ignore[method-assign]
-    traffic.run(policy, 30_000)
+    traffic.run(policy, 10_000)
     assert sum(tries) > 5
     assert all(counted)
 

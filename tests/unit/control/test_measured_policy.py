@@ -35,7 +35,7 @@ from helpers.traffic import (
     states_head,
 )
 
-WARM = 3000
+WARM = 2500
 
 SCENARIOS = [
     (CPU, lookup, 1),
@@ -66,9 +66,9 @@ def test_the_policy_is_near_an_oracle_before_and_after_the_traffic_changes(
         traffic = Traffic(curve, [drafter()], batch)
         policy: Any = make(traffic)
         traffic.run(policy, WARM + 100 * batch)
-        mixed = traffic.run(policy, 4000 + 200 * batch).ratio
+        mixed = traffic.run(policy, 2500 + 200 * batch).ratio
         traffic.cohorts = ("chat",)
-        ratios.append((mixed, traffic.run(policy, 4000 + 200 * batch).ratio))
+        ratios.append((mixed, traffic.run(policy, 2500 + 200 * batch).ratio))
     (mixed, changed), (best_mixed, best_changed) = ratios
     assert mixed >= 0.96 * best_mixed
     assert changed >= 0.96 * best_changed

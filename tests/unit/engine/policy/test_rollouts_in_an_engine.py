@@ -82,10 +82,10 @@ def drawing_world(folder: Path, samples: int = 24) -> RolloutWorld:
 
 
 def test_drawn_texts_differ_and_their_law_does_not(tmp_path: Path):
-    world = drawing_world(tmp_path, samples=12)
+    world = drawing_world(tmp_path, samples=6)
     world.run_until(lambda: world.pair.stage is not Stage.VERIFY)
     assert world.pair.stage is Stage.CANARY
-    assert "12 requests decoded again, 0 differently" in world.pair.reason
+    assert "6 requests decoded again, 0 differently" in world.pair.reason
 
 
 def test_answers_whose_law_is_compared_have_seeds_of_their_own(tmp_path: Path):
