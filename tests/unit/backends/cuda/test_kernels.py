@@ -167,13 +167,17 @@ def test_rotation_with_the_write_to_kv_memory(turned: int, normed: bool, dtype: 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_activation_embedding_and_rows(dtype: torch.dtype):
     from foreword.backends.cuda.kernels.rows import activate, as_logits, embed, take_rows
+    from foreword.backends.support import ACTIVATIONS as PARTS
+    from foreword.backends.support import SUPPORTED
     from foreword.backends.torch.layers import ACTIVATIONS
 
+    names = [name for name, part in PARTS.items() if part is None or part in SUPPORTED["cuda"]]
+    assert {"silu", "gelu_pytorch_tanh"} <= set(names)
     gate_up = random(3, 2 * 1100, dtype=dtype)
     gate, up = gate_up.chunk(2, dim=-1)
-    for name, function in ACTIVATIONS.items():
+    for name in names:
         found = activate(gate_up, poison(3, 1100, dtype=dtype), None, name)
-        assert close(found, function(gate) * up, dtype)
+        assert close(found, ACTIVATIONS[name](gate) * up, dtype)
     table, ids = random(9, 36, dtype=dtype), ints([8, 0, 3, 3])
     assert torch.equal(embed(ids, table, poison(4, 36, dtype=dtype)), table[ids.long()])
     assert torch.equal(take_rows(table, ids, poison(4, 36, dtype=dtype)), table[ids.long()])
