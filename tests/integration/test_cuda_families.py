@@ -2,16 +2,23 @@
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from foreword.acceptance.params import SamplingParams
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
 from foreword.backends.support import missing_parts
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.weights import load_weights
+from foreword.bench.gpu.engines import timed_engine
+from foreword.bench.random_heads import head_drafter, random_head
+from foreword.control.fixed import FixedPolicy
+from foreword.engine.messages import NewRequest
+from foreword.engine.pipeline import StepPipeline
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.spec import DECODER_ROWS
 from foreword.speculation.draft import Draft
@@ -120,3 +127,25 @@ def test_a_text_goes_on_after_its_first_pages_were_given_to_others():
         logits = runner.forward(with_all_logits(transaction.batch([Draft()]))).logits.cpu()
     expected = all_logits(reference(checkpoint), ids)[-2:]
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+def texts(decoder: Decoder, policy: FixedPolicy) -> list[list[int]]:
+    """Answers of two requests, with steps in flight."""
+    core = timed_engine(decoder, 4, 2, policy)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    prompts = ((7, 1, 30, 5), (9, 2))
+    requests = [core.add(NewRequest(f"r{ids[0]}", ids, params))[0] for ids in prompts]
+    pipeline = StepPipeline(core)
+    while core.has_requests or pipeline.is_busy:
+        pipeline.advance()
+    assert not core.faults
+    return [list(request.output_ids) for request in requests]
+
+
+@needs_cuda  # interpreted, a draft takes half a minute
+@pytest.mark.parametrize("method", ["eagle3", "p_eagle", "medusa"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_drafts_of_heads_and_steps_in_flight_change_no_text(name: str, method: str, tmp_path: Path):
+    decoder = decoder_of(RandomCheckpoint(replace(KNOWN[name], context_length=512)))
+    drafter = head_drafter(decoder, random_head(decoder, method, tmp_path / method))
+    assert texts(decoder, FixedPolicy(drafter, 2)) == texts(decoder, FixedPolicy())
