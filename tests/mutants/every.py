@@ -14,6 +14,7 @@ from gpu_kernels import GPU_KERNEL_MUTANTS
 from grammars import GRAMMAR_MUTANTS
 from heads import HEAD_MUTANTS
 from house import HOUSE_MUTANTS
+from hybrids import HYBRID_MUTANTS
 from operations import OPERATION_MUTANTS
 from parallel_heads import PARALLEL_HEAD_MUTANTS
 from pending import PENDING_MUTANTS
@@ -53,6 +54,7 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *SERVING_MUTANTS,
     *GRAMMAR_MUTANTS,
     *FAMILY_MUTANTS,
+    *HYBRID_MUTANTS,
     *CLUSTER_MUTANTS,
     *WAIT_MUTANTS,
     *SIMULATOR_MUTANTS,

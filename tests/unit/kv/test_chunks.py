@@ -56,6 +56,18 @@ def test_a_failed_pass_loses_no_state():
     cache.check_integrity()
 
 
+def test_a_fork_whose_ring_was_lost_computes_its_chunk_again_in_pages_of_its_own():
+    cache = new_cache()
+    first = cache.open()
+    compute(cache, first, 100)
+    copy = cache.fork(first, 99)
+    assert copy.chunks[0].state == first.chunks[0].state
+    assert len(cache.pending_moves) == 99 - CHUNK
+    cache.lose_moves(cache.take_moves())
+    assert copy.computed == CHUNK
+    compute(cache, copy, 36)
+
+
 def test_two_passes_in_flight_enter_two_chunks():
     cache = new_cache()
     sequence = cache.open()
