@@ -12,12 +12,15 @@ from safetensors.torch import load_file, save_file
 
 from foreword.errors import CheckpointError, ForewordError, RequestError
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
+from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.models.heads import opening
 from foreword.models.heads.describe import describe_head
 from foreword.models.heads.files import expanded
 from foreword.models.heads.layouts.common import canonical_name, head_kind
 from foreword.models.heads.opening import open_head
 from foreword.models.heads.writing import GROUP, convert_head, quantize_head, rounded_levels
 from helpers.tiny_heads import HIDDEN, TinyHead
+from helpers.tiny_models import make_hf_model, write_gguf
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 VOCAB = 90
@@ -239,6 +242,22 @@ def test_four_bits_need_whole_groups(tmp_path: Path):
     with pytest.raises(RequestError, match="96 columns cannot be rounded to 4 bits: not a multiple of 64"):
         quantize_head(open_head(saved(tmp_path / "head")), tmp_path / "small", 4)
     assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["safetensors", "Q8_0"])
+def test_rows_of_the_targets_output_are_read_one_by_one(
+    tmp_path: Path, kind: str, tied: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(opening, "_PIECE_ROWS", 50)
+    path = make_hf_model(tmp_path / "target", "llama", tied=tied)
+    if kind != "safetensors":
+        path = write_gguf(path, tmp_path / "target.gguf", kind)
+    target = open_checkpoint(path)
+    whole = target.load("model.embed_tokens.weight" if tied else "lm_head.weight", torch.float32)
+    ids = torch.tensor([3, 49, 50, 51, 120, 7, 359])
+    assert torch.equal(opening.output_rows(target, ids, torch.float32), whole[ids])
+    assert torch.equal(opening.output_rows(target, None, torch.float32), whole)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -127,8 +127,9 @@ def output_rows(target: Checkpoint, token_ids: Tensor | None, dtype: torch.dtype
         return target.load(name, dtype)
     if (stored := target.quantized(name)) is not None:
         return dequantized(stored.kind, stored.data[token_ids.numpy()], dtype)
+    ascending, order = token_ids.sort()
     rows, begin = [], 0
     for piece in target.pieces(name, dtype, _PIECE_ROWS):  # the whole matrix would take too much memory
-        rows.append(piece[token_ids[(token_ids >= begin) & (token_ids < begin + len(piece))] - begin])
+        rows.append(piece[ascending[(ascending >= begin) & (ascending < begin + len(piece))] - begin])
         begin += len(piece)
-    return torch.cat(rows)[token_ids.argsort().argsort()]
+    return torch.cat(rows)[order.argsort()]
