@@ -137,12 +137,14 @@ def test_a_format_is_kept(client):
 
 def test_models_are_listed_and_shown(server, client):
     assert [model.model for model in client.list().models] == ["tiny"]
+    assert [model.model for model in client.ps().models] == ["tiny"]
     shown = client.show("tiny")
     assert shown.modelinfo["foreword.context_length"] == 2048
     assert {"completion", "tools"} <= set(shown.capabilities)
     with server.http() as http:
         assert http.get("/api/version").json() == {"version": __version__}
         assert http.post("/api/embed", json={}).status_code == 501
+        assert http.post("/api/show", json={}).json() == {"error": "model: is missing"}
 
 
 def test_a_request_without_words_loads_the_model(client):

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreword.errors import EngineUnavailable, ForewordError, RequestError, TokenizerError
 
@@ -126,6 +127,9 @@ def _routing_error(request: Request, error: HTTPException) -> ApiError:
     return ApiError(error.status_code, str(error.detail))
 
 
+Answer = Callable[[Request, Exception], Awaitable[Response]]
+
+
 def install_error_handlers(app: FastAPI, on_error: Callable[[int], None]) -> None:
     """Format every error for its API; `on_error` receives each status."""
 
@@ -137,6 +141,35 @@ def install_error_handlers(app: FastAPI, on_error: Callable[[int], None]) -> Non
         on_error(known.status)
         return known.response(request.url.path)
 
-    handler: Callable[[Request, Exception], Awaitable[Response]] = answer
-    for kind in (ForewordError, HTTPException, Exception):
+    handler: Answer = answer
+    for kind in (ForewordError, HTTPException):
         app.add_exception_handler(kind, handler)
+    app.add_middleware(UnexpectedErrors, answer=handler)
+
+
+class UnexpectedErrors:
+    """Answers errors that have no handler.
+
+    A handler of `Exception` would not do: Starlette raises the error again after it, and uvicorn then closes the
+    connection before the client's next request.
+    """
+
+    def __init__(self, app: ASGIApp, answer: Answer) -> None:
+        self._app, self._answer = app, answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; answer an error unless the response has begun."""
+        has_begun = False
+
+        async def noting(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        except Exception as error:
+            if has_begun or scope["type"] != "http":
+                raise
+            response = await self._answer(Request(scope), error)
+            await response(scope, receive, send)

@@ -35,7 +35,7 @@ class HttpMiddleware:
             await self._app(scope, receive, send)
         elif (refusal := self._refusal(scope)) is not None:
             self._on_refusal(refusal.status)
-            await refusal.response()(scope, receive, send)
+            await refusal.response(scope["path"])(scope, receive, send)
         else:
             await self._pass_on(scope, receive, send)
 

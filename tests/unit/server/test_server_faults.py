@@ -4,11 +4,16 @@ import asyncio
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.testclient import TestClient
 
 from foreword.engine.messages import NewRequest
 from foreword.errors import RequestError
+from foreword.server.api.bodies import read_body
+from foreword.server.errors import ApiError, install_error_handlers
 from foreword.server.middleware import AuthMiddleware
-from foreword.server.settings import ServerSettings
+from foreword.server.settings import Limits, ServerSettings
 from foreword.wire import frames as wire
 from foreword.wire import process
 from foreword.wire.process import EngineHost
@@ -25,6 +30,42 @@ def test_a_key_may_have_any_characters(key: str):
     refused = auth._refusal({"type": "http", "path": "/v1/models", "headers": wrong})
     assert refused is not None
     assert refused.status == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [("/v1/messages", {"type", "error"}), ("/api/tags", {"error"}), ("/v1/models", {"error"})],
+)
+def test_a_missing_key_is_refused_in_the_shape_of_the_routes_api(path: str, shape: set[str]):
+    app = AuthMiddleware(None, ServerSettings("m", api_keys=("k",)), lambda _: None)  # type: ignore[arg-type]
+    answer = TestClient(app).get(path)
+    assert answer.status_code == 401
+    assert set(answer.json()) == shape
+    assert isinstance(answer.json()["error"], str) == path.startswith("/api")
+
+
+def test_an_unexpected_error_is_answered_and_does_not_reach_the_web_server():
+    app, seen = FastAPI(), []
+    install_error_handlers(app, seen.append)
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise KeyError("of the server's own")
+
+    client = TestClient(app)  # raises what the application raises
+    assert client.get("/broken").json()["error"]["type"] == "server_error"
+    assert client.get("/nowhere").status_code == 404
+    assert seen == [500, 404]
+
+
+def test_a_body_that_declares_far_too_many_bytes_is_refused_before_it_comes():
+    async def never() -> Any:
+        raise AssertionError("the body was read")
+
+    request = Request({"type": "http", "headers": [(b"content-length", b"1" + b"0" * 15)]}, never)
+    with pytest.raises(ApiError, match="longer than") as refused:
+        asyncio.run(read_body(request, Limits()))
+    assert refused.value.status == 413
 
 
 def test_a_request_that_the_engine_stumbles_over_is_refused_alone():

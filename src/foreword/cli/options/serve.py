@@ -16,10 +16,16 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 class ServeCommand(TyperCommand):
-    """Accepts several adapters after one option, as vLLM does."""
+    """Accepts several adapters after one option, and the model as `--model`, as vLLM does."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own click's
-        return super().parse_args(ctx, repeated("--lora-modules", args))
+        return super().parse_args(ctx, positional("--model", repeated("--lora-modules", args)))
+
+
+def positional(option: str, args: list[str]) -> list[str]:
+    """Turn `OPTION VALUE` and `OPTION=VALUE` into `VALUE`. An option without a value stays, and is refused."""
+    read = [arg.removeprefix(f"{option}=") for arg in args if arg != option]
+    return read if args[-1:] != [option] else [*read, option]
 
 
 def repeated(option: str, args: list[str]) -> list[str]:

@@ -142,6 +142,9 @@ _DISCARDED_BODIES = 16
 
 async def read_body(request: Request, limits: Limits) -> bytes:
     """Read the body; raise 413 if it is too long, 408 if it is too slow, 415 if it is not declared as JSON."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > _DISCARDED_BODIES * limits.body_bytes:
+        raise too_long(limits)
     kept = bytearray()
     seen = 0
     try:

@@ -54,9 +54,10 @@ def ollama_routes(context: ServerContext) -> APIRouter:
         """Answer a prompt, or continue a raw one, in Ollama's format."""
         return await answer_converted(context, request, convert_generate)
 
+    @router.get("/ps")
     @router.get("/tags")
     async def tags() -> Response:
-        """The model, and its LoRA adapters."""
+        """The model, and its LoRA adapters; all are loaded."""
         names = (context.settings.model_name, *sorted(context.adapters))
         return json_answer({"models": [_listed(name) for name in names]})
 
@@ -65,7 +66,10 @@ def ollama_routes(context: ServerContext) -> APIRouter:
         """Describe a model."""
         limits = context.settings.limits
         body = load_object(await read_body(request, limits), limits)
-        name = _plain_name(body.get("model") or body.get("name") or "")
+        given = body.get("model") or body.get("name")
+        if not given:
+            raise ApiError(400, "is missing", param="model")
+        name = _plain_name(given)
         context.check_model(name)
         return json_answer(_shown(context, name))
 

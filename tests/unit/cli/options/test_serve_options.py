@@ -1,6 +1,14 @@
 import pytest
 
-from foreword.cli.options.serve import admin_keys, api_keys, context_words, memory_size, origins, repeated
+from foreword.cli.options.serve import (
+    admin_keys,
+    api_keys,
+    context_words,
+    memory_size,
+    origins,
+    positional,
+    repeated,
+)
 from foreword.errors import RequestError
 
 
@@ -64,3 +72,16 @@ def test_keys_come_from_options_or_the_environment(monkeypatch: pytest.MonkeyPat
 )
 def test_several_adapters_behind_one_option(given: str, read: str):
     assert repeated("--lora-modules", given.split()) == read.split()
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("--model m --port 1", "m --port 1"),
+        ("--port 1 --model=m", "--port 1 m"),
+        ("m --port 1", "m --port 1"),
+        ("--port 1 --model", "--port 1 --model"),
+    ],
+)
+def test_the_model_may_be_an_option_as_in_vllm(given: str, read: str):
+    assert positional("--model", given.split()) == read.split()
