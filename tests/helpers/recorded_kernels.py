@@ -15,6 +15,17 @@ from foreword.kernels.recording import is_recording, recording
 from helpers.kernel_variants import RecordedDevice
 
 
+def assert_one_variant_for_any_number_of_requests() -> None:
+    """What is prepared for one request serves others: the number of requests is no part of a kind of pass."""
+    from foreword.backends.cuda.kernels.chains import run_lengths
+
+    with recording() as missing:
+        for room in (1, 2, 50):
+            places, small = torch.zeros((room, 4), dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+            run_lengths(small.long(), small[:room], small.long(), places, small[:room].clone())
+    assert len(missing) == 1, list(missing)
+
+
 def main(arch: int) -> None:
     from foreword.backends.cuda.compiling import CompileProcess
     from foreword.backends.cuda.kernels.rows import as_logits, take_rows
@@ -28,6 +39,7 @@ def main(arch: int) -> None:
         take_rows(numbers, rows, numbers[:1].clone())
     assert not is_recording()
     assert [variant.kernel for variant in missing] == ["_as_logits", "_take_rows"]
+    assert_one_variant_for_any_number_of_requests()
     first = next(iter(missing))
     driver.set_active(TargetOnly(GPUTarget("cuda", arch, 32)))
     try:

@@ -26,6 +26,11 @@ def _run_lengths(drawn, first, drafted, places, out, most, room, BLOCK: tl.const
     tl.store(out + request, found, mask=request < room)
 
 
+def _block(room: int) -> int:
+    """Return the requests that one program has room for: few sizes, so that few variants are compiled."""
+    return max(128, triton.next_power_of_2(room))
+
+
 def run_lengths(drawn: Tensor, first: Tensor, drafted: Tensor, places: Tensor, out: Tensor) -> None:
     """Count each request's accepted draft tokens: leading ones that equal the target's draw.
 
@@ -34,7 +39,7 @@ def run_lengths(drawn: Tensor, first: Tensor, drafted: Tensor, places: Tensor, o
     """
     room, most = places.shape
     _run_lengths[(1,)](
-        drawn, first, drafted, places, out, most, room, BLOCK=triton.next_power_of_2(room)
+        drawn, first, drafted, places, out, most, room, BLOCK=_block(room)
     )  # fmt: skip
 
 
@@ -166,5 +171,5 @@ def chain_places(of: ChainEnds, tables: Tensor, page_size: int, spare_slot: int,
     """tables int32 [at least requests, pages]. The keys are those of `acceptance.noise.absorbed`."""
     levels, room = out.positions.shape
     _chain_places[(levels,)](
-        *of, tables, *out, room, tables.shape[1], page_size, spare_slot, BLOCK=triton.next_power_of_2(room)
+        *of, tables, *out, room, tables.shape[1], page_size, spare_slot, BLOCK=_block(room)
     )
