@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from foreword.errors import RequestError
 from foreword.server.app import create_app
-from foreword.server.batch import Batch, BatchCounts, answer_all, begin_answers
+from foreword.server.batch import Batch, BatchCounts, answer_all, open_batch
 from foreword.server.settings import ServerSettings
 from helpers.fake_engine import FakeEngine
 from helpers.local_server import local_server
@@ -32,15 +31,6 @@ LINES = [
     asked("bad", messages=MESSAGES, temperature=9),
     asked("other model", **CHAT) | {"body": {**CHAT, "model": "gpt"}},
 ]
-BROKEN = [
-    ("{", "line 1: is not JSON"),
-    ("3", "line 1: must be a JSON object"),
-    (asked("", **CHAT), "line 1: custom_id: "),
-    (asked("a", **CHAT) | {"method": "GET"}, "line 1: method: must be POST"),
-    (asked("a", "/v1/embeddings"), "line 1: url: must be one of /v1/chat/completions"),
-    (asked("a") | {"body": 3}, "line 1: body: must be an object"),
-    (asked("a", stream=True), "line 1: body.stream: "),
-]
 
 
 def write(path: Path, lines: list) -> Path:
@@ -49,12 +39,13 @@ def write(path: Path, lines: list) -> Path:
     return path
 
 
-def run(server, batch: Batch, out, at_once: int = 3) -> BatchCounts:
+def run(server, requests: Path, answers: Path, at_once: int = 3) -> tuple[Batch, BatchCounts]:
     seen: list[tuple[int, int]] = []
-    work = answer_all(create_app(server.context), batch, out, at_once, lambda *done: seen.append(done))
-    counts = asyncio.run_coroutine_threadsafe(work, server.loop).result(60)
-    assert seen[-1][0] == seen[-1][1] == len(batch.answered) + len(batch.refused) + len(batch.requests)
-    return counts
+    with open_batch(requests, answers) as (batch, out):
+        work = answer_all(create_app(server.context), batch, out, at_once, lambda *done: seen.append(done))
+        asyncio.run_coroutine_threadsafe(work, server.loop).result(60)
+    assert seen[-1] == (batch.total, batch.total)
+    return batch, batch.counts
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +61,7 @@ def read(path: Path) -> dict[str, dict]:
 
 def test_every_routes_requests_are_answered_in_openais_shape(server, tmp_path):
     requests, answers = write(tmp_path / "in.jsonl", LINES), tmp_path / "out.jsonl"
-    with begin_answers(answers, []) as out:
-        counts = run(server, Batch.read(requests, answers), out)
+    _, counts = run(server, requests, answers)
     assert (counts.kept, counts.answered, counts.failed) == (0, 6, 2)
     found = read(answers)
     assert set(found) == {line["custom_id"] for line in LINES}
@@ -87,52 +77,23 @@ def test_every_routes_requests_are_answered_in_openais_shape(server, tmp_path):
     assert found["other model"]["response"]["status_code"] == 404
 
 
-@pytest.mark.parametrize(("line", "words"), BROKEN)
-def test_a_line_that_is_no_request_is_an_error_of_its_own(tmp_path, line, words: str):
-    batch = Batch.read(write(tmp_path / "in.jsonl", [line, asked("b", **CHAT)]), tmp_path / "out.jsonl")
-    assert [request.custom_id for request in batch.requests] == ["b"]
-    (refused,) = batch.refused
-    assert refused["custom_id"] is None
-    assert refused["error"]["message"].startswith(words)
-
-
-def test_an_id_that_comes_twice_is_answered_once(tmp_path):
-    lines = [asked("a", **CHAT), asked("a", **CHAT)]
-    batch = Batch.read(write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl")
-    assert len(batch.requests) == 1
-    assert batch.refused[0]["error"]["message"] == "line 2: custom_id: 'a' is that of an earlier line"
-
-
 def test_a_run_goes_on_where_another_was_cut(server, tmp_path):
     requests, answers = write(tmp_path / "in.jsonl", LINES[:4]), tmp_path / "out.jsonl"
-    with begin_answers(answers, []) as out:
-        run(server, Batch.read(requests, answers), out)
+    run(server, requests, answers)
     whole = answers.read_text(encoding="utf-8").splitlines()
     lost = {"custom_id": "text", "response": {"status_code": 503}}
     answers.write_text("\n".join([whole[0], json.dumps(lost), whole[2][:40]]), encoding="utf-8")
     kept = json.loads(whole[0])["custom_id"]
-    batch = Batch.read(requests, answers)
+    batch, counts = run(server, requests, answers)
     assert {request.custom_id for request in batch.requests} == set(read_ids(LINES[:4])) - {kept}
-    with begin_answers(answers, batch.answered) as out:
-        counts = run(server, batch, out)
     assert (counts.kept, counts.answered) == (1, 3)
     assert set(read(answers)) == set(read_ids(LINES[:4]))
-    again = Batch.read(requests, answers)
-    assert not again.requests
+    with open_batch(requests, answers) as (again, _):
+        assert not again.requests
 
 
 def read_ids(lines: list[dict]) -> list[str]:
     return [line["custom_id"] for line in lines]
-
-
-def test_answers_to_another_file_are_not_overwritten(tmp_path):
-    answers = write(
-        tmp_path / "out.jsonl", [{"custom_id": "z", "response": {"status_code": 200, "body": {}}}]
-    )
-    with pytest.raises(RequestError, match="has an answer to 'z', which is not in"):
-        Batch.read(write(tmp_path / "in.jsonl", [asked("a", **CHAT)]), answers)
-    with pytest.raises(RequestError, match="cannot be read"):
-        Batch.read(tmp_path / "missing.jsonl", tmp_path / "none.jsonl")
 
 
 def test_speculation_changes_no_answer(tiny_model, tmp_path, tmp_path_factory):
@@ -141,7 +102,7 @@ def test_speculation_changes_no_answer(tiny_model, tmp_path, tmp_path_factory):
         asked(f"{n}-{on}", **CHAT | {"seed": n, "speculation": on}) for n in range(4) for on in (True, False)
     ]
     requests, answers = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
-    with real_server(model, ServerSettings("tiny")) as server, begin_answers(answers, []) as out:
-        assert run(server, Batch.read(requests, answers), out).failed == 0
+    with real_server(model, ServerSettings("tiny")) as server:
+        assert run(server, requests, answers)[1].failed == 0
     texts = {name: line["response"]["body"]["choices"][0]["message"] for name, line in read(answers).items()}
     assert all(texts[f"{n}-True"]["content"] == texts[f"{n}-False"]["content"] for n in range(4))

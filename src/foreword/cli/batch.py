@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
-from contextlib import ExitStack
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +17,9 @@ from foreword.cli.options.grouped import options_command
 from foreword.cli.options.serve import need_server_extra
 from foreword.cli.serve import EngineOptions, ParsingOptions, default_drafting, fetched, prepared
 from foreword.progress import Progress
+
+if TYPE_CHECKING:
+    from foreword.server.batch import Batch
 
 Requests = Annotated[
     Path,
@@ -43,21 +48,19 @@ def batch(
     """Answer a file of requests in OpenAI's batch format, without a server.
 
     A run that was interrupted continues with the same command. Requests may name the routes of OpenAI, Anthropic and
-    Ollama. A line that fails has its error in the answers.
+    Ollama. A line that fails has its error in the answers, and the exit code is 0.
 
     Example: foreword batch in.jsonl out.jsonl --model smollm2-135m
     """
     need_server_extra()
-    from foreword.server.batch import Batch, BatchCounts, begin_answers, run_batch
+    from foreword.server.batch import open_batch, run_batch
     from foreword.server.settings import Limits, ServerSettings
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     choice = drafting.choice()
-    found = Batch.read(requests, answers)
     limits = Limits(running=engine.max_num_seqs, queued=2**31)
     settings = ServerSettings(limits=limits, **parsing.settings(model))
-    with begin_answers(answers, found.answered) as out:
-        counts = BatchCounts(len(found.answered))
+    with open_batch(requests, answers) as (found, out), _stopping(found):
         if found.requests or found.refused:
             path = fetched(model)
             settings = replace(
@@ -80,9 +83,22 @@ def batch(
                     on_stage,
                     on_ready,
                 )
-                counts = asyncio.run(run)
-    stderr.print(
-        f"{counts.answered} answered, {counts.failed} failed, {counts.kept} kept from before: {answers}",
-        markup=False,
-        soft_wrap=True,
-    )
+                asyncio.run(run)
+    counts = found.counts
+    _say(f"{counts.answered} answered, {counts.failed} failed, {counts.kept} kept from before: {answers}")
+    if failed := counts.failed + counts.failed_before:
+        _say(f"{failed} of {found.total} requests failed; their lines have the errors")
+
+
+@contextmanager
+def _stopping(found: "Batch") -> Iterator[None]:
+    """End the command on Ctrl-C; what is answered stays."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _say(f"{found.counts.done} of {found.total} answered; the same command continues")
+        raise typer.Exit(128 + signal.SIGINT) from None
+
+
+def _say(line: str) -> None:
+    stderr.print(line, markup=False, soft_wrap=True)

@@ -29,7 +29,7 @@ from foreword.cli.options.common import (
     lora_request,
 )
 from foreword.cli.options.grouped import options_command
-from foreword.errors import ForewordError
+from foreword.errors import ForewordError, RequestError
 
 if TYPE_CHECKING:
     from foreword.cli.chat.commands import Commands
@@ -81,19 +81,32 @@ def chat(*, model: ModelOption = DEFAULT_MODEL, options: ChatOptions) -> None:
 def run(
     *,
     model: ModelArgument,
-    prompt: Annotated[str | None, typer.Argument(help="Message to answer; without one, chat.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="Message to answer, with piped input after it; without both, chat.")
+    ] = None,
     options: ChatOptions,
 ) -> None:
     """Fetch a model if it is not here, then chat with it, or answer one PROMPT.
 
     Example: foreword run smollm2-135m "Name three colours."
     """
+    if sys.stdin is not None and not sys.stdin.isatty():
+        prompt = _with_input(prompt)
     with _session(model, options) as (session, interrupts):
         if prompt is not None:
             _answer(session.plan(prompt), session, interrupts)
             return
         _greet()
         _converse(session, interrupts)
+
+
+def _with_input(prompt: str | None) -> str:
+    """Return the prompt followed by all of standard input."""
+    _prepare_input()
+    parts = [part for part in (prompt, sys.stdin.read().rstrip("\r\n")) if part]
+    if not parts:
+        raise RequestError("the prompt is empty; give one as an argument or through the pipe")
+    return "\n".join(parts)
 
 
 @contextmanager
