@@ -2,8 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import Decoder
@@ -15,6 +14,7 @@ from foreword.control.service import divide_by_service
 from foreword.engine.adapters import Adapters
 from foreword.engine.background import BackgroundWork
 from foreword.engine.config import EngineParts
+from foreword.engine.counts import compiled_counts, state_counts
 from foreword.engine.drafting.drafter_pool import DrafterPool, needs_of_all
 from foreword.engine.drafting.saved_estimates import SavedEstimates
 from foreword.engine.intake import Intake
@@ -39,7 +39,6 @@ if TYPE_CHECKING:  # Triton is installed only on GPU machines
 
 MASK_WAIT = 0.005
 """Polling interval in seconds while every running request waits for a grammar mask."""
-
 
 LOADING_SECONDS = 0.005
 """Time budget in seconds, between two steps, for loading kernels that were compiled meanwhile."""
@@ -73,9 +72,7 @@ class EngineCore:
         self.cache = PagedCache(
             num_pages, prefix_caching=config.enable_prefix_caching, window=window, states=states
         )
-        max_running = (
-            min(config.max_num_seqs, states.sequences - 1) if states.sequences else config.max_num_seqs
-        )
+        max_running = states.most_running(config.max_num_seqs)
         self.max_rows = config.max_num_batched_tokens  # row budget of a pass
         self._clock = parts.clock
         self._stepper = Stepper(
@@ -124,9 +121,8 @@ class EngineCore:
         self.steps = 0
         self.seconds = StageSeconds()  # total over all steps, by stage
         self._cohorts = CohortAccounting()
-        self.kernels: Kernels | None = getattr(
-            target, "kernels", None
-        )  # of its GPU; None: nothing is compiled
+        # Of its GPU; None: nothing is compiled.
+        self.kernels: Kernels | None = getattr(target, "kernels", None)
         self.saved_estimates: SavedEstimates | None = None  # the file of saved estimates; None: not saved
 
     @property
@@ -143,8 +139,7 @@ class EngineCore:
         self.situation.speculating = on
 
     def prepare(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
-        """Check a request and prepare its drafter and grammar, without queueing it; raise `RequestError` if
-        invalid."""
+        """Check a request and prepare its drafter and grammar without queueing it; raise `RequestError` if invalid."""
         with self.drafters.none_closed():
             requests = self._intake.admit(new, assigned)
             for request in requests:
@@ -221,8 +216,7 @@ class EngineCore:
             self._grammars.wait_for_masks(MASK_WAIT)
 
     def end_late(self) -> list[AnswerDelta]:
-        """End answers whose deadline has passed or, for requests that ask for it, can no longer be met; return their
-        final deltas."""
+        """End answers whose deadline has passed or, if they ask for it, cannot be met; return their final deltas."""
         late = self.scheduler.late(self._clock)
         for request, why in late:
             request.answer.end(DEADLINE, why)
@@ -296,27 +290,9 @@ class EngineCore:
             cohorts=self._cohorts.snapshot(),
             services=self.scheduler.by_service(),
             control=self._report(),
-            **self._compiled(),
-            **self._kept_states(),
+            **compiled_counts(self.kernels),
+            **state_counts(self.cache.chunks),
         )
-
-    def _compiled(self) -> dict[str, Any]:
-        if (kernels := self.kernels) is None:
-            return {}
-        counts = {f"passes_{name}": count for name, count in asdict(kernels.passes).items()}
-        return counts | {"kernels_loaded": kernels.loaded, "kernels_pending": kernels.pending}
-
-    def _kept_states(self) -> dict[str, Any]:
-        if (chunks := self.cache.chunks) is None:
-            return {}
-        counts = chunks.counts
-        return {
-            "states": chunks.sizes.states,
-            "states_used": chunks.states_used,
-            "state_checkpoints": chunks.num_checkpoints,
-            "state_hits": counts.hits,
-            "state_evictions": counts.evicted,
-        }
 
     def _report(self) -> ControlReport | None:
         with self._stepper.faults.suppressed("report"):

@@ -40,6 +40,10 @@ class StateSizes(NamedTuple):
     def rings(self) -> int:
         return 2 * self.sequences
 
+    def most_running(self, limit: int) -> int:
+        """Return how many requests may run: one place is for a prompt that is kept for its siblings."""
+        return min(limit, self.sequences - 1) if self.sequences else limit
+
 
 NO_STATES = StateSizes()
 
@@ -131,6 +135,18 @@ class ChunkPool:
     def close(self, chunks: list[Chunk]) -> None:
         while chunks:
             self._release(chunks.pop())
+
+    def keep_due(
+        self, chunks: list[Chunk], computed: int, chain: Sequence[PrefixNode], ends_prompt: bool
+    ) -> None:
+        """Keep due states of committed chunks as checkpoints: some on the way, and the prompt's last one."""
+        current = reading(chunks, computed)
+        for chunk in chunks:
+            if chunk.start < computed and chunk.start % CHECKPOINT_EVERY == 0:
+                self.keep(chunk, chain)
+        if ends_prompt:
+            self.keep(current, chain)
+        self.drop_passed(chunks, computed)
 
     def keep(self, chunk: Chunk, chain: Sequence[PrefixNode]) -> None:
         """Keep the state as a checkpoint at its page, if that is published."""

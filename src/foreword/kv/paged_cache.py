@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from foreword.kv.block_pool import BlockPool
 from foreword.kv.chunks import (
-    CHECKPOINT_EVERY,
     NO_STATES,
     RING_ROWS,
     ChunkPool,
@@ -15,7 +14,7 @@ from foreword.kv.chunks import (
 )
 from foreword.kv.extra_rows import found_rows
 from foreword.kv.prefix_cache import PrefixCache, PrefixNode
-from foreword.kv.sequence import GONE, KvSequence, RowMove, RowMoves, Window, check_sequences
+from foreword.kv.sequence import GONE, KvSequence, RowMove, RowMoves, Window, check_sequences, publish_pages
 
 PAGE_SIZE = 16
 """KV rows in one page."""
@@ -191,46 +190,16 @@ class PagedCache:
         if sequence.publishes and sequence.computed // self.page_size > len(sequence.chain):
             self._publish_pages(sequence, tokens)
         if self.chunks is not None:
-            self._keep_states(sequence, len(tokens))
-
-    def _keep_states(self, sequence: KvSequence, length: int) -> None:
-        """Keep due states of committed chunks as checkpoints: the prompt's last one, and some before it."""
-        assert self.chunks is not None
-        current = reading(sequence.chunks, sequence.computed)
-        for chunk in sequence.chunks:
-            if chunk.start < sequence.computed and chunk.start % CHECKPOINT_EVERY == 0:
-                self.chunks.keep(chunk, sequence.chain)
-        if not sequence.has_prompt_state and sequence.computed + 1 >= length:
-            sequence.has_prompt_state = True
-            self.chunks.keep(current, sequence.chain)
-        self.chunks.drop_passed(sequence.chunks, sequence.computed)
+            ends_prompt = not sequence.has_prompt_state and sequence.computed + 1 >= len(tokens)
+            sequence.has_prompt_state |= ends_prompt
+            self.chunks.keep_due(sequence.chunks, sequence.computed, sequence.chain, ends_prompt)
 
     def _publish_pages(self, sequence: KvSequence, tokens: Sequence[int]) -> None:
         final = min(self._moves.settled(sequence), len(tokens))
         if self.chunks is not None:  # no sequence could begin after the last state
             final = min(final, reading(sequence.chunks, sequence.computed).start)
         full = self._window.publishable(final // self.page_size)
-        for position in range(sequence.published, full):
-            first = position * self.page_size
-            text = tuple(tokens[first : first + self.page_size])
-            parent, page = sequence.chain[-1] if position else sequence.tenant, sequence.pages[position]
-            if page == GONE:
-                return
-            node = self._prefix.find(parent, text)
-            adopted = node is not None
-            if node is not None:
-                self._prefix.hold([node])
-                self.pool.release([page])
-                sequence.pages[position] = node.page
-            elif self.pool.is_shared(page):
-                return
-            else:
-                node = self._prefix.add(parent, text, page)
-            sequence.chain.append(node)
-            for kind in sequence.extra.values():
-                if adopted:
-                    kind.adopt(sequence.chain)
-                kind.mark(sequence.chain)
+        publish_pages(sequence, tokens, full, self._prefix, self.pool, self.page_size)
 
     def distrust(self, sequence: KvSequence) -> None:
         """Unpublish the sequence's pages and everything built on them, because some may contain NaN.

@@ -200,6 +200,38 @@ class Window:
             sequence.pages[place] = GONE
 
 
+def publish_pages(
+    sequence: KvSequence,
+    tokens: Sequence[int],
+    full: int,
+    prefix: PrefixCache,
+    pool: BlockPool,
+    page_size: int,
+) -> None:
+    """Publish the sequence's first `full` pages, or adopt those that are published already with the same text."""
+    for position in range(sequence.published, full):
+        first = position * page_size
+        text = tuple(tokens[first : first + page_size])
+        parent, page = sequence.chain[-1] if position else sequence.tenant, sequence.pages[position]
+        if page == GONE:
+            return
+        node = prefix.find(parent, text)
+        adopted = node is not None
+        if node is not None:
+            prefix.hold([node])
+            pool.release([page])
+            sequence.pages[position] = node.page
+        elif pool.is_shared(page):
+            return
+        else:
+            node = prefix.add(parent, text, page)
+        sequence.chain.append(node)
+        for kind in sequence.extra.values():
+            if adopted:
+                kind.adopt(sequence.chain)
+            kind.mark(sequence.chain)
+
+
 def check_sequences(
     sequences: set[KvSequence], pool: BlockPool, prefix: PrefixCache, moves: RowMoves, page_size: int
 ) -> None:

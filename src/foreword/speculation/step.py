@@ -49,10 +49,7 @@ class Stepper:
         return report
 
     def launch(self, entries: Sequence[PassEntry], plans: Plans | None = None) -> Launched:
-        """Plan unless `plans` are given, propose, trim, forward, and start acceptance.
-
-        On failure nothing has changed.
-        """
+        """Plan unless `plans` are given, propose, trim, forward, and start acceptance; on failure nothing changes."""
         probe = StepProbe(self.clock)
         transaction = Transaction(self.cache, entries)
         try:

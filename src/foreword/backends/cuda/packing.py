@@ -14,7 +14,8 @@ from foreword.backends.cuda.kernels.grouped import E2M1, INT4, INT8, GroupedWeig
 from foreword.backends.cuda.kernels.mxfp4 import PackedExperts
 from foreword.backends.cuda.packed_products import Matrix, PackedWeight, rounded_weight
 from foreword.backends.support import require_supported
-from foreword.backends.torch.weights import DecoderWeights, LayerSource, weights_from
+from foreword.backends.torch.sources import LayerSource
+from foreword.backends.torch.weights import DecoderWeights, weights_from
 from foreword.backends.weight_loader import WeightLoader
 from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
 from foreword.models.formats.hf.packed_tensors import Fp8Tensor, GroupedTensor, Kept

@@ -7,7 +7,8 @@ from typing import Generic, Self
 import torch
 from torch import Tensor
 
-from foreword.backends.torch.weights import DecoderWeights, M_co
+from foreword.backends.torch.sources import M_co
+from foreword.backends.torch.weights import DecoderWeights
 from foreword.errors import CheckpointError
 from foreword.kv.spec import DECODER_ROWS, RowSpec
 from foreword.models.config import ModelConfig
