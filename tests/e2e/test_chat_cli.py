@@ -8,7 +8,6 @@ import pytest
 
 from foreword import LLM, SamplingParams
 from foreword.cli.chat.text import visible
-from foreword.models.heads.shipped import shipped_heads
 from foreword.models.sources.builtin import cache_directory
 from helpers.command_line import assert_one_line_error, foreword, refusal
 from helpers.terminal import CTRL_C, CTRL_D, Terminal
@@ -62,7 +61,7 @@ def test_the_default_model_is_talked_to_with_its_own_head(tmp_path: Path):
     """The head keeps rows in the KV pages: they are laid out for it at the start, or when it is asked for."""
     (tmp_path / "models").symlink_to(cache_directory() / "models")  # without what others' requests have shown
     environment = {"FOREWORD_CACHE": str(tmp_path)}
-    head = f'{{"method": "eagle3", "model": "{shipped_heads()[0].name}"}}'
+    head = '{"method": "eagle3", "model": "smollm2-135m-eagle3"}'
     question = "Name three colours.\n"
     texts = []
     for options, lines in (([], question), (["--speculation", "off"], f"/method {head}\n" + question)):

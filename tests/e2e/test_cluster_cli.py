@@ -110,7 +110,7 @@ def test_what_a_cluster_cannot_do_is_said_in_one_line(tmp_path: Path):
     up = foreword("cluster", "up", str(file))  # there is no model m
     assert up.returncode == 2
     assert "t refused its options (see above) and is not started again" in up.stderr
-    assert "no member of this cluster" in up.stderr.splitlines()[-1]
+    assert "all members of this cluster refused their options" in up.stderr.splitlines()[-1]
     if not HAS_RAY:
         file.write_text("{ray: {}, targets: [{name: t, model: m, port: 1}]}\n")
         assert_one_line_error(foreword("cluster", "up", str(file)), "pip install 'foreword[cluster]'")

@@ -97,7 +97,7 @@ def test_columns_are_joined_at_the_first_rank():
 def test_what_the_first_rank_has_is_spread():
     def act(exchange: RankExchange) -> list[int]:
         numbers = torch.tensor([5, 6]) if exchange.rank == 0 else torch.zeros(2, dtype=torch.int64)
-        exchange.spread(numbers)
+        exchange.broadcast(numbers)
         return numbers.tolist()
 
     assert at_all_ranks(act) == [[5, 6]] * SIZE
