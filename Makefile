@@ -14,13 +14,14 @@ demo: $(READY)
 # Two tests at a time, each on one core; the files in the order of tests/conftest.py. Bytecode is kept whatever the
 # environment says: many tests start processes of their own. The linters run beside the tests; what they say comes
 # after the tests' report, and either failing fails the target.
+# With `=`, since pytest takes an existing file after a space for a test path, and then does not know the option.
 test: $(READY)
 	$(BIN)/foreword pull smollm2-135m
 	mkdir -p build
 	( $(LINT) ) > build/lint.log 2>&1 & linting=$$!; \
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 FOREWORD_THREADS=1 \
 		$(BIN)/pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder --durations=10 \
-		--core-seconds build/core-seconds.json; tested=$$?; \
+		--core-seconds=build/core-seconds.json; tested=$$?; \
 	wait $$linting; linted=$$?; echo "== lint"; cat build/lint.log; test $$tested = 0 -a $$linted = 0
 
 test-slow: $(READY)
