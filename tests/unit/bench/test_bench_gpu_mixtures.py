@@ -9,7 +9,7 @@ import torch
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
 from foreword.bench.gpu.device import matrix_operations
-from foreword.bench.gpu.mixtures import experts_read, idle_numbers, step_bytes
+from foreword.bench.gpu.mixtures import experts_read, idle_expert_parameters, step_bytes
 from foreword.bench.random_heads import write_random_head
 from foreword.bench.random_models import SHAPES
 from foreword.models.heads.opening import open_head
@@ -38,9 +38,9 @@ def test_operations_are_those_of_the_experts_that_tokens_take():
     decoder = TorchDecoder(
         config, load_weights(RandomCheckpoint(config), torch.bfloat16, torch.device("cpu"))
     )
-    assert idle_numbers(decoder) == 2 * 4 * 40 * 72 * 3
+    assert idle_expert_parameters(decoder) == 2 * 4 * 40 * 72 * 3
     routers = 2 * 6 * 72  # which are in float32
-    numbers = decoder.layer_bytes / 2 - routers - idle_numbers(decoder)
+    numbers = decoder.layer_bytes / 2 - routers - idle_expert_parameters(decoder)
     assert matrix_operations(decoder, 7) == 2 * 7 * numbers
 
 

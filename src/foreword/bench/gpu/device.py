@@ -8,7 +8,7 @@ from time import perf_counter
 import torch
 
 from foreword.backends.interface import Decoder
-from foreword.bench.gpu.mixtures import layer_numbers
+from foreword.bench.gpu.mixtures import layer_parameters
 from foreword.bench.step_cost import random_tokens
 from foreword.proofs.passes import CachedRequests, prompt_pass
 from foreword.speculation.draft import Draft
@@ -113,4 +113,4 @@ def prompt_seconds(decoder: Decoder, tokens: int, repeats: int = 5) -> float:
 
 def matrix_operations(decoder: Decoder, rows: int) -> float:
     """Return the operations of the layers' matrix products over this many rows; of a mixture, with active experts."""
-    return 2.0 * rows * layer_numbers(decoder)
+    return 2.0 * rows * layer_parameters(decoder)

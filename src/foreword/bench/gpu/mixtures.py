@@ -40,22 +40,25 @@ def experts_read(decoder: Decoder, texts: Sequence[Sequence[int]]) -> float | No
     return mean(counts)
 
 
-def idle_numbers(decoder: Decoder) -> float:
-    """Weights of experts that one token does not take."""
+def idle_expert_parameters(decoder: Decoder) -> float:
+    """Return the number of parameters of experts that one token does not use."""
     layers = [layer.mlp.experts for layer in decoder.config.layers if layer.mlp.experts is not None]
     width = 3 * decoder.config.hidden_size
     return sum((spec.count - spec.per_token) * spec.size * width for spec in layers)
 
 
-def layer_numbers(decoder: Decoder) -> float:
-    """Weights of all layers, however they are stored, without those of experts that one token does not take."""
+def layer_parameters(decoder: Decoder) -> float:
+    """Return the number of parameters of all layers that one token uses, however they are stored."""
     shapes = expected_shapes(decoder.config).items()
     every = sum(prod(shape) for name, shape in shapes if name.startswith("model.layers."))
-    return every - idle_numbers(decoder)
+    return every - idle_expert_parameters(decoder)
 
 
 def step_bytes(decoder: Decoder, experts: float | None) -> float:
-    """Bytes of weights that a step reads with so many experts of a layer: of the embedding, next to none."""
+    """Return the bytes of weights that a step reads if it uses this many experts per layer.
+
+    A separate embedding does not count: a step reads few of its rows.
+    """
     assert isinstance(decoder, DescribedDecoder)
     weights = decoder.weights
     unread = 0.0 if weights.head is weights.embedding else float(weights.embedding.nbytes)

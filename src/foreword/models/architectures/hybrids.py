@@ -120,7 +120,7 @@ _GRANITE_NAMES = (
     (".block_sparse_moe.output_linear.weight", ".mlp.experts.down_proj"),
 )
 
-GRANITE_HYBRID = Architecture(
+_GRANITE_WITH_EXPERTS = Architecture(
     name="granitemoehybrid",
     models="Granite 4",
     hf_class="GraniteMoeHybridForCausalLM",
@@ -151,12 +151,11 @@ GRANITE_HYBRID = Architecture(
         stacked_experts=ExpertStacks.HALVES,
     ),
 )
-"""Granite with Mamba-2 layers, and experts beside a shared one."""
 
 GRANITE_HYBRID = replace(
-    GRANITE_HYBRID,
+    _GRANITE_WITH_EXPERTS,
     without_experts=replace(
-        GRANITE_HYBRID,
+        _GRANITE_WITH_EXPERTS,
         experts=None,
         mlp_size="shared_intermediate_size",
         stored=StoredTensors(
@@ -169,6 +168,7 @@ GRANITE_HYBRID = replace(
         ),
     ),
 )
+"""Granite with Mamba-2 layers; experts beside a shared one, or one MLP in models without experts."""
 
 NEMOTRON_H = Architecture(
     name="nemotron_h",

@@ -112,7 +112,7 @@ class FrozenTarget:
 
 
 class KeptFeatures:
-    """Features of batches, computed once while they fit into some memory."""
+    """The target's features of each batch, kept across epochs as far as memory allows."""
 
     def __init__(self, target: FrozenTarget, taps: Sequence[int], room: int) -> None:
         """`room` is in bytes of the target's device."""

@@ -106,7 +106,10 @@ _STACKED = {
 def expert_places(
     names: Iterable[str], stacks: ExpertStacks, shape: Callable[[str], list[int]]
 ) -> dict[str, Place]:
-    """Every expert's tensors within stacks of all of a layer; `shape` returns the shape of a stack."""
+    """Return where each expert's tensors lie in the tensors that hold all experts of a layer (stacks).
+
+    `shape` returns the shape of a stack.
+    """
     found = {}
     for name in names:
         if (stack := _STACK.fullmatch(name)) is None:
