@@ -29,7 +29,7 @@ OPTIONS = {"seed": 3, "num_predict": 24}
 @pytest.fixture(scope="module")
 def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory):
     model = with_context(tiny_model, tmp_path_factory.mktemp("wide"), 2048)
-    with real_server(model, ServerSettings("tiny", limits=Limits(stops=2))) as running:
+    with real_server(model, ServerSettings("tiny", model, limits=Limits(stops=2))) as running:
         yield running
 
 
@@ -139,6 +139,14 @@ def test_models_are_listed_and_shown(server, client):
     assert [model.model for model in client.list().models] == ["tiny"]
     assert [model.model for model in client.ps().models] == ["tiny"]
     shown = client.show("tiny")
+    (listed,), (running,) = client.list().models, client.ps().models
+    folder = server.context.settings.model_path
+    files = [file.stat() for file in folder.iterdir()]
+    assert listed.size == running.size == sum(stat.st_size for stat in files) > 0
+    assert listed.modified_at.timestamp() == pytest.approx(max(stat.st_mtime for stat in files))
+    assert len(listed.digest) == 64  # Ollama's programs take its first 12 characters
+    assert shown.details.format == listed.details.format == "safetensors"
+    assert running.context_length == 2048
     assert shown.modelinfo["foreword.context_length"] == 2048
     assert {"completion", "tools"} <= set(shown.capabilities)
     with server.http() as http:

@@ -20,6 +20,8 @@ $ foreword bench scoreboard --measure        # measure what has no file yet, the
 
 - `--measure` runs [`foreword bench compare`](bench-compare.md), and [`foreword prove --url`](proof.md) for the server
   of each engine that is installed. `--model` names models; `--compare` and `--prove` pass options on.
+- A server is examined for at most four minutes (`--prove '--brief --minutes 4'`). *Not tried* names the claims that
+  were left, with the reason below the table.
 - Each table is one run, or figures of a stated source. Compare rows of one table only. Bold is the best of a column.
 - *Same text*: share of answers with the same engine's text without speculation.
 - *Memory*: peak resident memory of the engine's process.
@@ -135,14 +137,31 @@ def _verdicts(title: str, results: Sequence[tuple[Path, Mapping[str, Any]]]) -> 
     yield from (f"## {title}: `foreword prove --url`", "")
     for path, result in results:
         absent = "".join(f" Not examined: {reason}." for reason in result.get("absent", ()))
-        yield f"- {_engine(result)}: {_origin(path, result['made'])}{absent}"
+        yield f"- {_engine(result)}: {_origin(path, result['made'])}{_extent(result)}{absent}"
     examined = [result for _, result in results if result["verdicts"]]
     columns = [{one["check"]: one["verdict"] for one in result["verdicts"]} for result in examined]
     checks = dict.fromkeys(one["check"] for result in examined for one in result["verdicts"])
     yield from ("", f"| check | {' | '.join(map(_engine, examined))} |", "| --- " * (len(examined) + 1) + "|")
     for check in checks:
-        yield f"| {check} | {' | '.join(column.get(check, '') for column in columns)} |"
+        yield f"| {check} | {' | '.join(column.get(check, 'not tried') for column in columns)} |"
     yield ""
+    explained = [line for result in examined for line in _explained(result)]
+    yield from ([*explained, ""] if explained else [])
+
+
+def _extent(result: Mapping[str, Any]) -> str:
+    """Return the size of an examination and what it took."""
+    if not result["verdicts"]:
+        return ""
+    took = f" in {result['seconds']:.0f} s" if "seconds" in result else ""
+    return f" Form: {result['plan']}, {result['requests_made']} requests{took}."
+
+
+def _explained(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why a claim was refuted, not tried, or held only up to rounding."""
+    for one in result["verdicts"]:
+        if one["verdict"] not in ("held", "not refuted"):
+            yield f"- {_engine(result)}, {one['check']}: {one['verdict']}: {one['detail']}"
 
 
 def _engine(result: Mapping[str, Any]) -> str:

@@ -253,7 +253,8 @@ def prepared(
     if speculation is not None:
         start = {**start, "speculation": speculation.as_mapping()}
     checkpoint = open_checkpoint(path)
-    settings = replace(settings, sampling=sampling_defaults(checkpoint, generation_config))
+    sampling = sampling_defaults(checkpoint, generation_config)
+    settings = replace(settings, model_path=path, sampling=sampling)
     supervision = SupervisorSettings(
         Start(str(path), **start), engine.engine_factory or DEFAULT_FACTORY, hang_seconds=engine.hang_seconds
     )

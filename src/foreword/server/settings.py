@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foreword import __version__
@@ -94,6 +95,7 @@ class ServerSettings:
     """One server's settings."""
 
     model_name: str  # the model's public name, and the default of requests
+    model_path: Path | None = None  # its file or directory, which Ollama's routes describe
     api_keys: tuple[str, ...] = ()  # accepted keys; empty: no key needed
     # keys with access to all routes; only these may change settings for all tenants
     admin_keys: tuple[str, ...] = ()

@@ -27,11 +27,11 @@ def planned(monkeypatch) -> list[str]:
     ("arguments", "piped", "prompt"),
     [
         ((), "the sky\n\n the sea\n", "the sky\n\n the sea"),
-        (("Sum up:",), "the sky\r\n", "Sum up:\nthe sky"),
+        (("Sum it up.",), "the sky\r\n", "the sky\nSum it up."),
         (("Sum up:",), "", "Sum up:"),
     ],
 )
-def test_all_of_the_input_is_one_prompt_after_the_argument(monkeypatch, planned, arguments, piped, prompt):
+def test_all_of_the_input_is_one_prompt_before_the_argument(monkeypatch, planned, arguments, piped, prompt):
     monkeypatch.setattr("sys.stdin", io.StringIO(piped))
     assert refusal("run", "smollm2-135m", *arguments).returncode == 0
     assert planned == [prompt]

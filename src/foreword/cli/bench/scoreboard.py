@@ -38,7 +38,9 @@ class Scoreboard(Command):
     )
     compare: str = option("", "With --measure: options of `bench compare`.", metavar="OPTIONS")
     prove: str = option(
-        "--small", "With --measure: options of `prove --url`; 'off' examines no server.", metavar="OPTIONS"
+        "--brief --minutes 4",
+        "With --measure: options of `prove --url`; 'off' examines no server.",
+        metavar="OPTIONS",
     )
     peers: str | None = option(None, "With --measure: engines, as for `bench compare`.")
     python: list[str] | None = option(
@@ -71,7 +73,7 @@ class Scoreboard(Command):
         self.results.mkdir(parents=True, exist_ok=True)
         for model in self.model or [DEFAULT_MODEL]:
             path, short = resolve_model(model), Path(model).name.removesuffix(".gguf")
-            title = {"title": f"{short}, {self.label}, {threads} threads"}
+            title = {"title": f"{short}, {self.label}, {threads} thread{'s' * (threads > 1)}"}
             self._keep(f"{short}-speed", title, partial(self._speed, model, short, threads))
             for one in served:
                 python = pythons.get(one.engine)

@@ -82,7 +82,7 @@ def run(
     *,
     model: ModelArgument,
     prompt: Annotated[
-        str | None, typer.Argument(help="Message to answer, with piped input after it; without both, chat.")
+        str | None, typer.Argument(help="Message to answer, after piped input; without both, chat.")
     ] = None,
     options: ChatOptions,
 ) -> None:
@@ -101,9 +101,9 @@ def run(
 
 
 def _with_input(prompt: str | None) -> str:
-    """Return the prompt followed by all of standard input."""
+    """Return all of standard input followed by the prompt, as `ollama run` puts them."""
     _prepare_input()
-    parts = [part for part in (prompt, sys.stdin.read().rstrip("\r\n")) if part]
+    parts = [part for part in (sys.stdin.read().rstrip("\r\n"), prompt) if part]
     if not parts:
         raise RequestError("the prompt is empty; give one as an argument or through the pipe")
     return "\n".join(parts)

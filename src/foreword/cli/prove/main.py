@@ -31,6 +31,10 @@ class Prove(JsonCommand):
 
     full: bool = flag("Run all checks; takes minutes instead of seconds.")
     small: bool = flag("With --url: send fewer requests.")
+    brief: bool = flag("With --url: send the fewest requests, with short answers; for slow servers.")
+    minutes: float | None = option(
+        None, "With --url: end after this time; claims that are left are not tried.", min=0.0
+    )
     url: str | None = option(None, "Test this server over HTTP, such as http://host:port/v1.", metavar="URL")
     model: str | None = option(None, "With --url: name of the model. Default: the server's first.")
     route: str = option(
@@ -65,7 +69,7 @@ class Prove(JsonCommand):
     def run(self) -> None:
         if self.url is not None and self.pair is not None:
             raise RequestError("--url and --pair exclude each other; give one")
-        for name in ("dry_run", "small", "only", "model", "plain_url", "plain_body"):
+        for name in ("dry_run", "small", "brief", "minutes", "only", "model", "plain_url", "plain_body"):
             if self.url is None and getattr(self, name):
                 option = f"--{name.replace('_', '-')}"
                 raise RequestError(f"{option} is for the examination of a server; add --url")
@@ -80,13 +84,15 @@ class Prove(JsonCommand):
 
     def _examine(self) -> None:
         from foreword.cli.prove.server import ExaminationOptions, prove_server
-        from foreword.proofs.server.context import FULL, SMALL, STANDARD
+        from foreword.proofs.server.context import BRIEF, FULL, SMALL, STANDARD
 
         if not isfinite(self.tolerance):  # an infinite tolerance would refute nothing
             raise RequestError(f"--tolerance must be a finite number of nats, not {self.tolerance}")
-        if self.full and self.small:
-            raise RequestError("--full and --small exclude each other; give one")
-        plan = FULL if self.full else SMALL if self.small else STANDARD
+        sizes = {"--full": FULL, "--small": SMALL, "--brief": BRIEF}
+        given = [name for name in sizes if getattr(self, name.removeprefix("--"))]
+        if len(given) > 1:
+            raise RequestError(f"{' and '.join(given)} exclude each other; give one")
+        plan = sizes[given[0]] if given else STANDARD
         plain = None
         if self.plain_body is not None:
             plain = json_object("--plain-body", self.plain_body, '{"speculation": false}')

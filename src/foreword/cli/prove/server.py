@@ -4,6 +4,7 @@ import asyncio
 import json
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -46,6 +47,7 @@ class ExaminationOptions:
     tolerance: float = 0.05
     seed: int = 0
     only: tuple[str, ...] = ()  # names of claims; empty: all
+    minutes: float | None = None  # limit of the examination
 
 
 def prove_server(
@@ -73,9 +75,11 @@ async def _run(options: ExaminationOptions, plan: "ExaminationPlan", dry_run: bo
         cost = examination.cost(context, checks)
         _print_cost(context, cost)
         found: list[ClaimVerdict] = []
+        began = perf_counter()
         if not dry_run:
-            with stage_bar() as progress:
-                async for verdict in examination.examine(context, progress, checks):
+            limit = None if options.minutes is None else 60 * options.minutes
+            with stage_bar(is_long=True) as progress:
+                async for verdict in examination.examine(context, progress, checks, limit):
                     found.append(verdict)
             _print(context, found)
         requests_made = context.server.requests + (plain.requests if plain else 0)
@@ -87,6 +91,8 @@ async def _run(options: ExaminationOptions, plan: "ExaminationPlan", dry_run: bo
         "url": server.address,
         "model": server.model,
         "plan": plan.name,
+        "minutes": options.minutes,
+        "seconds": perf_counter() - began,
         "requests_told": cost.whole,
         "requests_by_check": dict(cost.checks),
         "requests_made": requests_made,

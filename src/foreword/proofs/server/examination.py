@@ -1,5 +1,6 @@
 """The examination: its cost, all checks in order, and the verdicts."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -80,9 +81,13 @@ def cost(context: ProofContext, checks: Sequence[Check] = CHECKS) -> Cost:
 
 
 async def examine(
-    context: ProofContext, progress: StageProgress | None = None, checks: Sequence[Check] = CHECKS
+    context: ProofContext,
+    progress: StageProgress | None = None,
+    checks: Sequence[Check] = CHECKS,
+    seconds: float | None = None,
 ) -> AsyncIterator[ClaimVerdict]:
-    """Yield verdicts as they are found."""
+    """Yield verdicts as they are found; claims without one after `seconds` are not tried."""
+    deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
     before = _requests_sent(context)
     whole = cost(context, checks).whole - MOST_REQUESTS
     refuted_names: set[str] = set()
@@ -95,7 +100,11 @@ async def examine(
 
         show()
         fresh = replace(context, plan=plan, on_judged=show, extent=Extent())
-        verdict = await _verdict(check, fresh, refuted_names)
+        try:
+            async with asyncio.timeout_at(deadline):
+                verdict = await _verdict(check, fresh, refuted_names)
+        except TimeoutError:
+            verdict = replace(not_tried("no time was left"), check=check.name)
         if verdict.outcome is ClaimStatus.REFUTED:
             refuted_names.add(check.name)
         if verdict.outcome is ClaimStatus.FAILS_TOGETHER:  # send later requests one at a time

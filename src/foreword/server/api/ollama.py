@@ -1,7 +1,10 @@
 """Ollama's `/api/...`, converted to and from OpenAI's routes."""
 
 import json
+from datetime import UTC, datetime
 from functools import partial
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
@@ -43,6 +46,7 @@ _NOT_HERE = {
 def ollama_routes(context: ServerContext) -> APIRouter:
     """`/api/...`."""
     router = APIRouter(prefix="/api")
+    files = _files(context.settings.model_path)
 
     @router.post("/chat")
     async def chat(request: Request) -> Response:
@@ -59,7 +63,8 @@ def ollama_routes(context: ServerContext) -> APIRouter:
     async def tags() -> Response:
         """The model, and its LoRA adapters; all are loaded."""
         names = (context.settings.model_name, *sorted(context.adapters))
-        return json_answer({"models": [_listed(name) for name in names]})
+        about = {**files, "expires_at": None, "context_length": context.max_model_len}
+        return json_answer({"models": [{"name": name, "model": name, **about} for name in names]})
 
     @router.post("/show")
     async def show(request: Request) -> Response:
@@ -71,7 +76,7 @@ def ollama_routes(context: ServerContext) -> APIRouter:
             raise ApiError(400, "is missing", param="model")
         name = _plain_name(given)
         context.check_model(name)
-        return json_answer(_shown(context, name))
+        return json_answer(_shown(context, name) | {key: files[key] for key in ("details", "modified_at")})
 
     @router.get("/version")
     async def version() -> Response:
@@ -83,8 +88,22 @@ def ollama_routes(context: ServerContext) -> APIRouter:
     return router
 
 
-def _listed(name: str) -> Json:
-    return {"name": name, "model": name, "modified_at": None, "size": 0, "digest": "", "details": {}}
+def _files(path: Path | None) -> Json:
+    """Describe a model's files. Ollama's clients print the digest's first 12 characters, so it is never empty.
+
+    The digest covers names, sizes and times: reading many gigabytes would delay the start.
+    """
+    files = [] if path is None else sorted(path.rglob("*")) if path.is_dir() else [path]
+    found = {file.name: file.stat() for file in files if file.is_file()}
+    facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found.items()]
+    changed = datetime.fromtimestamp(max((stat.st_mtime for stat in found.values()), default=0), UTC)
+    form = "gguf" if path is not None and path.suffix == ".gguf" else "safetensors"
+    return {
+        "modified_at": changed.isoformat().replace("+00:00", "Z"),
+        "size": sum(stat.st_size for stat in found.values()),
+        "digest": sha256(repr(facts).encode()).hexdigest(),
+        "details": {"format": form},
+    }
 
 
 def _shown(context: ServerContext, name: str) -> Json:
@@ -99,7 +118,6 @@ def _shown(context: ServerContext, name: str) -> Json:
     return {
         "template": tokenizer.chat_template or "",
         "parameters": str(context.settings.sampling),
-        "details": {},
         "model_info": {
             "general.architecture": "foreword",
             "general.name": name,

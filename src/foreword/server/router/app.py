@@ -30,7 +30,7 @@ _OLLAMA = ("/api/chat", "/api/generate", "/api/show")
 ASKED = (*_OPENAI, *_ANTHROPIC, *_OLLAMA, "/generate", "/tokenize", "/detokenize")
 """Routes with a body that any target can answer."""
 
-_LISTS = ("/v1/models", "/v1/models/{name:path}", "/api/tags", "/api/version")
+_LISTS = ("/v1/models", "/v1/models/{name:path}", "/api/tags", "/api/ps", "/api/version")
 READ = (*sorted(PAGE_PATHS), "/page/settings", "/openapi.json", *_LISTS)
 
 OF_ONE_TARGET = ("/speculation", "/advise", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")

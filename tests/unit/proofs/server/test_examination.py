@@ -26,6 +26,7 @@ def examined(
     seed: int = 0,
     only: str | None = None,
     tolerance: float = 1e-6,
+    seconds: float | None = None,
 ) -> tuple[Sequence[ClaimVerdict], int, int]:
     """(verdicts, requests told beforehand, requests made)."""
 
@@ -34,10 +35,26 @@ def examined(
             server, plain = Server(client, "known"), Server(client, "known", extra={"speculation": False})
             context = await prepare(server, plan, plain, tolerance, seed)
             checks = CHECKS if only is None else chosen([only])
-            verdicts = [verdict async for verdict in examine(context, checks=checks)]
+            verdicts = [verdict async for verdict in examine(context, checks=checks, seconds=seconds)]
             return verdicts, cost(context, checks).whole, server.requests + plain.requests
 
     return asyncio.run(run())
+
+
+def test_claims_without_a_verdict_in_time_are_not_tried():
+    class Slow(KnownLaws):
+        async def __call__(self, request: httpx2.Request) -> httpx2.Response:
+            if b'"stop"' in request.content:
+                await asyncio.Event().wait()
+            return await super().__call__(request)
+
+    def within(seconds: float | None, only: str) -> Sequence[ClaimVerdict]:
+        return examined(httpx2.MockTransport(Slow()), only=only, seconds=seconds)[0]
+
+    assert {verdict.outcome for verdict in within(None, "usage")} == {ClaimStatus.HELD}
+    assert {verdict.outcome for verdict in within(0, "usage")} == {ClaimStatus.NOT_TRIED}
+    cut = within(1, "stop")[-1]
+    assert (cut.check, cut.outcome, cut.detail) == ("stop", ClaimStatus.NOT_TRIED, "no time was left")
 
 
 def names(verdicts: Sequence[ClaimVerdict], outcome: ClaimStatus) -> set[str]:
