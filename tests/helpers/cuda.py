@@ -10,9 +10,11 @@ from torch import Tensor
 
 from foreword.backends.choice import BackendChoice
 from foreword.backends.interface import Decoder
+from foreword.backends.torch.kv_store import TorchKvStore
+from foreword.kv.spec import PageSpec, RowSpec
 from foreword.models.formats.checkpoint import open_checkpoint
 
-CUDA_DTYPES = ["bfloat16", "float32", "fp8"]
+CUDA_DTYPES = ["bfloat16", "float32", "fp8", "fp8-kv"]
 
 
 has_gpu = torch.cuda.is_available()
@@ -51,22 +53,47 @@ def assert_same_row(found: Tensor, expected: Tensor) -> None:
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
-def cuda_decoder(path: Path, dtype: str = "float32", *, enforce_eager: bool = EAGER) -> Decoder:
+def cuda_decoder(
+    path: Path, dtype: str = "float32", *, enforce_eager: bool = EAGER, heads: str = "auto"
+) -> Decoder:
     """On a GPU as it is used; on the CPU its kernels are interpreted, which is slow and right in float32 alone.
 
     Products come in parts as they do in large models. With "fp8", weights are in 8 bits and the rest as usual;
-    with "fp8-float32", the rest is float32.
+    with "fp8-float32", the rest is float32; with "fp8-kv", keys and values are in 8 bits. `heads`: their quantization.
     """
     from foreword.backends.cuda.decoder import CudaDecoder
     from foreword.backends.cuda.packing import load_packed
     from foreword.backends.cuda.products import Products
 
     checkpoint = open_checkpoint(path)
-    kinds = {"fp8": torch.bfloat16 if has_gpu else torch.float32, "fp8-float32": torch.float32}
-    numbers = kinds.get(dtype) or getattr(torch, dtype)
-    choice = BackendChoice("cuda", None, numbers, "", "fp8" if dtype in kinds else "none")
+    usual = torch.bfloat16 if has_gpu else torch.float32
+    numbers = {"fp8": usual, "fp8-kv": usual, "fp8-float32": torch.float32}.get(dtype) or getattr(
+        torch, dtype
+    )
+    quantization = "fp8" if dtype in ("fp8", "fp8-float32") else "none"
+    choice = BackendChoice("cuda", None, numbers, "", quantization)
     weights = load_packed(checkpoint, choice, KERNEL_DEVICE)
-    made = CudaDecoder(checkpoint.config, weights, Products(least_part=16), enforce_eager=enforce_eager)
+    made = CudaDecoder(
+        checkpoint.config,
+        weights,
+        Products(least_part=16),
+        enforce_eager=enforce_eager,
+        packs_kv=dtype == "fp8-kv",
+        quantization=heads,
+    )
     if made.kernels is not None:
         made.kernels.are_awaited = True
     return made
+
+
+def packed_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """KV rows [slots, kv heads, dim] in 8 bits as the kernels keep them, and the numbers that they then stand for."""
+    slots, heads, dim = rows.shape
+    scales = rows.float().abs().amax(-1, keepdim=True) / 448
+    values = (rows.float() / scales).to(torch.float8_e4m3fn)
+    pairs = torch.stack(values.view(torch.uint8).chunk(2, dim=-1), dim=-1)
+    parts = [part.reshape(slots, -1).view(torch.uint8) for part in (pairs, scales.contiguous())]
+    spec = RowSpec("rows", 1, heads, dim, packed=True)
+    memory = TorchKvStore(PageSpec(spec), slots, 1, rows.device).arrays("rows")[0][0, :slots]
+    memory[:] = torch.cat(parts, dim=1).view(slots, heads, dim + 4)
+    return memory, values.float() * scales

@@ -95,6 +95,15 @@ def test_8_bit_weights_are_what_rounded_inputs_and_weights_give(path: Path, monk
     assert (found - expected).abs().mean() < 0.5 * (exact - expected).abs().mean()
 
 
+def test_keys_and_values_in_8_bits_change_little(path: Path):
+    ids = random_tokens(random.Random(1), 70 if has_gpu else 34)
+    plain, packed = (cuda_decoder(path, dtype) for dtype in ("bfloat16" if has_gpu else "float32", "fp8-kv"))
+    assert packed.kv_rows().bytes_per_row < 0.9 * plain.kv_rows().bytes_per_row
+    found, expected = all_logits(packed, ids), all_logits(plain, ids)
+    assert 0 < (found - expected).abs().mean() < 0.2 * expected.abs().mean()
+    assert packed.with_layers([0]).kv_rows().packed
+
+
 def test_a_store_of_another_decoder_is_refused(path: Path):
     decoder = cuda_decoder(path)
     runner, cache = fragmented_cache(decoder.with_layers([0]), 4, 0)

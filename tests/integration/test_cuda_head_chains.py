@@ -45,16 +45,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def engine(folder: Path, method: str) -> EngineCore:
+def engine(folder: Path, method: str, quantization: str = "auto") -> EngineCore:
     config = {"method": method, "model": str(folder / method), "num_speculative_tokens": 4, "fixed": True}
     loaded = load_model(str(folder / "target"), dtype="float32", device="cpu", backend="torch")
-    decoder = cuda_decoder(folder / "target")
+    decoder = cuda_decoder(folder / "target", heads=quantization)
     sizes = EngineConfig(kv_cache_memory_bytes=1 << 24)
     return make_core(replace(loaded, decoder=decoder), sizes, config)
 
 
-def decoded(folder: Path, method: str, in_one_call: bool) -> tuple[Listener, list[list[int]]]:
-    core = engine(folder, method)
+def decoded(
+    folder: Path, method: str, in_one_call: bool, quantization: str = "auto"
+) -> tuple[Listener, list[list[int]]]:
+    core = engine(folder, method, quantization)
     store: Any = core.runner.store
     for kind in store.spec.extra:
         for memory in store.arrays(kind.name):
@@ -75,12 +77,13 @@ def decoded(folder: Path, method: str, in_one_call: bool) -> tuple[Listener, lis
     return listener, [list(request.output_ids) for request in requests]
 
 
+@pytest.mark.parametrize("quantization", ["auto", "fp8"])
 @pytest.mark.parametrize(
     "method", ["eagle3", "eagle", "mtp", "p_eagle", "dflash", "dspark"] if has_gpu else ["eagle3"]
 )
-def test_a_chain_has_the_guesses_of_one_call_per_level(folder: Path, method: str):
-    together, texts = decoded(folder, method, in_one_call=True)
-    levels, same_texts = decoded(folder, method, in_one_call=False)
+def test_a_chain_has_the_guesses_of_one_call_per_level(folder: Path, method: str, quantization: str):
+    together, texts = decoded(folder, method, True, quantization)
+    levels, same_texts = decoded(folder, method, False, quantization)
     assert texts == same_texts
     assert together.drafts == levels.drafts
     assert together.chains >= 1

@@ -24,6 +24,10 @@ QUANTIZATIONS = ("auto", "none", "fp8", "int4")
 """Weight formats of the CUDA kernels: as stored, unpacked, or rounded to FP8 or to 4 bits."""
 
 
+KV_DTYPES = ("auto", "fp8")
+"""Keys and values of the CUDA kernels: as they are computed, or 8-bit floats with a scale for every token and head."""
+
+
 @dataclass(frozen=True)
 class BackendChoice:
     """The backend and number format to load a decoder with."""
@@ -33,20 +37,26 @@ class BackendChoice:
     torch_dtype: torch.dtype  # of the torch and CUDA decoders
     reason: str  # short explanation
     quantization: str = "auto"  # see QUANTIZATIONS
+    kv_cache_dtype: str = "auto"  # see KV_DTYPES
 
 
 def choose_backend(
-    backend: str, dtype: str, device: torch.device, quantization: str = "auto"
+    backend: str, dtype: str, device: torch.device, quantization: str = "auto", kv_cache_dtype: str = "auto"
 ) -> BackendChoice:
     """Select backend and number format; raise `RequestError` for unsupported combinations."""
-    if quantization not in QUANTIZATIONS:
-        raise RequestError(f"unknown quantization {quantization!r}; use {', '.join(QUANTIZATIONS)}")
-    choice = replace(_chosen(backend, dtype, device), quantization=quantization)
-    if quantization in ("fp8", "int4") and choice.name != "cuda":
-        raise RequestError(
-            f"quantization {quantization} needs the cuda backend, not {choice.name}; leave out --quantization"
-        )
-    return choice
+    choice = _chosen(backend, dtype, device)
+    for option, value, known in (
+        ("quantization", quantization, QUANTIZATIONS),
+        ("kv_cache_dtype", kv_cache_dtype, KV_DTYPES),
+    ):
+        if value not in known:
+            raise RequestError(f"unknown {option} {value!r}; use {', '.join(known)}")
+        if value not in ("auto", "none") and choice.name != "cuda":
+            flag = f"--{option.replace('_', '-')}"
+            raise RequestError(
+                f"{option} {value} needs the cuda backend, not {choice.name}; leave out {flag}"
+            )
+    return replace(choice, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
 
 
 def _chosen(backend: str, dtype: str, device: torch.device) -> BackendChoice:
@@ -89,11 +99,8 @@ def fitted(
     A backend requested by name, or by a format that only it has, stays; loading reports what it cannot run.
     """
     missing = missing_parts(config, choice.name)
-    is_named = (
-        backend != "auto"
-        or choice.quantization in ("fp8", "int4")
-        or (dtype != "auto" and dtype not in DTYPES)
-    )
+    is_packed = choice.quantization in ("fp8", "int4") or choice.kv_cache_dtype != "auto"
+    is_named = backend != "auto" or is_packed or (dtype != "auto" and dtype not in DTYPES)
     if not missing or is_named:
         return choice
     reason = f"the {choice.name} backend does not support {', '.join(missing)}"

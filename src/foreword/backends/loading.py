@@ -32,7 +32,13 @@ def decoder_of(
         return TorchDecoder(config, weights)
     from foreword.backends.cuda.decoder import CudaDecoder  # imports Triton
 
-    return CudaDecoder(config, weights, enforce_eager=enforce_eager)
+    return CudaDecoder(
+        config,
+        weights,
+        enforce_eager=enforce_eager,
+        packs_kv=choice.kv_cache_dtype == "fp8",
+        quantization=choice.quantization,
+    )
 
 
 def start_compiling(choice: BackendChoice, device: torch.device) -> None:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from foreword.cli.options.common import (
     BACKENDS,
     DTYPES,
+    KV_DTYPES,
     QUANTIZATIONS,
     check_device,
     check_model,
@@ -69,6 +70,13 @@ QuantizationOption = Annotated[
         help="Weights on a GPU: auto (as the checkpoint has them), none (unpacked), fp8 or int4.",
     ),
 ]
+KvDtypeOption = Annotated[
+    str,
+    typer.Option(
+        callback=lambda name: one_of("--kv-cache-dtype", name, KV_DTYPES),
+        help="Keys and values on a GPU: auto (as the model computes) or fp8.",
+    ),
+]
 DeviceOption = Annotated[str, typer.Option(callback=check_device, help="Device: auto, cpu, cuda or cuda:1.")]
 JsonOption = Annotated[
     bool,
@@ -86,6 +94,7 @@ class PlaceOptions:
     device: DeviceOption = late("auto", 2)
     backend: BackendOption = late("auto", 2)
     quantization: QuantizationOption = late("auto", 2)
+    kv_cache_dtype: KvDtypeOption = late("auto", 2)
 
     @property
     def place(self) -> dict[str, Any]:
@@ -190,6 +199,7 @@ def load_llm(
     device: str,
     backend: str = "auto",
     quantization: str = "auto",
+    kv_cache_dtype: str = "auto",
     speculation: str | None = None,
     generation_config: str = "none",
     tensor_parallel_size: int = 1,
@@ -218,6 +228,7 @@ def load_llm(
             device=device,
             backend=backend,
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             speculation=speculation,
             generation_config=generation_config,
             tensor_parallel_size=tensor_parallel_size,

@@ -57,6 +57,7 @@ class LLM:
         device: str = "auto",
         backend: str = "auto",
         quantization: str = "auto",
+        kv_cache_dtype: str = "auto",
         speculation: SpeculationOption = "auto",
         generation_config: str = "auto",
         tensor_parallel_size: int = 1,
@@ -68,7 +69,8 @@ class LLM:
 
         `progress` is called with loaded tensors, `preparing` with captured passes (see `EngineConfig.enforce_eager`).
 
-        `quantization` is "auto" for weights as the checkpoint has them, "none", "fp8" or "int4": docs/gpu.md.
+        `quantization` is "auto" for weights as the checkpoint has them, "none", "fp8" or "int4". With
+        `kv_cache_dtype` "fp8", keys and values are kept in 8 bits. Both are for a GPU: docs/gpu.md.
 
         `speculation` is the drafter, as in vLLM's `speculative_config`:
         `{"method": "ngram", "num_speculative_tokens": 5}`; "off", False or None: no drafter; "auto" or True: see
@@ -87,6 +89,7 @@ class LLM:
             device=device,
             backend=backend,
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             progress=progress,
             generation_config=generation_config,
             tensor_parallel_size=tensor_parallel_size,

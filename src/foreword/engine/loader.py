@@ -110,6 +110,7 @@ def load_model(  # noqa: PLR0913 - vLLM's names
     device: str = "auto",
     backend: str = "auto",
     quantization: str = "auto",
+    kv_cache_dtype: str = "auto",
     generation_config: str = "auto",
     tensor_parallel_size: int = 1,
     enforce_eager: bool = False,
@@ -119,7 +120,7 @@ def load_model(  # noqa: PLR0913 - vLLM's names
     check_generation_config(generation_config)
     place = pick_device(device)
     backend = parallel_backend(backend, tensor_parallel_size)
-    choice = choose_backend(backend, dtype, place, quantization)
+    choice = choose_backend(backend, dtype, place, quantization, kv_cache_dtype)
     hush_bfloat16()
     checkpoint = open_checkpoint(resolve_model(model))
     tokenizer, sampling = checkpoint.tokenizer(), sampling_defaults(checkpoint, generation_config)

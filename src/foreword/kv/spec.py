@@ -9,6 +9,12 @@ DECODER_ROWS = "decoder"
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes per stored number."""
 
+SCALE_BYTES = 4
+"""Of the scale that a head has in a packed row."""
+
+ROW_ALIGNMENT = 16
+"""Bytes at whose multiples packed rows begin: the widest load of a GPU."""
+
 
 @dataclass(frozen=True)
 class RowSpec:
@@ -25,6 +31,7 @@ class RowSpec:
     window: int | None = None  # number of newest rows that are read; None: all
     dtype: str = "float32"  # see ITEM_BYTES
     alignment: int = 1  # heads are padded to a multiple of this many numbers
+    packed: bool = False  # kept as 8-bit floats with a scale for every head; computed in `dtype`
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
@@ -36,10 +43,17 @@ class RowSpec:
     def values(self) -> int:
         return self.head_dim if self.value_dim is None else self.value_dim
 
+    def packed_bytes(self, numbers: int) -> int:
+        """Return the bytes of a packed row of one layer: numbers and a scale of every head, padding."""
+        return -(-self.num_kv_heads * (numbers + SCALE_BYTES) // ROW_ALIGNMENT) * ROW_ALIGNMENT
+
     @property
     def bytes_per_row(self) -> int:
         """Bytes per token over all layers."""
-        room = sum(-(-numbers // self.alignment) * self.alignment for numbers in (self.head_dim, self.values))
+        sizes = self.head_dim, self.values
+        if self.packed:
+            return self.num_layers * sum(map(self.packed_bytes, sizes))
+        room = sum(-(-numbers // self.alignment) * self.alignment for numbers in sizes)
         return self.num_layers * self.num_kv_heads * room * ITEM_BYTES[self.dtype]
 
 

@@ -14,6 +14,7 @@ def load_engine(start: Start, on_stage: StageProgress) -> Engine:
         device=start.device,
         backend=start.backend,
         quantization=start.quantization,
+        kv_cache_dtype=start.kv_cache_dtype,
         tensor_parallel_size=start.tensor_parallel_size,
         speculation=start.speculation,  # None: off; "auto" was resolved before
         config=EngineConfig(**start.config),

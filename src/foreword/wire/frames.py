@@ -33,6 +33,7 @@ class Start(_Message, frozen=True):
     adapters: dict[str, str] = {}  # LoRA adapters to load at the start: name -> folder
     tensor_parallel_size: int = 1
     quantization: str = "auto"
+    kv_cache_dtype: str = "auto"
 
 
 class Submit(_Message, frozen=True):

@@ -51,6 +51,11 @@ def test_weights_in_8_bits_need_the_cuda_backend(monkeypatch: pytest.MonkeyPatch
     for backend, device in (("torch", "cuda"), ("auto", "cpu")):
         with pytest.raises(RequestError, match="fp8 needs the cuda backend"):
             choose_backend(backend, "auto", torch.device(device), "fp8")
+    assert choose_backend("auto", "auto", torch.device("cuda"), kv_cache_dtype="fp8").kv_cache_dtype == "fp8"
+    with pytest.raises(
+        RequestError, match=r"kv_cache_dtype fp8 needs the cuda backend.*leave out --kv-cache-dtype"
+    ):
+        choose_backend("torch", "auto", torch.device("cuda"), kv_cache_dtype="fp8")
     with pytest.raises(RequestError, match="unknown quantization 'int3'"):
         choose_backend("auto", "auto", CPU, "int3")
 

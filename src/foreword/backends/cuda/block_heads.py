@@ -72,8 +72,8 @@ class CudaBlockHead(KernelHead):
 
     drafts_early = False  # its chains come from one pass over known texts
 
-    def __init__(self, head: Head, rows: str, ends: TargetEnds, *, captures: bool) -> None:
-        super().__init__(head, rows, ends, captures=captures, captured_rows=CAPTURED_ROWS)
+    def __init__(self, head: Head, rows: str, ends: TargetEnds, quantization: str, *, captures: bool) -> None:
+        super().__init__(head, rows, ends, quantization, captures=captures, captured_rows=CAPTURED_ROWS)
         self._reads_context = head.spec.join is Join.CONTEXT
         self._is_markov = head.spec.has(MARKOV[0] + ".weight")
         self._passes: GraphsByMemory[BlockShape, tuple[Tensor, Tensor]] = GraphsByMemory()

@@ -108,8 +108,8 @@ class _ChainState(NamedTuple):
 class CudaHead(KernelHead):
     """A head that drafts token by token: its chains run on Triton kernels."""
 
-    def __init__(self, head: Head, rows: str, ends: TargetEnds, *, captures: bool) -> None:
-        super().__init__(head, rows, ends, captures=captures, captured_rows=DECODE_ROWS[-1])
+    def __init__(self, head: Head, rows: str, ends: TargetEnds, quantization: str, *, captures: bool) -> None:
+        super().__init__(head, rows, ends, quantization, captures=captures, captured_rows=DECODE_ROWS[-1])
         self._gained = torch.zeros(_MOST_CHAINS, dtype=torch.int32, device=ends.device)
         self._firsts: GraphsByMemory[FirstShape, None] = GraphsByMemory()
         self._levels: GraphsByMemory[LevelShape, None] = GraphsByMemory()

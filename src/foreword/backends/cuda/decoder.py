@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -32,8 +33,9 @@ from foreword.backends.torch.heads import TargetEnds
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.rotation import CosSin, Rotations
 from foreword.backends.torch.weights import DecoderWeights
+from foreword.errors import RequestError
 from foreword.kv.chunks import NO_STATES, StateSizes
-from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
+from foreword.kv.spec import DECODER_ROWS, SCALE_BYTES, PageSpec, RowSpec
 from foreword.models.adapters import Lora
 from foreword.models.config import AttentionSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
@@ -46,11 +48,13 @@ Result = tuple[Tensor, dict[Tap, Tensor]]
 class CudaHeads:
     """Loads heads for a decoder, in its dtype."""
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights[Matrix], captures: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: DecoderWeights[Matrix], quantization: str, captures: bool
+    ) -> None:
         ends = DecoderWeights(weights.embedding, (), weights.final_norm, weights.head)
         self._reference = TorchHeads(config, ends, bucketed=True)
         self._ends = TargetEnds.of(weights)
-        self._captures = captures
+        self._quantization, self._captures = quantization, captures
 
     def head(self, head: Head, rows: str) -> HeadRunner:
         """Load a head with KV rows; layers that are not of the llama kind run on torch."""
@@ -58,7 +62,7 @@ class CudaHeads:
             return self._reference.head(head, rows)
         # Only heads that draft several positions at once have a mask token.
         kind = CudaHead if head.spec.mask_token_id is None else CudaBlockHead
-        return kind(head, rows, self._ends, captures=self._captures)
+        return kind(head, rows, self._ends, self._quantization, captures=self._captures)
 
     def medusa(self, head: Head) -> CudaMedusa:
         """Load Medusa's heads."""
@@ -80,9 +84,20 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         products: Products | None = None,
         *,
         enforce_eager: bool = False,
+        packs_kv: bool = False,
+        quantization: str = "auto",
     ) -> None:
-        """`enforce_eager`: capture no passes, neither of the decoder nor of its heads."""
+        """`enforce_eager`: capture no passes, neither of the decoder nor of its heads.
+
+        `quantization`: of the heads' matrices; the decoder's are what they are.
+        `packs_kv`: keep keys and values of the decoder in 8 bits; rows of heads stay in the dtype of the weights.
+        """
         super().__init__(config, weights)
+        self._kv_rows = replace(self._kv_rows, packed=packs_kv)
+        if packs_kv and (self._kv_rows.values == 0 or self._kv_rows.head_dim % SCALE_BYTES):
+            raise RequestError(
+                f"the KV rows of this {config.architecture} model cannot be kept in 8 bits; leave out --kv-cache-dtype"
+            )
         self._attention_spec = require_supported(config, "cuda").attention
         self._rotations = Rotations(config.layers, config.rope, self.device)
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.dtype).item()
@@ -94,6 +109,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         self._compiled: set[Hashable] = set()  # kinds of passes whose kernels are loaded
         self._adapters: dict[int, Lora] = {}  # by slot
         self._table = AdapterTable(config, self.device)
+        self._quantization = quantization
         self._products = products or Products()
         self._layers = CudaLayers(config.layers, weights.layers, config.norm.eps, self._products)
         if self.kernels is not None:
@@ -112,10 +128,17 @@ class CudaDecoder(DescribedDecoder[Matrix]):
     @property
     def heads(self) -> CudaHeads:
         """Return a loader of heads in this decoder's dtype."""
-        return CudaHeads(self.config, self.weights, self._captures)
+        return CudaHeads(self.config, self.weights, self._quantization, self._captures)
 
     def remade(self, config: ModelConfig, weights: DecoderWeights[Matrix]) -> Self:
-        return type(self)(config, weights, self._products, enforce_eager=not self._captures)
+        return type(self)(
+            config,
+            weights,
+            self._products,
+            enforce_eager=not self._captures,
+            packs_kv=self._kv_rows.packed,
+            quantization=self._quantization,
+        )
 
     def new_kv_store(
         self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES

@@ -1,6 +1,7 @@
 """Common part of draft heads on a GPU: their layers on Triton kernels."""
 
 from collections.abc import Callable, Hashable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from foreword.backends.cuda.draws import DraftIds
 from foreword.backends.cuda.kernels.attention import Sight
 from foreword.backends.cuda.kernels.rotation import rotate_and_keep
 from foreword.backends.cuda.kernels.rows import activate, add_norm
+from foreword.backends.cuda.packed_products import Matrix, Rows
+from foreword.backends.cuda.packing import joined, load_matrix
 from foreword.backends.cuda.products import Products
 from foreword.backends.cuda.upload import PassUpload, TiledRows, attended
 from foreword.backends.interface import (
@@ -45,16 +48,20 @@ def _kernel_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return add_norm(contiguous, None, weight, eps, torch.empty_like(contiguous))
 
 
-def kernel_ops() -> HeadOps:
-    """Return norms and products on Triton kernels; large products use cuBLAS."""
+def kernel_ops(quantization: str) -> HeadOps:
+    """Return norms and products on Triton kernels; large products with unpacked weights use cuBLAS."""
     products = Products()
 
-    def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if len(x) >= LIBRARY_FROM:
-            return library_linear(x, weight, bias)
-        return products(x.contiguous(), weight, bias)
+    def linear(x: Rows | Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
+        numbers = x.numbers if isinstance(x, Rows) else x.contiguous()
+        if isinstance(weight, Tensor) and len(numbers) >= LIBRARY_FROM:
+            return library_linear(numbers, weight, bias)
+        return products(x if isinstance(x, Rows) else numbers, weight, bias)
 
-    return HeadOps(_kernel_norm, linear)
+    def load(head: Head, name: str, ends: TargetEnds) -> Matrix:
+        return load_matrix(head, name, ends, quantization)
+
+    return HeadOps(_kernel_norm, linear, load)
 
 
 class KernelHead:
@@ -63,11 +70,18 @@ class KernelHead:
     stops = False
 
     def __init__(
-        self, head: Head, rows: str, ends: TargetEnds, *, captures: bool, captured_rows: int
+        self,
+        head: Head,
+        rows: str,
+        ends: TargetEnds,
+        quantization: str,
+        *,
+        captures: bool,
+        captured_rows: int,
     ) -> None:
         """`captured_rows` is the size of the largest pass that is captured."""
         self.spec = head.spec
-        self._tensors = HeadTensors(head, ends, kernel_ops())
+        self._tensors = HeadTensors(head, ends, kernel_ops(quantization))
         self._reference = TorchHead(self._tensors, rows, bucketed=True)
         self.markov_before, self.markov_after = self._tensors.markov_before, self._tensors.markov_after
         attention = head.spec.layers[0].attention
@@ -98,10 +112,14 @@ class KernelHead:
             if len(present) < len(parts):
                 self._in_kernels &= not present
                 continue
-            joined = tensors[f"{whole}joined.{kind}"] = torch.cat(present)
-            sizes = [len(part) for part in present]
-            for name, part in zip(names, joined.split_with_sizes(sizes), strict=True):
-                tensors[f"{whole}{name}.{kind}"] = part
+            together = torch.cat(present) if isinstance(present[0], Tensor) else joined(present)
+            if together is None:
+                self._in_kernels = False
+                continue
+            tensors[f"{whole}joined.{kind}"] = together
+            ends = [*accumulate(map(len, present), initial=0)]
+            for name, first, end in zip(names, ends, ends[1:], strict=False):
+                tensors[f"{whole}{name}.{kind}"] = together[first:end]
 
     @property
     def weight_bytes(self) -> int:
@@ -179,9 +197,12 @@ class KernelHead:
             rotate_and_keep(qkv, cos_sin, slots, norms, eps, keys[index], values[index], queries)
             seen = attended(queries, keys[index], values[index], sight, tiles)
             delta = self._tensors.linear(seen.view(len(seen), -1), prefix + "self_attn.o_proj")
-            normed = self._added(stream, delta, prefix + "post_attention_layernorm.weight")
+            normed = self._added(stream, delta, prefix)
             gate_up = self._tensors.linear(normed, prefix + "mlp.joined")
-            active = activate(gate_up, gate_up.new_empty((len(gate_up), gate_up.shape[1] // 2)))
+            active = Rows.room(
+                gate_up, gate_up.shape[1] // 2, self._tensors.by_name[prefix + "mlp.down_proj.weight"]
+            )
+            activate(gate_up, *active)
             stream += self._tensors.linear(active, prefix + "mlp.down_proj")
         return stream
 
@@ -197,10 +218,11 @@ class KernelHead:
         )
         return None if query is None or key is None else (query, key)
 
-    def _added(self, stream: Tensor, delta: Tensor, name: str) -> Tensor:
-        """Add to the residual stream; return it, normed if the head has this norm."""
+    def _added(self, stream: Tensor, delta: Tensor, prefix: str) -> Rows:
+        """Add to the residual stream; return the input of a layer's MLP, normed if the head has this norm."""
+        name, tensors = prefix + "post_attention_layernorm.weight", self._tensors.by_name
         if not self.spec.has(name):
-            return stream.add_(delta)
-        return add_norm(
-            stream, delta, self._tensors.by_name[name], self.spec.norm.eps, torch.empty_like(stream)
-        )
+            return Rows(stream.add_(delta))
+        normed = Rows.room(stream, stream.shape[1], tensors[prefix + "mlp.joined.weight"])
+        add_norm(stream, delta, tensors[name], self.spec.norm.eps, *normed)
+        return normed

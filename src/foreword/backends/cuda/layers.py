@@ -27,7 +27,7 @@ class LayerPass:
     uploaded: UploadedPass
     sight: Sight
     turns: Sequence[CosSin]  # cosines and sines of every layer, float32
-    keys: Tensor  # [layers, physical rows, kv heads, dim]
+    keys: Tensor  # [layers, physical rows, kv heads, dim], or packed
     values: Tensor
     spare_slot: int  # KV row that padding writes to
     added: RowAdapters | None

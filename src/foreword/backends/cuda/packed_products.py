@@ -53,6 +53,8 @@ _GROUPED_TILES = (
 )
 """Tiles by rows; the last one is for all larger passes."""
 
+_WIDE_GROUPED_TILE = Tile(16, 128, 128)
+
 _PIECE = 1 << 24
 """Numbers that are held in float32 at a time while a matrix is rounded."""
 
@@ -133,13 +135,22 @@ def _all_ways(weight: PackedWeight, depth: int) -> list[tuple[Tile, Tensor]]:
 
 def kind_of(weight: PackedWeight, depth: int) -> tuple[int, ...]:
     """Return everything that the bits of a tile may depend on."""
-    form = (weight.in_blocks, 0) if isinstance(weight, Fp8Weight) else (weight.group, 1 + weight.kind)
+    form = (
+        (weight.in_blocks, 0)
+        if isinstance(weight, Fp8Weight)
+        else (weight.group, 1 + weight.kind, weight.mins is not None)
+    )
     return (*weight.shape, depth, *form)
 
 
 def part_alignment(weight: PackedWeight) -> int:
     """Return the alignment of parts of K."""
     return BLOCK if isinstance(weight, Fp8Weight) else weight.group
+
+
+def is_slow(weight: PackedWeight) -> bool:
+    """Whether a program waits for its own instructions more than for memory, so that more of them are faster."""
+    return isinstance(weight, GroupedWeight)
 
 
 def _product(
@@ -166,6 +177,8 @@ def _input(x: Rows | Tensor, weight: PackedWeight) -> Fp8Rows | Tensor:
 def tile_for(rows: int, weight: PackedWeight) -> Tile:
     """Return the fastest tile on an H200 for a number of rows."""
     if isinstance(weight, GroupedWeight):
+        if rows <= _WIDE_GROUPED_TILE.rows and len(weight) >= WIDE:
+            return _WIDE_GROUPED_TILE
         return next((tile for tile in _GROUPED_TILES if rows <= tile.rows), _GROUPED_TILES[-1])
     narrow, wide = next((tiles for most, tiles in _FP8_TILES.items() if rows <= most), (_PROMPT_TILE,) * 2)
     return wide if len(weight) >= WIDE else narrow

@@ -14,11 +14,13 @@ from foreword.backends.cuda.kernels.grouped import E2M1, INT4, INT8, GroupedWeig
 from foreword.backends.cuda.kernels.mxfp4 import PackedExperts
 from foreword.backends.cuda.packed_products import Matrix, PackedWeight, rounded_weight
 from foreword.backends.support import require_supported
+from foreword.backends.torch.heads import TargetEnds, load_tensor
 from foreword.backends.torch.sources import LayerSource
 from foreword.backends.torch.weights import DecoderWeights, weights_from
 from foreword.backends.weight_loader import WeightLoader
 from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
 from foreword.models.formats.hf.packed_tensors import Fp8Tensor, GroupedTensor, Kept
+from foreword.models.heads.opening import Head
 from foreword.progress import Progress
 
 GROUP = 128
@@ -71,6 +73,8 @@ class KeptMatrices(RoundedMatrices):
     def _kept(self, name: str) -> PackedWeight | None:
         kept = self._loader.kept(name)
         packed = None if kept is None else _packed(kept, self._device)
+        if self._quantization == "fp8" and not isinstance(packed, Fp8Weight):
+            return None  # which is rounded like others
         if packed is not None:
             self._loader.check_finite(name, bool(packed.scales.isfinite().all()))
         return packed
@@ -92,17 +96,22 @@ def joined(parts: Sequence[PackedWeight]) -> PackedWeight | None:
     fours = [part for part in parts if isinstance(part, GroupedWeight) and _are_alike(part, first)]
     if len(fours) < len(parts):
         return None
-    zeros = [part.zeros for part in fours if part.zeros is not None]
+
+    def beside(name: str) -> Tensor:
+        return torch.cat([getattr(part, name) for part in fours], dim=1)
+
     return replace(
         first,
-        codes=torch.cat([part.codes for part in fours], dim=1),
-        scales=torch.cat([part.scales for part in fours], dim=1),
-        zeros=torch.cat(zeros, dim=1) if zeros else None,
+        codes=beside("codes"),
+        scales=beside("scales"),
+        zeros=None if first.zeros is None else beside("zeros"),
+        mins=None if first.mins is None else beside("mins"),
     )
 
 
 def _are_alike(one: GroupedWeight, other: GroupedWeight) -> bool:
-    if (one.kind, one.group, one.zeros is None) != (other.kind, other.group, other.zeros is None):
+    forms = [(part.kind, part.group, part.zeros is None, part.mins is None) for part in (one, other)]
+    if forms[0] != forms[1]:
         return False
     orders = [order for order in (one.order, other.order) if order is not None]
     return not orders or (len(orders) == 2 and torch.equal(*orders))
@@ -115,6 +124,8 @@ def _packed(kept: Kept | QuantizedTensor, device: torch.device) -> PackedWeight 
     if isinstance(kept, GroupedTensor):
         return _grouped(kept, device)
     blocks = torch.from_numpy(np.ascontiguousarray(kept.data)).to(device)
+    if kept.kind in SUPER_BLOCKS:
+        return SUPER_BLOCKS[kept.kind](blocks)
     width = {"Q4_0": 16, "Q8_0": 32}.get(kept.kind)
     if width is None:
         return None
@@ -144,6 +155,42 @@ def _grouped(kept: GroupedTensor, device: torch.device) -> GroupedWeight | None:
     )
 
 
+def _q4_k(blocks: Tensor) -> GroupedWeight:
+    """Blocks of 256 entries: two float16, eight scales and minima of 6 bits, codes of 4 bits by 32 and 32."""
+    rows = len(blocks)
+    parts = blocks.view(rows, -1, 144)
+    whole, bits = parts[..., :4].contiguous().view(torch.float16).float(), parts[..., 4:16]
+    low, high, more = bits[..., :4], bits[..., 4:8], bits[..., 8:]
+    scales = torch.cat((low & 63, (more & 15) | (low >> 6) << 4), dim=-1)
+    mins = torch.cat((high & 63, (more >> 4) | (high >> 6) << 4), dim=-1)
+    halves = parts[..., 16:].reshape(rows, -1, 4, 32)
+    codes = torch.stack((halves & 15, halves >> 4), dim=3).view(rows, -1)
+
+    def by_group(numbers: Tensor, place: int) -> Tensor:
+        products: Tensor = numbers * whole[..., place : place + 1]
+        return products.half().view(rows, -1).T.contiguous()
+
+    return GroupedWeight(_pairs(codes, 32), by_group(scales, 0), None, None, mins=by_group(mins, 1))
+
+
+def _q6_k(blocks: Tensor) -> GroupedWeight:
+    """Blocks of 256 entries: codes of 6 bits, low and high ones apart; 16 scales of 8 bits, a float16."""
+    rows = len(blocks)
+    parts = blocks.view(rows, -1, 210)
+    low, high = parts[..., :128].reshape(rows, -1, 2, 64), parts[..., 128:192].reshape(rows, -1, 2, 32)
+    scales, whole = parts[..., 192:208], parts[..., 208:]
+    fours = torch.cat((low & 15, low >> 4), dim=-1)  # entries 0 to 127 of each half
+    twos = torch.cat([high >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1)
+    codes = ((fours | twos << 4).to(torch.int8) - 32).view(rows, -1, 16)
+    steps = scales.contiguous().view(torch.int8) * whole.contiguous().view(torch.float16).float()
+    by_group = steps.half().view(rows, -1).T.contiguous()
+    return GroupedWeight(codes.transpose(0, 1).contiguous(), by_group, None, None, INT8)
+
+
+SUPER_BLOCKS = {"Q4_K": _q4_k, "Q6_K": _q6_k}
+"""GGUF's blocks of 256 entries that have groups of their own."""
+
+
 def _pairs(codes: Tensor, group: int) -> Tensor:
     """Pack codes [N, K] two to a byte, as `GroupedWeight` stores them."""
     halves = codes.view(len(codes), -1, 2, group // 2)
@@ -162,12 +209,24 @@ def rounded_to_4_bits(weight: Tensor) -> GroupedWeight | None:
     return GroupedWeight(_pairs(codes, size), scales.T.contiguous().half(), None, None)
 
 
+def load_matrix(head: Head, name: str, ends: TargetEnds, quantization: str) -> Matrix:
+    """Read a head's tensor: matrices that are stored in 8 bits stay so, others are rounded with "fp8"."""
+    is_matrix = name.endswith(("_proj.weight", "fc.weight", "lm_head.weight"))
+    kept = head.packed(name) if is_matrix and quantization != "none" else None
+    if kept is not None and kept.group in (16, 32, 64, GROUP) and kept.levels.shape[1] % kept.group == 0:
+        levels = kept.levels.to(ends.device)
+        by_group = levels.view(len(levels), -1, kept.group).transpose(0, 1).contiguous()
+        return GroupedWeight(by_group, kept.scales.to(ends.device).T.contiguous(), None, None, INT8)
+    tensor = load_tensor(head, name, ends)
+    return rounded_weight(tensor) if is_matrix and quantization == "fp8" else tensor
+
+
 def load_packed(
     checkpoint: Checkpoint, choice: BackendChoice, device: torch.device, progress: Progress | None = None
 ) -> DecoderWeights[Matrix]:
     """Load a whole decoder; embedding, head and norms have the choice's dtype."""
     require_supported(checkpoint.config, "cuda")
     loader = WeightLoader(checkpoint, choice.torch_dtype, device, progress)
-    if choice.quantization in ("auto", "none"):
+    if choice.quantization == "none":
         return weights_from(loader, checkpoint.config)
     return weights_from(KeptMatrices(loader, device, choice.quantization), checkpoint.config)

@@ -17,6 +17,7 @@ from foreword.backends.cuda.packed_products import (
     Matrix,
     PackedProducts,
     Rows,
+    is_slow,
     kind_of,
     part_alignment,
 )
@@ -88,9 +89,11 @@ class Products:
         aligned = ALIGNED if isinstance(weight, Tensor) else part_alignment(weight)
         if isinstance(weight, Tensor) and not _LIBRARY_ADDS_PARTS:
             return depth
-        parts = MOST_PARTS
+        parts, enough = MOST_PARTS, ENOUGH_COLUMNS
+        if not isinstance(weight, Tensor) and is_slow(weight):
+            enough *= 2
         while parts > 1 and (
-            columns * parts > ENOUGH_COLUMNS or depth % (parts * aligned) or depth // parts < self.least_part
+            columns * parts > enough or depth % (parts * aligned) or depth // parts < self.least_part
         ):
             parts //= 2
         return depth // parts

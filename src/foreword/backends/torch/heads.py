@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -45,12 +45,18 @@ class TargetEnds:
         )
 
 
+def load_tensor(head: Head, name: str, ends: TargetEnds) -> Tensor:
+    """Load a tensor in the head's dtype to its device."""
+    return head.load(name, ends.dtype).to(ends.device)
+
+
 @dataclass(frozen=True)
 class HeadOps:
-    """A backend's implementation of norms and products."""
+    """A backend's implementation of norms and products, and how it loads matrices."""
 
     norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm  # (rows, weight, eps)
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear  # (rows, weight, bias)
+    linear: Callable[[Any, Any, Tensor | None], Tensor] = linear  # (rows, weight, bias)
+    load: Callable[[Head, str, TargetEnds], Any] = load_tensor
 
 
 class HeadTensors:
@@ -59,10 +65,9 @@ class HeadTensors:
     def __init__(self, head: Head, ends: TargetEnds, ops: HeadOps | None = None) -> None:
         self.head, self.spec, self.ends = head, head.spec, ends
         self._ops = ops or HeadOps()
-        self.by_name = {
-            name: head.load(name, ends.dtype).to(ends.device)
-            for name in head.spec.shapes
-            if self._is_read(name)
+        # Matrices may be packed in a way that only the backend's products read.
+        self.by_name: dict[str, Any] = {
+            name: self._ops.load(head, name, ends) for name in head.spec.shapes if self._is_read(name)
         }
         head_dim = head.spec.layers[0].attention.head_dim
         self.frequencies = frequencies(head.spec.rope, head_dim).to(ends.device)
@@ -82,7 +87,7 @@ class HeadTensors:
         weight = self.by_name.get(name)
         return x if weight is None else self._ops.norm(x, weight, self.spec.norm.eps)
 
-    def linear(self, x: Tensor, name: str) -> Tensor:
+    def linear(self, x: Any, name: str) -> Tensor:  # noqa: ANN401 - rows as the backend's products read them
         return self._ops.linear(x, self.by_name[name + ".weight"], self.by_name.get(name + ".bias"))
 
     def begin(self, token_ids: Tensor, features: Tensor, are_own: bool) -> tuple[Tensor, Tensor]:
@@ -122,7 +127,7 @@ class HeadTensors:
 
     @torch.inference_mode()
     def markov_before(self, tokens: Sequence[int]) -> Tensor:
-        table = self.by_name[MARKOV[0] + ".weight"]
+        table: Tensor = self.by_name[MARKOV[0] + ".weight"]
         return table[torch.tensor(tokens, device=table.device)].float()
 
     @torch.inference_mode()
@@ -207,7 +212,7 @@ class _ModuleTensors:
         return self.head.spec.hidden_size
 
     def tensor(self, name: str) -> Tensor:
-        return self.head.load(name, self.ends.dtype).to(self.ends.device)
+        return load_tensor(self.head, name, self.ends)
 
     def matrix(self, names: Sequence[str]) -> Tensor:
         return stacked([self.tensor(name) for name in names])

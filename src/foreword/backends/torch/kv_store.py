@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from foreword.backends.torch.recurrent_rows import RecurrentStore
-from foreword.kv.spec import PageSpec, RowSpec
+from foreword.kv.spec import SCALE_BYTES, PageSpec, RowSpec
 
 
 def move_rows(memory: Tensor, copies: Tensor) -> None:
@@ -57,12 +57,14 @@ class TorchKvStore:
                     self._move(array, copies)
 
     def _allocate(self, row: RowSpec, device: torch.device) -> tuple[Tensor, Tensor]:
-        dtype: torch.dtype = getattr(torch, row.dtype)
+        dtype: torch.dtype = torch.uint8 if row.packed else getattr(torch, row.dtype)
 
         def rows(numbers: int) -> Tensor:
-            shape = (row.num_layers, self.empty_slot + 1, row.num_kv_heads, numbers)
-            memory = torch.empty(shape, dtype=dtype, device=device)
+            head = numbers + SCALE_BYTES if row.packed else numbers
+            width = row.packed_bytes(numbers) if row.packed else row.num_kv_heads * head
+            shape = (row.num_layers, self.empty_slot + 1)
+            memory = torch.empty((*shape, width), dtype=dtype, device=device)
             memory[:, self.spare_slot :] = 0
-            return memory
+            return memory[..., : row.num_kv_heads * head].view(*shape, row.num_kv_heads, head)
 
         return rows(row.head_dim), rows(row.values)

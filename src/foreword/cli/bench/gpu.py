@@ -7,7 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from foreword.cli.bench.common import BATCH_SIZES
-from foreword.cli.console import JsonCommand, QuantizationOption, parse_sizes, stage_bar, stdout
+from foreword.cli.console import (
+    JsonCommand,
+    KvDtypeOption,
+    QuantizationOption,
+    parse_sizes,
+    stage_bar,
+    stdout,
+)
 from foreword.cli.options.grouped import flag, option
 from foreword.errors import RequestError
 
@@ -55,6 +62,7 @@ class Gpu(JsonCommand):
     )
     backend: str = option("cuda", "Backend: cuda, or torch (the reference).")
     quantization: QuantizationOption = "none"
+    kv_cache_dtype: KvDtypeOption = "auto"
 
     def run(self) -> None:
         speculative = parse_sizes("--speculation", self.speculation) if self.speculation else []
@@ -68,7 +76,7 @@ class Gpu(JsonCommand):
 
         gc.freeze()  # as in the engine's process
         device = _gpu()
-        choice = choose_backend(self.backend, "bfloat16", device, self.quantization)
+        choice = choose_backend(self.backend, "bfloat16", device, self.quantization, self.kv_cache_dtype)
         config = named_shape(self.shape)
         if self.tiles:
             ways = _fastest(_weights(config, device, "none"), parse_sizes("--tiles", self.tiles))

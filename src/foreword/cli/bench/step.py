@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -128,14 +128,19 @@ def _table(costs: "dict[str, EngineCosts]", title: str) -> Table:
 
 
 _CPU_FORMS = ("int8", "stored", "q8_0")
-_GPU_FORMS = ("fp8", "int4")
+_GPU_FORMS = {
+    "fp8": ("quantization", "fp8"),
+    "int4": ("quantization", "int4"),
+    "stored": ("quantization", "auto"),
+    "fp8-kv": ("kv_cache_dtype", "fp8"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quality(JsonCommand):
     """Compare quantised models: mean KL divergence and top-1 agreement.
 
-    On a CPU its kernels are compared with float32, on a GPU packed weights with bfloat16.
+    On a CPU its kernels are compared with float32, on a GPU packed weights and KV with bfloat16.
     """
 
     text: Path | None = option(None, "Text file, or .jsonl with texts. Default: the shipped prompts.")
@@ -143,7 +148,8 @@ class Quality(JsonCommand):
     tokens: int = option(10_240, "Tokens of the text to read.")
     forms: str = option(
         "",
-        "Formats to compare: int8, stored, q8_0 (the reference point) on a CPU; fp8, int4 on a GPU. Default: all.",
+        "Formats to compare: int8, stored, q8_0 (the reference point) on a CPU; fp8, int4, stored, fp8-kv or some of "
+        "them together, such as fp8+fp8-kv, on a GPU. Default: all.",
     )
     device: DeviceOption = "cpu"
 
@@ -159,10 +165,10 @@ class Quality(JsonCommand):
         def load(form: str) -> "Decoder":
             if on_cpu:
                 return load_model(self.model, dtype=form, device="cpu", backend="cpu").decoder
-            rounded = one_of("--forms", form, _GPU_FORMS)
-            return load_model(
-                self.model, dtype=exact, device=self.device, backend="cuda", quantization=rounded
-            ).decoder
+            packing: dict[str, Any] = dict(
+                _GPU_FORMS[one_of("--forms", part, tuple(_GPU_FORMS))] for part in form.split("+")
+            )
+            return load_model(self.model, dtype=exact, device=self.device, backend="cuda", **packing).decoder
 
         with stage_bar() as show:
             show(f"loading {exact}", 0, 0)
@@ -176,7 +182,7 @@ class Quality(JsonCommand):
             ids = reference.tokenizer.encode(read)[: self.tokens]
             if not ids:
                 raise RequestError(f"{self.text} has no text in it")
-            forms = self.forms or ",".join(_CPU_FORMS if on_cpu else _GPU_FORMS)
+            forms = self.forms or ",".join(_CPU_FORMS if on_cpu else (*_GPU_FORMS, "fp8+fp8-kv"))
             loaders = {name: partial(load, name) for name in forms.split(",")}
             rows = measure_quality(reference.decoder, loaders, ids, partial(show, "comparing"))
         columns = {

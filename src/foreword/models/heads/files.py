@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from foreword.models.heads.layouts.common import (
     OUTPUT,
     PACKED,
     PARTS,
+    SCALE,
     SHAPE,
     canonical_names,
     spread_boundaries,
@@ -39,6 +40,14 @@ class _Place:
     file: Path
     name: str
     shape: tuple[int, ...]
+
+
+class PackedMatrix(NamedTuple):
+    """A matrix of an 8-bit head."""
+
+    levels: Tensor  # int8 [rows, columns]
+    scales: Tensor  # float16 [rows, groups]
+    group: int  # columns with one scale
 
 
 class HeadFiles:
@@ -71,11 +80,14 @@ class HeadFiles:
         """
         check_cancelled()
         stored = self._floats(name)
+        self._check_finite(name, stored)
+        return stored.to(dtype)
+
+    def _check_finite(self, name: str, stored: Tensor) -> None:
         if not bool(stored.sum(dtype=torch.float32).isfinite()):
             raise CheckpointError(
                 f"{self.path}: tensor {name} holds NaN or infinity; the file is damaged, get it again"
             )
-        return stored.to(dtype)
 
     def _floats(self, name: str) -> Tensor:
         """Return a tensor's numbers, rounded ones multiplied by their scales."""
@@ -91,7 +103,7 @@ class HeadFiles:
     def _unpacked(self, name: str, stored: Tensor, names: list[str]) -> Tensor:
         """Dequantise a matrix of our own heads, or of a module in a quantised checkpoint."""
         section = self.config.get("quantization_config") or {}
-        if isinstance(section, Mapping) and section.get("quant_method", OURS) in OUR_NAMES:
+        if _is_ours(section):
             group = ConfigFields(section, str(self.path)).count("group_size")
             return expanded(stored, self.stored(names[0]), group)
         parts = {part.rpartition(".")[2]: self.stored(part) for part in names} | {"weight": stored}
@@ -101,6 +113,16 @@ class HeadFiles:
                 f"{self.path}: tensor {name} has scales of an unknown form; use another head"
             )
         return unpacked(scheme, parts, name, self.path)
+
+    def packed(self, name: str) -> PackedMatrix | None:
+        """Return a matrix of our own 8-bit heads as stored; None: it is not one."""
+        section = self.config.get("quantization_config") or {}
+        if name + SCALE not in self._places or not _is_ours(section):
+            return None
+        group = ConfigFields(section, str(self.path)).count("group_size")
+        found = PackedMatrix(self.stored(name), self.stored(name + SCALE), group)
+        self._check_finite(name, found.scales)
+        return found
 
     def stored(self, name: str) -> Tensor:
         """Return a tensor as stored."""
@@ -135,6 +157,11 @@ class HeadFiles:
 
     def _is_part(self, name: str) -> bool:
         return any(name.endswith(end) and name.removesuffix(end) in self._places for end in PARTS)
+
+
+def _is_ours(section: object) -> TypeGuard[Mapping[str, object]]:
+    """Whether a quantization_config describes our own 8-bit heads."""
+    return isinstance(section, Mapping) and section.get("quant_method", OURS) in OUR_NAMES
 
 
 def expanded(levels: Tensor, scales: Tensor, group: int) -> Tensor:

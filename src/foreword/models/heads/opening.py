@@ -12,7 +12,7 @@ from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.formats.gguf.checkpoint import dequantized
 from foreword.models.formats.tensor_files import rotated_rows
-from foreword.models.heads.files import HeadFiles, draft_token_ids, fitted
+from foreword.models.heads.files import HeadFiles, PackedMatrix, draft_token_ids, fitted
 from foreword.models.heads.layouts.common import OUTPUT, head_kind
 from foreword.models.heads.layouts.dflash import read_dflash
 from foreword.models.heads.layouts.eagle import read_eagle, read_eagle3
@@ -66,6 +66,11 @@ class Head:
             rotated = rotated_rows(self.spec.layers[0].attention).get(name.split(".", 2)[2])
             return tensor if rotated is None else tensor[torch.from_numpy(rotated.order())]
         return tensor
+
+    def packed(self, name: str) -> PackedMatrix | None:
+        """Return a matrix in 8 bits as stored; None if it must be unpacked."""
+        is_changed = self.spec.interleaved or (name == "fc.weight" and self.spec.hidden_first)
+        return None if is_changed else self.files.packed(name)
 
     def without(self, names: Sequence[str]) -> "Head":
         """Return the head without these tensors, which the target provides."""

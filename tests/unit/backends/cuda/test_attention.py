@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.cuda import KERNEL_DEVICE, has_gpu, needs_triton
+from helpers.cuda import KERNEL_DEVICE, has_gpu, needs_triton, packed_rows
 
 pytestmark = needs_triton
 
@@ -71,6 +71,7 @@ def expected_row(
     return torch.einsum("hs,shd->hd", scores.softmax(-1), v)
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("case", "starts", "split", "tile_rows"),
@@ -83,9 +84,14 @@ def expected_row(
     ],
 )
 def test_every_row_sees_its_prefix_and_its_ancestors(
-    case: str, starts: tuple[int, ...] | None, split: bool, tile_rows: int, dtype: torch.dtype
+    case: str,
+    starts: tuple[int, ...] | None,
+    split: bool,
+    tile_rows: int,
+    dtype: torch.dtype,
+    packed: bool,
 ):
-    check(case, starts, split, tile_rows, PLAIN, dtype)
+    check(case, starts, split, tile_rows, PLAIN, dtype, packed)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -109,6 +115,7 @@ def check(
     tile_rows: int,
     rule: Rule,
     dtype: torch.dtype,
+    packed: bool = False,
 ) -> None:
     """Rows before a request's start and before the window of all its rows are not there, and may hold anything."""
     from foreword.backends.cuda.kernels.ancestors import ancestor_slots
@@ -153,7 +160,11 @@ def check(
                 values[table[place // PAGE] * PAGE + place % PAGE] = float("nan")
     workspace = Workspace.allocate(row_tiles, HEADS, 4, DIM) if split else None
     found = torch.full_like(queries, float("nan"))
-    attend(queries, keys, values, sight, row_tiles, found, workspace, ScoreRule(*rule))
+    stored = keys, values
+    if packed:
+        (stored_keys, keys), (stored_values, values) = packed_rows(keys), packed_rows(values)
+        stored = stored_keys, stored_values
+    attend(queries, *stored, sight, row_tiles, found, workspace, ScoreRule(*rule))
     for row, query, result in zip(rows, queries, found, strict=True):
         start = 0 if starts is None else starts[row.request]
         expected = expected_row(row, query, (keys, values), tables[row.request], start, rule)

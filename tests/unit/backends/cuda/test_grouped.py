@@ -34,14 +34,19 @@ def weight_of(kind: str, columns: int, depth: int, group: int) -> tuple[Any, Ten
     if kind == "zeros":
         zeros = torch.randint(0, 17, (depth // group, columns))
         numbers = levels.double() - zeros.T.repeat_interleave(group, 1)
+    if kind == "mins":
+        numbers = levels.double()
     numbers *= scales.T.repeat_interleave(group, 1)
-    on = [part if part is None else part.to(KERNEL_DEVICE) for part in (scales, zeros)]
+    mins = torch.rand(depth // group, columns) if kind == "mins" else None
+    if mins is not None:
+        numbers -= mins.T.repeat_interleave(group, 1)
+    on = [part if part is None else part.to(KERNEL_DEVICE) for part in (scales, zeros, mins)]
     stored = codes.transpose(0, 1).contiguous().to(KERNEL_DEVICE)
     byte_zeros = None if on[1] is None else on[1].to(torch.uint8)
-    return GroupedWeight(stored, on[0], byte_zeros, None, form), numbers.to(KERNEL_DEVICE)
+    return GroupedWeight(stored, on[0], byte_zeros, None, form, on[2]), numbers.to(KERNEL_DEVICE)
 
 
-@pytest.mark.parametrize("kind", ["symmetric", "zeros", "floats", "int8"])
+@pytest.mark.parametrize("kind", ["symmetric", "zeros", "floats", "int8", "mins"])
 @pytest.mark.parametrize("sizes", [(1, 64, 128, 32, 128), (5, 150, 256, 64, 128), (20, 70, 384, 128, 384)])
 def test_products_of_groups(sizes: tuple[int, int, int, int, int], kind: str):
     """Odd sizes, parts, and outputs full of NaN."""
@@ -87,7 +92,7 @@ def test_a_matrix_rounded_to_4_bits_is_within_half_a_step(columns: int):
 
 
 @needs_cuda
-@pytest.mark.parametrize("kind", ["symmetric", "zeros", "floats", "int8"])
+@pytest.mark.parametrize("kind", ["symmetric", "zeros", "floats", "int8", "mins"])
 @pytest.mark.parametrize("group", [32, 128])
 def test_every_tile_has_the_bits_of_the_reference(kind: str, group: int):
     from foreword.backends.cuda.layout import DECODE_ROWS

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.cuda import KERNEL_DEVICE, has_gpu, needs_triton
+from helpers.cuda import KERNEL_DEVICE, has_gpu, needs_triton, packed_rows
 
 pytestmark = needs_triton
 
@@ -165,6 +165,34 @@ def test_rotation_with_the_write_to_kv_memory(turned: int, normed: bool, dtype: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_packed_rows_are_the_others_in_8_bits(dtype: torch.dtype):
+    from foreword.backends.cuda.kernels.rotation import rotate_and_keep
+
+    rows, heads, kv_heads, dim = 4, 15, 2, 20
+    qkv, slots = random(rows, heads + 2 * kv_heads, dim, dtype=dtype), ints([3, 0, 7, 5])
+    angles, norms = random(rows, dim // 2), (random(dim, dtype=dtype), random(dim, dtype=dtype))
+
+    def kept(*memory: Tensor) -> tuple[Tensor, ...]:
+        queries = poison(rows, heads, dim, dtype=dtype)
+        rotate_and_keep(qkv, (angles.cos(), angles.sin()), slots, norms, EPS, *memory, queries)
+        return queries, *memory
+
+    plain = kept(*(poison(8, kv_heads, dim, dtype=dtype) for _ in range(2)))
+    packed = kept(*(packed_rows(random(8, kv_heads, dim))[0].fill_(77) for _ in range(2)))
+    assert torch.equal(packed[0], plain[0])
+    for found, numbers in zip(packed[1:], plain[1:], strict=True):
+        expected, _ = packed_rows(numbers[slots.long()])
+        bytes_apart = (found[slots.long()].int() - expected.int()).abs().flatten(1)
+        assert (bytes_apart[:, : kv_heads * dim] <= 1).all(), "a number between two may go either way"
+        scales = [
+            memory.flatten(1)[:, kv_heads * dim :].contiguous().view(torch.float32)
+            for memory in (found[slots.long()], expected)
+        ]
+        torch.testing.assert_close(*scales, rtol=1e-6, atol=0)
+        assert (found[[1, 2, 4, 6]] == 77).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_activation_embedding_and_rows(dtype: torch.dtype):
     from foreword.backends.cuda.kernels.rows import activate, as_logits, embed, take_rows
     from foreword.backends.support import ACTIVATIONS as PARTS
@@ -210,16 +238,18 @@ def test_moves_read_everything_before_they_write():
     assert torch.equal(memory, expected)
 
 
-def test_moves_take_keys_and_values_of_every_kind_along():
+@pytest.mark.parametrize("packed", [False, True])
+def test_moves_take_keys_and_values_of_every_kind_along(packed: bool):
     from foreword.backends.cuda.kernels.moves import move_rows
     from foreword.backends.torch.kv_store import TorchKvStore
     from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 
-    kinds = RowSpec(DECODER_ROWS, 2, 2, 4), RowSpec("head", 1, 1, 6)
+    kinds = RowSpec(DECODER_ROWS, 2, 2, 4, packed=packed), RowSpec("head", 1, 1, 6)
     store = TorchKvStore(PageSpec.of(kinds[0], kinds[1:]), 2, 4, KERNEL_DEVICE, move_rows)
     arrays = [memory for kind in kinds for memory in store.arrays(kind.name)]
+    assert store.bytes_per_row * 10 == sum(memory.nbytes for memory in arrays)
     for memory in arrays:
-        memory.copy_(random(*memory.shape))
+        memory.copy_(random(*memory.shape) * 50 + 100)
     before = [memory.clone() for memory in arrays]
     store.move(ints([[6, 1], [1, 3]]))
     for memory, was in zip(arrays, before, strict=True):

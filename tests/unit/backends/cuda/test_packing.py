@@ -147,6 +147,12 @@ def test_what_is_stored_in_8_bits_stays_as_it_is(tmp_path: Path, kind: str, chan
     assert kept["qkv"].nbytes < 1.02 * kept["qkv"].values.numel() + 4 * len(kept["qkv"])
 
 
+def test_auto_keeps_what_is_packed_and_rounds_nothing(tmp_path: Path):
+    kept, plain = (packed(write_fp8(tmp_path, "blocks"), "auto"), packed(tmp_path, "none"))
+    assert torch.equal(numbers(kept["down"]), plain["down"]) and not isinstance(kept["down"], Tensor)
+    assert torch.equal(kept["gate_up"], plain["gate_up"]), "blocks that no matrix ends with are unpacked"
+
+
 def test_blocks_that_no_matrix_ends_with_are_rounded_again(tmp_path: Path):
     path = write_fp8(tmp_path, "blocks")
     kept, plain = (packed(path, how)["gate_up"] for how in ("fp8", "none"))
@@ -181,6 +187,60 @@ def test_blocks_of_gguf_files_stay_as_they_are(kind: str):
     expected = torch.from_numpy(gguf.dequantize(stored, gguf.GGMLQuantizationType[kind]))
     found = Products()(torch.eye(96, device=KERNEL_DEVICE), weight, None).T.cpu()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "size", "floats"), [("Q4_K", 144, (0, 2)), ("Q6_K", 210, (208,))])
+def test_blocks_of_256_entries_keep_the_scales_of_their_groups(kind: str, size: int, floats: tuple[int, ...]):
+    """Within the rounding of a group's scale to 16 bits: less than that of the unpacked weights to bf16."""
+    import gguf
+
+    from foreword.backends.cuda.packing import _packed
+    from foreword.backends.cuda.products import Products
+    from foreword.models.formats.checkpoint import QuantizedTensor
+
+    torch.manual_seed(0)
+    blocks = torch.randint(0, 256, (64, 2, size), dtype=torch.uint8)
+    for place in floats:
+        blocks[..., place : place + 2] = (torch.rand(64, 2, 1) / 64 + 1e-3).half().view(torch.uint8)
+    stored = blocks.flatten(1).numpy()
+    weight: Any = _packed(QuantizedTensor(kind, stored, (64, 512)), KERNEL_DEVICE)
+    assert weight.shape == (64, 512) and weight.nbytes == 64 * 64 * {"Q4_K": 5, "Q6_K": 9}[kind]
+    expected = torch.from_numpy(gguf.dequantize(stored, gguf.GGMLQuantizationType[kind]))
+    found = Products()(torch.eye(512, device=KERNEL_DEVICE), weight, None).T.cpu()
+    largest = expected.view(64, -1, 16).abs().amax(-1, keepdim=True).expand(-1, -1, 16).reshape(64, 512)
+    assert ((found - expected).abs() <= largest * 2.0**-9).all()
+
+
+def test_matrices_of_heads_are_packed_as_stored_or_rounded(tmp_path: Path):
+    from foreword.backends.cuda.kernels.fp8 import Fp8Weight
+    from foreword.backends.cuda.kernels.grouped import GroupedWeight
+    from foreword.backends.cuda.packing import load_matrix
+    from foreword.backends.cuda.products import Products
+    from foreword.backends.torch.heads import TargetEnds
+    from foreword.models.heads.opening import open_head
+    from foreword.models.heads.writing import quantize_head
+    from helpers.tiny_heads import TinyHead
+
+    TinyHead(360).eagle3().save(tmp_path / "plain")
+    quantize_head(open_head(tmp_path / "plain"), tmp_path / "stored")
+    plain, stored = (open_head(tmp_path / name) for name in ("plain", "stored"))
+    ends = TargetEnds(lambda ids: ids, lambda rows: rows, KERNEL_DEVICE, torch.float32)
+    name = "layers.0.mlp.gate_proj.weight"
+    kept = load_matrix(stored, name, ends, "auto")
+    assert isinstance(kept, GroupedWeight) and kept.group == 64
+    inputs = torch.eye(kept.shape[1], device=KERNEL_DEVICE)
+    for rows in (slice(0, len(kept)), slice(3, 21)):
+        found = Products()(inputs, kept[rows], None).T.cpu()
+        torch.testing.assert_close(found, stored.load(name)[rows], rtol=1e-5, atol=1e-6)
+    assert isinstance(load_matrix(stored, name, ends, "fp8"), GroupedWeight)
+    assert isinstance(load_matrix(plain, name, ends, "fp8"), Fp8Weight)
+    for head, other, quantization in (
+        (stored, name, "none"),
+        (plain, name, "auto"),
+        (plain, "norm.weight", "fp8"),
+        (stored, "norm.weight", "auto"),
+    ):
+        assert isinstance(load_matrix(head, other, ends, quantization), Tensor)
 
 
 @pytest.mark.parametrize("quantization", ["fp8", "int4"])

@@ -24,8 +24,16 @@ from foreword.backends.cuda.kernels.ahead import (
     let_the_next_kernel_come,
     wait_for_the_kernel_before,
 )
-from foreword.backends.cuda.kernels.attention_parts import merge, more_of, over_part, sink
+from foreword.backends.cuda.kernels.attention_parts import (
+    merge,
+    more_of,
+    multiplied,
+    over_part,
+    sink,
+    store_totals,
+)
 from foreword.backends.cuda.kernels.linear import precision_of
+from foreword.backends.cuda.kernels.rotation import numbers_and_scales, packed_bytes
 from foreword.kernels.launching import kernel
 
 PART = 128
@@ -43,12 +51,14 @@ LOG2E = 1.4426950408889634
 # No specialisation by sizes that grow with a text, or for tiles of one row.
 @kernel(do_not_specialize=("table_width", "num_parts", "tile_size"))
 def _attend(
-    queries, keys, values, tile_rows, tile_counts, tile_requests, tables, positions, prefix_lens, ancestors, starts,
-    sinks, out, part_peaks, part_masses, table_width, num_parts, tile_size, scale, cap, window,
+    queries, keys, values, key_scales, value_scales, tile_rows, tile_counts, tile_requests, tables, positions,
+    prefix_lens, ancestors, starts, sinks, out, part_peaks, part_masses, table_width, num_parts, tile_size, scale, cap,
+    window,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, EXTRA: tl.constexpr,
     EXTRA_BLOCK: tl.constexpr, LINES: tl.constexpr, PAGE: tl.constexpr, NODES: tl.constexpr,
     PART: tl.constexpr, STEP: tl.constexpr, SPLIT: tl.constexpr, TREES: tl.constexpr, STARTS: tl.constexpr,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Attend for one tile of rows of one request and one KV head: over one part with SPLIT, else over all."""
     let_the_next_kernel_come(AHEAD)
@@ -82,31 +92,32 @@ def _attend(
     head = kv_head * group + line % group
     shown = real[:, None] & (dim < DIM)[None, :]
     line_at = queries + (row * HEADS + head) * (DIM + EXTRA)
-    q = tl.load(line_at[:, None] + dim[None, :], mask=shown, other=0.0)
+    q = multiplied(tl.load(line_at[:, None] + dim[None, :], mask=shown, other=0.0), PACKED)
     more_q = more_of(line_at + DIM, q, real, EXTRA, EXTRA_BLOCK)
     table = tables + request * table_width
-    peak = tl.full((LINES,), -float("inf"), dtype=tl.float32)
-    mass = tl.zeros((LINES,), dtype=tl.float32)
+    peak, mass = tl.full((LINES,), -float("inf"), dtype=tl.float32), tl.zeros((LINES,), dtype=tl.float32)
     total = tl.zeros((LINES, DIM_BLOCK), dtype=tl.float32)
+    more_total = tl.zeros((LINES, DIM_BLOCK if PACKED > 0 else 1), dtype=tl.float32)
     if SINKS and not SPLIT:
         peak, mass = sink(sinks + head), mass + 1.0
     for part in range(first_part, end_part):
-        peak2, mass2, total2 = over_part(
+        peak2, mass2, total2, more_total2 = over_part(
             part, q, more_q, line_row, lengths, prefixes, first_row, least, most, least_prefix, tile_size,
-            keys, values, table, ancestors, kv_head, scale, cap, window,
+            keys, values, key_scales, value_scales, table, ancestors, kv_head, scale, cap, window,
             KV_HEADS, DIM, DIM_BLOCK, EXTRA, EXTRA_BLOCK, LINES, PAGE, NODES, PART, STEP, TREES, WINDOWED,
-            CAPPED, PRECISION,
+            CAPPED, PACKED, PRECISION,
         )  # fmt: skip
+        _, _, more_total = merge(peak, mass, more_total, peak2, mass2, more_total2)
         peak, mass, total = merge(peak, mass, total, peak2, mass2, total2)
     if SPLIT:
         place = ((tile.to(tl.int64) * tile_size + line_row) * HEADS + head) * num_parts + first_part
         tl.store(part_peaks + place, peak, mask=real)
         tl.store(part_masses + place, mass, mask=real)
-        tl.store(out + place[:, None] * DIM + dim[None, :], total, mask=shown)
     else:
-        result = tl.div_rn(total, tl.broadcast_to(mass[:, None], total.shape))
-        at = out + (row[:, None] * HEADS + head[:, None]) * DIM + dim[None, :]
-        tl.store(at, result.to(out.dtype.element_ty), mask=shown)
+        place = row * HEADS + head
+        total = tl.div_rn(total, tl.broadcast_to(mass[:, None], total.shape))
+        more_total = tl.div_rn(more_total, tl.broadcast_to(mass[:, None], more_total.shape))
+    store_totals(out, place, dim, shown, total, more_total, DIM, EXTRA, PACKED)
 
 
 @kernel(do_not_specialize=("num_parts", "tile_size"))
@@ -212,11 +223,15 @@ def attend(
     """Softmax attention of the rows of `tiles`: queries [rows, heads, dim] over keys, values [slots, kv heads, dim].
 
     Over latent rows, keys are [slots, 1, dim + extra], queries as wide, `values` empty, and out [rows, heads, dim].
+    Packed rows are bytes [slots, kv heads, dim + 4], see `kernels.rotation`.
     With a workspace, every part has its own program. Rows outside of all tiles are not written.
     """
-    heads, dim = out.shape[1:]
+    (heads, dim), packed = out.shape[1:], packed_bytes(keys)
     extra = queries.shape[2] - dim
     kv_heads = heads // latent_group(heads) if extra else keys.shape[1]
+    step = LATENT_STEP if extra else PART
+    # A packed head is loaded in pairs of a number of its first half and one of its second.
+    first, more = (dim // 2, dim // 2) if packed else (dim, extra)
     lines = lines_for(tiles.rows, heads // kv_heads)
     parts = 1 if workspace is None else workspace.peaks.shape[2]
     part_totals, peaks, masses = (
@@ -228,16 +243,17 @@ def attend(
     grid = (len(tiles.counts), kv_heads, parts)
     is_large = lines > 64 or lines * dim > 64 * 128  # more than four warps have registers for
     _attend[grid](
-        queries, keys, values, tiles.first_rows, tiles.counts, tiles.requests, sight.block_tables, sight.positions,
-        sight.prefix_lens, sight.ancestors, sight.positions if sight.starts is None else sight.starts,
+        queries, *numbers_and_scales(keys, values, torch.uint16), tiles.first_rows, tiles.counts, tiles.requests,
+        sight.block_tables, sight.positions, sight.prefix_lens, sight.ancestors,
+        sight.positions if sight.starts is None else sight.starts,
         queries if rule.sinks is None else rule.sinks,
         part_totals, peaks, masses, sight.block_tables.shape[1], parts, tiles.rows, scale, cap * LOG2E, window,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_BLOCK=triton.next_power_of_2(dim), EXTRA=extra,
-        EXTRA_BLOCK=max(16, triton.next_power_of_2(extra)), LINES=lines, PAGE=sight.page_size,
-        NODES=MAX_DRAFT_NODES, PART=PART, STEP=LATENT_STEP if extra else PART,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=first, DIM_BLOCK=max(16, triton.next_power_of_2(first)), EXTRA=more,
+        EXTRA_BLOCK=max(16, triton.next_power_of_2(more)), LINES=lines, PAGE=sight.page_size,
+        NODES=MAX_DRAFT_NODES, PART=PART, STEP=step,
         SPLIT=workspace is not None, TREES=sight.has_trees, STARTS=sight.starts is not None,
         WINDOWED=rule.window is not None, CAPPED=rule.softcap is not None,
-        SINKS=rule.sinks is not None, PRECISION=precision_of(queries),
+        SINKS=rule.sinks is not None, PACKED=packed, PRECISION=precision_of(queries),
         num_warps=8 if is_large else 4, num_stages=1 if workspace is not None or dim > 128 else 2, **ahead(queries),
     )  # fmt: skip
     if workspace is not None:

@@ -5,16 +5,35 @@ import triton.language as tl
 
 from foreword.backends.cuda.kernels.functions import tanh
 
+VALUE_SCALE = tl.constexpr(512.0)
+"""Factor of the scales of packed values while they are multiplied in float16; a power of two loses no bit."""
+
+
+@triton.jit
+def _halves(pairs, kind):
+    """Widen pairs of 8-bit floats (uint16) to `kind`: numbers of the first half of a head, and of the second."""
+    if kind == tl.float32:
+        first, second = (pairs & 255).to(tl.uint8), (pairs >> 8).to(tl.uint8)
+        return first.to(tl.float8e4nv, bitcast=True).to(kind), second.to(tl.float8e4nv, bitcast=True).to(kind)
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, $2, $2, 0x3120; mov.b32 {a, b}, t;"
+        " cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }",
+        "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
+    )  # fmt: skip
+
 
 @triton.jit
 def _follow(
-    q, more_q, keys_at, values_at, more_keys, seen, peak, mass, total, ones, scale, cap,
-    EXTRA: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    q, more_q, keys_at, values_at, more_keys, more_values, key_scales, value_scales, seen, peak, mass, total,
+    more_total, ones, scale, cap,
+    EXTRA: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Extend a softmax by positions: q [lines, dim], keys and values of `_rows_at`, seen [lines, positions]."""
     scores = tl.dot(q, keys_at, input_precision=PRECISION)
     if EXTRA > 0:
         scores = tl.dot(more_q, more_keys, scores, input_precision=PRECISION)
+    if PACKED > 0:
+        scores *= key_scales[None, :]
     scores *= scale
     if CAPPED:
         scores = tanh(scores) * cap
@@ -22,10 +41,14 @@ def _follow(
     higher = tl.maximum(peak, tl.max(scores, axis=1))
     ground = tl.where(higher == -float("inf"), 0.0, higher)
     fade = tl.exp2(peak - ground)
-    weights = tl.exp2(scores - ground[:, None]).to(values_at.dtype)
+    exact = tl.exp2(scores - ground[:, None])
+    weights = exact.to(values_at.dtype)
     mass = tl.dot(weights, ones, mass * fade[:, None], input_precision=PRECISION)
+    if PACKED > 0:
+        weights = (exact * (value_scales * VALUE_SCALE)[None, :]).to(values_at.dtype)
+        more_total = tl.dot(weights, more_values, more_total * fade[:, None], input_precision=PRECISION)
     total = tl.dot(weights, values_at, total * fade[:, None], input_precision=PRECISION)
-    return higher, mass, total
+    return higher, mass, total, more_total
 
 
 @triton.jit
@@ -48,50 +71,83 @@ def sink(at) -> tl.tensor:
 
 @triton.jit
 def _rows_at(
-    keys, values, slot, there, kv_head,
+    keys, values, key_scales, value_scales, slot, there, kv_head, kind,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, EXTRA: tl.constexpr, EXTRA_BLOCK: tl.constexpr,
+    PACKED: tl.constexpr,
 ):  # fmt: skip
     """Load keys [dim, positions] and values [positions, dim] of these slots, both before either is used.
 
-    The third are a latent row's other numbers [extra, positions].
+    The third are a latent row's other numbers [extra, positions]. Of packed rows the first two are the first half of a
+    head; then come the second half of keys and values, and their scales.
     """
     dim = tl.arange(0, DIM_BLOCK)
-    if EXTRA > 0:
+    of_keys, of_values = slot, slot
+    if PACKED > 0:
+        at = slot[None, :] * (PACKED // 2) + kv_head * DIM + dim[:, None]
+        pairs = tl.load(keys + at, mask=there[None, :] & (dim < DIM)[:, None], other=0)
+        at = slot[:, None] * (PACKED // 2) + kv_head * DIM + dim[None, :]
+        value_pairs = tl.load(values + at, mask=there[:, None] & (dim < DIM)[None, :], other=0)
+        # After the numbers of all heads, a row has their scales.
+        at = slot * (PACKED // 4) + KV_HEADS * DIM // 2 + kv_head
+        of_keys = tl.load(key_scales + at, mask=there, other=0.0)
+        of_values = tl.load(value_scales + at, mask=there, other=0.0)
+        k, extra = _halves(pairs, kind)
+        v, more_v = _halves(value_pairs, kind)
+    elif EXTRA > 0:
         more, row = tl.arange(0, EXTRA_BLOCK), keys + slot * (DIM + EXTRA)
         v = tl.load(row[:, None] + dim[None, :], mask=there[:, None] & (dim < DIM)[None, :], other=0.0)
         k = tl.trans(v)
         at = row[None, :] + DIM + more[:, None]
         extra = tl.load(at, mask=there[None, :] & (more < EXTRA)[:, None], other=0.0)
+        more_v = v
     else:
         at = (slot[None, :] * KV_HEADS + kv_head) * DIM + dim[:, None]
         k = tl.load(keys + at, mask=there[None, :] & (dim < DIM)[:, None], other=0.0)
         at = (slot[:, None] * KV_HEADS + kv_head) * DIM + dim[None, :]
         v = tl.load(values + at, mask=there[:, None] & (dim < DIM)[None, :], other=0.0)
-        extra = k
-    return k, v, extra
+        extra, more_v = k, v
+    return k, v, extra, more_v, of_keys, of_values
+
+
+@triton.jit
+def multiplied(q, PACKED: tl.constexpr) -> tl.tensor:
+    """Return queries in the dtype of all products: float16 over packed rows, which widen to it in one instruction."""
+    return q.to(tl.float16) if PACKED > 0 and q.dtype == tl.bfloat16 else q
+
+
+@triton.jit
+def store_totals(
+    out, place, dim, shown, total, more_total, DIM: tl.constexpr, EXTRA: tl.constexpr, PACKED: tl.constexpr
+) -> None:
+    """Store the totals of all lines; of packed rows, the second half of a head after the first."""
+    width: tl.constexpr = DIM + EXTRA if PACKED > 0 else DIM
+    at = out + place[:, None] * width + dim[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), mask=shown)
+    if PACKED > 0:
+        tl.store(at + DIM, more_total.to(out.dtype.element_ty), mask=shown)
 
 
 @triton.jit
 def more_of(line_at, q, real, EXTRA: tl.constexpr, EXTRA_BLOCK: tl.constexpr) -> tl.tensor:
-    """Load the EXTRA numbers of queries over latent rows; without EXTRA, return a value that is not read."""
+    """Load the EXTRA numbers of queries over latent or packed rows; without EXTRA, return a value that is not read."""
     found = q
     if EXTRA > 0:
         more = tl.arange(0, EXTRA_BLOCK)
         there = real[:, None] & (more < EXTRA)[None, :]
-        found = tl.load(line_at[:, None] + more[None, :], mask=there, other=0.0)
+        found = tl.load(line_at[:, None] + more[None, :], mask=there, other=0.0).to(q.dtype)
     return found
 
 
 @triton.jit
 def _step(
     position, is_mixed, q, more_q, line_row, lengths, prefixes, first_row, least, most, tile_size, peak, mass, total,
-    keys, values, table, ancestors, kv_head, scale, cap, window,
+    more_total, keys, values, key_scales, value_scales, table, ancestors, kv_head, scale, cap, window,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, EXTRA: tl.constexpr, EXTRA_BLOCK: tl.constexpr,
     PAGE: tl.constexpr, NODES: tl.constexpr, STEP: tl.constexpr, TREES: tl.constexpr,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Extend the softmax of all lines by positions of a part; `is_mixed`: rows may have different keys (trees)."""
-    ones = tl.full((STEP, 16), 1.0, dtype=keys.dtype.element_ty)
+    ones = tl.full((STEP, 16), 1.0, dtype=q.dtype)
     page = tl.load(table + position // PAGE, mask=position < most, other=0)
     slot = (page * PAGE + position % PAGE).to(tl.int64)
     if TREES and is_mixed:
@@ -108,52 +164,65 @@ def _step(
             there = (position >= least) & (position < length)
             if WINDOWED:
                 there = there & (position >= length - window)
-            k, v, extra = _rows_at(
-                keys, values, own, there, kv_head, KV_HEADS, DIM, DIM_BLOCK, EXTRA, EXTRA_BLOCK
-            )
+            k, v, extra, more_v, of_keys, of_values = _rows_at(
+                keys, values, key_scales, value_scales, own, there, kv_head, q.dtype,
+                KV_HEADS, DIM, DIM_BLOCK, EXTRA, EXTRA_BLOCK, PACKED,
+            )  # fmt: skip
             seen = mine[:, None] & there[None, :]
-            peak, mass, total = _follow(
-                q, more_q, k, v, extra, seen, peak, mass, total, ones, scale, cap, EXTRA, CAPPED, PRECISION
-            )
+            peak, mass, total, more_total = _follow(
+                q, more_q, k, v, extra, more_v, of_keys, of_values, seen, peak, mass, total, more_total,
+                ones, scale, cap, EXTRA, CAPPED, PACKED, PRECISION,
+            )  # fmt: skip
     else:
         there = (position >= least) & (position < most)
-        k, v, extra = _rows_at(
-            keys, values, slot, there, kv_head, KV_HEADS, DIM, DIM_BLOCK, EXTRA, EXTRA_BLOCK
-        )
+        k, v, extra, more_v, of_keys, of_values = _rows_at(
+            keys, values, key_scales, value_scales, slot, there, kv_head, q.dtype,
+            KV_HEADS, DIM, DIM_BLOCK, EXTRA, EXTRA_BLOCK, PACKED,
+        )  # fmt: skip
         seen = there[None, :] & (position[None, :] < lengths[:, None])
         if WINDOWED:
             seen = seen & (position[None, :] >= (lengths - window)[:, None])
-        peak, mass, total = _follow(
-            q, more_q, k, v, extra, seen, peak, mass, total, ones, scale, cap, EXTRA, CAPPED, PRECISION
-        )
-    return peak, mass, total
+        peak, mass, total, more_total = _follow(
+            q, more_q, k, v, extra, more_v, of_keys, of_values, seen, peak, mass, total, more_total,
+            ones, scale, cap, EXTRA, CAPPED, PACKED, PRECISION,
+        )  # fmt: skip
+    return peak, mass, total, more_total
 
 
 @triton.jit
 def over_part(
     part, q, more_q, line_row, lengths, prefixes, first_row, least, most, least_prefix, tile_size,
-    keys, values, table, ancestors, kv_head, scale, cap, window,
+    keys, values, key_scales, value_scales, table, ancestors, kv_head, scale, cap, window,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, EXTRA: tl.constexpr, EXTRA_BLOCK: tl.constexpr,
     LINES: tl.constexpr, PAGE: tl.constexpr, NODES: tl.constexpr, PART: tl.constexpr,
-    STEP: tl.constexpr, TREES: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """The softmax of all lines over one part: peak [LINES], mass [LINES], total [LINES, DIM_BLOCK]."""
+    STEP: tl.constexpr, TREES: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """The softmax of all lines over one part: peak [LINES], mass [LINES], total [LINES, DIM_BLOCK].
+
+    The last is the total of the second half of packed heads; otherwise it is not read.
+    """
     peak = tl.full((LINES,), -float("inf"), dtype=tl.float32)
     mass = tl.zeros((LINES, 16), dtype=tl.float32)
     total = tl.zeros((LINES, DIM_BLOCK), dtype=tl.float32)
+    more_total = tl.zeros((LINES, DIM_BLOCK if PACKED > 0 else 1), dtype=tl.float32)
     is_mixed = (part + 1) * PART > least_prefix
     first = part * PART + tl.arange(0, STEP)
     if STEP == PART:
-        peak, mass, total = _step(
+        peak, mass, total, more_total = _step(
             first, is_mixed, q, more_q, line_row, lengths, prefixes, first_row, least, most, tile_size, peak,
-            mass, total, keys, values, table, ancestors, kv_head, scale, cap, window, KV_HEADS, DIM, DIM_BLOCK, EXTRA,
-            EXTRA_BLOCK, PAGE, NODES, STEP, TREES, WINDOWED, CAPPED, PRECISION,
+            mass, total, more_total, keys, values, key_scales, value_scales, table, ancestors, kv_head, scale, cap,
+            window, KV_HEADS, DIM, DIM_BLOCK, EXTRA, EXTRA_BLOCK, PAGE, NODES, STEP, TREES, WINDOWED, CAPPED, PACKED,
+            PRECISION,
         )  # fmt: skip
     else:
         for step in range(0, PART, STEP):
-            peak, mass, total = _step(
+            peak, mass, total, more_total = _step(
                 first + step, is_mixed, q, more_q, line_row, lengths, prefixes, first_row, least, most, tile_size,
-                peak, mass, total, keys, values, table, ancestors, kv_head, scale, cap, window, KV_HEADS, DIM,
-                DIM_BLOCK, EXTRA, EXTRA_BLOCK, PAGE, NODES, STEP, TREES, WINDOWED, CAPPED, PRECISION,
+                peak, mass, total, more_total, keys, values, key_scales, value_scales, table, ancestors, kv_head, scale,
+                cap, window, KV_HEADS, DIM, DIM_BLOCK, EXTRA, EXTRA_BLOCK, PAGE, NODES, STEP, TREES, WINDOWED, CAPPED,
+                PACKED, PRECISION,
             )  # fmt: skip
-    return peak, tl.max(mass, axis=1), total
+    if PACKED > 0:
+        total, more_total = total / VALUE_SCALE, more_total / VALUE_SCALE
+    return peak, tl.max(mass, axis=1), total, more_total

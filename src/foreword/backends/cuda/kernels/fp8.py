@@ -84,6 +84,10 @@ class Fp8Weight:
     def __len__(self) -> int:
         return len(self.values)
 
+    def __getitem__(self, rows: slice) -> "Fp8Weight":
+        """Return some rows, as a view; of a matrix with a scale for every row."""
+        return Fp8Weight(self.values[rows], self.scales[rows])
+
     @property
     def nbytes(self) -> int:
         """Memory of the numbers and their scales."""

@@ -3,7 +3,7 @@
 Operands are swapped: weights are the M side of the tensor cores (at least 64 wide), the rows of a pass the N side. With
 weights that are unpacked in registers, all tiles give the same bits only this way. Codes become integers, which bf16
 holds exactly; a group's sum is multiplied by its scale in float32. Groups are added in order, or in parts as in
-`linear`.
+`linear`. A group's minimum (`mins`) is multiplied by the sum of the group's inputs, which is computed once.
 """
 
 from dataclasses import dataclass
@@ -24,6 +24,9 @@ from foreword.kernels.launching import kernel
 INT4, E2M1, INT8 = range(3)
 """Kinds of codes: 0 to 15 with a zero point, 4-bit floats (MXFP4), -128 to 127."""
 
+_GROUPS = 64
+"""Groups of a row that one program adds up."""
+
 
 @dataclass(frozen=True)
 class GroupedWeight:
@@ -36,6 +39,9 @@ class GroupedWeight:
     zeros: Tensor | None  # uint8 [K / group, N], zero points; None: 8
     order: Tensor | None  # int32 [K], the entry of the input that each column reads; None: its own
     kind: int = INT4
+    mins: Tensor | None = (
+        None  # as scales: what is subtracted from all numbers of a group; codes then count from 0
+    )
 
     @property
     def group(self) -> int:
@@ -50,10 +56,17 @@ class GroupedWeight:
     def __len__(self) -> int:
         return self.codes.shape[1]
 
+    def __getitem__(self, rows: slice) -> "GroupedWeight":
+        """Return some rows, as a view."""
+        parts = (self.codes, self.scales, self.zeros, self.mins)
+        codes, scales, zeros, mins = (part if part is None else part[:, rows] for part in parts)
+        assert codes is not None and scales is not None
+        return GroupedWeight(codes, scales, zeros, self.order, self.kind, mins)
+
     @property
     def nbytes(self) -> int:
-        """Memory of codes, scales, zeros and order."""
-        parts = (self.codes, self.scales, self.zeros, self.order)
+        """Memory of codes, scales, zeros, order and mins."""
+        parts = (self.codes, self.scales, self.zeros, self.order, self.mins)
         return sum(part.nbytes for part in parts if part is not None)
 
 
@@ -72,11 +85,14 @@ def _whole(codes, zeros, like, KIND: tl.constexpr):
 
 @kernel(do_not_specialize=("num_rows",))
 def _grouped_linear(
-    x, codes, scales, zeros, bias, y, num_rows, N, K, part_depth,
+    x, codes, scales, zeros, mins, sums, bias, y, num_rows, N, K, stride, part_depth,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
-    ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
+    ZEROS: tl.constexpr, MINS: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """y[part, m, n] = sum over the part's groups of scale[n] times the sum over k of x[m, k] code[n, k], + bias[n]."""
+    """y[part, m, n] = sum over the part's groups of scale[n] times the sum over k of x[m, k] code[n, k], + bias[n].
+
+    A group of all weights has `stride` columns, of which N belong to this matrix.
+    """
     early: tl.constexpr = ROWS > 16
     let_the_next_kernel_come(AHEAD and early)
     wait_for_the_kernel_before(AHEAD)
@@ -93,9 +109,10 @@ def _grouped_linear(
     row_there = m < num_rows
     column_there = n < N
     x_at = x + m.to(tl.int64)[:, None] * K + begin + k[None, :]
-    of_group = (begin // GROUP).to(tl.int64) * N + n
+    of_group = (begin // GROUP).to(tl.int64) * stride + n
     codes_at = codes + of_group[:, None] * width + k[None, :]
-    zero = tl.full((COLUMNS,), 136.0, dtype=like)
+    sums_at = sums + m.to(tl.int64) * (K // GROUP) + begin // GROUP
+    zero = tl.full((COLUMNS,), 128.0 if MINS else 136.0, dtype=like)
     total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
     for _ in range(begin, tl.minimum(begin + part_depth, K), GROUP):
         packed = tl.load(codes_at, mask=column_there[:, None], other=0)
@@ -114,9 +131,15 @@ def _grouped_linear(
             found = tl.dot(low, tl.trans(a), input_precision=PRECISION)
             found = tl.dot(high, tl.trans(b), found, input_precision=PRECISION)
         total = tl.fma(found, tl.broadcast_to(scale[:, None], found.shape), total)
+        if MINS:
+            least = tl.load(mins + of_group, mask=column_there, other=0.0).to(tl.float32)
+            inputs = tl.load(sums_at, mask=row_there, other=0.0)
+            below = tl.broadcast_to(-least[:, None], total.shape)
+            total = tl.fma(below, tl.broadcast_to(inputs[None, :], total.shape), total)
+            sums_at += 1
         x_at += GROUP
-        of_group += N
-        codes_at += N * width
+        of_group += stride
+        codes_at += stride * width
     let_the_next_kernel_come(AHEAD and not early)
     total = tl.trans(total)
     if HAS_BIAS:
@@ -134,19 +157,45 @@ def grouped_linear(
     part_depth: int | None = None,
 ) -> Tensor:
     """x [rows, K], in the weight's order, times weight [N, K], into out [rows, N]; in parts as `linear`."""
-    (num_rows, depth), columns = x.shape, len(weight)
+    (num_rows, depth), columns, scales = x.shape, len(weight), weight.scales
     part_depth = part_depth or depth
     grid = (
         triton.cdiv(num_rows, tile.rows) * triton.cdiv(columns, tile.columns),
         triton.cdiv(depth, part_depth),
     )
     _grouped_linear[grid](
-        x, weight.codes, weight.scales, weight.scales if weight.zeros is None else weight.zeros,
-        weight.scales if bias is None else bias, out, num_rows, columns, depth, part_depth,
+        x, weight.codes, scales, scales if weight.zeros is None else weight.zeros,
+        *((scales, scales) if weight.mins is None else (weight.mins, group_sums(x, weight.group))),
+        scales if bias is None else bias, out, num_rows, columns, depth, scales.stride(0), part_depth,
         ROWS=tile.rows, COLUMNS=tile.columns, GROUP=weight.group, KIND=weight.kind, ZEROS=weight.zeros is not None,
-        HAS_BIAS=bias is not None, PRECISION=precision_of(x),
+        MINS=weight.mins is not None, HAS_BIAS=bias is not None, PRECISION=precision_of(x),
         num_warps=tile.warps, num_stages=tile.stages, **ahead(x),
     )  # fmt: skip
+    return out
+
+
+@kernel()
+def _group_sums(x, out, WIDTH: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr):
+    let_the_next_kernel_come(AHEAD)
+    wait_for_the_kernel_before(AHEAD)
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    there = group < WIDTH // GROUP
+    numbers = tl.load(
+        x + row * WIDTH + group[:, None] * GROUP + tl.arange(0, GROUP)[None, :],
+        mask=there[:, None],
+        other=0.0,
+    )
+    tl.store(out + row * (WIDTH // GROUP) + group, tl.sum(numbers.to(tl.float32), axis=1), mask=there)
+
+
+def group_sums(x: Tensor, group: int) -> Tensor:
+    """The sums of every `group` numbers of x [rows, K], float32 [rows, K / group]."""
+    rows, width = x.shape
+    out = torch.empty((rows, width // group), dtype=torch.float32, device=x.device)
+    _group_sums[(rows, triton.cdiv(out.shape[1], _GROUPS))](
+        x, out, WIDTH=width, GROUPS=_GROUPS, GROUP=group, **ahead(x)
+    )
     return out
 
 

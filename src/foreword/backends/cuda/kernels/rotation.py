@@ -1,5 +1,11 @@
-"""Rotary embedding of a pass's queries and keys, with the write of keys and values to KV memory."""
+"""Rotary embedding of a pass's queries and keys, with the write of keys and values to KV memory.
 
+Packed rows are 8-bit floats with a scale for every token and head: bytes [slots, kv heads, dim + 4], of which a slot
+first has the numbers of all heads, then a float32 for each. Padding lets slots begin at multiples of 16 bytes. A head's
+numbers are pairs of one of its first half and one of its second, which attention loads as 16 bits.
+"""
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -9,6 +15,7 @@ from foreword.backends.cuda.kernels.ahead import (
     let_the_next_kernel_come,
     wait_for_the_kernel_before,
 )
+from foreword.backends.cuda.kernels.fp8 import FP8, LARGEST, LEAST
 from foreword.kernels.launching import kernel
 
 HEADS_AT_ONCE = 16
@@ -17,9 +24,10 @@ HEADS_AT_ONCE = 16
 
 @kernel()
 def _rotate_and_keep(
-    qkv, cosines, sines, slots, query_norm, key_norm, queries, keys, values, eps,
+    qkv, cosines, sines, slots, query_norm, key_norm, queries, keys, values, key_scales, value_scales, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, TURNED: tl.constexpr,
-    HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, NORMED: tl.constexpr, AHEAD: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, NORMED: tl.constexpr, PACKED: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Rotate some heads of one row: queries into `queries`; keys and values are written to the row's KV slot.
 
@@ -46,9 +54,8 @@ def _rotate_and_keep(
     first = tl.load(source, mask=there, other=0.0)
     second = tl.load(source + other, mask=there, other=0.0)
     slot = tl.load(slots + row).to(tl.int64)
-    value_at = values + (slot * KV_HEADS + head - HEADS - KV_HEADS)[:, None] * DIM + i
-    tl.store(value_at, first, mask=is_value)
-    tl.store(value_at + other, second, mask=is_value)
+    of_value = head - HEADS - KV_HEADS
+    _keep(first, second, values, value_scales, slot, of_value, i, other, is_value, KV_HEADS, DIM, PACKED)
     a, b = first.to(tl.float32), second.to(tl.float32)
     if NORMED:
         scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / DIM + eps)[:, None]
@@ -65,9 +72,52 @@ def _rotate_and_keep(
     query_at = queries + (row * HEADS + head)[:, None] * DIM + i
     tl.store(query_at, left, mask=is_query)
     tl.store(query_at + other, right, mask=is_query)
-    key_at = keys + (slot * KV_HEADS + head - HEADS)[:, None] * DIM + i
-    tl.store(key_at, left, mask=is_key)
-    tl.store(key_at + other, right, mask=is_key)
+    _keep(left, right, keys, key_scales, slot, head - HEADS, i, other, is_key, KV_HEADS, DIM, PACKED)
+
+
+@triton.jit
+def _keep(
+    left, right, memory, scales, slot, head, i, other, there,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """Store both halves of some heads, [heads, pairs], in a slot."""
+    stride: tl.constexpr = PACKED if PACKED > 0 else KV_HEADS * DIM
+    first, second = i, i + other
+    if PACKED > 0:
+        first, second = _paired(first, DIM), _paired(second, DIM)
+        largest = tl.maximum(
+            tl.max(tl.abs(left.to(tl.float32)), axis=1), tl.max(tl.abs(right.to(tl.float32)), axis=1)
+        )
+        largest = tl.maximum(largest, LEAST)
+        most = tl.full(largest.shape, LARGEST, dtype=tl.float32)
+        inverse = tl.div_rn(most, largest)[:, None]
+        left, right = left.to(tl.float32) * inverse, right.to(tl.float32) * inverse
+        scale_at = scales + slot * (stride // 4) + KV_HEADS * DIM // 4 + head
+        tl.store(scale_at, tl.div_rn(largest, most), mask=(head >= 0) & (head < KV_HEADS))
+    at = memory + slot * stride + head[:, None] * DIM
+    tl.store(at + first, left.to(memory.dtype.element_ty), mask=there)
+    tl.store(at + second, right.to(memory.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _paired(i, DIM: tl.constexpr):
+    """Return the place of number i of a packed head."""
+    return tl.where(i < DIM // 2, 2 * i, 2 * i - DIM + 1)
+
+
+def packed_bytes(memory: Tensor) -> int:
+    """Return the bytes of a packed row; 0: rows are not packed."""
+    return memory.stride(0) if memory.dtype == torch.uint8 else 0
+
+
+def numbers_and_scales(
+    keys: Tensor, values: Tensor, kind: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Keys, values, and the scales of both where they are packed, as views of the same memory; numbers as `kind`."""
+    if not packed_bytes(keys):
+        return keys, values, keys, values
+    scales = keys.view(torch.float32), values.view(torch.float32)
+    return keys.view(kind), values.view(kind), *scales
 
 
 def rotate_and_keep(
@@ -83,14 +133,15 @@ def rotate_and_keep(
     """Split qkv [rows, heads + 2 kv heads, dim]: rotated queries to `out`, rotated keys and values to their slots.
 
     `norms` are of queries and keys, before the rotation; cosines and sines are float32 [rows, rotated numbers / 2];
-    keys and values are [physical rows, kv heads, dim].
+    keys and values are [physical rows, kv heads, dim], or packed.
     """
     rows, heads, dim = out.shape
     kv_heads, turned = keys.shape[1], 2 * cos_sin[0].shape[1]
     query_norm, key_norm = norms or (qkv, qkv)
     _rotate_and_keep[(rows, triton.cdiv(heads + 2 * kv_heads, HEADS_AT_ONCE))](
-        qkv, *cos_sin, slots, query_norm, key_norm, out, keys, values, eps,
+        qkv, *cos_sin, slots, query_norm, key_norm, out, *numbers_and_scales(keys, values, FP8), eps,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, TURNED=turned, HEAD_BLOCK=HEADS_AT_ONCE,
-        HALF_BLOCK=triton.next_power_of_2(dim // 2), NORMED=norms is not None, num_warps=8, **ahead(out),
+        HALF_BLOCK=triton.next_power_of_2(dim // 2), NORMED=norms is not None, PACKED=packed_bytes(keys),
+        num_warps=8, **ahead(out),
     )  # fmt: skip
     return out
