@@ -44,7 +44,7 @@ class RoundedMatrices:
 
 
 class KeptMatrices(RoundedMatrices):
-    """A source of tensors of a checkpoint in which packed matrices stay packed."""
+    """A source of tensors in which matrices in 8-bit floats stay packed as stored; with "int4", all packed ones."""
 
     def __init__(self, source: WeightLoader, device: torch.device, quantization: str) -> None:
         """With "auto", other matrices are not rounded."""
@@ -72,9 +72,9 @@ class KeptMatrices(RoundedMatrices):
 
     def _kept(self, name: str) -> PackedWeight | None:
         kept = self._loader.kept(name)
+        if self._quantization != "int4" and not isinstance(kept, Fp8Tensor):
+            return None  # "fp8" rounds it like others, "auto" unpacks it: 4 bits are slower than bf16 in these kernels
         packed = None if kept is None else _packed(kept, self._device)
-        if self._quantization == "fp8" and not isinstance(packed, Fp8Weight):
-            return None  # which is rounded like others
         if packed is not None:
             self._loader.check_finite(name, bool(packed.scales.isfinite().all()))
         return packed
@@ -123,7 +123,8 @@ def _packed(kept: Kept | QuantizedTensor, device: torch.device) -> PackedWeight 
         return Fp8Weight(kept.values.to(device), kept.scales.to(device).contiguous(), kept.in_blocks)
     if isinstance(kept, GroupedTensor):
         return _grouped(kept, device)
-    blocks = torch.from_numpy(np.ascontiguousarray(kept.data)).to(device)
+    # torch warns about memory that cannot be written, such as a mapped file.
+    blocks = torch.from_numpy(np.require(kept.data, requirements=("C", "W"))).to(device)
     if kept.kind in SUPER_BLOCKS:
         return SUPER_BLOCKS[kept.kind](blocks)
     width = {"Q4_0": 16, "Q8_0": 32}.get(kept.kind)

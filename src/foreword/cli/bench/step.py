@@ -131,7 +131,6 @@ _CPU_FORMS = ("int8", "stored", "q8_0")
 _GPU_FORMS = {
     "fp8": ("quantization", "fp8"),
     "int4": ("quantization", "int4"),
-    "stored": ("quantization", "auto"),
     "fp8-kv": ("kv_cache_dtype", "fp8"),
 }
 
@@ -148,7 +147,7 @@ class Quality(JsonCommand):
     tokens: int = option(10_240, "Tokens of the text to read.")
     forms: str = option(
         "",
-        "Formats to compare: int8, stored, q8_0 (the reference point) on a CPU; fp8, int4, stored, fp8-kv or some of "
+        "Formats to compare: int8, stored, q8_0 (the reference point) on a CPU; fp8, int4, fp8-kv or some of "
         "them together, such as fp8+fp8-kv, on a GPU. Default: all.",
     )
     device: DeviceOption = "cpu"

@@ -147,10 +147,18 @@ def test_what_is_stored_in_8_bits_stays_as_it_is(tmp_path: Path, kind: str, chan
     assert kept["qkv"].nbytes < 1.02 * kept["qkv"].values.numel() + 4 * len(kept["qkv"])
 
 
-def test_auto_keeps_what_is_packed_and_rounds_nothing(tmp_path: Path):
+def test_auto_keeps_8_bits_and_rounds_nothing(tmp_path: Path):
     kept, plain = (packed(write_fp8(tmp_path, "blocks"), "auto"), packed(tmp_path, "none"))
     assert torch.equal(numbers(kept["down"]), plain["down"]) and not isinstance(kept["down"], Tensor)
     assert torch.equal(kept["gate_up"], plain["gate_up"]), "blocks that no matrix ends with are unpacked"
+
+
+def test_auto_unpacks_4_bits(tmp_path: Path):
+    write_packed(tmp_path, "awq")
+    found, plain = packed(tmp_path, "auto"), packed(tmp_path, "none")
+    assert all(
+        isinstance(found[name], Tensor) and torch.equal(found[name], plain[name]) for name in PROJECTIONS
+    )
 
 
 def test_blocks_that_no_matrix_ends_with_are_rounded_again(tmp_path: Path):

@@ -13,13 +13,15 @@ VALUE_SCALE = tl.constexpr(512.0)
 def _halves(pairs, kind):
     """Widen pairs of 8-bit floats (uint16) to `kind`: numbers of the first half of a head, and of the second."""
     if kind == tl.float32:
-        first, second = (pairs & 255).to(tl.uint8), (pairs >> 8).to(tl.uint8)
-        return first.to(tl.float8e4nv, bitcast=True).to(kind), second.to(tl.float8e4nv, bitcast=True).to(kind)
-    return tl.inline_asm_elementwise(
-        "{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, $2, $2, 0x3120; mov.b32 {a, b}, t;"
-        " cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }",
-        "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
-    )  # fmt: skip
+        first = (pairs & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(kind)
+        second = (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(kind)
+    else:
+        first, second = tl.inline_asm_elementwise(
+            "{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, $2, $2, 0x3120; mov.b32 {a, b}, t;"
+            " cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }",
+            "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
+        )  # fmt: skip
+    return first, second
 
 
 @triton.jit
