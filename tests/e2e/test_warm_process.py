@@ -42,7 +42,8 @@ def test_variables_that_modules_have_read_want_a_process_of_its_own(monkeypatch:
     assert warm.fits({"FOREWORD_CACHE": "elsewhere"})
     assert not warm.fits({"TRITON_INTERPRET": "7"})
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "7")
-    assert not warm.fits()
+    with pytest.warns(UserWarning, match="OMP_NUM_THREADS"):
+        assert not warm.fits()
 
 
 def test_a_command_has_the_environment_of_its_caller(tmp_path: Path):

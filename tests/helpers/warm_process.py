@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,8 +25,8 @@ from typing import IO, Any, NoReturn
 
 _OURS_ALONE = {
     "PYTEST_CURRENT_TEST",  # changes with every test
-    # Set where torch._dynamo or ray is imported.
-    *("TORCHINDUCTOR_CACHE_DIR", "RAY_CLIENT_MODE", "RAY_USAGE_STATS_ENABLED"),
+    # Set where torch._dynamo or ray is imported or used.
+    *("TORCHINDUCTOR_CACHE_DIR", "RAY_CLIENT_MODE", "RAY_USAGE_STATS_ENABLED", "PYTHONBREAKPOINT"),
 }
 """Variables that no caller has set, and that say nothing to a command: it does not get them."""
 
@@ -83,8 +84,11 @@ class WarmProcess:
         if self._owner != os.getpid():
             return not env or env.keys() <= READ_LATE
         wanted = own_environment() | dict(env or {})
-        names = self._environment.keys() | wanted.keys()
-        return all(name in READ_LATE or self._environment.get(name) == wanted.get(name) for name in names)
+        names = (self._environment.keys() | wanted.keys()) - READ_LATE
+        changed = {name for name in names if self._environment.get(name) != wanted.get(name)}
+        if unforeseen := sorted(changed - (env or {}).keys()):
+            warnings.warn(f"all commands start afresh, since a library set {unforeseen}", stacklevel=2)
+        return not changed
 
     def run(
         self,

@@ -36,6 +36,11 @@ FORMS: list[dict[str, Any]] = [
 ]
 KINDS = ["qwen3_5", "granite_dense", "lfm2"]
 MEMORY = 1 << 24
+CROSSING = [
+    {"prompt_token_ids": ids} for ids in ([20, 21, 22, 23] * (CHUNK // 2 - 1), [7, 3] * (CHUNK // 2 - 2))
+]
+"""Prompts that end shortly before the end of a chunk, the first with a state at the end of another chunk."""
+PARAMS = mixed_params(len(CROSSING), max_tokens=16)
 
 
 def loaded(path: Path, **config: Any) -> LLM:
@@ -74,15 +79,24 @@ def forms(path: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str
 def test_the_text_is_that_of_plain_decoding_with_every_drafter_and_prefix_hits(
     llm: LLM, forms: list[dict[str, Any]]
 ):
-    """Long enough to cross chunks; the second round begins with states of the first."""
-    params = mixed_params(len(PROMPTS), max_tokens=CHUNK + 20)
+    """All drafters in one batch, and one of them alone; texts cross chunks and begin with states of the plain ones."""
     llm.speculate(None)
-    plain = answers(llm, PROMPTS, params)
+    plain = answers(llm, CROSSING, PARAMS)
     llm.offer([SpeculationConfig.parse(form) for form in forms])
+    asked = [(number, form) for number in range(len(CROSSING)) for form in forms]
+    together = llm.generate(
+        [CROSSING[number] for number, _ in asked],
+        [PARAMS[number] for number, _ in asked],
+        speculation=[form for _, form in asked],
+    )
+    for (number, form), output in zip(asked, together, strict=True):
+        assert output.outputs[0].token_ids == plain[number], form
     for form in forms:
-        outputs = llm.generate(PROMPTS, params, speculation=[form] * len(PROMPTS))
-        assert [output.outputs[0].token_ids for output in outputs] == plain, form
-        assert sum(output.timings.draft_n for output in outputs) > 0, form
+        assert sum(o.timings.draft_n for (_, f), o in zip(asked, together, strict=True) if f is form) > 0, (
+            form
+        )
+    alone = llm.generate(CROSSING[:1], PARAMS[:1], speculation=forms[-1])
+    assert alone[0].outputs[0].token_ids == plain[0]
     stats = llm.engine.stats()
     assert stats.prefix_hits > 0
     assert stats.state_hits > 0
@@ -91,8 +105,8 @@ def test_the_text_is_that_of_plain_decoding_with_every_drafter_and_prefix_hits(
 
 
 def test_answers_to_one_prompt_share_it(llm: LLM):
-    prompt = {"prompt_token_ids": list(range(5, 105))}
-    params = SamplingParams(temperature=0.8, seed=3, n=3, max_tokens=30, ignore_eos=True)
+    prompt = {"prompt_token_ids": list(range(5, 105)) + [7, 9] * 10}
+    params = SamplingParams(temperature=0.8, seed=3, n=3, max_tokens=14, ignore_eos=True)
     together = [answer.token_ids for answer in llm.generate([prompt], params)[0].outputs]
     again = [answer.token_ids for answer in llm.generate([prompt], params)[0].outputs]
     assert together == again
@@ -101,11 +115,11 @@ def test_answers_to_one_prompt_share_it(llm: LLM):
 
 
 def test_preempted_requests_go_on_with_the_same_text(path: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch):
-    prompts = [{"prompt_token_ids": list(range(first, first + 60))} for first in (5, 50, 99, 150)]
-    params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
+    prompts = [{"prompt_token_ids": list(range(first, first + 55))} for first in (5, 50, 99)]
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
     spec = {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1, "fixed": True}
-    monkeypatch.setattr(EngineConfig, "num_pages", lambda *_: 20)
+    monkeypatch.setattr(EngineConfig, "num_pages", lambda *_: 14)
     small = loaded(path, max_num_seqs=4, state_cache_bytes=0)
     found = [output.outputs[0].token_ids for output in small.generate(prompts, params, speculation=spec)]
     assert small.engine.stats().preemptions > 0
@@ -113,19 +127,19 @@ def test_preempted_requests_go_on_with_the_same_text(path: Path, llm: LLM, monke
 
 
 def test_steps_in_flight_write_the_same_text(path: Path, llm: LLM):
-    params = mixed_params(len(PROMPTS), max_tokens=CHUNK + 20)
+    prompts = [*CROSSING, *PROMPTS[3:5]]  # more tokens than a pass takes
+    params = mixed_params(len(prompts), max_tokens=16)
     ahead = loaded(path, steps_ahead=2, max_num_batched_tokens=100)
-    assert answers(ahead, PROMPTS, params) == answers(llm, PROMPTS, params)
+    assert answers(ahead, prompts, params) == answers(llm, prompts, params)
     ahead.engine.check_integrity()
 
 
 def test_a_structured_answer_is_the_same(llm: LLM):
-    params = SamplingParams(
-        temperature=0, max_tokens=60, structured=StructuredOutputs(regex="(ab|cd){30,40}")
-    )
+    params = SamplingParams(temperature=0, max_tokens=16, structured=StructuredOutputs(regex="(ab|cd){5,6}"))
     spec = {"method": ["grammar", "ngram"], "num_speculative_tokens": 6, "fixed": True}
     plain, drafted = (
-        llm.generate(["a text"], params, speculation=setting)[0].outputs[0].text for setting in (False, spec)
+        llm.generate(CROSSING[1:], params, speculation=setting)[0].outputs[0].text
+        for setting in (False, spec)
     )
     assert plain == drafted
 
@@ -138,15 +152,14 @@ def test_their_mtp_modules_draft(tmp_path: Path, name: str):
     tensors = load_file(directory / "model.safetensors") | module_tensors(has_experts=bool(own))
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     model = loaded(directory)
-    params = mixed_params(4, max_tokens=CHUNK + 20)
-    plain = answers(model, PROMPTS[:4], params)
+    plain = answers(model, CROSSING, PARAMS)
     chain = {"method": "mtp", "num_speculative_tokens": 6, "fixed": True}
     forms = [chain, chain | {"tree_width": 3}]
     model.offer([SpeculationConfig.parse(form) for form in forms])
-    for form in forms:
-        outputs = model.generate(PROMPTS[:4], params, speculation=form)
-        assert [output.outputs[0].token_ids for output in outputs] == plain
-        assert sum(output.timings.draft_n for output in outputs) > 0
+    both = [form for form in forms for _ in CROSSING]
+    outputs = model.generate(CROSSING * 2, PARAMS * 2, speculation=both)
+    assert [output.outputs[0].token_ids for output in outputs] == plain * 2
+    assert all(output.timings.draft_n > 0 for output in outputs)
 
 
 def test_a_hybrid_draft_model_is_refused(llm: LLM, path: Path):
