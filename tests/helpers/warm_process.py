@@ -26,7 +26,8 @@ from typing import IO, Any, NoReturn
 _OURS_ALONE = {
     "PYTEST_CURRENT_TEST",  # changes with every test
     # Set where torch._dynamo or ray is imported or used.
-    *("TORCHINDUCTOR_CACHE_DIR", "RAY_CLIENT_MODE", "RAY_USAGE_STATS_ENABLED", "PYTHONBREAKPOINT"),
+    *("TORCHINDUCTOR_CACHE_DIR", "RAY_CLIENT_MODE", "RAY_USAGE_STATS_ENABLED", "RAY_AUTH_MODE"),
+    "PYTHONBREAKPOINT",
 }
 """Variables that no caller has set, and that say nothing to a command: it does not get them."""
 
