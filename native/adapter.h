@@ -11,11 +11,12 @@ namespace foreword {
 
 using Matrix = std::shared_ptr<PackedMatrix>;
 
-// The matrices of a layer that can be added to, in the order of `read_layer`.
-enum class Site : int { Query, Key, Value, Output, Gate, Up, Down };
-constexpr int kSites = 7;
+// The matrices of a layer that can be added to: those that read the stream to mix positions (query, key and value, or the
+// projections of a recurrent layer), what brings the result back, and the MLP's.
+enum class Site : int { Input, Key, Value, LastInput, Output, Gate, Up, Down };
+constexpr int kSites = 8;
 constexpr int64_t kMaxRank = 128;
-constexpr int kSitesOfOneInput = 3;   // query, key and value read the same numbers
+constexpr int kSitesOfOneInput = 4;
 
 struct Factor {
     Matrix down;   // A [rank, inputs], in the numbers of the matrix that it is added to; null: nothing is added

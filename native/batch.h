@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace foreword {
@@ -26,12 +27,29 @@ struct Tap {
     bool normed;
 };
 
+// A chunk of a request in recurrent layers: the state before position `start`, and the ring of the rows from there on.
+struct StateChunk {
+    int64_t start;
+    int64_t state;
+    int64_t ring;   // -1: the state alone is written
+};
+
+// States and rings that a request's rows read and write, as in backends/batch.py.
+struct RequestChunks {
+    int64_t begin;   // position of the request's first row
+    int64_t run;     // committed tokens; draft nodes follow
+    StateChunk read;
+    std::vector<StateChunk> entered;
+};
+
 struct Batch {
 #define ARRAY(type, name, entries, numbers) const type* name = nullptr;
     FOREWORD_BATCH_ARRAYS(ARRAY)
 #undef ARRAY
     int64_t rows = 0, requests = 0, pages = 0, wanted = 0, copies = 0, hidden_wanted = 0;
     std::vector<Tap> taps;
+    std::vector<RequestChunks> chunks;                       // [requests]; empty without recurrent layers
+    std::vector<std::pair<int64_t, int64_t>> ring_copies;    // (from, to) rows of rings; moved first
     std::vector<int32_t> adapters;   // [requests], slot of each request's adapter; 0, or an empty list: the model itself
 };
 

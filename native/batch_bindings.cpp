@@ -1,5 +1,6 @@
 #include "batch_bindings.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace foreword {
@@ -62,18 +63,21 @@ Batch read_batch(const nb::tuple& arrays, const std::vector<std::pair<int64_t, b
 }
 
 Layer read_layer(const std::optional<Floats>& attention_norm, const std::optional<Floats>& mlp_norm,
-                 const std::vector<Matrix>& matrices, const std::optional<Floats>& query_norm,
+                 std::vector<Matrix> mixing, const std::vector<Matrix>& mlp, const std::optional<Floats>& query_norm,
                  const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts) {
-    std::vector<Matrix> all = matrices;
-    if (experts && all.size() == 4) all.resize(7);   // no shared experts
-    if (all.size() != 7) throw std::invalid_argument("a layer has seven matrices");
+    for (const std::vector<Matrix>* all : {static_cast<const std::vector<Matrix>*>(&mixing), &mlp}) {
+        if (std::find(all->begin(), all->end(), nullptr) != all->end()) throw std::invalid_argument("a matrix of the layer is missing");
+    }
+    if (mlp.size() == 1 || mlp.size() > 3) throw std::invalid_argument("an MLP has two or three matrices");
     Layer layer;
     layer.attention_norm = copied(attention_norm);
     layer.mlp_norm = copied(mlp_norm);
     layer.query_norm = copied(query_norm);
     layer.key_norm = copied(key_norm);
-    layer.query = all[0], layer.key = all[1], layer.value = all[2], layer.output = all[3];
-    layer.gate = all[4], layer.up = all[5], layer.down = all[6];
+    if (!mixing.empty()) layer.output = mixing.back(), mixing.pop_back();
+    layer.inputs = std::move(mixing);
+    if (!mlp.empty()) layer.gate = mlp.front(), layer.down = mlp.back();
+    if (mlp.size() == 3) layer.up = mlp[1];
     layer.experts = std::move(experts);
     return layer;
 }

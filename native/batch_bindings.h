@@ -22,9 +22,10 @@ std::vector<float> copied(const std::optional<Floats>& array);
 std::vector<std::string> batch_arrays();
 // A view of the arrays; throws unless they fit together.
 Batch read_batch(const nb::tuple& arrays, const std::vector<std::pair<int64_t, bool>>& taps);
-// The parts of a layer: query, key, value, output, gate, up, down; the last three may be missing beside experts.
+// The parts of a layer. `mixing` has what reads the stream, then the output projection; nothing in an MLP alone. `mlp` has
+// gate, up and down, or what a squared ReLU follows and down; nothing where there is none but experts.
 Layer read_layer(const std::optional<Floats>& attention_norm, const std::optional<Floats>& mlp_norm,
-                 const std::vector<Matrix>& matrices, const std::optional<Floats>& query_norm,
+                 std::vector<Matrix> mixing, const std::vector<Matrix>& mlp, const std::optional<Floats>& query_norm,
                  const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts);
 
 }  // namespace foreword

@@ -42,8 +42,9 @@ void Decoder::check_adapter(const Adapter& adapter) const {
         for (int site = 0; site < kSites; ++site) {
             const Factor& factor = adapter.layers[index][static_cast<size_t>(site)];
             if (!factor.down) continue;
-            require(layers_[index].gate || site < static_cast<int>(Site::Gate), "an adapter does not change experts");
-            const PackedMatrix& base = layers_[index].at(static_cast<Site>(site));
+            const PackedMatrix* found = layers_[index].at(static_cast<Site>(site));
+            require(found && !(layers_[index].experts && site >= static_cast<int>(Site::Gate)), "an adapter does not change experts");
+            const PackedMatrix& base = *found;
             const int64_t rank = factor.rank();
             require(rank >= 1 && rank <= kMaxRank, "the rank of an adapter must be in 1 .. 128");
             require_matrix(factor.down, rank, base.view().cols, "a factor of the adapter does not fit its matrix");
@@ -77,16 +78,18 @@ std::vector<AdaptedRows> Decoder::adapted_rows(const Batch& batch) const {
     return found;
 }
 
-void Decoder::forward(const Batch& batch, KvStore& store, float* logits, float* hidden) {
+void Decoder::forward(const Batch& batch, KvStore& store, StateStore* states, float* logits, float* hidden) {
     workers_->pool.require_own_process();
     std::lock_guard<std::mutex> lock(workers_->one_pass);
     check(batch, store);
-    Pass(*this, {batch, store, 0, nullptr}, adapted_rows(batch), logits, hidden).run();
+    check_states(batch, states);
+    Pass(*this, {batch, store, 0, nullptr, 0, states}, adapted_rows(batch), logits, hidden).run();
 }
 
 void Decoder::check_exit(const ExitRows& rows, const KvStore& store, size_t kind) const {
     require(embedding_ && head_, "the decoder has no embedding or head yet");
     require(kind > 0 && kind < store.kinds().size(), "there are no such KV rows");
+    require(attention_layers() == static_cast<int64_t>(layers_.size()), "an exit has attention in every layer");
     const RowKind own{1, shape_.num_kv_heads, shape_.head_dim};
     const RowKind& lent = store.kinds().front();
     require(store.kinds()[kind] == own, "an exit keeps the rows of one layer");

@@ -25,7 +25,8 @@ public:
     void set_ends(Matrix embedding, Matrix head, std::vector<float> final_norm);
 
     // logits [wanted, vocab]; hidden [hidden wanted, taps * hidden size]. The store's first kind of rows is this decoder's.
-    void forward(const Batch& batch, KvStore& store, float* logits, float* hidden);
+    // `states` is the memory of recurrent layers, null without any.
+    void forward(const Batch& batch, KvStore& store, StateStore* states, float* logits, float* hidden);
 
     // The same for an exit, whose own layer has rows of `kind`; nothing comes of rows that are kept.
     void exit(const ExitRows& rows, KvStore& store, size_t kind, float* logits);

@@ -16,17 +16,31 @@ namespace foreword {
 
 namespace {
 
+// A chunk of recurrent layers, as in kv/chunks.py: start, state, ring.
+using Chunk = std::tuple<int64_t, int64_t, std::optional<int64_t>>;
+using Chunks = std::vector<std::tuple<int64_t, int64_t, Chunk, std::vector<Chunk>>>;   // begin, run, read, entered
+
+StateChunk state_chunk(const Chunk& chunk) {
+    return {std::get<0>(chunk), std::get<1>(chunk), std::get<2>(chunk).value_or(-1)};
+}
+
 void forward(Decoder& decoder, KvStore& store, const nb::tuple& arrays, const std::vector<std::pair<int64_t, bool>>& taps,
-             const Array<float, 2>& logits, const Array<float, 2>& hidden, std::vector<int32_t> adapters) {
+             const Array<float, 2>& logits, const Array<float, 2>& hidden, std::vector<int32_t> adapters, StateStore* states,
+             const Chunks& chunks, std::vector<std::pair<int64_t, int64_t>> ring_copies) {
     Batch batch = read_batch(arrays, taps);
     batch.adapters = std::move(adapters);
+    batch.ring_copies = std::move(ring_copies);
+    for (const auto& [begin, run, read, entered] : chunks) {
+        batch.chunks.push_back({begin, run, state_chunk(read), {}});
+        for (const Chunk& chunk : entered) batch.chunks.back().entered.push_back(state_chunk(chunk));
+    }
     const bool room = static_cast<int64_t>(logits.shape(0)) == batch.wanted &&
                       static_cast<int64_t>(logits.shape(1)) == decoder.vocab_size() &&
                       static_cast<int64_t>(hidden.shape(0)) == batch.hidden_wanted &&
                       hidden.shape(1) == taps.size() * static_cast<size_t>(decoder.shape().hidden_size);
     if (!room) throw std::invalid_argument("the output arrays do not fit the batch");
     nb::gil_scoped_release free;
-    decoder.forward(batch, store, logits.data(), hidden.data());
+    decoder.forward(batch, store, states, logits.data(), hidden.data());
 }
 
 void exit_forward(Decoder& decoder, KvStore& store, size_t kind, const nb::tuple& arrays, const Array<const int32_t, 1>& starts,
@@ -50,7 +64,7 @@ void set_adapter(Decoder& decoder, int64_t slot, const std::optional<Factors>& l
     if (layers) {
         adapter = std::make_shared<Adapter>();
         for (const auto& layer : *layers) {
-            if (layer.size() != kSites) throw std::invalid_argument("a layer has seven matrices");
+            if (layer.size() != kSites) throw std::invalid_argument("a layer has eight places for matrices");
             adapter->layers.emplace_back();
             for (size_t site = 0; site < kSites; ++site) {
                 if (layer[site]) adapter->layers.back()[site] = {layer[site]->first, layer[site]->second};
@@ -107,8 +121,8 @@ void bind_experts(nb::module_& m) {
                             int64_t per_token, bool sigmoid, bool normalize, float scale, int64_t groups, int64_t top_groups,
                             int64_t counted, const std::optional<Floats>& correction, const std::optional<Floats>& shared_gate) {
             for (const std::vector<Matrix>* all : {&gate, &up, &down}) {
-                const bool is_whole = !all->empty() && std::find(all->begin(), all->end(), nullptr) == all->end();
-                if (!is_whole) throw std::invalid_argument("every expert has three matrices");
+                const bool is_whole = (all == &up || !all->empty()) && std::find(all->begin(), all->end(), nullptr) == all->end();
+                if (!is_whole) throw std::invalid_argument("every expert has three matrices, or two");
             }
             new (self) Experts{{per_token, sigmoid, normalize, scale, groups, top_groups, counted}, std::move(router),
                                copied(correction), copied(shared_gate), std::move(gate), std::move(up), std::move(down)};
@@ -120,6 +134,50 @@ void bind_experts(nb::module_& m) {
             self.slope = slope;
         }, nb::arg("limit"), nb::arg("slope"))
         .def_prop_ro("nbytes", &Experts::bytes);
+}
+
+Recurrence recurrence_named(const std::string& kind) {
+    if (kind == "delta") return Recurrence::Delta;
+    if (kind == "ssm") return Recurrence::Ssm;
+    if (kind == "convolution") return Recurrence::Convolution;
+    throw std::invalid_argument("there is no recurrence named " + kind);
+}
+
+Activation activation_named(const std::string& name) {
+    if (name == "silu") return Activation::Silu;
+    if (name == "gelu_pytorch_tanh") return Activation::Gelu;
+    if (name == "relu2") return Activation::SquaredRelu;
+    throw std::invalid_argument("there is no activation named " + name);
+}
+
+using Arrays = nb::ndarray<nb::numpy, float, nb::ndim<5>>;
+
+// The matrices of all states, [layers, states, heads, key dim, value dim], as a view.
+Arrays matrices(StateStore& store) {
+    const RecurrentShape& shape = store.shape();
+    const auto size = [](int64_t count) { return static_cast<size_t>(count); };
+    return Arrays(store.matrix(0, 0, 0), {size(store.layers()), size(store.states()), size(shape.heads), size(shape.key_dim), size(shape.value_dim)},
+                  nb::find(store));
+}
+
+void bind_recurrent(nb::module_& m) {
+    nb::class_<Recurrent>(m, "Recurrent")
+        .def("__init__", [](Recurrent* self, const std::string& kind, int64_t kernel, int64_t heads, int64_t value_dim, int64_t key_heads,
+                            int64_t key_dim, const Floats& conv, const std::optional<Floats>& conv_bias, const std::optional<Floats>& norm,
+                            const std::optional<Floats>& rates, const std::optional<Floats>& time_bias, const std::optional<Floats>& skip,
+                            int64_t norm_groups, std::pair<float, float> time_limits) {
+            Recurrent made{{recurrence_named(kind), kernel, heads, value_dim, key_heads, key_dim}, copied(conv), copied(conv_bias), copied(norm),
+                           copied(rates), copied(time_bias), copied(skip), norm_groups, time_limits.first, time_limits.second, {}, {}};
+            made.prepare();
+            new (self) Recurrent(std::move(made));
+        }, nb::arg("kind"), nb::arg("kernel"), nb::arg("heads"), nb::arg("value_dim"), nb::arg("key_heads"), nb::arg("key_dim"),
+           nb::arg("conv"), nb::arg("conv_bias").none(), nb::arg("norm").none(), nb::arg("rates").none(), nb::arg("time_bias").none(),
+           nb::arg("skip").none(), nb::arg("norm_groups"), nb::arg("time_limits"));
+    nb::class_<StateStore>(m, "StateStore")
+        .def("__init__", [](StateStore* self, const Recurrent& recurrent, int64_t layers, int64_t states, int64_t rings) {
+            new (self) StateStore(layers, recurrent.shape, states, rings);
+        }, nb::arg("recurrent"), nb::arg("layers"), nb::arg("states"), nb::arg("rings"))
+        .def("matrices", &matrices);
 }
 
 void bind_decoder(nb::module_& m) {
@@ -138,32 +196,33 @@ void bind_decoder(nb::module_& m) {
             return self.add_rope({copied(inverse_frequencies), magnitude});
         }, nb::arg("inverse_frequencies"), nb::arg("magnitude"))
         .def("add_layer", [](Decoder& self, const std::optional<Floats>& attention_norm, const std::optional<Floats>& mlp_norm,
-                             const std::vector<Matrix>& matrices, const std::optional<Floats>& query_norm,
+                             std::vector<Matrix> mixing, const std::vector<Matrix>& mlp, const std::optional<Floats>& query_norm,
                              const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts, int64_t window, bool rotated,
                              float score_scale, const std::optional<Floats>& after_attention,
                              const std::optional<Floats>& after_mlp, float residual_scale, size_t rope, float softcap,
-                             bool gelu) {
-            Layer layer = read_layer(attention_norm, mlp_norm, matrices, query_norm, key_norm, std::move(experts));
+                             const std::string& activation, std::shared_ptr<Recurrent> recurrent) {
+            Layer layer = read_layer(attention_norm, mlp_norm, std::move(mixing), mlp, query_norm, key_norm, std::move(experts));
             layer.after_attention = copied(after_attention);
             layer.after_mlp = copied(after_mlp);
             layer.residual_scale = residual_scale;
             layer.rope = rope;
             layer.softcap = softcap;
-            layer.gelu = gelu;
+            layer.activation = activation_named(activation);
+            layer.recurrent = std::move(recurrent);
             layer.window = window;
             layer.rotated = rotated;
             layer.score_scale = score_scale;
             self.add_layer(std::move(layer));
-        }, nb::arg("attention_norm").none(), nb::arg("mlp_norm").none(), nb::arg("matrices"), nb::arg("query_norm").none(),
+        }, nb::arg("attention_norm").none(), nb::arg("mlp_norm").none(), nb::arg("mixing"), nb::arg("mlp"), nb::arg("query_norm").none(),
            nb::arg("key_norm").none(), nb::arg("experts").none(), nb::arg("window"), nb::arg("rotated"), nb::arg("score_scale"),
            nb::arg("after_attention").none(), nb::arg("after_mlp").none(), nb::arg("residual_scale"), nb::arg("rope"),
-           nb::arg("softcap"), nb::arg("gelu"))
+           nb::arg("softcap"), nb::arg("activation"), nb::arg("recurrent").none())
         .def("set_sinks", [](Decoder& self, const Floats& sinks) { self.set_sinks(copied(sinks)); }, nb::arg("sinks"))
         .def("set_ends", [](Decoder& self, Matrix embedding, Matrix head, const Floats& final_norm) {
             self.set_ends(std::move(embedding), std::move(head), copied(final_norm));
         }, nb::arg("embedding"), nb::arg("head"), nb::arg("final_norm"))
         .def("forward", &forward, nb::arg("store"), nb::arg("arrays"), nb::arg("taps"), nb::arg("logits"), nb::arg("hidden"),
-             nb::arg("adapters") = std::vector<int32_t>{})
+             nb::arg("adapters"), nb::arg("states").none(), nb::arg("chunks"), nb::arg("ring_copies"))
         .def("exit", &exit_forward, nb::arg("store"), nb::arg("kind"), nb::arg("arrays"), nb::arg("starts"), nb::arg("states").none(),
              nb::arg("logits"))
         .def("set_adapter", &set_adapter, nb::arg("slot"), nb::arg("layers").none())
@@ -176,8 +235,11 @@ void bind_decoder(nb::module_& m) {
 
 void register_decoder(nb::module_& m) {
     m.attr("BATCH_ARRAYS") = batch_arrays();
+    m.attr("STATE_CHUNK") = kStateChunk;
+    m.attr("RING_ROWS") = kRingRows;
     bind_kv_store(m);
     bind_experts(m);
+    bind_recurrent(m);
     bind_decoder(m);
 }
 

@@ -65,14 +65,15 @@ int64_t Experts::bytes() const {
 }
 
 void Experts::check(int64_t hidden) const {
-    require(!gate.empty() && gate.size() == up.size() && gate.size() == down.size(), "every expert has three matrices");
+    require(!gate.empty() && (up.empty() || gate.size() == up.size()) && gate.size() == down.size(),
+            "every expert has three matrices, or two");
     require_matrix(router, count(), hidden, "the router has the wrong shape");
     require(router->view().form == Form::F32, "the router is kept in floats");
     for (size_t e = 0; e < gate.size(); ++e) {
         require_matrix(gate[e], size(), hidden, "an expert's gate projection has the wrong shape");
-        require_matrix(up[e], size(), hidden, "an expert's up projection has the wrong shape");
+        if (!up.empty()) require_matrix(up[e], size(), hidden, "an expert's up projection has the wrong shape");
         require_matrix(down[e], hidden, size(), "an expert's down projection has the wrong shape");
-        require(same_input(*gate[e], *gate[0]) && same_input(*up[e], *gate[0]) && same_input(*down[e], *down[0]),
+        require(same_input(*gate[e], *gate[0]) && (up.empty() || same_input(*up[e], *gate[0])) && same_input(*down[e], *down[0]),
                 "experts must be grouped alike");
     }
     require(routing.groups > 0 && count() % routing.groups == 0, "groups must divide the experts");

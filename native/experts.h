@@ -27,7 +27,7 @@ struct Experts {
     Matrix router;                       // [experts, hidden], floats
     std::vector<float> correction;       // [experts], added to scores for the choice; empty: nothing is
     std::vector<float> shared_gate;      // [hidden]; empty: what the shared experts say counts in full
-    std::vector<Matrix> gate, up, down;  // of every expert
+    std::vector<Matrix> gate, up, down;  // of every expert; without `up`, gates are multiplied with nothing
     float limit = 0.0f;                  // that gate and up are clamped to; 0: they are not, and the activation is SiLU
     float slope = 0.0f;                  // of the sigmoid of a clamped gate
 

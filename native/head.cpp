@@ -30,8 +30,9 @@ void Head::set_inputs(HeadInputs inputs) {
 void Head::add_layer(Layer layer) {
     const bool side_by_side = layers_.empty() && head_.join == Join::SideBySide;
     require(!side_by_side || layer.attention_norm.empty(), "the first layer's input has norms of its own");
+    require(layer.has_attention(), "every layer of a head has attention");
     Stack::add_layer(std::move(layer), (side_by_side ? 2 : 1) * shape_.hidden_size);
-    require(head_.join != Join::Context || same_input(*layers_.front().key, *layers_.back().key),
+    require(head_.join != Join::Context || same_input(*layers_.front().inputs[1], *layers_.back().inputs[1]),
             "all layers that keep a context must be grouped alike");
 }
 

@@ -150,12 +150,12 @@ void register_head(nb::module_& m) {
         .def("set_inputs", &set_inputs, nb::arg("fc").none(), nb::arg("feature_norms"), nb::arg("embedding_norm").none(),
              nb::arg("hidden_norm").none())
         .def("add_layer", [](Head& self, const std::optional<Floats>& attention_norm, const Floats& mlp_norm,
-                             const std::vector<Matrix>& matrices, const std::optional<Floats>& query_norm,
+                             std::vector<Matrix> mixing, const std::vector<Matrix>& mlp, const std::optional<Floats>& query_norm,
                              const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts, float score_scale) {
-            Layer layer = read_layer(attention_norm, mlp_norm, matrices, query_norm, key_norm, std::move(experts));
+            Layer layer = read_layer(attention_norm, mlp_norm, std::move(mixing), mlp, query_norm, key_norm, std::move(experts));
             layer.score_scale = score_scale;
             self.add_layer(std::move(layer));
-        }, nb::arg("attention_norm").none(), nb::arg("mlp_norm"), nb::arg("matrices"), nb::arg("query_norm").none(),
+        }, nb::arg("attention_norm").none(), nb::arg("mlp_norm"), nb::arg("mixing"), nb::arg("mlp"), nb::arg("query_norm").none(),
            nb::arg("key_norm").none(), nb::arg("experts").none(), nb::arg("score_scale"))
         .def("set_ends", [](Head& self, Matrix embedding, Matrix output, const std::optional<Floats>& final_norm) {
             self.set_ends(std::move(embedding), std::move(output), copied(final_norm));

@@ -71,7 +71,7 @@ void HeadPass::reduce_features(int thread) {
 }
 
 void HeadPass::join_side_by_side(int thread) {
-    const PackedMatrix& reader = *head_.layers_.front().query;
+    const PackedMatrix& reader = *head_.layers_.front().inputs.front();
     const ActivationView into = activations(reader, batch_.rows);
     const int64_t hidden = shape_.hidden_size;
     float* both = floats_of(thread);
@@ -100,7 +100,7 @@ void HeadPass::join_fused(int thread) {
 
 void HeadPass::keep_context(int thread) {
     reduce_features(thread);
-    const PackedMatrix& reader = *head_.layers_.front().key;
+    const PackedMatrix& reader = *head_.layers_.front().inputs[1];
     const ActivationView into = activations(reader, batch_.rows);
     float* normed = floats_of(thread);
     pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {

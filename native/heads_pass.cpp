@@ -78,23 +78,41 @@ void StackPass::place_heads(int64_t index, bool with_queries) {
     const int64_t dim = shape_.head_dim, half = static_cast<int64_t>(stack_.ropes_[layer.rope].inverse_frequencies.size());
     const bool together = layer.query_norm.size() > static_cast<size_t>(dim);
     pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
-        float* heads = heads_ + row * heads_width_;
+        float *heads = heads_ + row * heads_width_, *keys = heads + layer.inputs[0]->view().rows;
         const int64_t turns = turns_at(layer.rope, row);
+        if (with_queries) take_gates(layer, row);
         if (together) {
-            float* keys = heads + shape_.query_width();
             if (with_queries) kernels_.rms_norm(heads, layer.query_norm.data(), shape_.rms_norm_eps, shape_.query_width(), heads);
             kernels_.rms_norm(keys, layer.key_norm.data(), shape_.rms_norm_eps, shape_.kv_width(), keys);
         }
         for (int64_t head = with_queries ? 0 : shape_.num_heads; head < shape_.num_heads + shape_.num_kv_heads; ++head) {
-            float* one = heads + head * dim;
-            const std::vector<float>& norm = head < shape_.num_heads ? layer.query_norm : layer.key_norm;
+            const bool is_query = head < shape_.num_heads;
+            float* one = is_query ? heads + head * dim : keys + (head - shape_.num_heads) * dim;
+            const std::vector<float>& norm = is_query ? layer.query_norm : layer.key_norm;
             if (!norm.empty() && !together) kernels_.rms_norm(one, norm.data(), shape_.rms_norm_eps, dim, one);
             if (layer.rotated) kernels_.rotate(one, cos_ + turns, sin_ + turns, 2 * half);
         }
-        const float* keys = heads + shape_.query_width();
         for (int64_t head = 0; head < shape_.num_kv_heads; ++head) {
             kernels_.store_kv(rows, batch_.slots[row], head, keys + head * dim, keys + shape_.kv_width() + head * dim);
         }
+    });
+}
+
+void StackPass::take_gates(const Layer& layer, int64_t row) {
+    const int64_t dim = shape_.head_dim, width = shape_.query_width();
+    if (layer.inputs[0]->view().rows == width) return;
+    float *heads = heads_ + row * heads_width_, *gates = gates_ + row * width;
+    for (int64_t head = 0; head < shape_.num_heads; ++head) {
+        std::copy_n(heads + (2 * head + 1) * dim, dim, gates + head * dim);
+        std::copy_n(heads + 2 * head * dim, dim, heads + head * dim);   // over gates that are taken, and its own place
+    }
+}
+
+void StackPass::open_gates(const Layer& layer) {
+    const int64_t width = shape_.query_width();
+    if (layer.inputs[0]->view().rows == width) return;
+    pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
+        kernels_.sigmoid_mul(attended_ + row * width, gates_ + row * width, width);
     });
 }
 

@@ -85,19 +85,22 @@ void StackPass::mixture(const Layer& layer, int thread) {
     gather_rows(*experts.gate.front(), sorted.rows);
     const auto rows_of = [&](int64_t expert) { return sorted.starts[static_cast<size_t>(expert + 1)] - sorted.starts[static_cast<size_t>(expert)]; };
     share_experts(experts.gate, sorted.starts, [&](int64_t expert, int64_t begin, int64_t end) {
-        const Matrix &gate = experts.gate[static_cast<size_t>(expert)], &up = experts.up[static_cast<size_t>(expert)];
+        const Matrix& gate = experts.gate[static_cast<size_t>(expert)];
         const int64_t start = sorted.starts[static_cast<size_t>(expert)], first = begin * kPanelRows;
         const ActivationView input = routed(*gate, start, rows_of(expert));
         float *gates = routed_gate_ + start * size + first, *ups = routed_up_ + start * size + first;
         kernels_.linear(gate->view(), input, begin, end, {gates, size, gate->bias(), false}, bytes_of(thread));
-        kernels_.linear(up->view(), input, begin, end, {ups, size, up->bias(), false}, bytes_of(thread));
+        if (!experts.up.empty()) {
+            const Matrix& up = experts.up[static_cast<size_t>(expert)];
+            kernels_.linear(up->view(), input, begin, end, {ups, size, up->bias(), false}, bytes_of(thread));
+        }
         for (int64_t row = 0; row < input.rows; ++row) {
             float *own = gates + row * size, *other = ups + row * size;
             const int64_t count = std::min(end * kPanelRows, size) - first;
             if (experts.limit > 0.0f) {
                 kernels_.clamped_mul(own, other, experts.limit, experts.slope, count);
             } else {
-                kernels_.silu_mul(own, other, count);
+                activate(layer, own, other, count);
             }
         }
     });
@@ -113,7 +116,8 @@ void StackPass::mixture(const Layer& layer, int thread) {
         float* out = stream(row);
         for (int64_t i = row * per_token; i < (row + 1) * per_token; ++i) {   // in the order of a row's own choice
             const float* said = said_ + sorted.places[static_cast<size_t>(i)] * hidden;
-            for (int64_t d = 0; d < hidden; ++d) out[d] += share_[i] * said[d];
+            const float share = layer.residual_scale * share_[i];
+            for (int64_t d = 0; d < hidden; ++d) out[d] += share * said[d];
         }
     });
     if (layer.gate) dense(layer, {}, {}, thread);

@@ -24,7 +24,7 @@ void Pass::keep(const float* states) {
 }
 
 void Pass::work(int thread) {
-    move_kv_rows();
+    move_rows();
     embed();
     const int64_t layers = static_cast<int64_t>(decoder_.layers_.size());
     for (int64_t index = 0; index < layers; ++index) {
@@ -36,9 +36,13 @@ void Pass::work(int thread) {
     logits_of_wanted_rows(thread);
 }
 
-void Pass::move_kv_rows() {
-    if (batch_.copies == 0) return;
-    pool_.share(store_.layers(), 1, [&](int64_t layer, int64_t) { store_.move(layer, batch_.kv_copies, batch_.copies); });
+void Pass::move_rows() {
+    if (batch_.copies > 0) {
+        pool_.share(store_.layers(), 1, [&](int64_t layer, int64_t) { store_.move(layer, batch_.kv_copies, batch_.copies); });
+    }
+    if (!batch_.ring_copies.empty()) {
+        pool_.share(state_store_->layers(), 1, [&](int64_t layer, int64_t) { state_store_->move(layer, batch_.ring_copies); });
+    }
 }
 
 void Pass::embed() {

@@ -15,7 +15,7 @@ public:
 
 private:
     void work(int thread);
-    void move_kv_rows();
+    void move_rows();
     void embed();
     void keep_hidden(int64_t index);
     void final_norm(const float* row, float* out) const;

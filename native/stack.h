@@ -10,6 +10,8 @@
 #include "experts.h"
 #include "kv_store.h"
 #include "packed_matrix.h"
+#include "recurrent.h"
+#include "state_store.h"
 #include "thread_pool.h"
 #include "types.h"
 
@@ -33,26 +35,36 @@ struct Rope {
     float magnitude = 1.0f;                   // turned numbers are multiplied with it
 };
 
+// Of an MLP. Only a squared ReLU has no second matrix that it is multiplied with.
+enum class Activation { Silu, Gelu, SquaredRelu };
+
 struct Layer {
     std::vector<float> attention_norm;         // empty: the input is read as it is
-    Matrix query, key, value, output;
+    // What reads the stream to mix positions: query (with gates, if it has twice the rows), key and value, or the
+    // projections of a recurrent layer. Empty: the layer is an MLP alone.
+    std::vector<Matrix> inputs;
+    Matrix output;
+    std::shared_ptr<const Recurrent> recurrent;   // null: attention
+    int64_t place = 0;                         // among the layers with attention, or the recurrent ones
     std::vector<float> query_norm, key_norm;   // of each head, or of all together; empty: heads are not normalised
     std::vector<float> mlp_norm;               // empty: the stream is read as it is
-    Matrix gate, up, down;                     // null in a mixture without shared experts
+    Matrix gate, up, down;                     // null in a mixture without shared experts, and without an MLP; `up` with SquaredRelu
     std::shared_ptr<const Experts> experts;    // null: the MLP alone
     int64_t window = 0;                        // positions that are seen; 0: all
     bool rotated = true;                       // whether positions turn queries and keys
     size_t rope = 0;                           // by which of the stack's
     float softcap = 0.0f;                      // of attention scores; 0: none
     std::vector<float> sinks;                  // of every head, one more score, of no position; empty: none
-    bool gelu = false;                         // the MLP's activation, else SiLU
+    Activation activation = Activation::Silu;
     float score_scale = 0.0f;                  // of attention scores; 0: 1 / sqrt(head dim)
     std::vector<float> after_attention, after_mlp;   // norms of what is added to the stream; empty: none
     float residual_scale = 1.0f;               // of what is added
 
     bool adds_as_it_is() const { return after_attention.empty() && after_mlp.empty() && residual_scale == 1.0f; }
 
-    const PackedMatrix& at(Site site) const;
+    bool has_attention() const { return !inputs.empty() && !recurrent; }
+    // Null: the layer has no such matrix.
+    const PackedMatrix* at(Site site) const;
 };
 
 // The most that any mixture of a stack needs.
@@ -85,12 +97,18 @@ public:
 protected:
     friend class StackPass;
     void check_mlp(const Layer& layer) const;
+    void check_attention(const Layer& layer, int64_t inputs) const;
+    void check_recurrent(const Layer& layer, int64_t inputs) const;
+    // States and rings of a batch against the store and the rows.
+    void check_states(const Batch& batch, const StateStore* states) const;
     void check_head_norms(const Layer& layer) const;
     // The attention of a layer reads `inputs` numbers; the hidden ones of a norm that it has, unless it has none.
     void add_layer(Layer layer, int64_t inputs);
     // The arrays of a batch against the pages, the matrices and each other; `starts` may be null.
     void check_rows(const Batch& batch, const KvStore& store, int64_t vocab_size, const int32_t* starts) const;
     RowKind kv_rows() const;
+    int64_t attention_layers() const;
+    const Recurrent* recurrent() const;   // of the recurrent layers; null: there are none
     int64_t layer_bytes() const;
 
     StackShape shape_;

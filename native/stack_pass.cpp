@@ -36,11 +36,17 @@ int64_t panels_at_a_time(int64_t panels, int threads, bool adapted) {
 }  // namespace
 
 StackPass::StackPass(Stack& stack, const PassRows& rows, int64_t widest, std::vector<AdaptedRows> adapted)
-    : stack_(stack), batch_(rows.batch), store_(rows.store), shape_(stack.shape_), kernels_(stack.kernels_),
+    : stack_(stack), batch_(rows.batch), store_(rows.store), state_store_(rows.states), shape_(stack.shape_), kernels_(stack.kernels_),
       pool_(stack.workers_->pool), kind_(rows.kind), lent_(rows.lent),
       widest_(std::max({widest, shape_.hidden_size, shape_.query_width(), shape_.intermediate_size, stack.mixtures_.size,
                         stack.mixtures_.count})),
-      heads_width_(shape_.query_width() + 2 * shape_.kv_width()), adapted_(std::move(adapted)) {
+      adapted_(std::move(adapted)) {
+    for (const Layer& layer : stack.layers_) {
+        int64_t width = 0;
+        for (const Matrix& input : layer.inputs) width += input->view().rows;
+        heads_width_ = std::max(heads_width_, width);
+        if (layer.output) widest_ = std::max(widest_, layer.output->view().cols);
+    }
     if (!adapted_.empty()) adapted_of_row_.assign(static_cast<size_t>(batch_.rows), -1);
     for (size_t place = 0; place < adapted_.size(); ++place) {
         for (int64_t row = adapted_[place].begin; row < adapted_[place].end; ++row) {
@@ -49,6 +55,7 @@ StackPass::StackPass(Stack& stack, const PassRows& rows, int64_t widest, std::ve
     }
     lay_out();
     plan_attention(rows.starts);
+    plan_states();
 }
 
 void StackPass::lay_out() {
@@ -57,12 +64,21 @@ void StackPass::lay_out() {
     const int64_t group_heads = shape_.num_heads / shape_.num_kv_heads;
     scratch_each_ = std::max(attention_scratch(store_.kinds()[kind_].padded_dim(), kAttentionRows, group_heads),
                              (linear_scratch(widest_) + 3) / 4) + widest_ + kAlign;
+    RecurrentShape recurrent{};
+    if (stack_.recurrent()) recurrent = stack_.recurrent()->shape;
+    // A state on its way from chunk to chunk, and what folding it needs.
+    scratch_each_ = std::max(scratch_each_, recurrent.key_dim * (recurrent.value_dim + kStateChunk) + kAlign);
     for (int round = 0; round < 2; ++round) {
         std::vector<float>& space = stack_.workspace_;
         Cutter cut(round == 0 ? nullptr : space.data());
         stream_ = cut.floats(rows * shape_.hidden_size);
         heads_ = cut.floats(rows * heads_width_);
-        attended_ = cut.floats(rows * shape_.query_width());
+        attended_ = cut.floats(rows * std::max(shape_.query_width(), recurrent.value_width()));
+        gates_ = cut.floats(heads_width_ > shape_.query_width() + 2 * shape_.kv_width() ? rows * shape_.query_width() : 0);
+        convolved_ = cut.floats(rows * recurrent.channels());
+        updates_ = cut.floats(rows * recurrent.value_width());
+        decays_ = cut.floats(rows * recurrent.heads);
+        strength_ = cut.floats(rows * recurrent.heads);
         gate_ = cut.floats(rows * shape_.intermediate_size);
         up_ = cut.floats(rows * shape_.intermediate_size);
         added_ = cut.floats(stack_.adds_as_it_is_ ? 0 : rows * shape_.hidden_size);
@@ -104,32 +120,48 @@ void StackPass::lay_out_mixtures(Cut& cut) {
 
 void StackPass::read_stream(int64_t index, int thread) {
     const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
-    norm_rows(layer.attention_norm, *layer.query, {index, Site::Query, 3}, thread);
+    if (layer.inputs.empty()) return;
+    norm_rows(layer.attention_norm, *layer.inputs.front(), {index, Site::Input, static_cast<int>(layer.inputs.size())}, thread);
 }
 
 void StackPass::layer(int64_t index, int thread) {
     const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
-    const int64_t rows = batch_.rows, query = shape_.query_width(), kv = shape_.kv_width();
-    linears({{layer.query.get(), {heads_, heads_width_, nullptr, false}},
-             {layer.key.get(), {heads_ + query, heads_width_, nullptr, false}},
-             {layer.value.get(), {heads_ + query + kv, heads_width_, nullptr, false}}},
-            activations(*layer.query, rows), thread, {index, Site::Query, 3});
-    place_heads(index, true);
-    attend(index, thread);
-    const Readers output{index, Site::Output, 1}, inner{index, Site::Gate, 2};
-    quantize_rows(attended_, query, *layer.output, output, thread);
-    add_said(layer, *layer.output, layer.after_attention, output, thread);
+    if (!layer.inputs.empty()) mix(index, thread);
     if (layer.experts) return mixture(layer, thread);
+    if (!layer.gate) return;
+    const Readers inner{index, Site::Gate, layer.up ? 2 : 1};
     norm_rows(layer.mlp_norm, *layer.gate, inner, thread);
     dense(layer, inner, {index, Site::Down, 1}, thread);
 }
 
+void StackPass::mix(int64_t index, int thread) {
+    const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
+    std::vector<Job> jobs;
+    int64_t width = 0;
+    for (const Matrix& input : layer.inputs) {
+        jobs.push_back({input.get(), {heads_ + width, heads_width_, nullptr, false}});
+        width += input->view().rows;
+    }
+    linears(jobs, activations(*layer.inputs.front(), batch_.rows), thread, {index, Site::Input, static_cast<int>(jobs.size())});
+    const Readers output{index, Site::Output, 1};
+    if (layer.recurrent) {
+        recur(index, thread);
+        quantize_rows(heads_ + layer.recurrent->shape.channels(), heads_width_, *layer.output, output, thread);
+    } else {
+        place_heads(index, true);
+        attend(index, thread);
+        open_gates(layer);
+        quantize_rows(attended_, shape_.query_width(), *layer.output, output, thread);
+    }
+    add_said(layer, *layer.output, layer.after_attention, output, thread);
+}
+
 void StackPass::keep_rows(int64_t index, int thread) {
     const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
-    const int64_t query = shape_.query_width(), kv = shape_.kv_width();
-    linears({{layer.key.get(), {heads_ + query, heads_width_, nullptr, false}},
-             {layer.value.get(), {heads_ + query + kv, heads_width_, nullptr, false}}},
-            activations(*layer.key, batch_.rows), thread, {index, Site::Key, 2});
+    const int64_t query = layer.inputs[0]->view().rows, kv = shape_.kv_width();
+    linears({{layer.inputs[1].get(), {heads_ + query, heads_width_, nullptr, false}},
+             {layer.inputs[2].get(), {heads_ + query + kv, heads_width_, nullptr, false}}},
+            activations(*layer.inputs[1], batch_.rows), thread, {index, Site::Key, 2});
     place_heads(index, false);
 }
 
@@ -181,10 +213,10 @@ void StackPass::norm_rows(const std::vector<float>& weight, const PackedMatrix& 
     });
 }
 
-void StackPass::quantize_rows(const float* values, int64_t width, const PackedMatrix& reader, const Readers& readers, int thread) {
+void StackPass::quantize_rows(const float* values, int64_t stride, const PackedMatrix& reader, const Readers& readers, int thread) {
     const ActivationView into = activations(reader, batch_.rows);
     pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
-        fill_row(reader, values + row * width, row, into);
+        fill_row(reader, values + row * stride, row, into);
         shrink_row(reader, row, readers, thread);
     });
 }
@@ -249,6 +281,14 @@ void StackPass::linears(const std::vector<Job>& jobs, const ActivationView& inpu
     });
 }
 
+void StackPass::activate(const Layer& layer, float* gate, const float* up, int64_t n) const {
+    switch (layer.activation) {
+        case Activation::Silu: return kernels_.silu_mul(gate, up, n);
+        case Activation::Gelu: return kernels_.gelu_mul(gate, up, n);
+        case Activation::SquaredRelu: return kernels_.squared_relu(gate, n);
+    }
+}
+
 void StackPass::gate_and_up(const Layer& layer, const Readers& readers, int thread) {
     const int64_t width = layer.gate->view().rows, panels = layer.gate->panels();
     const bool weighed = layer.experts && !layer.experts->shared_gate.empty();
@@ -256,14 +296,17 @@ void StackPass::gate_and_up(const Layer& layer, const Readers& readers, int thre
     const int64_t grain = panels_at_a_time(panels, pool_.size(), !adapted_.empty());
     pool_.share(panels, grain, [&](int64_t begin, int64_t end) {
         const int64_t first = begin * kPanelRows, count = std::min(end * kPanelRows, width) - first;
-        const LinearOutput gate{gate_ + first, width, layer.gate->bias(), false}, up{up_ + first, width, layer.up->bias(), false};
+        const LinearOutput gate{gate_ + first, width, layer.gate->bias(), false};
         kernels_.linear(layer.gate->view(), input, begin, end, gate, bytes_of(thread));
-        kernels_.linear(layer.up->view(), input, begin, end, up, bytes_of(thread));
         expand(readers, 0, begin, end, gate, thread);
-        expand(readers, 1, begin, end, up, thread);
+        if (layer.up) {
+            const LinearOutput up{up_ + first, width, layer.up->bias(), false};
+            kernels_.linear(layer.up->view(), input, begin, end, up, bytes_of(thread));
+            expand(readers, 1, begin, end, up, thread);
+        }
         for (int64_t row = 0; row < batch_.rows; ++row) {
             float* gate = gate_ + row * width + first;
-            (layer.gelu ? kernels_.gelu_mul : kernels_.silu_mul)(gate, up_ + row * width + first, count);
+            activate(layer, gate, up_ + row * width + first, count);
             for (int64_t i = 0; weighed && i < count; ++i) gate[i] *= shared_[row];
         }
     });

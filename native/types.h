@@ -15,6 +15,8 @@ constexpr int64_t kPageSize = 16;   // KV rows per page
 constexpr int64_t kKeyTile = 32;    // keys per softmax tile; tiles are fixed by position
 constexpr int64_t kQueryTile = 4;   // queries that meet a tile together: their sums stay in registers
 constexpr int64_t kAttentionRows = 16;   // rows of a request that share the tiles they read, at most
+constexpr int64_t kStateChunk = 64;      // positions between two states of recurrent layers, as in kv/chunks.py
+constexpr int64_t kRingRows = 128;       // rows of a ring: a chunk's, and those of a tree's nodes after it
 
 // How the numbers of a weight matrix are stored: w, scale * q, or scale * q + minimum. All but F32 and Factor are
 // GGUF's blocks (Q8 is Q8_0, and what is rounded to 8 bits at load).
@@ -122,6 +124,37 @@ struct AttentionTask {
     float* scratch;               // attention_scratch() floats
 };
 
+// Rows of one head of a recurrent layer within a chunk, in order of position; numbers of a row are neighbours.
+struct ChunkRows {
+    const float* keys;       // [rows, key stride]
+    const float* updates;    // [rows, update stride], what each row adds to the state
+    const float* decays;     // [rows], sums of the log decays since the chunk began
+    int64_t key_stride, update_stride;
+    int64_t count;
+};
+
+// New rows of one request in one chunk and one head of a recurrent layer. Every row reads the state, the rows before the
+// pass and its ancestors among the new rows.
+struct RecurrentTask {
+    int64_t key_dim;
+    int64_t value_dim;             // a multiple of 8
+    bool is_delta;                 // updates are made here, else they are there
+    const float* state;            // [key dim, value dim], before the chunk
+    ChunkRows known;               // committed before this pass
+    int64_t rows;
+    int64_t committed;             // of the rows; nodes of a tree follow
+    const int64_t* masks;          // [nodes], a node's ancestors among the nodes, itself included
+    const float* queries;          // [rows, stride]
+    const float* keys;             // [rows, stride]
+    const float* values;           // [rows, stride]
+    int64_t stride;
+    const float* decays;           // [rows]
+    const float* strength;         // [rows], share of the difference that an update makes up for (delta rule)
+    float* updates;                // [rows, out stride]
+    float* out;                    // [rows, out stride], what queries find
+    int64_t out_stride;
+};
+
 // The kernels of one instruction set.
 struct KernelTable {
     const char* name;
@@ -149,6 +182,17 @@ struct KernelTable {
     // One KV row of one head into its slot.
     void (*store_kv)(const KvView&, int64_t slot, int64_t kv_head, const float* key, const float* value);
     void (*attention)(const KvView&, const AttentionTask&);
+    // x * sigmoid(gate), in place in x.
+    void (*sigmoid_mul)(float* x, const float* gate, int64_t n);
+    // The square of what is above 0, in place.
+    void (*squared_relu)(float* x, int64_t n);
+    // sum of inputs[j] * weights[j] over the kernel's positions, plus the bias unless it is null; then SiLU, if wanted.
+    void (*convolve)(const float* const* inputs, const float* weights, const float* bias, int64_t kernel, bool with_silu, int64_t n,
+                     float* out);
+    void (*recur)(const RecurrentTask&);
+    // The state after the rows of a chunk; `into` may be the state itself. `scratch` has room for kStateChunk * key dim.
+    void (*fold)(const float* state, const ChunkRows* parts, int64_t count, int64_t key_dim, int64_t value_dim, float* into,
+                 float* scratch);
 };
 
 // Floats of scratch that an attention task needs.

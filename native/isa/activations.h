@@ -156,6 +156,20 @@ void gelu_mul(float* gate, const float* up, int64_t n) {
     activate_mul<gelu>(gate, up, n);
 }
 
+void sigmoid_mul(float* x, const float* gate, int64_t n) {
+    for (int64_t i = 0; i < n; i += 8) {
+        const F32x8 opened = add(set1(1.0f), exponential(sub(set1(0.0f), load_part(gate + i, n - i))));
+        store_part(x + i, div(load_part(x + i, n - i), opened), n - i);
+    }
+}
+
+void squared_relu(float* x, int64_t n) {
+    for (int64_t i = 0; i < n; i += 8) {
+        const F32x8 whole = load_part(x + i, n - i), above = max(whole, set1(0.0f));
+        store_part(x + i, add(mul(above, above), sub(whole, whole)), n - i);   // what is no number stays none
+    }
+}
+
 void clamped_mul(float* gate, const float* up, float limit, float slope, int64_t n) {
     for (int64_t i = 0; i < n; i += 8) {
         const F32x8 low = min(load_part(gate + i, n - i), set1(limit));

@@ -12,6 +12,7 @@ from foreword.engine.config import EngineConfig
 from foreword.errors import RequestError
 from foreword.kv.chunks import CHUNK
 from foreword.structured.params import StructuredOutputs
+from helpers.cpu import needs_cpu_kernels
 from helpers.drafted_answers import PROMPTS, answers, mixed_params, noisy_copy
 from helpers.gated_modules import CONFIG, DIM, EXPERTS, module_tensors
 from helpers.tiny_families import make_family
@@ -43,9 +44,10 @@ CROSSING = [
 PARAMS = mixed_params(len(CROSSING), max_tokens=16)
 
 
-def loaded(path: Path, **config: Any) -> LLM:
+def loaded(path: Path, backend: str, **config: Any) -> LLM:
     sizes = {"kv_cache_memory_bytes": MEMORY} | config
-    return LLM(str(path), dtype="float32", device="cpu", config=EngineConfig(**sizes))
+    dtype = "int8" if backend == "cpu" else "float32"
+    return LLM(str(path), dtype=dtype, device="cpu", backend=backend, config=EngineConfig(**sizes))
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -53,9 +55,14 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return make_family(tmp_path_factory.mktemp(request.param), request.param)[0]
 
 
+@pytest.fixture(scope="module", params=["torch", pytest.param("cpu", marks=needs_cpu_kernels)])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def llm(path: Path) -> LLM:
-    return loaded(path)
+def llm(path: Path, backend: str) -> LLM:
+    return loaded(path, backend)
 
 
 @pytest.fixture(scope="module")
@@ -114,22 +121,24 @@ def test_answers_to_one_prompt_share_it(llm: LLM):
     llm.engine.check_integrity()
 
 
-def test_preempted_requests_go_on_with_the_same_text(path: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch):
+def test_preempted_requests_go_on_with_the_same_text(
+    path: Path, backend: str, llm: LLM, monkeypatch: pytest.MonkeyPatch
+):
     prompts = [{"prompt_token_ids": list(range(first, first + 55))} for first in (5, 50, 99)]
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
     spec = {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1, "fixed": True}
     monkeypatch.setattr(EngineConfig, "num_pages", lambda *_: 14)
-    small = loaded(path, max_num_seqs=4, state_cache_bytes=0)
+    small = loaded(path, backend, max_num_seqs=4, state_cache_bytes=0)
     found = [output.outputs[0].token_ids for output in small.generate(prompts, params, speculation=spec)]
     assert small.engine.stats().preemptions > 0
     assert found == expected
 
 
-def test_steps_in_flight_write_the_same_text(path: Path, llm: LLM):
+def test_steps_in_flight_write_the_same_text(path: Path, backend: str, llm: LLM):
     prompts = [*CROSSING, *PROMPTS[3:5]]  # more tokens than a pass takes
     params = mixed_params(len(prompts), max_tokens=16)
-    ahead = loaded(path, steps_ahead=2, max_num_batched_tokens=100)
+    ahead = loaded(path, backend, steps_ahead=2, max_num_batched_tokens=100)
     assert answers(ahead, prompts, params) == answers(llm, prompts, params)
     ahead.engine.check_integrity()
 
@@ -145,13 +154,13 @@ def test_a_structured_answer_is_the_same(llm: LLM):
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
-def test_their_mtp_modules_draft(tmp_path: Path, name: str):
+def test_their_mtp_modules_draft(tmp_path: Path, backend: str, name: str):
     sizes = {"head_dim": DIM, "intermediate_size": CONFIG["intermediate_size"]}
     own = {"num_experts": EXPERTS} if name == "qwen3_next" else {}
     directory, _ = make_family(tmp_path, name, **sizes, **own)
     tensors = load_file(directory / "model.safetensors") | module_tensors(has_experts=bool(own))
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-    model = loaded(directory)
+    model = loaded(directory, backend)
     plain = answers(model, CROSSING, PARAMS)
     chain = {"method": "mtp", "num_speculative_tokens": 6, "fixed": True}
     forms = [chain, chain | {"tree_width": 3}]

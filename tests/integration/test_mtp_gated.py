@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from foreword import LLM, SamplingParams
-from foreword.errors import ForewordError
 from helpers.cpu import needs_cpu_kernels
 from helpers.gated_modules import (
     CONFIG,
@@ -99,7 +98,10 @@ def write_module(path: Path, has_experts: bool) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("has_experts", [False, True])
-def test_what_a_gated_module_says_is_what_it_should(target: Path, tmp_path: Path, has_experts: bool):
+@pytest.mark.parametrize("backend", ["torch", pytest.param("cpu", marks=needs_cpu_kernels)])
+def test_what_a_gated_module_says_is_what_it_should(
+    target: Path, tmp_path: Path, has_experts: bool, backend: str
+):
     tensors = write_module(tmp_path / "module", has_experts)
     stored = load_file(target / "model.safetensors")
     ends = {
@@ -108,7 +110,7 @@ def test_what_a_gated_module_says_is_what_it_should(target: Path, tmp_path: Path
     }
     slow, model = by_the_book(tensors, ends), hf_target(target)
     form = {"method": "mtp", "model": str(tmp_path / "module"), "num_speculative_tokens": 3, "fixed": True}
-    llm = LLM(str(target), dtype="float32", device="cpu", backend="torch", speculation=form)
+    llm = LLM(str(target), dtype="float32", device="cpu", backend=backend, speculation=form)
     guard: Any = llm.engine.drafters.default.drafter
     overheard = OverheardLevels(guard._drafter)
     llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
@@ -141,12 +143,3 @@ def test_the_book_s_attention_is_that_of_transformers():
         found = theirs(read, turns, mask)[0]
     expected = by_the_book(stored, {}).attention(read[0].double(), positions, seen)
     torch.testing.assert_close(found[0].double(), expected, atol=1e-5, rtol=1e-5)
-
-
-@needs_cpu_kernels
-def test_the_cpu_kernels_refuse_it_in_one_line(target: Path, tmp_path: Path):
-    write_module(tmp_path / "module", has_experts=False)
-    llm = LLM(str(target), device="cpu", backend="cpu", speculation=None)
-    with pytest.raises(ForewordError, match="gated attention does not run on the CPU kernels") as caught:
-        llm.speculate({"method": "mtp", "model": str(tmp_path / "module")})
-    assert "\n" not in str(caught.value)

@@ -13,8 +13,10 @@ import torch
 from foreword.backends.batch import Tap
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
+from foreword.backends.support import missing_parts
 from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PagedCache
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
@@ -22,6 +24,7 @@ from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
 from helpers.cpu import INSTRUCTION_SETS, cpu_decoder, needs_cpu_kernels
 from helpers.cuda import CUDA_DTYPES, cuda_decoder, needs_cuda
 from helpers.passes import all_logits, compute, fragmented_cache, make_request, with_all_logits
+from helpers.tiny_families import make_family
 from helpers.tiny_models import make_hf_model
 from helpers.trees import random_tokens, random_tree, root_path
 
@@ -39,6 +42,9 @@ SHAPES = {
     ),
     "biased": ("qwen2", {"hidden_size": 192, "num_attention_heads": 3, "num_key_value_heads": 3}),
 }
+SMALL_HYBRIDS = ["qwen3_5", "nemotron_h", "lfm2"]
+"""One family of every recurrence, gated attention, and layers of one part."""
+
 FORMS = ["int8", "q8_0", "float32"]
 DECODERS = [
     *(pytest.param((cpu_decoder, form), marks=needs_cpu_kernels, id=f"cpu-{form}") for form in FORMS),
@@ -46,8 +52,10 @@ DECODERS = [
 ]
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(scope="module", params=[*SHAPES, *SMALL_HYBRIDS])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param in SMALL_HYBRIDS:
+        return make_family(tmp_path_factory.mktemp("model"), request.param)[0]
     architecture, overrides = SHAPES[request.param]
     return make_hf_model(tmp_path_factory.mktemp("model"), architecture, tied=True, **overrides)
 
@@ -55,6 +63,8 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module", params=DECODERS)
 def decoder(request: pytest.FixtureRequest, path: Path) -> Decoder:
     load, numbers = request.param
+    if load is cuda_decoder and missing_parts(open_checkpoint(path).config, "cuda"):
+        pytest.skip("this backend does not support the model")
     decoder: Decoder = load(path, numbers)
     assert decoder.is_shape_invariant
     return decoder
@@ -104,10 +114,10 @@ def test_every_tree_node_equals_its_path_typed_alone(decoder: Decoder, seed: int
     request = make_request(cache, prompt)
     if len(prompt) > 1:
         compute(runner, cache, request, len(prompt) - 1)
-    draft = random_tree(rng, nodes, len(prompt))
+    draft = random_tree(rng, nodes, len(prompt)).within(nodes, cache.most_depth(len(prompt) - 1))
     with Transaction(cache, [PassEntry.of(request, 1)]) as transaction:
         tree = runner.forward(with_all_logits(transaction.batch([draft]))).logits.cpu()
-    for node in range(nodes):
+    for node in range(len(draft)):
         alone = prompt + [draft.tokens[n] for n in root_path(draft, node)]
         assert torch.equal(tree[1 + node], all_logits(decoder, alone)[-1])
 
@@ -164,11 +174,13 @@ def test_a_mixed_batch_in_any_order_equals_every_request_alone(decoder: Decoder,
     rng.shuffle(lengths)
     prompts = [random_tokens(rng, length) for length in lengths]
     runs = [rng.choice([1, min(20, len(prompt)), len(prompt)]) for prompt in prompts]
+    runner, cache = fragmented_cache(decoder, 40, seed)
     drafts = [
-        random_tree(rng, rng.randint(0, 20), len(prompt)) if count == 1 else Draft()
+        random_tree(rng, rng.randint(0, 20), len(prompt)).within(20, cache.most_depth(len(prompt) - 1))
+        if count == 1
+        else Draft()
         for prompt, count in zip(prompts, runs, strict=True)
     ]
-    runner, cache = fragmented_cache(decoder, 40, seed)
     requests = [make_request(cache, prompt) for prompt in prompts]
     for request, prompt, count in zip(requests, prompts, runs, strict=True):
         if len(prompt) > count:

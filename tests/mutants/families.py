@@ -233,23 +233,11 @@ FAMILY_MUTANTS = (
     ),
     Mutant(
         93,
-        "norms behind both halves of a layer are exchanged on the CPU kernels",
+        "what attention says is normed as what the MLP says on the CPU kernels",
         "backends/cpu/weights.py",
         "_load_layer",
-        "CpuLayer(attention_norm=norm(norms.before_attention), mlp_norm=norm(norms.before_mlp), "
-        "matrices=[*matrices('self_attn.q_proj self_attn.k_proj self_attn.v_proj', "
-        "layer.attention.bias), *matrices('self_attn.o_proj', layer.attention.output_bias), *mlp], "
-        "query_norm=norm('self_attn.q_norm' if layer.attention.qk_norm else None), "
-        "key_norm=norm('self_attn.k_norm' if layer.attention.qk_norm else None), experts=experts, "
-        "after_attention=norm(norms.after_attention), after_mlp=norm(norms.after_mlp), "
-        "sinks=packer.vector(f'{prefix}self_attn.sinks') if layer.attention.sinks else None)",
-        "CpuLayer(attention_norm=norm(norms.before_attention), mlp_norm=norm(norms.before_mlp), "
-        "matrices=[*matrices('self_attn.q_proj self_attn.k_proj self_attn.v_proj', "
-        "layer.attention.bias), *matrices('self_attn.o_proj', layer.attention.output_bias), *mlp], "
-        "query_norm=norm('self_attn.q_norm' if layer.attention.qk_norm else None), "
-        "key_norm=norm('self_attn.k_norm' if layer.attention.qk_norm else None), experts=experts, "
-        "after_attention=norm(norms.after_mlp), after_mlp=norm(norms.after_attention), "
-        "sinks=packer.vector(f'{prefix}self_attn.sinks') if layer.attention.sinks else None)",
+        "norm(norms.after_attention)",
+        "norm(norms.after_mlp)",
         (f"{MIXED}::test_logits_equal_torch",),
     ),
     Mutant(

@@ -32,7 +32,7 @@ class Part(Enum):
 
 SUPPORTED: dict[str, frozenset[Part]] = {
     "torch": frozenset(Part),
-    "cpu": frozenset(Part) - {Part.LATENT, Part.GATED, Part.RECURRENT, Part.RELU2},
+    "cpu": frozenset(Part) - {Part.LATENT},
     "cuda": frozenset(Part) - {Part.GATED, Part.RECURRENT, Part.RELU2},
     "training": frozenset(),
 }

@@ -25,6 +25,8 @@ from foreword.models.config import (
     ModelConfig,
     Norms,
     NormSpec,
+    Recurrence,
+    RecurrentSpec,
     RopeSpec,
 )
 from foreword.models.formats.checkpoint import QuantizedTensor, open_checkpoint, stretches
@@ -91,6 +93,37 @@ def _gpt_oss() -> ModelConfig:
     return replace(base, architecture="gpt_oss", layers=(local, whole) * 12, rope=RopeSpec(150_000.0))
 
 
+def _hybrid(
+    base: ModelConfig, attention: AttentionSpec, mlp: MlpSpec, layers: int, value_heads: int = 32
+) -> ModelConfig:
+    """Qwen3.5 and Qwen3-Next: the gated delta rule in three of four layers."""
+    delta = RecurrentSpec(
+        Recurrence.DELTA, kernel=4, heads=value_heads, value_dim=128, key_heads=16, key_dim=128
+    )
+    whole = LayerSpec(replace(attention, qk_norm=True, gated=True), mlp)
+    return replace(
+        base,
+        architecture="qwen3_5",
+        layers=(*(replace(whole, recurrent=delta),) * 3, whole) * (layers // 4),
+        rope=RopeSpec(1e7, rotary_dim=attention.head_dim // 4),
+    )
+
+
+def _qwen3_5_small() -> ModelConfig:
+    """Qwen3.5 0.8B."""
+    base = _llama(248_320, 1024, 3584, 24, 8, 2, 256, tied=True)
+    return _hybrid(base, AttentionSpec(8, 2, 256), MlpSpec(3584), 24, value_heads=16)
+
+
+def _lfm2() -> ModelConfig:
+    """LFM2 1.2B: short convolutions, and attention in six layers."""
+    whole = LayerSpec(AttentionSpec(32, 8, 64, qk_norm=True), MlpSpec(8192))
+    short = replace(whole, recurrent=RecurrentSpec(Recurrence.NONE, kernel=3, heads=1, value_dim=2048))
+    layers = tuple(whole if index in (2, 5, 8, 10, 12, 14) else short for index in range(16))
+    base = _llama(65_536, 2048, 8192, 16, 32, 8, 64, tied=True)
+    return replace(base, architecture="lfm2", layers=layers, rope=RopeSpec(1e6))
+
+
 SHAPES = {
     "llama-8b": _llama(128_256, 4096, 14_336, 32, 32, 8, 128, tied=False),
     "llama-1b": _llama(128_256, 2048, 8192, 16, 32, 8, 64, tied=True),
@@ -99,6 +132,8 @@ SHAPES = {
     "qwen3-30b-a3b": _qwen3_moe(),
     "deepseek-v2-lite": _deepseek_v2_lite(),
     "gpt-oss-20b": _gpt_oss(),
+    "qwen3.5-0.8b": _qwen3_5_small(),
+    "lfm2-1.2b": _lfm2(),
 }
 
 

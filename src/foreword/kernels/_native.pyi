@@ -6,6 +6,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 PAGE_SIZE: int
+STATE_CHUNK: int
+RING_ROWS: int
 BATCH_ARRAYS: list[str]
 
 Floats = NDArray[float32] | Tensor
@@ -84,6 +86,29 @@ class Experts:
     @property
     def nbytes(self) -> int: ...
 
+class Recurrent:
+    def __init__(
+        self,
+        kind: str,
+        kernel: int,
+        heads: int,
+        value_dim: int,
+        key_heads: int,
+        key_dim: int,
+        conv: Floats,
+        conv_bias: Floats | None,
+        norm: Floats | None,
+        rates: Floats | None,
+        time_bias: Floats | None,
+        skip: Floats | None,
+        norm_groups: int,
+        time_limits: tuple[float, float],
+    ) -> None: ...
+
+class StateStore:
+    def __init__(self, recurrent: Recurrent, layers: int, states: int, rings: int) -> None: ...
+    def matrices(self) -> NDArray[float32]: ...
+
 class Decoder:
     def __init__(
         self,
@@ -107,7 +132,8 @@ class Decoder:
         self,
         attention_norm: Floats | None,
         mlp_norm: Floats | None,
-        matrices: list[PackedMatrix],
+        mixing: list[PackedMatrix],
+        mlp: list[PackedMatrix],
         query_norm: Floats | None,
         key_norm: Floats | None,
         experts: Experts | None,
@@ -119,7 +145,8 @@ class Decoder:
         residual_scale: float,
         rope: int,
         softcap: float,
-        gelu: bool,
+        activation: str,
+        recurrent: Recurrent | None,
     ) -> None: ...
     def set_sinks(self, sinks: Floats) -> None: ...
     def set_ends(self, embedding: PackedMatrix, head: PackedMatrix, final_norm: Floats) -> None: ...
@@ -130,7 +157,10 @@ class Decoder:
         taps: Sequence[tuple[int, bool]],
         logits: Floats,
         hidden: Floats,
-        adapters: Sequence[int] = (),
+        adapters: Sequence[int],
+        states: StateStore | None,
+        chunks: Sequence[tuple[Any, ...]],
+        ring_copies: Sequence[tuple[int, int]],
     ) -> None: ...
     def exit(
         self,
@@ -180,7 +210,8 @@ class Head:
         self,
         attention_norm: Floats | None,
         mlp_norm: Floats,
-        matrices: list[PackedMatrix],
+        mixing: list[PackedMatrix],
+        mlp: list[PackedMatrix],
         query_norm: Floats | None,
         key_norm: Floats | None,
         experts: Experts | None,

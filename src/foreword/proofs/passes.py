@@ -16,6 +16,7 @@ from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights
 from foreword.engine.requests.answer import RequestLimits
 from foreword.engine.requests.request import Request
+from foreword.kv.chunks import NO_STATES, StateSizes
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
 from foreword.speculation.draft import Draft
@@ -41,14 +42,19 @@ def lone_request(
     return request
 
 
+def _states(decoder: Decoder, sequences: int) -> StateSizes:
+    return NO_STATES if decoder.config.recurrent is None else StateSizes(sequences)
+
+
 class CachedRequests:
     """Requests with computed KV, for repeated passes that are never committed."""
 
     def __init__(self, decoder: Decoder, texts: Sequence[Sequence[int]], room: int) -> None:
         """`room` is the maximum number of new tokens per request and pass."""
         pages = sum(-(-(len(text) + room) // PAGE_SIZE) + 1 for text in texts)
-        self.cache, self._vocab_size = PagedCache(pages), decoder.config.vocab_size
-        self.runner = ModelRunner.allocate(decoder, pages, PAGE_SIZE)
+        states = _states(decoder, len(texts) + 1)
+        self.cache, self._vocab_size = PagedCache(pages, states=states), decoder.config.vocab_size
+        self.runner = ModelRunner.allocate(decoder, pages, PAGE_SIZE, states=states)
         self.requests = [self.open(text, seed) for seed, text in enumerate(texts)]
         for request in self.requests:
             if len(request.tokens) > 1:
@@ -72,8 +78,9 @@ class CachedRequests:
 @contextmanager
 def prompt_pass(decoder: Decoder, tokens: Sequence[int]) -> Iterator[tuple[ModelRunner, ForwardBatch]]:
     """Yield a pass over a whole prompt, on new memory."""
-    cache = PagedCache(-(-len(tokens) // PAGE_SIZE))
-    runner = ModelRunner.allocate(decoder, cache.pool.num_pages, PAGE_SIZE)
+    states = _states(decoder, 1)
+    cache = PagedCache(-(-len(tokens) // PAGE_SIZE), states=states)
+    runner = ModelRunner.allocate(decoder, cache.pool.num_pages, PAGE_SIZE, states=states)
     request = lone_request(cache, tokens, decoder.config.vocab_size)
     with Transaction(cache, [PassEntry.of(request, len(tokens))]) as transaction:
         yield runner, transaction.batch([Draft()])

@@ -7,15 +7,17 @@ import numpy as np
 import torch
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, SideBySide
+from foreword.backends.cpu.adapters import AdapterPacker
 from foreword.backends.cpu.head_factory import CpuHeads
 from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT, CpuKvStore
 from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm
-from foreword.backends.cpu.weights import AdapterPacker, CpuWeights, load_ends, load_layers, native_decoder
+from foreword.backends.cpu.weights import CpuWeights, load_ends, load_layers, native_decoder
 from foreword.backends.interface import DecodeSize, KvStore
+from foreword.backends.states import kv_rows
 from foreword.backends.support import require_supported
 from foreword.kernels.native import choose_isa, choose_threads, native_status
 from foreword.kv.chunks import NO_STATES, StateSizes
-from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
+from foreword.kv.spec import PageSpec, RowSpec
 from foreword.models.adapters import Lora
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
@@ -30,7 +32,7 @@ class CpuDecoder:
     def __init__(self, config: ModelConfig, weights: CpuWeights, form: WeightForm, threads: int) -> None:
         self.config = config
         self.form = form
-        self._attention = require_supported(config, "cpu").attention
+        require_supported(config, "cpu")
         self._weights = weights
         self._native = native_decoder(config, weights, threads)
 
@@ -89,21 +91,14 @@ class CpuDecoder:
 
     def kv_rows(self) -> RowSpec:
         """Return the KV rows of a token in all layers."""
-        return RowSpec(
-            DECODER_ROWS,
-            self.config.num_layers,
-            self._attention.num_kv_heads,
-            self._attention.head_dim,
-            window=self.config.widest_window,
-            dtype="float32",
-            alignment=HEAD_ALIGNMENT,
-        )
+        return replace(kv_rows(self.config, "float32"), alignment=HEAD_ALIGNMENT)
 
     def new_kv_store(
         self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
     ) -> CpuKvStore:
-        """Allocate memory for this decoder's rows and the `extra` ones, touched on first use."""
-        return CpuKvStore(PageSpec.of(self.kv_rows(), extra), num_pages, page_size)
+        """Allocate memory for this decoder's rows and states and the `extra` rows, touched on first use."""
+        spec = PageSpec.of(self.kv_rows(), extra)
+        return CpuKvStore(spec, num_pages, page_size, self._weights.new_states(states))
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
         """Run one pass; move and write KV rows as the batch says."""
@@ -113,7 +108,17 @@ class CpuDecoder:
         taps = list(dict.fromkeys(batch.taps))
         logits = np.empty((len(arrays.logit_rows), self.config.vocab_size), dtype=np.float32)
         hidden = np.empty((len(arrays.hidden_rows), len(taps) * self.config.hidden_size), dtype=np.float32)
-        self._native.forward(store.native, arrays, taps, logits, hidden, batch.adapters)
+        self._native.forward(
+            store.native,
+            arrays,
+            taps,
+            logits,
+            hidden,
+            batch.adapters,
+            store.states,
+            batch.chunks,
+            batch.ring_copies,
+        )
         return ForwardOutput(torch.from_numpy(logits), SideBySide(taps, hidden) if taps else {})
 
 

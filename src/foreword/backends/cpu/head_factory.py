@@ -11,8 +11,6 @@ from foreword.backends.cpu.kv_store import CpuKvStore
 from foreword.backends.cpu.packing import WeightForm
 from foreword.backends.cpu.weights import CpuWeights, native_decoder
 from foreword.backends.interface import HeadCall, HeadOutput, MedusaCall
-from foreword.backends.support import Part
-from foreword.errors import CheckpointError
 from foreword.kv.states import as_array
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
@@ -87,10 +85,6 @@ class CpuHeads:
 
     def head(self, head: Head, rows: str) -> CpuHead:
         """Load a head with KV rows."""
-        if any(layer.attention.gated for layer in head.spec.layers):
-            raise CheckpointError(
-                f"{head.files.path}: {Part.GATED.value} does not run on the CPU kernels; use --backend torch"
-            )
         ends = self._weights.embedding, self._weights.head
         return CpuHead(head, rows, self._packer(head), self._native, ends)
 
@@ -98,8 +92,10 @@ class CpuHeads:
         """Load Medusa's heads."""
         return CpuMedusa(head, self._packer(head), self._weights.head)
 
-    def exit(self, more: Checkpoint, layer: int, rows: str) -> CpuExit:
-        """Load an early exit."""
+    def exit(self, more: Checkpoint, layer: int, rows: str) -> CpuExit | None:
+        """Load an early exit; None for a target with recurrent layers."""
+        if self._config.recurrent is not None:
+            return None
         isa, threads = self._native.isa, self._native.threads
         lower = self._weights.with_layers(range(layer))
         whole = lower.followed_by(more, self._form, isa, threads)

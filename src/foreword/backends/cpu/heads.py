@@ -158,7 +158,8 @@ class CpuHead:
         self._native.add_layer(
             None if is_joined else packer.vector(prefix + "input_layernorm.weight"),
             mlp_norm,
-            [*attention, *mlp],
+            attention,
+            mlp,
             packer.vector(prefix + "self_attn.q_norm.weight"),
             packer.vector(prefix + "self_attn.k_norm.weight"),
             experts=experts,

@@ -1,10 +1,15 @@
 """KV memory of the CPU kernels."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from foreword.errors import RequestError
 from foreword.kv.spec import PageSpec, RowSpec
+
+if TYPE_CHECKING:
+    from foreword.kernels import _native
 
 HEAD_ALIGNMENT = 8
 """Head sizes are padded to a multiple of this many numbers, which the kernels read at once."""
@@ -17,7 +22,14 @@ class CpuKvStore:
     would save memory, but converting it costs more than reading twice the bytes.
     """
 
-    def __init__(self, spec: PageSpec, num_pages: int, page_size: int) -> None:
+    def __init__(
+        self,
+        spec: PageSpec,
+        num_pages: int,
+        page_size: int,
+        states: "_native.StateStore | None" = None,
+    ) -> None:
+        """`states` is the memory of recurrent layers."""
         from foreword.kernels import _native
 
         if page_size != _native.PAGE_SIZE:
@@ -25,6 +37,7 @@ class CpuKvStore:
         for row in spec.rows:
             _check(row)
         self.spec = spec
+        self.states = states
         self.num_pages = num_pages
         self.page_size = page_size
         kinds = [(row.num_layers, row.num_kv_heads, row.head_dim) for row in spec.rows]

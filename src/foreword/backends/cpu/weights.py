@@ -1,30 +1,37 @@
-"""Packed layers and adapters of a decoder on the CPU kernels."""
+"""Packed layers of a decoder on the CPU kernels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
+from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT
 from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm
 from foreword.backends.support import require_supported
+from foreword.errors import CheckpointError
 from foreword.kernels.native import choose_isa, native_status
-from foreword.models.adapters import MODULES, Factors, Lora
+from foreword.kv.chunks import StateSizes
+from foreword.models.adapters import MODULES
 from foreword.models.config import (
     CLAMPED_SLOPE,
     GroupScore,
     LayerSpec,
     MlpSpec,
     ModelConfig,
+    Recurrence,
+    RecurrentSpec,
     RopeSpec,
     Scores,
 )
 from foreword.models.formats.checkpoint import Checkpoint
-from foreword.models.layer_shapes import FINAL_NORM, norm_names
+from foreword.models.layer_shapes import FINAL_NORM, norm_names, recurrent_inputs
 from foreword.models.rope import frequencies
 
 if TYPE_CHECKING:
     from foreword.kernels import _native
+
+_KINDS = {Recurrence.DELTA: "delta", Recurrence.SSM: "ssm", Recurrence.NONE: "convolution"}
 
 
 @dataclass(frozen=True)
@@ -33,10 +40,13 @@ class CpuLayer:
 
     attention_norm: Tensor | None  # None: no norm
     mlp_norm: Tensor | None
-    # q, k, v, output, and gate, up, down (of the shared experts in a mixture)
-    matrices: "list[_native.PackedMatrix]"
+    # By module. Of attention or a recurrence: projections of the stream, then of the result.
+    mixing: "dict[str, _native.PackedMatrix]"
+    # gate (not with a squared ReLU), up, down; of the shared experts in a mixture
+    mlp: "dict[str, _native.PackedMatrix]"
     query_norm: Tensor | None
     key_norm: Tensor | None
+    recurrent: "_native.Recurrent | None" = None
     experts: "_native.Experts | None" = None
     after_attention: Tensor | None = None  # norms of the sublayers' outputs
     after_mlp: Tensor | None = None
@@ -46,7 +56,7 @@ class CpuLayer:
     def nbytes(self) -> int:
         """Memory of the matrices."""
         experts = 0 if self.experts is None else self.experts.nbytes
-        return sum(matrix.nbytes for matrix in self.matrices) + experts
+        return sum(matrix.nbytes for matrix in (*self.mixing.values(), *self.mlp.values())) + experts
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,13 @@ class CpuWeights:
     def layer_bytes(self) -> int:
         """Memory of the layers' matrices."""
         return sum(layer.nbytes for layer in self.layers)
+
+    def new_states(self, sizes: StateSizes) -> "_native.StateStore | None":
+        """Allocate the memory of recurrent layers; None: there are none."""
+        from foreword.kernels import _native
+
+        found = [layer.recurrent for layer in self.layers if layer.recurrent is not None]
+        return _native.StateStore(found[0], len(found), sizes.states, sizes.rings) if found else None
 
     def with_layers(self, layers: Sequence[int]) -> "CpuWeights":
         """Return these layers with the same embedding, head and final norm."""
@@ -88,34 +105,75 @@ def load_layers(packer: MatrixPacker, config: ModelConfig) -> tuple[CpuLayer, ..
 
 
 def _load_layer(packer: MatrixPacker, layer: LayerSpec, prefix: str) -> CpuLayer:
-    def matrices(names: str, biased: bool) -> "list[_native.PackedMatrix]":
-        return packer.matrices([f"{prefix}{name}.weight" for name in names.split()], biased)
+    def matrices(names: Sequence[str], biased: bool) -> "dict[str, _native.PackedMatrix]":
+        packed = packer.matrices([f"{prefix}{name}.weight" for name in names], biased)
+        return dict(zip(names, packed, strict=True))
 
     def norm(name: str | None) -> Tensor | None:
         return None if name is None else packer.vector(f"{prefix}{name}.weight")
 
-    experts, norms = None, norm_names(layer)
-    if layer.mlp.experts is None:
-        mlp = [
-            *matrices("mlp.gate_proj mlp.up_proj", layer.mlp.bias),
-            *matrices("mlp.down_proj", layer.mlp.bias),
-        ]
-    else:
-        experts, mlp = load_experts(packer, layer.mlp, prefix)
+    experts, norms, attention = None, norm_names(layer), layer.attention
+    mlp: dict[str, _native.PackedMatrix] = {}
+    if layer.mlp.experts is not None:
+        experts, shared = load_experts(packer, layer.mlp, prefix)
+        mlp = {f"mlp.shared_experts.{place}": matrix for place, matrix in enumerate(shared)}
+    elif layer.has_mlp:
+        inner = MODULES[4 if layer.mlp.gated else 5 : 6]
+        mlp = matrices(inner, layer.mlp.bias) | matrices(MODULES[6:], layer.mlp.bias)
+    mixing: dict[str, _native.PackedMatrix] = {}
+    if layer.recurrent is not None:
+        names = [f"linear_attn.{name}" for name in recurrent_inputs(layer.recurrent)]
+        mixing = matrices(names, layer.recurrent.bias) | matrices(
+            ["linear_attn.out_proj"], layer.recurrent.bias
+        )
+    elif layer.mixes:
+        mixing = matrices(MODULES[:3], attention.bias) | matrices(MODULES[3:4], attention.output_bias)
+    has_norms = layer.has_attention and attention.qk_norm
     return CpuLayer(
         attention_norm=norm(norms.before_attention),
         mlp_norm=norm(norms.before_mlp),
-        matrices=[
-            *matrices("self_attn.q_proj self_attn.k_proj self_attn.v_proj", layer.attention.bias),
-            *matrices("self_attn.o_proj", layer.attention.output_bias),
-            *mlp,
-        ],
-        query_norm=norm("self_attn.q_norm" if layer.attention.qk_norm else None),
-        key_norm=norm("self_attn.k_norm" if layer.attention.qk_norm else None),
+        mixing=mixing,
+        mlp=mlp,
+        query_norm=norm("self_attn.q_norm" if has_norms else None),
+        key_norm=norm("self_attn.k_norm" if has_norms else None),
+        recurrent=None if layer.recurrent is None else _load_recurrent(packer, layer.recurrent, prefix),
         experts=experts,
         after_attention=norm(norms.after_attention),
         after_mlp=norm(norms.after_mlp),
-        sinks=packer.vector(f"{prefix}self_attn.sinks") if layer.attention.sinks else None,
+        sinks=packer.vector(f"{prefix}self_attn.sinks") if attention.sinks and layer.has_attention else None,
+    )
+
+
+def _load_recurrent(packer: MatrixPacker, spec: RecurrentSpec, prefix: str) -> "_native.Recurrent":
+    from foreword.kernels import _native
+
+    has_state, is_ssm = spec.kind is not Recurrence.NONE, spec.kind is Recurrence.SSM
+    if spec.value_dim % HEAD_ALIGNMENT:
+        raise CheckpointError(
+            f"the CPU kernels need heads of a multiple of {HEAD_ALIGNMENT} values in recurrent layers, "
+            f"not {spec.value_dim}; use --backend torch"
+        )
+
+    def vector(name: str, present: bool) -> Tensor | None:
+        return packer.vector(f"{prefix}linear_attn.{name}") if present else None
+
+    decay = vector("A_log", has_state)
+    conv = packer.vector(f"{prefix}linear_attn.conv1d.weight")  # [channels, 1, kernel]
+    return _native.Recurrent(
+        kind=_KINDS[spec.kind],
+        kernel=spec.kernel,
+        heads=spec.heads,
+        value_dim=spec.value_dim,
+        key_heads=spec.key_heads,
+        key_dim=spec.key_dim,
+        conv=conv.squeeze(1).T.contiguous().flatten(),
+        conv_bias=vector("conv1d.bias", spec.conv_bias),
+        norm=vector("norm.weight", has_state),
+        rates=None if decay is None else -decay.exp(),
+        time_bias=vector("dt_bias", has_state),
+        skip=vector("D", is_ssm),
+        norm_groups=spec.norm_groups,
+        time_limits=spec.time_limits,
     )
 
 
@@ -138,7 +196,7 @@ class ExpertPacker(Protocol):
 def load_experts(
     packer: ExpertPacker, mlp: MlpSpec, prefix: str
 ) -> "tuple[_native.Experts, list[_native.PackedMatrix]]":
-    """Return the experts of one layer, and gate, up and down of the shared experts, if any.
+    """Return the experts of one layer, and gate (if any), up and down of the shared experts, if any.
 
     Matrices with the same input are packed together, with equal grouping.
     """
@@ -149,9 +207,9 @@ def load_experts(
     parts = [f"{prefix}mlp.experts.{index}." for index in range(spec.count)]
     if shared:
         parts.append(f"{prefix}mlp.shared_experts.")
+    inner = ("gate_proj", "up_proj") if mlp.gated else ("up_proj",)  # the first is activated
     readers = packer.matrices(
-        [f"{part}{name}.weight" for name in ("gate_proj", "up_proj") for part in parts],
-        mlp.bias or spec.bias,
+        [f"{part}{name}.weight" for name in inner for part in parts], mlp.bias or spec.bias
     )
     gates, ups = readers[: len(parts)], readers[len(parts) :]
     downs = packer.matrices([f"{part}down_proj.weight" for part in parts], mlp.bias or spec.bias)
@@ -174,50 +232,7 @@ def load_experts(
     )
     if spec.clamp is not None:
         experts.set_clamp(spec.clamp, CLAMPED_SLOPE)
-    return experts, [gates[-1], ups[-1], downs[-1]] if shared else []
-
-
-Pair: TypeAlias = "tuple[_native.PackedMatrix, _native.PackedMatrix] | None"
-
-
-class AdapterPacker:
-    """Packs the factors of a LoRA adapter to match the matrices they are added to.
-
-    The inner factor is rounded like its matrix, since both read the same rounded input; the outer one has a scale per
-    row. With float matrices, both stay float.
-    """
-
-    def __init__(self, isa: str, threads: int, floats: bool) -> None:
-        from foreword.kernels import _native
-
-        self._arena = _native.Arena()
-        self._isa = isa
-        self._threads = threads
-        self._floats = floats
-
-    def layers(self, adapter: Lora, layers: tuple[CpuLayer, ...]) -> list[list[Pair]]:
-        """[layers][modules], packed factors."""
-        return [
-            [
-                self._pair(adapter.factors.get((index, module)), matrix)
-                for module, matrix in zip(MODULES, layer.matrices, strict=True)
-            ]
-            for index, layer in enumerate(layers)
-        ]
-
-    def _pair(self, factors: Factors | None, matrix: "_native.PackedMatrix") -> Pair:
-        from foreword.kernels._native import PackedMatrix
-
-        if factors is None:
-            return None
-        if self._floats:
-            return PackedMatrix.keep_floats(self._arena, factors.down), PackedMatrix.keep_floats(
-                self._arena, factors.up
-            )
-        down = PackedMatrix.round_floats(
-            self._arena, factors.down, matrix.group, matrix.form == "int8-rotated", self._isa, self._threads
-        )
-        return down, PackedMatrix.round_factor(self._arena, factors.up)
+    return experts, [gates[-1], *ups[-1:], downs[-1]] if shared else []
 
 
 def native_decoder(config: ModelConfig, weights: CpuWeights, threads: int) -> "_native.Decoder":
@@ -246,7 +261,8 @@ def native_decoder(config: ModelConfig, weights: CpuWeights, threads: int) -> "_
         decoder.add_layer(
             packed.attention_norm,
             packed.mlp_norm,
-            packed.matrices,
+            list(packed.mixing.values()),
+            list(packed.mlp.values()),
             packed.query_norm,
             packed.key_norm,
             experts=packed.experts,
@@ -258,7 +274,8 @@ def native_decoder(config: ModelConfig, weights: CpuWeights, threads: int) -> "_
             residual_scale=spec.residual_scale,
             rope=ropes[spec.attention.rope],
             softcap=spec.attention.softcap or 0.0,
-            gelu=spec.mlp.activation != "silu",
+            activation=spec.mlp.activation,
+            recurrent=packed.recurrent,
         )
         if packed.sinks is not None:
             decoder.set_sinks(packed.sinks)

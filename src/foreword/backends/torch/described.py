@@ -7,10 +7,10 @@ from typing import Generic, Self
 import torch
 from torch import Tensor
 
+from foreword.backends.states import kv_rows
 from foreword.backends.torch.sources import M_co
 from foreword.backends.torch.weights import DecoderWeights
-from foreword.errors import CheckpointError
-from foreword.kv.spec import DECODER_ROWS, RowSpec
+from foreword.kv.spec import RowSpec
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 
@@ -22,7 +22,7 @@ class DescribedDecoder(ABC, Generic[M_co]):
         self.config = config
         self.weights = weights  # for decoders that share some of them
         self.weight_bytes, self.layer_bytes = weights.nbytes, weights.layer_bytes
-        self._kv_rows = _kv_rows(config, weights.dtype)
+        self._kv_rows = kv_rows(config, str(weights.dtype).removeprefix("torch."))
 
     @property
     def device(self) -> torch.device:
@@ -47,18 +47,3 @@ class DescribedDecoder(ABC, Generic[M_co]):
     def kv_rows(self) -> RowSpec:
         """Return keys and values of all layers with attention, in the weights' dtype."""
         return self._kv_rows
-
-
-def _kv_rows(config: ModelConfig, dtype: torch.dtype) -> RowSpec:
-    """Return keys and values of all layers; with latent attention, one row for both."""
-    attending = [layer.attention for layer in config.layers if layer.has_attention]
-    shapes = {attention.kept for attention in attending}
-    if not shapes:
-        raise CheckpointError(
-            f"no layer of this {config.architecture} model has attention; use another model"
-        )
-    if len(shapes) != 1:
-        raise CheckpointError(f"the layers of this {config.architecture} model keep rows of different sizes")
-    heads, dim, values = shapes.pop()
-    numbers = str(dtype).removeprefix("torch.")
-    return RowSpec(DECODER_ROWS, len(attending), heads, dim, values, config.widest_window, numbers)

@@ -25,7 +25,9 @@ from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from foreword.backends.interface import Decoder
+    from foreword.backends.loading import DecoderLoader
     from foreword.bench.step_cost import EngineCosts, StepTimer
+    from foreword.models.config import ModelConfig
 
 OURS = "foreword"
 
@@ -45,6 +47,9 @@ class Step(Benchmark):
     experts: int = option(
         0, "Time a mixture of this many experts (two active, random weights) against a dense model."
     )
+    shape: str = option(
+        "", "Time random weights of this shape instead of the model's, such as llama-1b or qwen3.5-0.8b."
+    )
     plot: Path | None = plot_option()
 
     def run(self) -> None:
@@ -55,7 +60,7 @@ class Step(Benchmark):
         from foreword.bench.pictures import Chart, save_charts
         from foreword.bench.step_cost import DecoderTimer, check_sizes, compare_step_cost
 
-        target = self.load().engine.target
+        target = self._random(self.shape) if self.shape else self.load().engine.target
         check_sizes(sizes, self.context, self.repeats, target.config.context_length, prompts)
         most = max(*sizes, *prompts, 1)
         timers: dict[str, StepTimer] = {OURS: DecoderTimer(target, self.context, most)}
@@ -69,31 +74,42 @@ class Step(Benchmark):
         stdout.print(_table(costs, title))
         times = {name: [(float(step.n), step.ms) for step in cost.steps] for name, cost in costs.items()}
         chart = Chart("new tokens (n)", "milliseconds", times)
-        draw(self.plot, lambda path: save_charts([chart], path, f"{self.model}: {title}"))
+        draw(self.plot, lambda path: save_charts([chart], path, f"{self.shape or self.model}: {title}"))
         own, others = (
             asdict(costs[OURS]),
             {name: asdict(cost) for name, cost in costs.items() if name != OURS},
         )
         found = {"prefill": own["prompts"], "compare": others, "rows": own["steps"]}
-        self.show_json({"model": self.model, "context": self.context, **found})
+        self.show_json({"model": self.shape or self.model, "context": self.context, **found})
 
     def _mixture_timers(self, target: "Decoder", most_tokens: int) -> "dict[str, StepTimer]":
         """Return timers of a random mixture with the model's shape, and of a dense model of the same active size."""
-        from foreword.backends.choice import choose_backend, fitted, pick_device
-        from foreword.backends.loading import DecoderLoader
         from foreword.bench.random_models import RandomCheckpoint, as_mixture
         from foreword.bench.step_cost import DecoderTimer
 
-        place = pick_device(self.device)
         shapes = {OURS: as_mixture(target.config, self.experts), "dense": target.config}
-        chosen = choose_backend(self.backend, self.dtype, place)
-        loader = DecoderLoader(  # both on a backend that can run the mixture
-            fitted(chosen, shapes[OURS], backend=self.backend, dtype=self.dtype, device=place), place
-        )
+        loader = self._loader(shapes[OURS])  # both on a backend that can run the mixture
         return {
             name: DecoderTimer(loader.load(RandomCheckpoint(shape)), self.context, most_tokens)
             for name, shape in shapes.items()
         }
+
+    def _random(self, shape: str) -> "Decoder":
+        from foreword.bench.random_models import RandomCheckpoint, named_shape
+
+        config = named_shape(shape)
+        return self._loader(config).load(RandomCheckpoint(config))
+
+    def _loader(self, config: "ModelConfig") -> "DecoderLoader":
+        """Return a loader for a backend that can run this model."""
+        from foreword.backends.choice import choose_backend, fitted, pick_device
+        from foreword.backends.loading import DecoderLoader
+
+        place = pick_device(self.device)
+        chosen = choose_backend(self.backend, self.dtype, place)
+        return DecoderLoader(
+            fitted(chosen, config, backend=self.backend, dtype=self.dtype, device=place), place
+        )
 
     def _llama_cpp_timers(self, most_tokens: int) -> "dict[str, StepTimer]":
         from foreword.bench.peers import FILE_TYPES, quantized_copy
