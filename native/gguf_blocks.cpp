@@ -103,10 +103,13 @@ void expand_blocks(Form form, const uint8_t* row, int64_t cols, float* out) {
     for (int64_t g = 0; g * kBlock < cols; ++g, out += kBlock) {
         const BlockGroup group = read_group(form, row, g);
         const float minimum = half_to_float(group.minimum) * static_cast<float>(group.minimum_factor);
-        for (int64_t c = 0; c < kBlock; ++c) {
-            const float scale = half_to_float(group.scale) * static_cast<float>(group.factors[c * layout.scales / kBlock]);
-            const int level = layout.bits == 8 ? static_cast<int8_t>(group.levels[c]) : group.levels[c] - layout.bias;
-            out[c] = scale * static_cast<float>(level) + minimum;
+        for (int half = 0; half < 2; ++half) {
+            const float scale = half_to_float(group.scale) * static_cast<float>(group.factors[half * (layout.scales - 1)]);
+            const uint8_t* levels = group.levels + half * kBlock / 2;
+            for (int64_t c = 0; c < kBlock / 2; ++c) {
+                const int level = layout.bits == 8 ? static_cast<int8_t>(levels[c]) : levels[c] - layout.bias;
+                out[half * kBlock / 2 + c] = scale * static_cast<float>(level) + minimum;
+            }
         }
     }
 }

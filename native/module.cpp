@@ -47,6 +47,18 @@ int64_t block_columns(Form form, const Array<const uint8_t, 2>& blocks) {
     return bytes / size * gguf_block_columns(form);
 }
 
+void dequantize(const std::string& kind, const Array<const uint8_t, 2>& blocks, const Array<float, 2>& out) {
+    const Form form = block_form(kind);
+    const int64_t cols = block_columns(form, blocks), rows = static_cast<int64_t>(blocks.shape(0));
+    if (static_cast<int64_t>(out.shape(0)) != rows || static_cast<int64_t>(out.shape(1)) != cols) {
+        throw std::invalid_argument("the output does not have the shape of the blocks");
+    }
+    nb::gil_scoped_release free;
+    for (int64_t row = 0; row < rows; ++row) {
+        expand_blocks(form, blocks.data() + row * static_cast<int64_t>(blocks.shape(1)), cols, out.data() + row * cols);
+    }
+}
+
 Grouping checked(int64_t group, bool rotated) {
     const bool fits = group >= kBlock && group <= kMaxGroup && group % (rotated ? kRotation : kBlock) == 0;
     if (!fits) throw std::invalid_argument("the group size must be a multiple of 32 (rotated: 64), at most 192");
@@ -162,6 +174,10 @@ std::vector<std::string> instruction_sets() {
 }
 
 void bind_matrix(nb::module_& m) {
+    nb::list kinds;
+    for (const BlockKind& named : kBlockKinds) kinds.append(named.kind);
+    m.attr("BLOCK_KINDS") = kinds;
+    m.def("dequantize", &dequantize, nb::arg("kind"), nb::arg("blocks"), nb::arg("out"));
     nb::class_<Arena>(m, "Arena").def(nb::init<>());
     nb::class_<PackedMatrix>(m, "PackedMatrix")
         .def_static("keep_floats", &keep_floats, nb::arg("arena"), nb::arg("values"))

@@ -115,11 +115,11 @@ class WeightLoader:
         return self._shapes[name]
 
     def _load(self, name: str, dtype: torch.dtype) -> Tensor:
-        loaded = self._checkpoint.load(name, dtype)
+        loaded = self._checkpoint.load(name, dtype).to(self._device)
         self.check_shape(name, tuple(loaded.shape))
         self.check_finite(name, bool(loaded.sum(dtype=torch.float32).isfinite()))
         self.count()
-        return loaded.to(self._device)
+        return loaded
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise `CheckpointError` for a shape that differs from the config."""

@@ -9,6 +9,7 @@ import torch
 from foreword.errors import CheckpointError
 from foreword.models.config import FrequencyFactors, LinearRopeScaling, YarnRopeScaling
 from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.models.formats.gguf import checkpoint
 from helpers.tiny_gguf import llama3_factors
 from helpers.tiny_models import make_hf_model, write_gguf
 
@@ -103,6 +104,17 @@ def test_k_quants_are_read(tmp_path, kind):
     assert np.array_equal(
         loaded.numpy(), gguf.quants.dequantize(stored.data, gguf.GGMLQuantizationType[kind]), equal_nan=True
     )
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q5_0", "Q5_K", "Q6_K"])
+def test_kernels_and_numpy_dequantise_alike(monkeypatch, kind, has_kernels):
+    if not has_kernels:
+        monkeypatch.setattr(checkpoint, "_native_kinds", lambda: ())
+    quant = gguf.GGMLQuantizationType[kind]
+    rows = np.random.default_rng(1).integers(0, 60, (3, 2 * gguf.GGML_QUANT_SIZES[quant][1]), dtype=np.uint8)
+    found = checkpoint.dequantized(kind, rows, torch.float32)
+    assert torch.equal(found, torch.from_numpy(gguf.quants.dequantize(rows, quant)))
 
 
 def _rewrite_embedding(source, target, kind):

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foreword.errors import CheckpointError
+from foreword.kernels.native import native_status
 from foreword.models.architectures.architecture import TOP_TENSORS, GgufNames
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import QuantizedTensor, TensorPart, missing_tensor, stretches
@@ -142,19 +143,39 @@ _THREADS = min(8, os.cpu_count() or 1)
 
 def dequantized(kind: str, rows: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
     """Dequantise stored blocks of this kind, [rows, bytes], to [rows, columns]."""
-    blocks = GGMLQuantizationType[kind]
-    numbers, size = GGML_QUANT_SIZES[blocks]
+    numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     columns = rows.shape[1] // size * numbers
     loaded = torch.empty((rows.shape[0], columns), dtype=dtype)
     step = max(1, _CHUNK_ELEMENTS // columns)
 
     def fill(start: int) -> None:
-        chunk = np.ascontiguousarray(rows[start : start + step])
-        loaded[start : start + step] = torch.from_numpy(np.array(dequantize(chunk, blocks), np.float32))
+        loaded[start : start + step] = _floats(
+            kind, np.ascontiguousarray(rows[start : start + step]), columns
+        )
 
-    with ThreadPoolExecutor(_THREADS) as pool:  # NumPy works without the interpreter's lock
+    with ThreadPoolExecutor(_THREADS) as pool:  # kernels and NumPy work without the interpreter's lock
         list(pool.map(fill, range(0, rows.shape[0], step)))
     return loaded
+
+
+@cache
+def _native_kinds() -> tuple[str, ...]:
+    if not native_status().available:
+        return ()
+    from foreword.kernels import _native
+
+    return tuple(_native.BLOCK_KINDS)
+
+
+def _floats(kind: str, rows: NDArray[np.uint8], columns: int) -> Tensor:
+    """Dequantise to float32 with the compiled kernels; without them, NumPy gives the same numbers more slowly."""
+    if kind in _native_kinds():
+        from foreword.kernels import _native
+
+        floats = torch.empty((len(rows), columns))
+        _native.dequantize(kind, rows, floats)
+        return floats
+    return torch.from_numpy(np.array(dequantize(rows, GGMLQuantizationType[kind]), np.float32))
 
 
 class GgufCheckpoint:
