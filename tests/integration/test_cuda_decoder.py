@@ -33,6 +33,7 @@ SHAPES = {
     ),
     "biased": ("qwen2", {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3}),
 }
+ROWS, PROMPTS = (70, (42, 21, 33)) if has_gpu else (18, (24, 11, 18))  # of more than one page
 
 
 @pytest.fixture(
@@ -49,13 +50,14 @@ def mixed_pass(decoder: Decoder, seed: int) -> tuple[torch.Tensor, dict[Tap, tor
     last = decoder.config.num_layers
     taps = (Tap(0), Tap(1), Tap(last), Tap(last, normed=True))
     runner, cache = fragmented_cache(decoder, 40, seed)
-    prompts = [random_tokens(rng, length) for length in (42, 21, 33)]
+    prompts = [random_tokens(rng, length) for length in PROMPTS]
     requests = [make_request(cache, prompt) for prompt in prompts]
-    for request, rows in zip(requests, (2, 20, 32), strict=True):
-        compute(runner, cache, request, rows)
+    runs = (PROMPTS[0] - 2, 1, 1)
+    for request, run in zip(requests, runs, strict=True):
+        compute(runner, cache, request, len(request.tokens) - run)
     drafts = [Draft(), Draft(), random_tree(rng, 9, len(prompts[2]))]
     for _ in range(3 if has_gpu else 1):  # the second time it is captured, the third replayed
-        entries = [PassEntry.of(request, run) for request, run in zip(requests, (40, 1, 1), strict=True)]
+        entries = [PassEntry.of(request, run) for request, run in zip(requests, runs, strict=True)]
         with Transaction(cache, entries) as transaction:
             batch = with_all_logits(transaction.batch(drafts, None, taps, [False, True, True]))
             output = runner.forward(batch)
@@ -63,7 +65,7 @@ def mixed_pass(decoder: Decoder, seed: int) -> tuple[torch.Tensor, dict[Tap, tor
 
 
 def test_a_text_in_one_pass(path: Path):
-    ids = random_tokens(random.Random(1), 70 if has_gpu else 34)
+    ids = random_tokens(random.Random(1), ROWS)
     found, expected = all_logits(cuda_decoder(path), ids), all_logits(torch_decoder(path), ids)
     assert (found - expected).abs().max() < 1e-4
 
@@ -88,7 +90,7 @@ def test_8_bit_weights_are_what_rounded_inputs_and_weights_give(path: Path, monk
     def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return torch.nn.functional.linear(rounded(x), rounded(weight), bias)
 
-    ids = random_tokens(random.Random(1), 70 if has_gpu else 34)
+    ids = random_tokens(random.Random(1), ROWS)
     exact, found = all_logits(torch_decoder(path), ids), all_logits(cuda_decoder(path, "fp8-float32"), ids)
     monkeypatch.setattr(layers, "linear", linear)
     expected = all_logits(torch_decoder(path), ids)
@@ -96,7 +98,7 @@ def test_8_bit_weights_are_what_rounded_inputs_and_weights_give(path: Path, monk
 
 
 def test_keys_and_values_in_8_bits_change_little(path: Path):
-    ids = random_tokens(random.Random(1), 70 if has_gpu else 34)
+    ids = random_tokens(random.Random(1), ROWS)
     plain, packed = (cuda_decoder(path, dtype) for dtype in ("bfloat16" if has_gpu else "float32", "fp8-kv"))
     assert packed.kv_rows().bytes_per_row < 0.9 * plain.kv_rows().bytes_per_row
     found, expected = all_logits(packed, ids), all_logits(plain, ids)

@@ -71,25 +71,30 @@ def expected_row(
     return torch.einsum("hs,shd->hd", scores.softmax(-1), v)
 
 
-@pytest.mark.parametrize("packed", [False, True])
+SEEN: list[tuple[str, tuple[int, ...] | None, bool, int]] = [
+    *((case, None, True, 4) for case in CASES),
+    *((case, None, False, 4) for case in ("chains", "trees", "prompts")),
+    ("trees", None, True, 1),
+    *(("plain", (0, 140, 1), split, 4) for split in (True, False)),
+    ("trees", (270, 1, 0), True, 4),
+]
+"""Cases, starts of their requests, whether positions are split, and rows of a tile."""
+
+SEEN_PACKED = SEEN if has_gpu else [("trees", None, True, 4), ("prompts", None, False, 4)]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("case", "starts", "split", "tile_rows"),
-    [
-        *((case, None, True, 4) for case in CASES),
-        *((case, None, False, 4) for case in ("chains", "trees", "prompts")),
-        ("trees", None, True, 1),
-        *(("plain", (0, 140, 1), split, 4) for split in (True, False)),
-        ("trees", (270, 1, 0), True, 4),
-    ],
+    ("case", "starts", "split", "tile_rows", "packed"),
+    [*((*seen, False) for seen in SEEN), *((*seen, True) for seen in SEEN_PACKED)],
 )
 def test_every_row_sees_its_prefix_and_its_ancestors(
     case: str,
     starts: tuple[int, ...] | None,
     split: bool,
     tile_rows: int,
-    dtype: torch.dtype,
     packed: bool,
+    dtype: torch.dtype,
 ):
     check(case, starts, split, tile_rows, PLAIN, dtype, packed)
 
