@@ -132,6 +132,16 @@ def test_every_api_has_the_same_reasoning_and_text(server):
     assert "think>" not in thought + said
 
 
+def test_reasoning_that_is_cut_is_the_only_item_of_a_response(server):
+    with server.http() as http:
+        body = {"input": "hello", "max_output_tokens": 4}
+        whole = http.post("/v1/responses", json=body).json()
+        streamed = http.post("/v1/responses", json=body | {"stream": True}).text.splitlines()
+    last = json.loads(next(line for line in reversed(streamed) if line.startswith("data: {"))[6:])["response"]
+    assert [item["type"] for item in whole["output"]] == ["reasoning"]
+    assert [item["type"] for item in last["output"]] == ["reasoning"]
+
+
 def test_a_forced_call_comes_after_the_reasoning(server):
     tools = [{"type": "function", "function": {"name": "flip", "parameters": SCHEMA}}]
     asked = {"messages": MESSAGES, "max_tokens": 120, "seed": 4, "tools": tools, "tool_choice": "required"}

@@ -158,10 +158,12 @@ def _extent(result: Mapping[str, Any]) -> str:
 
 
 def _explained(result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why a claim was refuted, not tried, or held only up to rounding."""
+    """Yield why claims were refuted, not tried, or held only up to rounding; claims of one reason in one line."""
+    reasons: dict[str, list[str]] = {}
     for one in result["verdicts"]:
         if one["verdict"] not in ("held", "not refuted"):
-            yield f"- {_engine(result)}, {one['check']}: {one['verdict']}: {one['detail']}"
+            reasons.setdefault(f"{one['verdict']}: {one['detail']}", []).append(one["check"])
+    yield from (f"- {_engine(result)}: {', '.join(checks)}: {why}" for why, checks in reasons.items())
 
 
 def _engine(result: Mapping[str, Any]) -> str:

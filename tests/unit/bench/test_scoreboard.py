@@ -61,20 +61,16 @@ def test_verdicts_of_one_model_are_columns_of_one_table(tmp_path: Path):
 
     about = {"title": "m, cpu", "made": MADE, "plan": "brief", "requests_made": 9, "seconds": 61.4}
     write(tmp_path, "a.json", **about, engine="foreword", verdicts=[verdict("held")])
-    write(
-        tmp_path,
-        "b.json",
-        **about,
-        engine="llama.cpp",
-        verdicts=[verdict("refuted"), verdict("held", "stop")],
-    )
+    theirs = [verdict("refuted"), verdict("held", "stop"), verdict("refuted", "n")]
+    write(tmp_path, "b.json", **about, engine="llama.cpp", verdicts=theirs)
     write(
         tmp_path, "c.json", **about, engine="vLLM", verdicts=[], absent=["the server did not start: no GPU"]
     )
     write(tmp_path, "d.json", **{**about, "title": "n, cpu"}, engine="foreword", verdicts=[verdict("held")])
     page = scoreboard_page(tmp_path)
     table = "| check | foreword | llama.cpp |\n| --- | --- | --- |\n| seed alone | held | refuted |\n"
-    assert table + "| stop | not tried | held |\n\n- llama.cpp, seed alone: refuted: texts differ\n" in page
+    table += "| stop | not tried | held |\n| n | not tried | refuted |\n\n"
+    assert table + "- llama.cpp: seed alone, n: refuted: texts differ\n" in page
     assert "Raw data: `a.json`. Form: brief, 9 requests in 61 s." in page
     assert "Raw data: `c.json`. Not examined: the server did not start: no GPU." in page
     assert page.count("| check |") == 2

@@ -36,6 +36,8 @@ def cut(text: str) -> list[list[str]]:
 FOUND = {
     CALL: ("", 1),
     f"\n {CALL}\n": ("", 1),
+    f"{{{CALL}}}": ("", 1),  # as Qwen2.5's templates show calls
+    f"```json\n{{{CALL} }}\n```": ("", 1),
     f"```json\n{CALL}\n```": ("", 1),
     f"```\n{CALL}\n```\n": ("", 1),
     f"```json\n{PRETTY}\n```": ("", 1),
@@ -69,6 +71,22 @@ def test_calls_without_tags_are_calls(form: str, text: str):
         text_found, calls = read(pieces, form)
         assert text_found == said
         assert [(name, json.loads(given)) for name, given in calls] == [("add", json.loads(GIVEN))] * count
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "count"),
+    [
+        (f"<tool_call>\n{{{CALL}}}\n</tool_call>\n{CALL}", "", 2),
+        (f"{{{CALL}", f"{{{CALL}", 0),
+        (f"{{{CALL}, 1}}", f"{{{CALL}, 1}}", 0),
+        (f"{{{{{CALL}}}}}", f"{{{{{CALL}}}}}", 0),
+    ],
+)
+def test_braces_may_be_doubled_around_one_call(text: str, said: str, count: int):
+    for pieces in cut(text):
+        text_found, calls = read(pieces)
+        assert (text_found, len(calls)) == (said, count)
+        assert all(json.loads(given) == json.loads(GIVEN) for _, given in calls)
 
 
 @pytest.mark.parametrize(

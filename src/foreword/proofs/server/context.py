@@ -121,7 +121,7 @@ LEAST_TOKENS = 128
 """Minimum length of compared texts but for `BRIEF`: differences may appear only after dozens of tokens."""
 
 # For a slow server: minutes at ten tokens per second. Shorter texts show less than `LEAST_TOKENS` do.
-BRIEF = ExaminationPlan("brief", prompts=2, tokens=48, at_once=2, draws=32, depth=3)
+BRIEF = ExaminationPlan("brief", prompts=2, tokens=32, at_once=4, draws=32, depth=3)
 SMALL = ExaminationPlan("small", prompts=3, tokens=LEAST_TOKENS, at_once=4, draws=256, depth=4)
 STANDARD = ExaminationPlan("standard", prompts=8, tokens=LEAST_TOKENS, at_once=8, draws=4_000, depth=8)
 FULL = ExaminationPlan("full", prompts=12, tokens=2 * LEAST_TOKENS, at_once=16, draws=40_000, depth=8)

@@ -40,6 +40,7 @@ _NOT_HERE = {
     "/create": _MODELS,
     "/copy": _MODELS,
     "/push": _MODELS,
+    "/delete": _MODELS,
 }
 
 
@@ -84,7 +85,8 @@ def ollama_routes(context: ServerContext) -> APIRouter:
         return json_answer({"version": __version__})
 
     for path, instead in _NOT_HERE.items():
-        router.add_api_route(path, refuser(f"/api{path}", instead), methods=["POST"], include_in_schema=False)
+        refuse = refuser(f"/api{path}", instead)
+        router.add_api_route(path, refuse, methods=["POST", "DELETE"], include_in_schema=False)
     return router
 
 

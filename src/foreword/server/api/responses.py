@@ -114,7 +114,7 @@ class ResponsesDialect:
         read = self._reader.whole(answer.text)
         if read.reasoning:
             self._begin_text(REASONING)["content"][0]["text"] = read.reasoning
-        if read.text or not read.calls:
+        if read.text or not (read.reasoning or read.calls):
             self._begin_text(TEXT)["content"][0]["text"] = read.text or ""
         for call in read.calls:
             self._begin_call(call)["arguments"] = call.function.arguments

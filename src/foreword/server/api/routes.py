@@ -22,14 +22,18 @@ from foreword.server.api.sampling_types import StrictBody
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 
+_BATCHES = "answer a file of requests with foreword batch in.jsonl out.jsonl"
 _NOT_HERE = {
     "/embeddings": "this server generates text and has no embeddings",
     "/moderations": "this server generates text and judges none",
     "/audio/speech": "this server generates text only",
     "/audio/transcriptions": "this server takes text only",
     "/images/generations": "this server generates text only",
+    "/files": _BATCHES,
+    "/batches": _BATCHES,
+    "/messages/batches": _BATCHES,
 }
-"""OpenAI routes that are not implemented, and the alternative."""
+"""OpenAI's and Anthropic's routes that are not implemented, and the alternative."""
 
 
 def openai_routes(context: ServerContext) -> APIRouter:
@@ -52,7 +56,8 @@ def openai_routes(context: ServerContext) -> APIRouter:
         return await answer_request(context, request, RESPONSES)
 
     for path, instead in _NOT_HERE.items():
-        router.add_api_route(path, refuser(f"/v1{path}", instead), methods=["POST"], include_in_schema=False)
+        refuse = refuser(f"/v1{path}", instead)
+        router.add_api_route(path, refuse, methods=["GET", "POST"], include_in_schema=False)
 
     @router.get("/models")
     async def models() -> Response:

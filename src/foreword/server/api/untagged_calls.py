@@ -10,14 +10,19 @@ ARGUMENT_KEYS = ("arguments", "parameters")
 
 
 class CallObject:
-    """Parser of an object whose opening brace was read."""
+    """Parser of an object whose opening brace was read.
+
+    It may have doubled outer braces: the chat templates of Qwen2.5 show calls so, and models copy them.
+    """
 
     def __init__(self) -> None:
         self.name: str | None = None
         self.has_arguments = False
         self.is_over = False
         self.is_foreign = False  # has a key or value that no call has
+        self._top = 1  # depth of the object's own keys; 2 with doubled braces
         self._depth = 1
+        self._is_new = True  # nothing was read yet
         self._key: str | None = None  # key of the current value
         self._string: list[str] | None = None  # current string, with quotes
         self._escaped = False
@@ -25,6 +30,10 @@ class CallObject:
 
     def read(self, character: str) -> str:
         """Return the character's contribution to the arguments, as JSON text."""
+        is_new, self._is_new = self._is_new, False
+        if is_new and character == "{":
+            self._top = self._depth = 2
+            return ""
         if self._string is not None:
             return self._read_string(character)
         if character == '"':
@@ -36,24 +45,28 @@ class CallObject:
         elif character in "}]":
             self._depth -= 1
             self.is_over = self._depth == 0
-            if self.is_over:
+            if self._depth < self._top:
                 return ""
-        elif self._depth == 1 and character in ":,":
+        elif self._depth == self._top and character in ":,":
             self._reads_value = character == ":"
             self._key = self._key if self._reads_value else None
             return ""
-        is_space = self._depth == 1 and character.isspace()
+        is_space = self._depth <= self._top and character.isspace()
         return "" if is_space else self._of_arguments(character)
 
     def _check(self, character: str) -> None:
         """Detect content that no call has: outside strings, only arguments are not text."""
-        if self._depth == 1 and not character.isspace() and character not in ":,}":
+        if self._depth <= self._top and not character.isspace() and character not in ":,}":
             self.is_foreign |= character != "{" or not (self._reads_value and self._key in ARGUMENT_KEYS)
+
+    def single(self, written: str) -> str:
+        """Return the object's text without doubled braces."""
+        return written[1:-1] if self._top > 1 else written
 
     @property
     def _is_text_argument(self) -> bool:
         """Whether the current string is the whole arguments, as some models write them."""
-        return self._depth == 1 and self._reads_value and self._key in ARGUMENT_KEYS
+        return self._depth == self._top and self._reads_value and self._key in ARGUMENT_KEYS
 
     def _of_arguments(self, character: str) -> str:
         is_theirs = self._reads_value and self._key in ARGUMENT_KEYS
@@ -75,7 +88,7 @@ class CallObject:
     def _end_string(self, written: str) -> str:
         """Handle a complete string; return the arguments that it contains, if any."""
         self._string = None
-        if self._depth != 1:
+        if self._depth != self._top:
             return ""
         text = _decoded(written)
         if not self._reads_value:
@@ -310,15 +323,16 @@ class _Candidate:
         self.has_failed = call.is_foreign or unknown
         if call.is_over and not self.has_failed:
             arguments = "".join(self._arguments)
-            self.has_failed = not self._fits(call.name, arguments)
+            self.has_failed = not self._fits(call, arguments)
             self.calls.append(UntaggedCall(call.name or "", arguments))
             self._object = None
             self.is_over = not (self._fence or self._in_list or self.has_failed)
 
-    def _fits(self, name: str | None, arguments: str) -> bool:
+    def _fits(self, call: CallObject, arguments: str) -> bool:
         """Whether the object is JSON with a tool's name and valid arguments."""
+        name = call.name
         try:
-            written, given = json.loads("".join(self._written)), json.loads(arguments)
+            written, given = json.loads(call.single("".join(self._written))), json.loads(arguments)
         except (ValueError, RecursionError):
             return False
         has_both = sum(key in written for key in ARGUMENT_KEYS) == 1 and written.get("name") == name
