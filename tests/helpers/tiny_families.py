@@ -38,6 +38,7 @@ _DELTA = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
     "head_dim": 16,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    "linear_conv_kernel_dim": 4,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 12,
@@ -46,6 +47,7 @@ _DELTA = {
 }
 _MAMBA = {
     "num_hidden_layers": 3,
+    "mamba_d_conv": 4,
     "mamba_n_heads": 4,
     "mamba_d_head": 32,
     "mamba_n_groups": 2,
@@ -84,6 +86,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "moe"],
             "num_hidden_layers": 5,
             "head_dim": 16,
+            "conv_kernel": 4,
             "ssm_state_size": 10,
             "mamba_num_heads": 4,
             "mamba_head_dim": 24,
@@ -104,6 +107,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "num_hidden_layers": 3,
             "layer_types": ["conv", "full_attention", "conv"],
+            "conv_L_cache": 3,
             "block_multiple_of": 16,
             "norm_eps": 1e-5,
             "max_position_embeddings": 512,
@@ -241,7 +245,7 @@ def make_family(directory: Path, family: str, **overrides: Any) -> tuple[Path, n
 
 def family_config(family: str) -> ModelConfig:
     """The same shape without transformers and without weights."""
-    name, settings = FAMILIES[family]
+    name, settings = (FAMILIES | HYBRIDS)[family]
     values = _BASE | settings | {"architectures": [f"{'MiMo' if family == 'mimo' else name}ForCausalLM"]}
     count, path = values["num_hidden_layers"], Path(family)
     specs = layer_specs(ConfigFields(values, family), hf_family(values, path), count)

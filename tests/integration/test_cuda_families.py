@@ -34,7 +34,7 @@ from helpers.cuda import (
 from helpers.mixed_configs import CONFIGS
 from helpers.passes import all_logits, compute, fragmented_cache, make_request, with_all_logits
 from helpers.random_checkpoint import RandomCheckpoint
-from helpers.tiny_families import FAMILIES, family_config
+from helpers.tiny_families import FAMILIES, HYBRIDS, family_config
 from helpers.trees import random_tokens, random_tree, root_path
 
 pytestmark = needs_triton
@@ -42,11 +42,12 @@ pytestmark = needs_triton
 # Interpreted, a pass is slow: few rows, and one configuration for every feature of the kernels that layers combine.
 INTERPRETED = ("windows", "sinks", "caps", "deepseek_v3")
 ROWS, WIDEST = (90, None) if has_gpu else (9, 5)
-KNOWN = CONFIGS | {family: family_config(family) for family in FAMILIES}
+KNOWN = CONFIGS | {family: family_config(family) for family in FAMILIES | HYBRIDS}
 RUN_HERE = {
     name: config
     for name, config in KNOWN.items()
-    if (has_gpu or name in INTERPRETED) and not missing_parts(config, "cuda")
+    # Hybrids have bounds and tests of their own.
+    if (has_gpu or name in INTERPRETED) and name not in HYBRIDS and not missing_parts(config, "cuda")
 }
 
 
@@ -144,7 +145,7 @@ def texts(decoder: Decoder, policy: FixedPolicy) -> list[list[int]]:
 
 @needs_cuda  # interpreted, a draft takes half a minute
 @pytest.mark.parametrize("method", ["eagle3", "p_eagle", "medusa"])
-@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_5", "granite_dense", "lfm2"])
 def test_drafts_of_heads_and_steps_in_flight_change_no_text(name: str, method: str, tmp_path: Path):
     decoder = decoder_of(RandomCheckpoint(replace(KNOWN[name], context_length=512)))
     drafter = head_drafter(decoder, random_head(decoder, method, tmp_path / method))

@@ -13,6 +13,7 @@ from foreword.errors import RequestError
 from foreword.kv.chunks import CHUNK
 from foreword.structured.params import StructuredOutputs
 from helpers.cpu import needs_cpu_kernels
+from helpers.cuda import needs_cuda
 from helpers.drafted_answers import PROMPTS, answers, mixed_params, noisy_copy
 from helpers.gated_modules import CONFIG, DIM, EXPERTS, module_tensors
 from helpers.tiny_families import make_family
@@ -46,8 +47,8 @@ PARAMS = mixed_params(len(CROSSING), max_tokens=16)
 
 def loaded(path: Path, backend: str, **config: Any) -> LLM:
     sizes = {"kv_cache_memory_bytes": MEMORY} | config
-    dtype = "int8" if backend == "cpu" else "float32"
-    return LLM(str(path), dtype=dtype, device="cpu", backend=backend, config=EngineConfig(**sizes))
+    dtype, device = "int8" if backend == "cpu" else "float32", "cuda" if backend == "cuda" else "cpu"
+    return LLM(str(path), dtype=dtype, device=device, backend=backend, config=EngineConfig(**sizes))
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -55,7 +56,14 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return make_family(tmp_path_factory.mktemp(request.param), request.param)[0]
 
 
-@pytest.fixture(scope="module", params=["torch", pytest.param("cpu", marks=needs_cpu_kernels)])
+BACKENDS = [
+    "torch",
+    pytest.param("cpu", marks=needs_cpu_kernels),
+    pytest.param("cuda", marks=needs_cuda),
+]
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

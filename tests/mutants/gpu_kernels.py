@@ -146,7 +146,7 @@ GPU_KERNEL_MUTANTS = (
         "an upload is found again by its shape alone, with the moves of another pass",
         "backends/cuda/upload.py",
         "PassUpload.send",
-        "len(moves.source)",
+        "len(moves[0].source)",
         "0",
         (f"{UPLOAD}::test_passes_of_one_shape_lie_in_one_place_whatever_they_move",),
     ),

@@ -2,16 +2,22 @@
 
 from foreword.errors import CheckpointError
 from foreword.kv.spec import DECODER_ROWS, RowSpec, StateSpec
-from foreword.models.config import ModelConfig
+from foreword.models.config import ModelConfig, RecurrentSpec
 
 
 def state_spec(config: ModelConfig, item_bytes: int) -> StateSpec | None:
     """Return what recurrent layers keep; None: there are none. `item_bytes` is the size of an activation."""
-    spec = config.recurrent
-    if spec is None:
+    if config.recurrent is None:
         return None
+    return spec_of_states(
+        config.recurrent, sum(layer.recurrent is not None for layer in config.layers), item_bytes
+    )
+
+
+def spec_of_states(spec: RecurrentSpec, layers: int, item_bytes: int) -> StateSpec:
+    """Return what this many layers of a recurrence keep."""
     return StateSpec(
-        num_layers=sum(layer.recurrent is not None for layer in config.layers),
+        num_layers=layers,
         channels=spec.channels,
         kernel=spec.kernel,
         heads=spec.heads,

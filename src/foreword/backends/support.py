@@ -33,7 +33,7 @@ class Part(Enum):
 SUPPORTED: dict[str, frozenset[Part]] = {
     "torch": frozenset(Part),
     "cpu": frozenset(Part) - {Part.LATENT},
-    "cuda": frozenset(Part) - {Part.GATED, Part.RECURRENT, Part.RELU2},
+    "cuda": frozenset(Part) - {Part.RELU2},
     "training": frozenset(),
 }
 """Supported features by backend; `training` means the trainer's own passes."""

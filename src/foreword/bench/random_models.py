@@ -124,6 +124,19 @@ def _lfm2() -> ModelConfig:
     return replace(base, architecture="lfm2", layers=layers, rope=RopeSpec(1e6))
 
 
+def _qwen3_5() -> ModelConfig:
+    """Qwen3.5 9B."""
+    base = _llama(248_320, 4096, 12_288, 32, 16, 4, 256, tied=False)
+    return _hybrid(base, AttentionSpec(16, 4, 256), MlpSpec(12_288), 32)
+
+
+def _qwen3_next() -> ModelConfig:
+    """Qwen3-Next 80B-A3B with a quarter of its experts, which fit into one GPU's memory."""
+    experts = ExpertsSpec(128, 10, 512, normalize=True, shared_gate=True)
+    base = _llama(151_936, 2048, 512, 48, 16, 2, 256, tied=False)
+    return _hybrid(base, AttentionSpec(16, 2, 256), MlpSpec(512, experts=experts), 48)
+
+
 SHAPES = {
     "llama-8b": _llama(128_256, 4096, 14_336, 32, 32, 8, 128, tied=False),
     "llama-1b": _llama(128_256, 2048, 8192, 16, 32, 8, 64, tied=True),
@@ -134,6 +147,8 @@ SHAPES = {
     "gpt-oss-20b": _gpt_oss(),
     "qwen3.5-0.8b": _qwen3_5_small(),
     "lfm2-1.2b": _lfm2(),
+    "qwen3.5-9b": _qwen3_5(),
+    "qwen3-next-22b-a3b": _qwen3_next(),
 }
 
 

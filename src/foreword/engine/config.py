@@ -58,7 +58,7 @@ def target_states(target: Decoder) -> StateSpec | None:
     return state_spec(target.config, ITEM_BYTES[target.kv_rows().dtype])
 
 
-def _sequence_bytes(spec: StateSpec) -> int:
+def sequence_bytes(spec: StateSpec) -> int:
     """Return the bytes of one running request: two states and rings, while a pass enters a chunk."""
     return 2 * (spec.bytes_per_state + RING_ROWS * spec.bytes_per_row)
 
@@ -124,10 +124,10 @@ class EngineConfig:
         spec = target_states(target)
         if spec is None:
             return NO_STATES
-        affordable = self.kv_bytes // 2 // _sequence_bytes(spec)
+        affordable = self.kv_bytes // 2 // sequence_bytes(spec)
         if affordable < 2:
             raise RequestError(
-                f"kv_cache_memory_bytes must be at least {4 * _sequence_bytes(spec)}, twice the states of two requests"
+                f"kv_cache_memory_bytes must be at least {4 * sequence_bytes(spec)}, twice the states of two requests"
             )
         # One more than run: a prompt that is kept for its siblings.
         sequences = min(affordable, 1 + min(self.max_num_seqs, self.max_num_batched_tokens))
@@ -149,7 +149,7 @@ class EngineConfig:
         if spec is None:
             return 0
         kept = sizes.checkpoints * spec.bytes_per_state if self.state_cache_bytes is None else 0
-        return sizes.sequences * _sequence_bytes(spec) + kept
+        return sizes.sequences * sequence_bytes(spec) + kept
 
     def context_length(self, target: Decoder, extra: Sequence[RowSpec] = ()) -> int:
         """Return the maximum number of prompt and answer tokens."""

@@ -35,7 +35,7 @@ RECURRENT_MODULES = tuple(
 )
 """Matrices of a recurrent layer that can be adapted."""
 
-_ALL_MODULES = MODULES + RECURRENT_MODULES
+ALL_MODULES = MODULES + RECURRENT_MODULES
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Lora:
 def layer_modules(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
     """Return module -> (outputs, inputs) of one layer."""
     shapes = layer_shapes(config.layers[layer], config.hidden_size)
-    return {module: shapes[name] for module in _ALL_MODULES if (name := f"{module}.weight") in shapes}
+    return {module: shapes[name] for module in ALL_MODULES if (name := f"{module}.weight") in shapes}
 
 
 CONFIG_FILE, TENSOR_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -194,7 +194,7 @@ def _named_modules(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _full_name(module: str) -> str | None:
-    return next((name for name in _ALL_MODULES if name == module or name.endswith("." + module)), None)
+    return next((name for name in ALL_MODULES if name == module or name.endswith("." + module)), None)
 
 
 def _expected(settings: Mapping[str, Any], config: ModelConfig) -> set[tuple[int, str]]:
@@ -226,7 +226,7 @@ def _tensors(file: Path) -> dict[str, Tensor]:
 
 def _place(name: str, path: Path, config: ModelConfig) -> tuple[int, str, str]:
     found = _NAME.fullmatch(name)
-    if found is None or found[2] not in _ALL_MODULES:
+    if found is None or found[2] not in ALL_MODULES:
         reason = "is not supported"
         if "lora_magnitude_vector" in name:
             reason = "belongs to DoRA, which is not supported"

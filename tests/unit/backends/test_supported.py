@@ -18,7 +18,9 @@ def test_every_family_has_a_row_and_torch_runs_all():
     assert by_class["GptOssForCausalLM"]["cpu"] == "yes"
     hybrids = {family.hf_class for family in ARCHITECTURES if family.recurrent is not None}
     assert {backends["cuda"] for name, backends in by_class.items() if name not in hybrids} == {"yes"}
-    assert by_class["Lfm2ForCausalLM"]["cuda"] == "no: recurrent layers"
+    assert by_class["Lfm2ForCausalLM"]["cuda"] == "yes"
+    lacking = "no: MLPs of squared ReLU without a gate"
+    assert by_class["NemotronHForCausalLM"]["cuda"] == lacking
 
 
 def test_the_docs_have_the_same_table():

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from foreword.backends.cuda.kernels.adapters import FIELDS, add_factors
 from foreword.errors import RequestError
-from foreword.models.adapters import MODULES, Lora, layer_modules
+from foreword.models.adapters import ALL_MODULES, Lora, layer_modules
 from foreword.models.config import ModelConfig
 
 MOST_SLOTS = 256
@@ -15,7 +15,8 @@ MOST_SLOTS = 256
 
 
 QKV, OUTPUT, GATE_UP, DOWN = range(3), range(3, 4), range(4, 6), range(6, 7)
-"""Entries of `MODULES` whose matrices are concatenated into one product."""
+RECURRENT_INPUT, CONVOLUTION_INPUT, RECURRENT_OUTPUT = range(7, 11), range(11, 12), range(12, 13)
+"""Entries of `ALL_MODULES` whose matrices are concatenated into one product."""
 
 Place = tuple[int, range]
 """A layer and some of its modules."""
@@ -25,7 +26,7 @@ class AdapterTable:
     """Addresses of the adapters' factors. They change between passes; a replayed capture reads the current ones."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        shape = (1 + MOST_SLOTS, config.num_layers, len(MODULES), FIELDS)
+        shape = (1 + MOST_SLOTS, config.num_layers, len(ALL_MODULES), FIELDS)
         self.entries = torch.zeros(shape, dtype=torch.int64, device=device)
         self.widths = [
             {module: outputs for module, (outputs, _) in layer_modules(config, layer).items()}
@@ -44,7 +45,7 @@ class AdapterTable:
         rows = torch.zeros(self.entries.shape[1:], dtype=torch.int64)
         for (layer, module), factors in (adapter.factors if adapter is not None else {}).items():
             entry = factors.down.data_ptr(), factors.up.data_ptr(), factors.rank
-            rows[layer, MODULES.index(module)] = torch.tensor(entry)
+            rows[layer, ALL_MODULES.index(module)] = torch.tensor(entry)
         self.entries[slot].copy_(rows)
 
 
@@ -58,5 +59,5 @@ class RowAdapters:
     def add(self, place: Place, x: Tensor, y: Tensor) -> Tensor:
         """Add the adapters' share to y, the product of x with these modules' matrices, in place."""
         layer, modules = place
-        widths = [self.table.widths[layer].get(MODULES[module], 0) for module in modules]
+        widths = [self.table.widths[layer].get(ALL_MODULES[module], 0) for module in modules]
         return add_factors(x, y, self.slots, self.table.entries, (layer, modules[0]), widths)

@@ -14,7 +14,7 @@ from foreword.backends.cuda.block_heads import CudaBlockHead
 from foreword.backends.cuda.chain_heads import CudaHead
 from foreword.backends.cuda.compiling import kernels_of
 from foreword.backends.cuda.graphs import GraphsByMemory
-from foreword.backends.cuda.kernels.ancestors import ancestor_slots
+from foreword.backends.cuda.kernels.ancestors import ancestor_nodes, ancestor_slots
 from foreword.backends.cuda.kernels.attention import Sight, latent_group
 from foreword.backends.cuda.kernels.moves import move_rows
 from foreword.backends.cuda.kernels.rows import add_norm, as_logits, embed, fill_in, take_rows
@@ -23,15 +23,20 @@ from foreword.backends.cuda.layout import LOADED_ROWS, Layout, PassShape, decode
 from foreword.backends.cuda.medusa import CudaMedusa
 from foreword.backends.cuda.packed_products import Matrix, Rows
 from foreword.backends.cuda.products import Product, Products
+from foreword.backends.cuda.recurrent import RecurrentPass, move_ring
+from foreword.backends.cuda.state_plan import plan_pieces
 from foreword.backends.cuda.upload import PassUpload, UploadedPass
 from foreword.backends.interface import DecodeSize, HeadRunner, KvStore
+from foreword.backends.states import state_spec
 from foreword.backends.support import require_supported
 from foreword.backends.torch.adapters import on_device
 from foreword.backends.torch.described import DescribedDecoder
 from foreword.backends.torch.head_factory import TorchHeads
 from foreword.backends.torch.heads import TargetEnds
 from foreword.backends.torch.kv_store import TorchKvStore
+from foreword.backends.torch.recurrent_rows import RecurrentStore
 from foreword.backends.torch.rotation import CosSin, Rotations
+from foreword.backends.torch.upload import Piece
 from foreword.backends.torch.weights import DecoderWeights
 from foreword.errors import RequestError
 from foreword.kv.chunks import NO_STATES, StateSizes
@@ -108,6 +113,7 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         self.kernels = kernels_of(self.device) if self.device.type == "cuda" else None
         self._compiled: set[Hashable] = set()  # kinds of passes whose kernels are loaded
         self._adapters: dict[int, Lora] = {}  # by slot
+        self._places = config.places
         self._table = AdapterTable(config, self.device)
         self._quantization = quantization
         self._products = products or Products()
@@ -143,8 +149,12 @@ class CudaDecoder(DescribedDecoder[Matrix]):
     def new_kv_store(
         self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
     ) -> TorchKvStore:
-        """Allocate KV memory for this decoder's rows and the `extra` ones."""
-        return TorchKvStore(PageSpec.of(self.kv_rows(), extra), num_pages, page_size, self.device, move_rows)
+        """Allocate KV memory for this decoder's rows and states and the `extra` rows."""
+        dtype, recurrent = self.weights.dtype, None
+        if (spec := state_spec(self.config, dtype.itemsize)) is not None:
+            recurrent = RecurrentStore(spec, states, dtype, self.device, row_dtype=dtype)
+        rows = PageSpec.of(self.kv_rows(), extra)
+        return TorchKvStore(rows, num_pages, page_size, self.device, move_rows, recurrent)
 
     @contextmanager
     def observing_experts(self, observe: Callable[[Tensor], None]) -> Iterator[None]:
@@ -172,8 +182,10 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         if not all(slot in self._adapters for slot in batch.adapters if slot):
             raise ValueError("the batch asks for an adapter that is not there")
         layout = Layout.of(batch, store.page_size, *self._lines)
-        uploaded = self._upload.send(batch, layout, store.spare_slot)
+        uploaded = self._upload.send(batch, layout, store.spare_slot, self._plan(batch, layout, store))
         store.move(uploaded.batch.kv_copies)
+        if store.recurrent is not None and uploaded.states is not None:
+            move_ring(store.recurrent, uploaded.states)
         if batch.drawn_before is not None:
             fill_in(uploaded.batch.token_ids, batch.drawn_before)
 
@@ -216,23 +228,47 @@ class CudaDecoder(DescribedDecoder[Matrix]):
             *store.arrays(DECODER_ROWS),
             store.spare_slot,
             RowAdapters(self._table, uploaded.adapters) if shape.has_adapters else None,
+            self._places,
+            self._recurrent(shape, uploaded, store),
         )
         normed, delta = Rows.room(stream, self.config.hidden_size, weights.layers[0].qkv), None
         after: tuple[Tensor | None, float] = None, 1.0  # how `delta` is normed and scaled before it is added
         hidden: dict[Tap, Tensor] = {}
         for index, (layer, spec) in enumerate(zip(weights.layers, self.config.layers, strict=True)):
-            read = add_norm(stream, delta, layer.input_norm, eps, *normed, *after)
+            first_norm = layer.input_norm if spec.mixes else layer.mlp_norm
+            read = add_norm(stream, delta, first_norm, eps, *normed, *after)
             self._keep(hidden, Tap(index), shape, batch, stream)
-            delta = self._layers.attention(index, normed._replace(numbers=read), given)
-            after = layer.after_attention, spec.residual_scale
-            read = add_norm(stream, delta, layer.mlp_norm, eps, *normed, *after)
-            delta = self._layers.mlp(index, normed._replace(numbers=read), given)
-            after = layer.after_mlp, spec.residual_scale
+            if spec.mixes:
+                delta = self._layers.mixing(index, normed._replace(numbers=read), given)
+                after = layer.after_attention, spec.residual_scale
+            if spec.mixes and spec.has_mlp:
+                read = add_norm(stream, delta, layer.mlp_norm, eps, *normed, *after)
+            if spec.has_mlp:
+                delta = self._layers.mlp(index, normed._replace(numbers=read), given)
+                after = layer.after_mlp, spec.residual_scale
         last_norm = add_norm(stream, delta, weights.final_norm, eps, normed.numbers, None, *after)
         self._keep(hidden, Tap(self.config.num_layers), shape, batch, stream)
         self._keep(hidden, Tap(self.config.num_layers, normed=True), shape, batch, last_norm)
         last = take_rows(last_norm, batch.logit_rows, stream.new_empty((shape.logit_rows, stream.shape[1])))
         return self._products(last, weights.head, None), hidden
+
+    def _plan(self, batch: ForwardBatch, layout: Layout, store: TorchKvStore) -> list[Piece]:
+        """Return what recurrent layers read and write."""
+        spec = self.config.recurrent
+        if spec is None:
+            return []
+        if store.recurrent is None or len(batch.chunks) != len(batch.kv_lens):
+            raise ValueError("a pass of a model with recurrent layers has no states")
+        return plan_pieces(batch, layout, spec.kernel, store.recurrent.ring.inputs.shape[1])
+
+    def _recurrent(
+        self, shape: PassShape, uploaded: UploadedPass, store: TorchKvStore
+    ) -> RecurrentPass | None:
+        if store.recurrent is None or uploaded.states is None:
+            return None
+        batch = uploaded.batch
+        ancestors = ancestor_nodes(batch.ancestor_masks) if shape.has_trees else None
+        return RecurrentPass(store.recurrent, uploaded.states, batch.positions, ancestors)
 
     def _turns(self, positions: Tensor) -> list[CosSin]:
         """Return cosines and sines of every layer, float32; of width 0 for a layer without rotary embedding."""

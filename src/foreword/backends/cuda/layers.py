@@ -1,4 +1,4 @@
-"""Attention and MLP of a layer on Triton kernels. A layer's properties are data (`LayerSpec`)."""
+"""Attention or recurrence and MLP of a layer on Triton kernels. A layer's properties are data (`LayerSpec`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,18 +6,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foreword.backends.cuda.adapters import DOWN, GATE_UP, OUTPUT, QKV, Place, RowAdapters
+from foreword.backends.cuda.adapters import (
+    CONVOLUTION_INPUT,
+    DOWN,
+    GATE_UP,
+    OUTPUT,
+    QKV,
+    RECURRENT_INPUT,
+    RECURRENT_OUTPUT,
+    Place,
+    RowAdapters,
+)
 from foreword.backends.cuda.experts import Mixture
 from foreword.backends.cuda.kernels.attention import ScoreRule, Sight
+from foreword.backends.cuda.kernels.gates import gate_heads
 from foreword.backends.cuda.kernels.rotation import rotate_and_keep
 from foreword.backends.cuda.kernels.rows import activate, join_parts, norm_heads, weigh
 from foreword.backends.cuda.latent import LatentAttention
 from foreword.backends.cuda.packed_products import Matrix, Rows
 from foreword.backends.cuda.products import Product, Products
+from foreword.backends.cuda.recurrent import RecurrentPass, mixed
 from foreword.backends.cuda.upload import UploadedPass, attended
 from foreword.backends.torch.rotation import CosSin
 from foreword.backends.torch.weights import LayerWeights
-from foreword.models.config import AttentionSpec, LayerSpec
+from foreword.models.config import AttentionSpec, LayerSpec, Recurrence
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,8 @@ class LayerPass:
     values: Tensor
     spare_slot: int  # KV row that padding writes to
     added: RowAdapters | None
+    places: Sequence[int]  # of every layer, among those of its kind
+    recurrent: RecurrentPass | None
 
 
 class CudaLayers:
@@ -74,9 +88,19 @@ class CudaLayers:
         ]
         return [product for product in found if all(product.weight.shape)]
 
-    def attention(self, index: int, normed: Rows, given: LayerPass) -> Tensor:
-        """Return attention's addend to the stream, possibly in parts; write the rows' keys and values."""
+    def mixing(self, index: int, normed: Rows, given: LayerPass) -> Tensor:
+        """Return the addend of attention or recurrence to the stream, possibly in parts; store what later rows read."""
         layer, spec = self._weights[index], self._specs[index].attention
+        if (recurrence := self._specs[index].recurrent) is not None:
+            assert layer.recurrent is not None
+            assert given.recurrent is not None
+            modules = CONVOLUTION_INPUT if recurrence.kind is Recurrence.NONE else RECURRENT_INPUT
+            projected = self._product(normed, layer.qkv, layer.qkv_bias, given.added, (index, modules))
+            seen = mixed(
+                recurrence, layer.recurrent, projected, self._eps, given.recurrent, given.places[index]
+            )
+            place = index, RECURRENT_OUTPUT
+            return self._addend(Rows(seen), layer.output, layer.output_bias, given.added, place)
         qkv = self._product(normed, layer.qkv, layer.qkv_bias, given.added, (index, QKV))
         seen = self._attended(layer, spec, qkv, index, given)
         return self._addend(Rows(seen), layer.output, layer.output_bias, given.added, (index, OUTPUT))
@@ -84,7 +108,8 @@ class CudaLayers:
     def _attended(
         self, layer: LayerWeights[Matrix], spec: AttentionSpec, qkv: Tensor, index: int, given: LayerPass
     ) -> Tensor:
-        keys, values, rows = given.keys[index], given.values[index], len(qkv)
+        own, rows = given.places[index], len(qkv)
+        keys, values = given.keys[own], given.values[own]
         if latent := self._latent.get(index):
             return latent.seen(qkv, given.turns[index], keys, values, given.sight, given.uploaded)
         norms = None
@@ -98,6 +123,8 @@ class CudaLayers:
         rotate_and_keep(qkv, given.turns[index], slots, norms, self._eps, keys, values, queries)
         rule = ScoreRule(spec.scale, spec.softcap, spec.window, layer.sinks)
         found = attended(queries, keys, values, given.sight, given.uploaded.tiles, rule)
+        if spec.gated:
+            gate_heads(found, qkv, found)
         return found.view(rows, spec.query_width)
 
     def mlp(self, index: int, normed: Rows, given: LayerPass) -> Tensor:

@@ -1,13 +1,16 @@
 """Uploads a pass to the device: the batch's arrays and the tiles of its rows, in one copy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from foreword.backends.batch import BATCH_ARRAYS, ForwardBatch, Ints
 from foreword.backends.cuda.kernels.attention import PLAIN, RowTiles, ScoreRule, Sight, Workspace, attend
 from foreword.backends.cuda.layout import Layout, PassShape, Tiles
+from foreword.backends.cuda.state_plan import UploadedStates
 from foreword.backends.torch.staging import as_batch, padded_pieces
 from foreword.backends.torch.upload import Piece, Upload, placed
 
@@ -61,6 +64,7 @@ class UploadedPass:
     adapters: Tensor  # int32 [rows], slot of its adapter; empty if no row has one
     tiles: TiledRows
     stays: bool  # whether all passes of its shape use the same memory
+    states: UploadedStates | None = None  # what recurrent layers read and write
 
 
 class PassUpload:
@@ -70,30 +74,33 @@ class PassUpload:
         self._fixed = Upload(device, FIXED_ENTRIES)
         self._growing = Upload(device, 1 << 14)
         # By shape and number of moves: such passes use the same memory, so that only its contents differ.
-        self._known: dict[tuple[PassShape, int], UploadedPass] = {}
+        self._known: dict[tuple[PassShape, int, int], UploadedPass] = {}
 
-    def send(self, batch: ForwardBatch, layout: Layout, spare_slot: int) -> UploadedPass:
-        """Start the copy of `batch` (on the CPU). Padding rows write to `spare_slot`."""
+    def send(
+        self, batch: ForwardBatch, layout: Layout, spare_slot: int, plan: Sequence[Piece] = ()
+    ) -> UploadedPass:
+        """Start the copy of `batch` (on the CPU). Padding rows write to `spare_slot`. `plan` is of recurrent layers."""
         shape = layout.shape
         pieces = padded_pieces(batch, shape.sizes(batch.arrays.sizes), spare_slot)
         # Moves come last: their number is not part of the shape, and must not shift other arrays.
-        moves = pieces.pop(_MOVES)
+        copies = np.array(batch.ring_copies, dtype=np.int32).reshape(-1, 2)
+        moves = [pieces.pop(_MOVES), Piece(copies, copies.shape, 0)]
         more = [
             (layout.requests, shape.rows),
             (layout.adapters, shape.rows if shape.has_adapters else 0),
             *((array, shape.narrow_tiles) for array in _arrays(layout.narrow)),
             *((array, shape.wide_tiles) for array in _arrays(layout.wide)),
         ]
-        pieces += [Piece(array, (room,), 0) for array, room in more]
-        known = self._known.get(key := (shape, len(moves.source)))
+        pieces += [*(Piece(array, (room,), 0) for array, room in more), *plan]
+        known = self._known.get(key := (shape, len(moves[0].source), len(copies)))
         if known is not None:
-            self._fixed.copy([*pieces, moves])
+            self._fixed.copy([*pieces, *moves])
             return known
-        stays = placed(tuple(piece.shape for piece in (*pieces, moves)))[1] <= FIXED_ENTRIES
-        *arrays, copies = (self._fixed if stays else self._growing).copy([*pieces, moves])
-        own = len(pieces) - len(more)
-        uploaded = [*arrays[:_MOVES], copies, *arrays[_MOVES:own]]
-        requests, adapters, *tiles = arrays[own:]
+        stays = placed(tuple(piece.shape for piece in (*pieces, *moves)))[1] <= FIXED_ENTRIES
+        *arrays, kv_copies, ring_copies = (self._fixed if stays else self._growing).copy([*pieces, *moves])
+        own, planned = len(pieces) - len(more) - len(plan), len(pieces) - len(plan)
+        uploaded = [*arrays[:_MOVES], kv_copies, *arrays[_MOVES:own]]
+        requests, adapters, *tiles = arrays[own:planned]
         found = UploadedPass(
             as_batch(batch, uploaded),
             requests,
@@ -105,6 +112,7 @@ class PassUpload:
                 _row_tiles(tiles[3:], shape.wide_rows) if shape.wide_tiles else None,
             ),
             stays,
+            UploadedStates.of(arrays[planned:], ring_copies) if plan else None,
         )
         if stays and shape.is_decode and len(self._known) < MOST_KNOWN:
             self._known[key] = found

@@ -17,8 +17,8 @@ class RowParts(NamedTuple):
     """What a token keeps in its ring row; [rows, ...]."""
 
     inputs: Tensor  # [channels], of the convolution
-    keys: Tensor  # float32 [key heads, key size]
-    updates: Tensor  # float32 [heads, value size], what the token adds to the state
+    keys: Tensor  # [key heads, key size]
+    updates: Tensor  # [heads, value size], what the token adds to the state
     decays: Tensor  # float32 [heads], sum of the log decays since the chunk began
 
     def joined(self, more: "RowParts") -> "RowParts":
@@ -39,44 +39,53 @@ class LayerState(NamedTuple):
 class RecurrentStore:
     """States and rings of all recurrent layers. Slot 0 holds the state before the first token: zeros."""
 
-    def __init__(self, spec: StateSpec, sizes: StateSizes, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: StateSpec,
+        sizes: StateSizes,
+        dtype: torch.dtype,
+        device: torch.device,
+        row_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """`dtype` is of the convolution's inputs, `row_dtype` of keys and updates in rings."""
+
         def memory(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
             return torch.empty((spec.num_layers, *shape), dtype=kind, device=device)
 
         rows = sizes.rings * RING_ROWS
-        self._rows = RowParts(
+        self.ring = RowParts(
             memory(rows, spec.channels, kind=dtype),
-            memory(rows, spec.key_heads, spec.key_dim),
-            memory(rows, spec.heads, spec.value_dim),
+            memory(rows, spec.key_heads, spec.key_dim, kind=row_dtype),
+            memory(rows, spec.heads, spec.value_dim, kind=row_dtype),
             memory(rows, spec.heads),
         )
-        self._states = LayerState(
+        self.states = LayerState(
             memory(sizes.states, spec.heads, spec.key_dim, spec.value_dim),
             memory(sizes.states, spec.kernel - 1, spec.channels, kind=dtype),
         )
-        for array in self._states:
+        for array in self.states:
             array[:, 0] = 0
 
     def move(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy ring rows (from, to) in all layers; all are read before any is written."""
         if copies:
             source, target = torch.tensor(copies).unbind(1)
-            for array in self._rows:
+            for array in self.ring:
                 array[:, target] = array[:, source]
 
     def rows(self, layer: int, first: int, count: int) -> RowParts:
         """Return consecutive ring rows of a layer, as views."""
-        return RowParts(*(array[layer, first : first + count] for array in self._rows))
+        return RowParts(*(array[layer, first : first + count] for array in self.ring))
 
     def write_rows(self, layer: int, first: int, rows: RowParts) -> None:
-        for array, part in zip(self._rows, rows, strict=True):
+        for array, part in zip(self.ring, rows, strict=True):
             array[layer, first : first + len(part)] = part
 
     def state(self, layer: int, slot: int) -> LayerState:
-        return LayerState(*(array[layer, slot] for array in self._states))
+        return LayerState(*(array[layer, slot] for array in self.states))
 
     def write_state(self, layer: int, slot: int, state: LayerState) -> None:
-        for array, part in zip(self._states, state, strict=True):
+        for array, part in zip(self.states, state, strict=True):
             array[layer, slot] = part
 
 

@@ -10,6 +10,7 @@ import torch
 from foreword.backends.interface import Decoder
 from foreword.bench.gpu.mixtures import layer_parameters
 from foreword.bench.step_cost import random_tokens
+from foreword.kv.chunks import CHUNK
 from foreword.proofs.passes import CachedRequests, prompt_pass
 from foreword.speculation.draft import Draft
 
@@ -70,6 +71,8 @@ class PassTimer:
     """A decoder with computed texts of one length."""
 
     def __init__(self, decoder: Decoder, context: int, requests: int, most_rows: int) -> None:
+        if decoder.config.recurrent is not None:  # drafts end with their chunk
+            context += CHUNK // 2 - context % CHUNK
         text = random_tokens(context, decoder.config.vocab_size)
         self._cached = CachedRequests(decoder, [text] * requests, most_rows)
 

@@ -16,7 +16,7 @@ from foreword.models.adapters import MAX_RANK
 FIELDS = 3
 """Fields of a table entry: addresses of inner and outer factor, and their rank; rank 0: no addition."""
 
-MOST_PARTS = 3
+MOST_PARTS = 4
 """Modules that are concatenated into one product."""
 
 
@@ -51,7 +51,7 @@ def _shrink(
 
 @kernel()
 def _expand(
-    inner, slots, table, y, slot_stride, first, N, end0, end1,
+    inner, slots, table, y, slot_stride, first, N, end0, end1, end2,
     PARTS: tl.constexpr, ROOM: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr, ENTRY: tl.constexpr,
 ):  # fmt: skip
     """y[row, columns of the part] += the row's outer factor times inner[row, part]."""
@@ -62,8 +62,9 @@ def _expand(
         entry = table + (slot.to(tl.int64) * slot_stride + first + part) * ENTRY
         rank = tl.load(entry + 2).to(tl.int32)
         up = tl.load(entry + 1).to(tl.pointer_type(y.dtype.element_ty))
-        start = tl.where(part == 0, 0, tl.where(part == 1, end0, end1))
-        end = tl.where(part == PARTS - 1, N, tl.where(part == 0, end0, end1))
+        start = tl.where(part == 0, 0, tl.where(part == 1, end0, tl.where(part == 2, end1, end2)))
+        last = tl.where(part == 0, end0, tl.where(part == 1, end1, end2))
+        end = tl.where(part == PARTS - 1, N, last)
         n = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
         there = n < tl.where(rank > 0, end - start, 0)
         total = tl.zeros((COLUMNS,), dtype=tl.float32)

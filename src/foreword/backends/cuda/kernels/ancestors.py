@@ -1,5 +1,6 @@
-"""KV slots of the ancestors of draft tokens."""
+"""Ancestors of draft tokens: their KV slots, and their nodes."""
 
+import torch
 import triton.language as tl
 from torch import Tensor
 
@@ -31,4 +32,20 @@ def ancestor_slots(
     _ancestor_slots[(len(prefix_lens),)](
         prefix_lens, masks, requests, tables, out, tables.shape[1], PAGE=page_size, NODES=MAX_DRAFT_NODES
     )
+    return out
+
+
+@kernel()
+def _ancestor_nodes(masks, out, NODES: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    node = tl.arange(0, NODES)
+    is_ancestor = ((tl.load(masks + row) >> node.to(tl.int64)) & 1).to(tl.int32)
+    depth = tl.cumsum(is_ancestor, axis=0) - is_ancestor
+    tl.store(out + row * NODES + depth, node, mask=is_ancestor != 0)
+
+
+def ancestor_nodes(masks: Tensor) -> Tensor:
+    """int32 [rows, MAX_DRAFT_NODES], each row's ancestors among the nodes of its draft, in order of depth."""
+    out = torch.zeros((len(masks), MAX_DRAFT_NODES), dtype=torch.int32, device=masks.device)
+    _ancestor_nodes[(len(masks),)](masks, out, NODES=MAX_DRAFT_NODES)
     return out

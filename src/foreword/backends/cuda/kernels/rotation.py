@@ -26,8 +26,8 @@ HEADS_AT_ONCE = 16
 def _rotate_and_keep(
     qkv, cosines, sines, slots, query_norm, key_norm, queries, keys, values, key_scales, value_scales, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, TURNED: tl.constexpr,
-    HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, NORMED: tl.constexpr, PACKED: tl.constexpr,
-    AHEAD: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr,
+    PACKED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Rotate some heads of one row: queries into `queries`; keys and values are written to the row's KV slot.
 
@@ -50,7 +50,10 @@ def _rotate_and_keep(
     is_query = there & (head < HEADS)[:, None]
     is_key = there & ((head >= HEADS) & (head < HEADS + KV_HEADS))[:, None]
     is_value = there & (head >= HEADS + KV_HEADS)[:, None]
-    source = qkv + (row * (HEADS + 2 * KV_HEADS) + head)[:, None] * DIM + i
+    place, width = head, HEADS + 2 * KV_HEADS
+    if GATED:  # every query is followed by its gate
+        place, width = head + tl.minimum(head, HEADS), 2 * HEADS + 2 * KV_HEADS
+    source = qkv + (row * width + place)[:, None] * DIM + i
     first = tl.load(source, mask=there, other=0.0)
     second = tl.load(source + other, mask=there, other=0.0)
     slot = tl.load(slots + row).to(tl.int64)
@@ -132,6 +135,7 @@ def rotate_and_keep(
 ) -> Tensor:
     """Split qkv [rows, heads + 2 kv heads, dim]: rotated queries to `out`, rotated keys and values to their slots.
 
+    In qkv of gated attention [rows, 2 heads + 2 kv heads, dim], every query is followed by its gate.
     `norms` are of queries and keys, before the rotation; cosines and sines are float32 [rows, rotated numbers / 2];
     keys and values are [physical rows, kv heads, dim], or packed.
     """
@@ -141,7 +145,7 @@ def rotate_and_keep(
     _rotate_and_keep[(rows, triton.cdiv(heads + 2 * kv_heads, HEADS_AT_ONCE))](
         qkv, *cos_sin, slots, query_norm, key_norm, out, *numbers_and_scales(keys, values, FP8), eps,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, TURNED=turned, HEAD_BLOCK=HEADS_AT_ONCE,
-        HALF_BLOCK=triton.next_power_of_2(dim // 2), NORMED=norms is not None, PACKED=packed_bytes(keys),
-        num_warps=8, **ahead(out),
+        HALF_BLOCK=triton.next_power_of_2(dim // 2), NORMED=norms is not None,
+        GATED=qkv.shape[1] > (heads + 2 * kv_heads) * dim, PACKED=packed_bytes(keys), num_warps=8, **ahead(out),
     )  # fmt: skip
     return out

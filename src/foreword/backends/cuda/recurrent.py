@@ -1,0 +1,88 @@
+"""A recurrent layer's mixing of positions on Triton kernels."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foreword.backends.cuda.kernels.convolution import Inputs, convolve, gated_convolution
+from foreword.backends.cuda.kernels.gates import norm_and_gate, sum_decays
+from foreword.backends.cuda.kernels.moves import move_rows
+from foreword.backends.cuda.kernels.recurrence import RingRows, recur
+from foreword.backends.cuda.state_plan import UploadedStates
+from foreword.backends.torch.recurrent import KEY_EPS
+from foreword.backends.torch.recurrent_rows import RecurrentStore
+from foreword.backends.torch.weights import RecurrentWeights
+from foreword.models.config import Recurrence, RecurrentSpec
+
+
+@dataclass(frozen=True)
+class RecurrentPass:
+    """Inputs of a pass's recurrent layers other than their projections."""
+
+    store: RecurrentStore
+    plan: UploadedStates
+    positions: Tensor  # int32 [rows]
+    ancestors: (
+        Tensor | None
+    )  # int32 [rows, MAX_DRAFT_NODES], draft nodes above each node; None: no draft branches
+
+
+def move_ring(store: RecurrentStore, plan: UploadedStates) -> None:
+    """Copy ring rows of all layers as the plan says; all are read before any is written."""
+    if len(plan.ring_copies):
+        for array in store.ring:
+            move_rows(array.flatten(2).unsqueeze(2), plan.ring_copies)
+
+
+def mixed(
+    spec: RecurrentSpec,
+    weights: RecurrentWeights,
+    projected: Tensor,
+    eps: float,
+    given: RecurrentPass,
+    layer: int,
+) -> Tensor:
+    """Return [rows, values] from all input projections, and store rows and states of the `layer`-th recurrent layer."""
+    plan, ring, states = given.plan, given.store.ring, given.store.states
+    inputs = Inputs(plan.windows, plan.ring_to, plan.state_to, ring.inputs[layer], states.inputs[layer])
+    rows = len(projected)
+    out = projected.new_empty((rows, spec.value_width))
+    if spec.kind is Recurrence.NONE:
+        return gated_convolution(projected, inputs, weights.conv, weights.conv_bias, out)
+    assert weights.decay is not None
+    assert weights.time_bias is not None
+    assert weights.norm is not None
+    is_delta = spec.kind is Recurrence.DELTA
+    queries, keys = projected.new_empty((2, rows, spec.key_heads, spec.key_dim))
+    values = projected.new_empty((rows, spec.value_width))
+    convolve(
+        projected, inputs, weights.conv, weights.conv_bias, ring.keys[layer], (queries, keys, values),
+        KEY_EPS if is_delta else None,
+    )  # fmt: skip
+    decays, strengths = torch.empty((2, rows, spec.heads), dtype=torch.float32, device=out.device)
+    sum_decays(
+        projected,
+        spec.channels + spec.value_width,
+        (weights.decay, weights.time_bias),
+        (given.positions, plan.windows, plan.ring_to),
+        (plan.segments.firsts, plan.segments.counts),
+        (decays, ring.decays[layer], strengths),
+        None if is_delta else spec.time_limits,
+    )
+    updates = projected.new_empty((rows, spec.heads, spec.value_dim))
+    read = torch.empty(updates.shape, dtype=torch.float32, device=out.device)
+    recur(
+        (queries, keys, values),
+        strengths,
+        RingRows(keys, updates, decays),
+        RingRows(ring.keys[layer], ring.updates[layer], ring.decays[layer]),
+        states.matrix[layer],
+        weights.skip,
+        plan.segments,
+        (given.positions, plan.ring_to),
+        given.ancestors,
+        read,
+    )
+    groups = None if is_delta else spec.norm_groups
+    return norm_and_gate(read, projected, spec.channels, weights.norm, eps, groups, out)

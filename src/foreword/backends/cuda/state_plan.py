@@ -1,0 +1,113 @@
+"""What the recurrent layers of a pass read and write, as arrays for the kernels; equal for all layers."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from foreword.backends.batch import ForwardBatch, Ints, RequestChunks
+from foreword.backends.cuda.kernels.recurrence import Segments
+from foreword.backends.cuda.layout import Layout, PassShape
+from foreword.backends.torch.upload import Piece
+from foreword.kv.chunks import CHUNK, RING_ROWS
+
+NOWHERE = -1
+"""Not written."""
+
+
+@dataclass(frozen=True)
+class UploadedStates:
+    """A pass's plan on the device."""
+
+    windows: Tensor  # see `convolution.Inputs`
+    ring_to: Tensor
+    state_to: Tensor
+    segments: Segments
+    ring_copies: Tensor  # int32 [copies, 2], (from, to) ring rows
+
+    @staticmethod
+    def of(arrays: list[Tensor], ring_copies: Tensor) -> "UploadedStates":
+        """Return the arrays in the order of `plan_pieces`."""
+        windows, ring_to, state_to, *segments = arrays
+        return UploadedStates(windows, ring_to, state_to, Segments(*segments), ring_copies)
+
+
+def plan_pieces(batch: ForwardBatch, layout: Layout, kernel: int, ring_rows: int) -> list[Piece]:
+    """Return the plan of a pass, padded to its shape; `kernel` is the convolution's."""
+    shape = layout.shape
+    first = batch.arrays.row_starts[:-1]
+    own = np.array([_numbers(chunks) for chunks in batch.chunks], dtype=np.int32).T
+    windows = _windows(batch, layout.requests, own, kernel, ring_rows)
+    ring_to, state_to = np.full((2, len(windows)), NOWHERE, dtype=np.int32)
+    begin, run, read, newest, state, read_ring, write_ring = own
+    start = first + np.maximum(newest - begin, 0)  # first row of the newest chunk
+    rows, of_row = np.arange(len(windows), dtype=np.int32), layout.requests
+    is_last = rows >= start[of_row]
+    ring_to[is_last] = ((write_ring + np.maximum(begin - newest, 0) - start)[of_row] + rows)[is_last]
+    segments = _segments(batch, own, state_to)
+    counts = (newest - read) // CHUNK + 1
+    last = np.cumsum(counts)
+    requests = [last - counts, last, state, read_ring, first + run]
+    of_segments, of_requests = segment_room(shape)
+    return [
+        Piece(windows, (shape.rows, kernel - 1), 0),
+        Piece(ring_to, (shape.rows,), NOWHERE),
+        Piece(state_to, (shape.rows,), NOWHERE),
+        *(Piece(array, (of_segments,), 0) for array in segments),
+        *(Piece(array.astype(np.int32), (of_requests,), 0) for array in requests),
+    ]
+
+
+def segment_room(shape: PassShape) -> tuple[int, int]:
+    """Return the maximum segments and requests of passes of a shape: every request has a tile."""
+    requests = shape.narrow_tiles + shape.wide_tiles
+    return 2 * requests + shape.rows // CHUNK, requests
+
+
+def _numbers(chunks: RequestChunks) -> tuple[int, ...]:
+    """Return begin, run, first positions of the read and newest chunk, the state, and first rows of both rings."""
+    newest = (chunks.read, *chunks.entered)[-1]
+    assert chunks.read.ring is not None
+    assert newest.ring is not None
+    return (
+        chunks.begin, chunks.run, chunks.read.start, newest.start, chunks.read.state,
+        chunks.read.ring * RING_ROWS, newest.ring * RING_ROWS,
+    )  # fmt: skip
+
+
+def _windows(batch: ForwardBatch, of_row: Ints, own: Ints, kernel: int, ring_rows: int) -> Ints:
+    """Return where the inputs of each row's convolution are: int32 [rows, kernel - 1]."""
+    arrays, taps = batch.arrays, kernel - 1
+    begin, run, read, _, state, ring, _ = own[:, of_row]
+    first = arrays.row_starts[:-1][of_row]
+    source = arrays.positions[:, None] + np.arange(-taps, 0, dtype=np.int32)  # positions
+    in_ring = -1 - (ring - read)[:, None] - source
+    in_state = -1 - ring_rows - (state * taps + taps - read)[:, None] - source
+    windows: Ints = np.where(
+        source >= begin[:, None],
+        (first - begin)[:, None] + source,
+        np.where(source >= read[:, None], in_ring, in_state),
+    ).astype(np.int32)
+    masks = arrays.ancestor_masks[:, 0]
+    for row in np.flatnonzero(masks & (masks + 1)):  # nodes whose ancestors are not consecutive
+        nodes = int(first[row] + run[row])
+        path = [nodes + bit for bit in range(64) if int(masks[row]) >> bit & 1][:-1][-taps:]
+        if path:
+            windows[row, taps - len(path) :] = path
+    return windows
+
+
+def _segments(batch: ForwardBatch, own: Ints, state_to: Ints) -> Ints:
+    """Return first row, count, known rows and new state of every segment; fill in the rows at which states begin."""
+    found = []
+    starts = batch.arrays.row_starts.tolist()
+    for index, (chunks, numbers) in enumerate(zip(batch.chunks, own.T.tolist(), strict=True)):
+        (begin, _, read, newest, *_), row = numbers, starts[index]
+        slots = {chunk.start: chunk.state for chunk in chunks.entered}
+        for start, slot in slots.items():
+            state_to[row + start - begin] = slot
+        for start in range(read, newest + 1, CHUNK):
+            first = row + max(start - begin, 0)
+            stop = starts[index + 1] if start == newest else row + start + CHUNK - begin
+            found.append((first, stop - first, max(begin - start, 0), slots.get(start + CHUNK, NOWHERE)))
+    return np.array(found, dtype=np.int32).T

@@ -1,0 +1,127 @@
+"""Recurrent layers on kernels: rows, states and rings as torch's, over chunks, trees and several requests."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from foreword.backends.batch import ForwardBatch
+from foreword.backends.states import spec_of_states
+from foreword.backends.torch.recurrent import LayerStates, recurrent_mixing
+from foreword.backends.torch.recurrent_rows import RecurrentStore, request_passes
+from foreword.backends.torch.weights import RecurrentWeights
+from foreword.kv.chunks import CHUNK, StateSizes
+from foreword.kv.paged_cache import PagedCache
+from foreword.models.config import Recurrence, RecurrentSpec
+from foreword.models.layer_shapes import recurrent_inputs
+from foreword.speculation.draft import Draft
+from foreword.speculation.requests import PassEntry
+from foreword.speculation.transaction import Transaction
+from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
+from helpers.cuda import KERNEL_DEVICE, needs_triton
+from helpers.passes import make_request
+from helpers.trees import random_tokens
+
+pytestmark = needs_triton
+
+EPS = 1e-3
+SPECS = {
+    "delta": RecurrentSpec(Recurrence.DELTA, kernel=4, heads=2, value_dim=40, key_heads=1, key_dim=12),
+    "mamba": RecurrentSpec(
+        Recurrence.SSM,
+        kernel=4,
+        heads=4,
+        value_dim=12,
+        key_heads=2,
+        key_dim=10,
+        conv_bias=True,
+        norm_groups=2,
+        time_limits=(0.3, 1.1),
+    ),
+    "convolution": RecurrentSpec(Recurrence.NONE, kernel=3, heads=1, value_dim=20, conv_bias=True),
+}
+
+
+def random_weights(spec: RecurrentSpec) -> RecurrentWeights:
+    def some(*shape: int) -> Tensor:
+        return torch.randn(shape) * 0.5
+
+    bias = some(spec.channels) if spec.conv_bias else None
+    if spec.kind is Recurrence.NONE:
+        return RecurrentWeights(some(spec.channels, spec.kernel), bias)
+    width = spec.value_dim if spec.kind is Recurrence.DELTA else spec.value_width
+    skip = some(spec.heads) if spec.kind is Recurrence.SSM else None
+    small = -2 + some(spec.heads)
+    return RecurrentWeights(
+        some(spec.channels, spec.kernel), bias, 1 + some(width), small, some(spec.heads), skip
+    )
+
+
+class Both:
+    """One layer in torch and on kernels, with memory of their own."""
+
+    def __init__(self, spec: RecurrentSpec, sizes: StateSizes) -> None:
+        torch.manual_seed(1)
+        self._spec, self._weights = spec, random_weights(spec)
+        self._on_device = RecurrentWeights(
+            *(part if part is None else part.to(KERNEL_DEVICE) for part in vars(self._weights).values())
+        )
+        memory = spec_of_states(spec, 1, 4)
+        self.torch = RecurrentStore(memory, sizes, torch.float32, torch.device("cpu"))
+        self.kernels = RecurrentStore(memory, sizes, torch.float32, KERNEL_DEVICE)
+
+    def check(self, batch: ForwardBatch, page_size: int) -> None:
+        projected = torch.randn(len(batch.token_ids), sum(recurrent_inputs(self._spec).values()))
+        self.torch.move(batch.ring_copies)
+        states = LayerStates(self.torch, 0, request_passes(batch, self._spec.kernel, torch.device("cpu")))
+        expected = recurrent_mixing(self._spec, self._weights, projected, EPS, states)
+        torch.testing.assert_close(
+            self.found(batch, projected, page_size).cpu(), expected, atol=1e-4, rtol=1e-4
+        )
+
+    def found(self, batch: ForwardBatch, projected: Tensor, page_size: int) -> Tensor:
+        from foreword.backends.cuda.kernels.ancestors import ancestor_nodes
+        from foreword.backends.cuda.layout import Layout
+        from foreword.backends.cuda.recurrent import RecurrentPass, mixed, move_ring
+        from foreword.backends.cuda.state_plan import plan_pieces
+        from foreword.backends.cuda.upload import PassUpload
+
+        layout, ring_rows = Layout.of(batch, page_size, 1, 1), self.kernels.ring.inputs.shape[1]
+        pieces = plan_pieces(batch, layout, self._spec.kernel, ring_rows)
+        uploaded = PassUpload(KERNEL_DEVICE).send(batch, layout, 0, pieces)
+        assert uploaded.states is not None
+        move_ring(self.kernels, uploaded.states)
+        ancestors = ancestor_nodes(uploaded.batch.ancestor_masks) if layout.shape.has_trees else None
+        given = RecurrentPass(self.kernels, uploaded.states, uploaded.batch.positions, ancestors)
+        padded = torch.zeros(layout.shape.rows, projected.shape[1])
+        padded[: len(projected)] = projected
+        return mixed(self._spec, self._on_device, padded.to(KERNEL_DEVICE), EPS, given, 0)[: len(projected)]
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_rows_in_chunks_and_trees_equal_torch(kind: str):
+    rng, sizes = random.Random(1), StateSizes(2)
+    cache, both = PagedCache(40, states=sizes), Both(SPECS[kind], sizes)
+    request = make_request(cache, random_tokens(rng, CHUNK + 14))
+    other = make_request(cache, random_tokens(rng, CHUNK + 3))
+    # A chain of two, a second branch, and a path through both that needs moves.
+    tree = Draft(tuple(random_tokens(rng, 5)), (-1, 0, -1, 2, 3), len(request.tokens))
+    steps = [
+        ([(request, CHUNK - 6)], [Draft()], [NOTHING_DRAWN]),
+        ([(request, 19), (other, CHUNK)], [Draft(), Draft()], [NOTHING_DRAWN] * 2),
+        (
+            [(request, 1), (other, 1)],
+            [tree, Draft.chain([5, 6], CHUNK + 1)],
+            [Verdict((2, 3, 4), (*tree.tokens[2:], 9)), Verdict((0,), (5, 8))],
+        ),
+        ([(request, 1)], [Draft()], [NOTHING_DRAWN]),
+    ]
+    for scheduled, drafts, verdicts in steps:
+        entries = [PassEntry.of(one, rows) for one, rows in scheduled]
+        with Transaction(cache, entries) as transaction:
+            both.check(transaction.batch(drafts), cache.page_size)
+            transaction.commit(verdicts)
+    for mine, theirs in zip(both.kernels.states, both.torch.states, strict=True):
+        used = [request.kv.chunks[0].state, other.kv.chunks[0].state]
+        torch.testing.assert_close(mine[:, used].cpu(), theirs[:, used], atol=1e-4, rtol=1e-4)
