@@ -68,6 +68,8 @@ def test_named_shapes_are_as_large_as_their_models():
         "qwen3-30b-a3b": 30.5,
         "deepseek-v2-lite": 15.7,
         "gpt-oss-20b": 20.9,
+        "qwen3.5-0.8b": 0.8,
+        "lfm2-1.2b": 1.2,
         "qwen3.5-9b": 9.0,
         "qwen3-next-22b-a3b": 21.7,
     }
