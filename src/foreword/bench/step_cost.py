@@ -16,6 +16,7 @@ from foreword.bench.peers import LlamaCppError, load_llama_cpp
 from foreword.bench.skeleton import take_turns
 from foreword.engine.requests.request import Request
 from foreword.errors import RequestError
+from foreword.kv.chunks import CHUNK, draft_room
 from foreword.proofs.passes import CachedRequests
 from foreword.speculation.draft import Draft
 
@@ -75,6 +76,8 @@ class DecoderTimer:
 
     def __init__(self, target: Decoder, context: int, most_tokens: int) -> None:
         self._vocab_size = target.config.vocab_size
+        if target.config.recurrent is not None and most_tokens - 1 > draft_room(context - 1):
+            context = -(-context // CHUNK) * CHUNK + 1  # drafts end with their chunk: begin another one
         text = random_tokens(context, self._vocab_size)
         self._cached = CachedRequests(target, [text], most_tokens)
 
