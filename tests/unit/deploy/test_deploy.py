@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +149,14 @@ def test_kustomize_lists_every_manifest_and_the_secret_has_every_key():
             assert f"--from-literal={key}=" in text
         for file in re.findall(r"/secrets/([\w.]+)", (folder / f"{pool}.yaml").read_text(encoding="utf-8")):
             assert f"--from-file={file}" in text
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_kubectl_renders_every_object():
+    command = ["kubectl", "kustomize", str(DEPLOY / "kubernetes")]
+    rendered = list(yaml.safe_load_all(subprocess.run(command, check=True, capture_output=True).stdout))
+
+    def names(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
+        return sorted((one["kind"], one["metadata"]["name"]) for one in found)
+
+    assert names(rendered) == names([one for pool in POOLS for one in objects(pool)])
