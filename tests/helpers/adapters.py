@@ -75,9 +75,9 @@ def write_adapter(
 class MergedCheckpoint(RandomCheckpoint):
     """The random model with what an adapter adds in its matrices."""
 
-    def __init__(self, adapter: Path) -> None:
-        super().__init__(ADAPTED)
-        factors = open_adapter(adapter, ADAPTED).factors
+    def __init__(self, adapter: Path, config: ModelConfig = ADAPTED) -> None:
+        super().__init__(config)
+        factors = open_adapter(adapter, config).factors
         self._added = {
             f"model.layers.{layer}.{module}.weight": found.up @ found.down
             for (layer, module), found in factors.items()

@@ -21,9 +21,11 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.pipeline import StepPipeline
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.spec import DECODER_ROWS
+from foreword.models.adapters import open_adapter
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
+from helpers.adapters import ALL, MergedCheckpoint, adapter_tensors, write_adapter
 from helpers.cuda import (
     EAGER,
     KERNEL_DEVICE,
@@ -32,7 +34,14 @@ from helpers.cuda import (
     needs_triton,
 )
 from helpers.mixed_configs import CONFIGS
-from helpers.passes import all_logits, compute, fragmented_cache, make_request, with_all_logits
+from helpers.passes import (
+    adapted_logits,
+    all_logits,
+    compute,
+    fragmented_cache,
+    make_request,
+    with_all_logits,
+)
 from helpers.random_checkpoint import RandomCheckpoint
 from helpers.tiny_families import FAMILIES, HYBRIDS, family_config
 from helpers.trees import random_tokens, random_tree, root_path
@@ -143,10 +152,40 @@ def texts(decoder: Decoder, policy: FixedPolicy) -> list[list[int]]:
     return [list(request.output_ids) for request in requests]
 
 
+WITH_ALL_HEADS = ("qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_5", "granite_dense", "lfm2")
+HEADS = [
+    *((name, method) for name in WITH_ALL_HEADS for method in ("eagle3", "p_eagle", "medusa")),
+    *((name, "eagle3") for name in FAMILIES if name not in WITH_ALL_HEADS),
+    *((name, "mtp") for name in FAMILIES),
+]
+
+
 @needs_cuda  # interpreted, a draft takes half a minute
-@pytest.mark.parametrize("method", ["eagle3", "p_eagle", "medusa"])
-@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_5", "granite_dense", "lfm2"])
+@pytest.mark.parametrize(("name", "method"), HEADS)
 def test_drafts_of_heads_and_steps_in_flight_change_no_text(name: str, method: str, tmp_path: Path):
     decoder = decoder_of(RandomCheckpoint(replace(KNOWN[name], context_length=512)))
     drafter = head_drafter(decoder, random_head(decoder, method, tmp_path / method))
     assert texts(decoder, FixedPolicy(drafter, 2)) == texts(decoder, FixedPolicy())
+
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+ADAPTED_HERE = [name for name in FAMILIES if KNOWN[name].layers[0].attention.latent is None]
+
+
+@pytest.mark.parametrize("name", [name for name in ADAPTED_HERE if has_gpu or name == "gpt_oss"])
+def test_adapters_add_what_merged_weights_have(name: str, tmp_path: Path):
+    """Beside a row without an adapter, which has the bits that it has alone."""
+    config = KNOWN[name]
+    modules = [module for module in ALL if module in ATTENTION or not config.layers[-1].mlp.experts]
+    tensors = adapter_tensors(4, modules, config=config)
+    path = write_adapter(tmp_path / "adapter", 4, modules, tensors=tensors)
+    decoder, ids = decoder_of(RandomCheckpoint(config)), random_tokens(random.Random(4), 20 if has_gpu else 2)
+    decoder.set_adapter(1, open_adapter(path, config))
+    for _ in range(3 if has_gpu else 1):  # the second time it is captured, the third replayed
+        found, plain = adapted_logits(decoder, [(1, ids), (0, ids[:1])])
+    expected = all_logits(reference(MergedCheckpoint(path, config)), ids)
+    tolerance = 1e-4 * float(expected.abs().max())
+    torch.testing.assert_close(found.cpu(), expected, atol=tolerance, rtol=0)
+    alone = all_logits(decoder, ids[:1])
+    assert (found[0].cpu() - alone).abs().max() > 10 * tolerance
+    assert torch.equal(plain.cpu(), alone) or not has_gpu

@@ -13,6 +13,7 @@ from foreword.errors import CheckpointError
 from foreword.models.heads.layouts import mtp
 from foreword.models.heads.opening import open_head
 from helpers.cpu import needs_cpu_kernels
+from helpers.cuda import needs_cuda
 from helpers.overheard import OverheardLevels
 from helpers.slow_heads import target_states
 from helpers.slow_modules import SlowModule, module_tensors
@@ -53,13 +54,16 @@ def target_with_module(path: Path, family: str) -> tuple[Any, SlowModule]:
         ("glm4_moe", "torch", 1),
         pytest.param("glm4_moe", "cpu", 2, marks=needs_cpu_kernels),
         ("deepseek_v3", "torch", 2),
+        pytest.param("glm4_moe", "cuda", 1, marks=needs_cuda),
+        pytest.param("deepseek_v3", "cuda", 2, marks=needs_cuda),
     ],
 )
 def test_what_a_module_says_is_what_it_should(tmp_path: Path, family: str, backend: str, width: int):
     model, slow = target_with_module(tmp_path, family)
     form = {"method": "mtp", "num_speculative_tokens": 3 * width, "max_depth": 3, "tree_width": width}
+    device = "cuda" if backend == "cuda" else "cpu"
     llm = LLM(
-        str(tmp_path), dtype="float32", device="cpu", backend=backend, speculation=form | {"fixed": True}
+        str(tmp_path), dtype="float32", device=device, backend=backend, speculation=form | {"fixed": True}
     )
     guard: Any = llm.engine.drafters.default.drafter
     overheard = OverheardLevels(guard._drafter)
@@ -70,7 +74,7 @@ def test_what_a_module_says_is_what_it_should(tmp_path: Path, family: str, backe
     for text, guesses, logits in overheard.found:
         states = target_states(model, text[:-1], (layers,), normed=True)
         expected = slow.chain(text, states, guesses, 1)[-1]
-        torch.testing.assert_close(logits.double(), expected, atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(logits.double().cpu(), expected, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])

@@ -233,20 +233,21 @@ class CudaDecoder(DescribedDecoder[Matrix]):
         )
         normed, delta = Rows.room(stream, self.config.hidden_size, weights.layers[0].qkv), None
         after: tuple[Tensor | None, float] = None, 1.0  # how `delta` is normed and scaled before it is added
+        bias: Tensor | None = None  # of `delta`, if it is in parts
         hidden: dict[Tap, Tensor] = {}
         for index, (layer, spec) in enumerate(zip(weights.layers, self.config.layers, strict=True)):
             first_norm = layer.input_norm if spec.mixes else layer.mlp_norm
-            read = add_norm(stream, delta, first_norm, eps, *normed, *after)
+            read = add_norm(stream, delta, first_norm, eps, *normed, *after, bias)
             self._keep(hidden, Tap(index), shape, batch, stream)
             if spec.mixes:
                 delta = self._layers.mixing(index, normed._replace(numbers=read), given)
-                after = layer.after_attention, spec.residual_scale
+                after, bias = (layer.after_attention, spec.residual_scale), layer.output_bias
             if spec.mixes and spec.has_mlp:
-                read = add_norm(stream, delta, layer.mlp_norm, eps, *normed, *after)
+                read = add_norm(stream, delta, layer.mlp_norm, eps, *normed, *after, bias)
             if spec.has_mlp:
                 delta = self._layers.mlp(index, normed._replace(numbers=read), given)
-                after = layer.after_mlp, spec.residual_scale
-        last_norm = add_norm(stream, delta, weights.final_norm, eps, normed.numbers, None, *after)
+                after, bias = (layer.after_mlp, spec.residual_scale), None
+        last_norm = add_norm(stream, delta, weights.final_norm, eps, normed.numbers, None, *after, bias)
         self._keep(hidden, Tap(self.config.num_layers), shape, batch, stream)
         self._keep(hidden, Tap(self.config.num_layers, normed=True), shape, batch, last_norm)
         last = take_rows(last_norm, batch.logit_rows, stream.new_empty((shape.logit_rows, stream.shape[1])))

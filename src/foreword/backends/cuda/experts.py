@@ -9,7 +9,7 @@ from torch import Tensor
 from foreword.backends.cuda.kernels.experts import Experts, expert_down, expert_gate_up
 from foreword.backends.cuda.kernels.linear import Tile, linear
 from foreword.backends.cuda.kernels.mxfp4 import PackedExperts
-from foreword.backends.cuda.kernels.routing import route, sort_by_expert
+from foreword.backends.cuda.kernels.routing import ExpertBlocks, route, sort_by_expert
 from foreword.backends.torch.weights import ExpertWeights
 from foreword.kernels.recording import is_recording
 from foreword.models.config import MlpSpec
@@ -31,6 +31,7 @@ class Mixture:
         # Routers are stored in the dtype of the other weights, so tensor cores can multiply them.
         narrow = weights.router.to(kind)
         self._router = narrow if torch.equal(narrow.float(), weights.router) else weights.router
+        self._ranks = torch.arange(mlp.experts.per_token, dtype=torch.int32, device=weights.router.device)
         self.observe: Callable[[Tensor], None] | None = (
             None  # called with the chosen experts, int32 [rows, per token]
         )
@@ -52,11 +53,14 @@ class Mixture:
         """
         spec, weights = self._spec, self._weights
         logits = self._logits(normed)
-        chosen, shares = route(logits, weights, spec, slots, spare_slot)
+        chosen, shares, counts = route(logits, weights, spec, slots, spare_slot)
         if self.observe is not None and not is_recording():
             self.observe(chosen)
         tile = tile_for(chosen.numel(), spec.count, isinstance(weights.gate_up, PackedExperts))
-        blocks = sort_by_expert(chosen, spec.count, tile.rows)
+        if len(normed) == 1:  # its experts are blocks in any order
+            blocks = ExpertBlocks(self._ranks, chosen[0], self._ranks, counts[0], tile.rows)
+        else:
+            blocks = sort_by_expert(chosen, spec.count, tile.rows)
         active = normed.new_empty((chosen.numel(), spec.size))
         expert_gate_up(normed, weights, blocks, self._mlp, active, tile)
         expert_down(active, weights, blocks, shares, parts, tile)
@@ -76,7 +80,7 @@ def tile_for(pairs: int, experts: int, packed: bool = False) -> Tile:
     """Return the fastest tile on an H200 for a number of (row, expert) pairs."""
     mean = pairs / experts
     if mean <= 8:
-        tile = Tile(16, 64, 128, stages=6 if packed and mean < 1 else 4, swapped=True)
+        tile = Tile(16, 64, 256 if packed else 128, stages=4, swapped=True)
     elif mean <= 24:
         tile = Tile(32, 64, 128, stages=4, swapped=True)
     elif mean <= 64:

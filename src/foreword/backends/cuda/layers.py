@@ -89,7 +89,10 @@ class CudaLayers:
         return [product for product in found if all(product.weight.shape)]
 
     def mixing(self, index: int, normed: Rows, given: LayerPass) -> Tensor:
-        """Return the addend of attention or recurrence to the stream, possibly in parts; store what later rows read."""
+        """Return the addend of attention or recurrence to the stream; store what later rows read.
+
+        In parts, it lacks the output's bias.
+        """
         layer, spec = self._weights[index], self._specs[index].attention
         if (recurrence := self._specs[index].recurrent) is not None:
             assert layer.recurrent is not None
@@ -103,6 +106,8 @@ class CudaLayers:
             return self._addend(Rows(seen), layer.output, layer.output_bias, given.added, place)
         qkv = self._product(normed, layer.qkv, layer.qkv_bias, given.added, (index, QKV))
         seen = self._attended(layer, spec, qkv, index, given)
+        if given.added is None and self._products.splits(layer.output):
+            return self._products.parts(seen, layer.output)
         return self._addend(Rows(seen), layer.output, layer.output_bias, given.added, (index, OUTPUT))
 
     def _attended(

@@ -59,11 +59,12 @@ def test_experts_are_those_of_the_reference_and_of_equals_the_lower(name: str, u
         weights = replace(weights, router=zeros, correction=None, router_bias=None)
     chosen, shares = reference.route(spec, weights, normed)
     parts = torch.stack([normed[:, k] @ weights.router[:, k].T for k in (slice(0, 16), slice(16, HIDDEN))])
-    found, counted = route(parts, weights, spec, slots(0, SPARE, 2, 3, 4), SPARE)
+    found, counted, there = route(parts, weights, spec, slots(0, SPARE, 2, 3, 4), SPARE)
     real = [0, 2, 3, 4]
     assert found[real].tolist() == chosen[real].tolist()
     torch.testing.assert_close(counted[real], shares[real], atol=1e-6, rtol=1e-5)
     assert found[1].tolist() == [spec.count] * spec.per_token, "padding takes no expert"
+    assert there.sum(dim=1).tolist() == [spec.per_token, 0, *[spec.per_token] * 3]
 
 
 @pytest.mark.parametrize("rows", [1, 4, 2100])
@@ -110,13 +111,17 @@ def packed(weights: ExpertWeights) -> tuple[ExpertWeights[object], ExpertWeights
     from foreword.backends.cuda.expert_packing import packed_experts
 
     both: list[tuple[object, Tensor]] = []
-    for matrices in (weights.gate_up, weights.down):
+    for matrices, names in ((weights.gate_up, 2), (weights.down, 1)):
         count, rows, columns = matrices.shape
         codes = torch.randint(0, 16, (count, rows, columns), dtype=torch.uint8)
         exponents = torch.randint(124, 128, (count, rows, columns // 32))
         scales = torch.exp2(exponents.float() - 128)
         stored = [
-            [GroupedTensor(code, scale, None, floats=True)] for code, scale in zip(codes, scales, strict=True)
+            [
+                GroupedTensor(*half, None, floats=True)
+                for half in zip(code.chunk(names), scale.chunk(names), strict=True)
+            ]
+            for code, scale in zip(codes, scales, strict=True)
         ]
         numbers = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12])[codes.long() & 7] * (1 - 2 * (codes.long() >> 3))
         plain = numbers * scales.repeat_interleave(32, dim=2)
@@ -161,7 +166,7 @@ def test_weights_that_the_kernels_cannot_unpack_are_not_packed():
         assert packed_experts([[largest, other]], torch.bfloat16, KERNEL_DEVICE) is None
 
 
-def test_blocks_of_gguf_are_packed_as_they_are():
+def test_blocks_of_gguf_are_packed_as_other_mxfp4():
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -170,16 +175,18 @@ def test_blocks_of_gguf_are_packed_as_they_are():
     blocks = torch.randint(0, 256, (3, 2, 17), dtype=torch.uint8)
     blocks[..., 0] = torch.randint(110, 120, (3, 2))
     data = blocks.view(3, 34).numpy()
-    stored = QuantizedTensor("MXFP4", data, (3, 64))
-    found = packed_experts([[stored]], torch.bfloat16, torch.device("cpu"))
-    assert found is not None
-    codes = torch.cat((found.codes & 15, found.codes >> 4), dim=-1).long()[0]  # [groups, rows, 32]
-    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])[codes & 7] * (1 - 2 * (codes >> 3))
-    exponents = found.exponents[0].contiguous().view(torch.uint8).view(3, 4)  # [rows, groups]
-    scaled = numbers * torch.exp2(exponents.T.float() - 127).unsqueeze(-1)
-    assert not scaled[2:].any(), "K is filled up with zeros"
-    expected = dequantize(data, GGMLQuantizationType.MXFP4)
-    assert scaled[:2].transpose(0, 1).flatten(1).tolist() == expected.tolist()
+    codes = torch.cat((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), dim=-1).flatten(1)
+    other = GroupedTensor(codes, torch.exp2(blocks[..., 0].float() - 128), None, floats=True)
+    numbers = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12])[codes.long() & 7] * (1 - 2 * (codes.long() >> 3))
+    scaled = numbers * other.scales.repeat_interleave(32, dim=1)
+    assert scaled.tolist() == dequantize(data, GGMLQuantizationType.MXFP4).tolist()
+    found, expected = (
+        packed_experts([[stored]], torch.bfloat16, torch.device("cpu"))
+        for stored in (QuantizedTensor("MXFP4", data, (3, 64)), other)
+    )
+    assert found is not None and expected is not None
+    assert torch.equal(found.codes, expected.codes)
+    assert torch.equal(found.exponents, expected.exponents)
 
 
 @pytest.mark.parametrize("packed_weights", [False, True])

@@ -85,15 +85,14 @@ def test_parts_are_joined_in_their_order_and_rounded_once(biased: bool, dtype: t
     total = ((parts[0] + parts[1]) + parts[2]) + parts[3]
     expected = (total if bias is None else total + bias.float()).to(dtype)
     assert torch.equal(join_parts(parts, bias, poison(3, width, dtype=dtype)), expected)
-    if bias is None:
-        streams, weight = random(3, width, dtype=dtype).repeat(2, 1, 1), random(width, dtype=dtype)
-        deltas = parts, expected
-        normed = [
-            add_norm(stream, delta, weight, EPS, poison(3, width, dtype=dtype))
-            for stream, delta in zip(streams, deltas, strict=True)
-        ]
-        assert torch.equal(*streams)
-        assert torch.equal(*normed)
+    streams, weight = random(3, width, dtype=dtype).repeat(2, 1, 1), random(width, dtype=dtype)
+    deltas = parts, expected  # which has its bias
+    normed = [
+        add_norm(stream, delta, weight, EPS, poison(3, width, dtype=dtype), bias=bias)
+        for stream, delta in zip(streams, deltas, strict=True)
+    ]
+    assert torch.equal(*streams)
+    assert torch.equal(*normed)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -68,8 +68,7 @@ def _attend(
     count = tl.load(tile_counts + tile)
     if count == 0:
         return
-    first_row = tl.load(tile_rows + tile).to(tl.int64)
-    request = tl.load(tile_requests + tile).to(tl.int64)
+    first_row, request = tl.load(tile_rows + tile).to(tl.int64), tl.load(tile_requests + tile).to(tl.int64)
     line = tl.arange(0, LINES)
     line_row = line // group
     real = line_row < count
@@ -77,10 +76,11 @@ def _attend(
     lengths = tl.load(positions + row, mask=real, other=-1) + 1
     prefixes = tl.load(prefix_lens + row, mask=real, other=0)
     most = tl.max(lengths, axis=0)
+    shortest = tl.min(tl.where(real, lengths, 1 << 30), axis=0)
     least = tl.load(starts + request) if STARTS else 0
     first_part, end_part = 0, tl.cdiv(most, PART)
     if WINDOWED:
-        least = tl.maximum(least, tl.min(tl.where(real, lengths, 1 << 30), axis=0) - window)
+        least = tl.maximum(least, shortest - window)
         first_part = least // PART
     if SPLIT:
         own = tl.program_id(2)
@@ -102,7 +102,7 @@ def _attend(
         peak, mass = sink(sinks + head), mass + 1.0
     for part in range(first_part, end_part):
         peak2, mass2, total2, more_total2 = over_part(
-            part, q, more_q, line_row, lengths, prefixes, first_row, least, most, least_prefix, tile_size,
+            part, q, more_q, line_row, lengths, prefixes, first_row, least, shortest, most, least_prefix, tile_size,
             keys, values, key_scales, value_scales, table, ancestors, kv_head, scale, cap, window,
             KV_HEADS, DIM, DIM_BLOCK, EXTRA, EXTRA_BLOCK, LINES, PAGE, NODES, PART, STEP, TREES, WINDOWED,
             CAPPED, PACKED, PRECISION,
@@ -241,6 +241,10 @@ def attend(
     # With capped scores, scaling for exp2 comes after the cap.
     scale = scale * LOG2E if rule.softcap is None else scale / cap
     grid = (len(tiles.counts), kv_heads, parts)
+    # Large tiles load block tables ahead of keys and values.
+    stages = (
+        1 if workspace is not None or dim > 128 else 3 if lines > 64 and queries.element_size() == 2 else 2
+    )
     is_large = lines > 64 or lines * dim > 64 * 128  # more than four warps have registers for
     _attend[grid](
         queries, *numbers_and_scales(keys, values, torch.uint16), tiles.first_rows, tiles.counts, tiles.requests,
@@ -254,7 +258,7 @@ def attend(
         SPLIT=workspace is not None, TREES=sight.has_trees, STARTS=sight.starts is not None,
         WINDOWED=rule.window is not None, CAPPED=rule.softcap is not None,
         SINKS=rule.sinks is not None, PACKED=packed, PRECISION=precision_of(queries),
-        num_warps=8 if is_large else 4, num_stages=1 if workspace is not None or dim > 128 else 2, **ahead(queries),
+        num_warps=8 if is_large else 4, num_stages=stages, **ahead(queries),
     )  # fmt: skip
     if workspace is not None:
         _merge_parts[(len(tiles.counts) * tiles.rows, heads)](

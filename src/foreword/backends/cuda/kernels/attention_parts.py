@@ -26,11 +26,14 @@ def _halves(pairs, kind):
 
 @triton.jit
 def _follow(
-    q, more_q, keys_at, values_at, more_keys, more_values, key_scales, value_scales, seen, peak, mass, total,
-    more_total, ones, scale, cap,
+    q, more_q, keys_at, values_at, more_keys, more_values, key_scales, value_scales, seen, is_partial, peak, mass,
+    total, more_total, ones, scale, cap,
     EXTRA: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Extend a softmax by positions: q [lines, dim], keys and values of `_rows_at`, seen [lines, positions]."""
+    """Extend a softmax by positions: q [lines, dim], keys and values of `_rows_at`, seen [lines, positions].
+
+    Unless `is_partial`, all of them are seen.
+    """
     scores = tl.dot(q, keys_at, input_precision=PRECISION)
     if EXTRA > 0:
         scores = tl.dot(more_q, more_keys, scores, input_precision=PRECISION)
@@ -39,7 +42,8 @@ def _follow(
     scores *= scale
     if CAPPED:
         scores = tanh(scores) * cap
-    scores = tl.where(seen, scores, -float("inf"))
+    if is_partial:
+        scores = tl.where(seen, scores, -float("inf"))
     higher = tl.maximum(peak, tl.max(scores, axis=1))
     ground = tl.where(higher == -float("inf"), 0.0, higher)
     fade = tl.exp2(peak - ground)
@@ -142,14 +146,15 @@ def more_of(line_at, q, real, EXTRA: tl.constexpr, EXTRA_BLOCK: tl.constexpr) ->
 
 @triton.jit
 def _step(
-    position, is_mixed, q, more_q, line_row, lengths, prefixes, first_row, least, most, tile_size, peak, mass, total,
-    more_total, keys, values, key_scales, value_scales, table, ancestors, kv_head, scale, cap, window,
+    begin, is_mixed, q, more_q, line_row, lengths, prefixes, first_row, least, shortest, most, tile_size, peak, mass,
+    total, more_total, keys, values, key_scales, value_scales, table, ancestors, kv_head, scale, cap, window,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, EXTRA: tl.constexpr, EXTRA_BLOCK: tl.constexpr,
     PAGE: tl.constexpr, NODES: tl.constexpr, STEP: tl.constexpr, TREES: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Extend the softmax of all lines by positions of a part; `is_mixed`: rows may have different keys (trees)."""
+    """Extend the softmax of all lines by STEP positions of a part; `is_mixed`: rows may have different keys (trees)."""
     ones = tl.full((STEP, 16), 1.0, dtype=q.dtype)
+    position = begin + tl.arange(0, STEP)
     page = tl.load(table + position // PAGE, mask=position < most, other=0)
     slot = (page * PAGE + position % PAGE).to(tl.int64)
     if TREES and is_mixed:
@@ -172,7 +177,7 @@ def _step(
             )  # fmt: skip
             seen = mine[:, None] & there[None, :]
             peak, mass, total, more_total = _follow(
-                q, more_q, k, v, extra, more_v, of_keys, of_values, seen, peak, mass, total, more_total,
+                q, more_q, k, v, extra, more_v, of_keys, of_values, seen, True, peak, mass, total, more_total,
                 ones, scale, cap, EXTRA, CAPPED, PACKED, PRECISION,
             )  # fmt: skip
     else:
@@ -184,8 +189,9 @@ def _step(
         seen = there[None, :] & (position[None, :] < lengths[:, None])
         if WINDOWED:
             seen = seen & (position[None, :] >= (lengths - window)[:, None])
+        is_partial = WINDOWED or (begin < least) | (begin + STEP > shortest)
         peak, mass, total, more_total = _follow(
-            q, more_q, k, v, extra, more_v, of_keys, of_values, seen, peak, mass, total, more_total,
+            q, more_q, k, v, extra, more_v, of_keys, of_values, seen, is_partial, peak, mass, total, more_total,
             ones, scale, cap, EXTRA, CAPPED, PACKED, PRECISION,
         )  # fmt: skip
     return peak, mass, total, more_total
@@ -193,7 +199,7 @@ def _step(
 
 @triton.jit
 def over_part(
-    part, q, more_q, line_row, lengths, prefixes, first_row, least, most, least_prefix, tile_size,
+    part, q, more_q, line_row, lengths, prefixes, first_row, least, shortest, most, least_prefix, tile_size,
     keys, values, key_scales, value_scales, table, ancestors, kv_head, scale, cap, window,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, EXTRA: tl.constexpr, EXTRA_BLOCK: tl.constexpr,
     LINES: tl.constexpr, PAGE: tl.constexpr, NODES: tl.constexpr, PART: tl.constexpr,
@@ -209,10 +215,10 @@ def over_part(
     total = tl.zeros((LINES, DIM_BLOCK), dtype=tl.float32)
     more_total = tl.zeros((LINES, DIM_BLOCK if PACKED > 0 else 1), dtype=tl.float32)
     is_mixed = (part + 1) * PART > least_prefix
-    first = part * PART + tl.arange(0, STEP)
+    first = part * PART
     if STEP == PART:
         peak, mass, total, more_total = _step(
-            first, is_mixed, q, more_q, line_row, lengths, prefixes, first_row, least, most, tile_size, peak,
+            first, is_mixed, q, more_q, line_row, lengths, prefixes, first_row, least, shortest, most, tile_size, peak,
             mass, total, more_total, keys, values, key_scales, value_scales, table, ancestors, kv_head, scale, cap,
             window, KV_HEADS, DIM, DIM_BLOCK, EXTRA, EXTRA_BLOCK, PAGE, NODES, STEP, TREES, WINDOWED, CAPPED, PACKED,
             PRECISION,
@@ -220,10 +226,10 @@ def over_part(
     else:
         for step in range(0, PART, STEP):
             peak, mass, total, more_total = _step(
-                first + step, is_mixed, q, more_q, line_row, lengths, prefixes, first_row, least, most, tile_size,
-                peak, mass, total, more_total, keys, values, key_scales, value_scales, table, ancestors, kv_head, scale,
-                cap, window, KV_HEADS, DIM, DIM_BLOCK, EXTRA, EXTRA_BLOCK, PAGE, NODES, STEP, TREES, WINDOWED, CAPPED,
-                PACKED, PRECISION,
+                first + step, is_mixed, q, more_q, line_row, lengths, prefixes, first_row, least, shortest, most,
+                tile_size, peak, mass, total, more_total, keys, values, key_scales, value_scales, table, ancestors,
+                kv_head, scale, cap, window, KV_HEADS, DIM, DIM_BLOCK, EXTRA, EXTRA_BLOCK, PAGE, NODES, STEP, TREES,
+                WINDOWED, CAPPED, PACKED, PRECISION,
             )  # fmt: skip
     if PACKED > 0:
         total, more_total = total / VALUE_SCALE, more_total / VALUE_SCALE

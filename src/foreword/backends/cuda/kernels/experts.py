@@ -18,8 +18,7 @@ from foreword.backends.cuda.kernels.ahead import (
 )
 from foreword.backends.cuda.kernels.functions import activated
 from foreword.backends.cuda.kernels.linear import Tile, precision_of, product, shared_bytes_of
-from foreword.backends.cuda.kernels.mxfp4 import DEPTH as PACKED_DEPTH
-from foreword.backends.cuda.kernels.mxfp4 import PackedExperts, packed_product
+from foreword.backends.cuda.kernels.mxfp4 import BLOCK, CHUNK, PackedExperts, packed_product
 from foreword.backends.cuda.kernels.routing import ExpertBlocks
 from foreword.backends.torch.weights import ExpertWeights
 from foreword.kernels.launching import kernel
@@ -68,10 +67,10 @@ def _gate_up_rows(
     line = n % 2 * SIZE + of_size
     x_at = x + row.to(tl.int64) * K
     if PACKED:
-        words = expert * tl.cdiv(K, DEPTH) * 2 * SIZE
+        block = expert * tl.cdiv(K, CHUNK) * tl.cdiv(2 * SIZE, BLOCK) + 2 * column // BLOCK
         total = packed_product(
-            x_at, weight + (4 * words + line) * 16, exponents + words + line, m < count, of_size < SIZE, K, 2 * SIZE,
-            ROWS, COLUMNS, EVEN, PRECISION,
+            x_at, weight + block * 256, exponents + block * 8, m < count, 2 * (SIZE - column), K, 2 * SIZE,
+            ROWS, COLUMNS, DEPTH, EVEN, PRECISION,
         )  # fmt: skip
     else:
         weight_at = weight + (expert * 2 * SIZE + line) * K
@@ -130,10 +129,10 @@ def _down_rows(
     m, n = tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
     x_at = active + m.to(tl.int64) * SIZE
     if PACKED:
-        words = expert * tl.cdiv(SIZE, DEPTH) * N
+        block = expert * tl.cdiv(SIZE, CHUNK) * tl.cdiv(N, BLOCK) + column // BLOCK
         total = packed_product(
-            x_at, weight + (4 * words + n) * 16, exponents + words + n, m < count, n < N, SIZE, N,
-            ROWS, COLUMNS, EVEN, PRECISION,
+            x_at, weight + block * 256, exponents + block * 8, m < count, N - column, SIZE, N,
+            ROWS, COLUMNS, DEPTH, EVEN, PRECISION,
         )  # fmt: skip
     else:
         weight_at = weight + (expert * N + n) * SIZE
@@ -159,7 +158,7 @@ def expert_gate_up(
     """What is between the two products of experts that `mlp` describes, for x [rows, K]: out [pairs, size] in order."""
     spec, bias = mlp.experts, weights.gate_up_bias
     assert spec is not None
-    tile = fitting(tile, x, x.shape[1])
+    tile = _expert_tile(tile, x, weights.gate_up)
     depth, size, num_blocks = x.shape[1], out.shape[1], len(blocks.experts)
     _gate_up[(num_blocks * triton.cdiv(size, tile.columns // 2),)](
         x, *_arrays(weights.gate_up), x if bias is None else bias, blocks.order, blocks.experts, blocks.firsts,
@@ -183,7 +182,7 @@ def expert_down(
     `active` is [pairs, size] in the blocks' order. Parts of rows that take no expert stay as they are.
     """
     size, bias = active.shape[1], weights.down_bias
-    tile, num_blocks = fitting(tile, active, size), len(blocks.experts)
+    tile, num_blocks = _expert_tile(tile, active, weights.down), len(blocks.experts)
     per_token, rows, columns = parts.shape
     _down[(num_blocks * triton.cdiv(columns, tile.columns),)](
         active, *_arrays(weights.down), active if bias is None else bias, blocks.order, blocks.experts, blocks.firsts,
@@ -205,20 +204,25 @@ TAIL_SHARE = 4
 
 
 def _options(tile: Tile, blocks: ExpertBlocks, matrices: Experts, x: Tensor) -> dict[str, Any]:
-    is_packed = isinstance(matrices, PackedExperts)
-    depth = PACKED_DEPTH.value if is_packed else tile.depth
     return {
         "ROWS": blocks.rows,
         "TAIL": blocks.rows // TAIL_SHARE if blocks.rows > 64 else 0,
         "COLUMNS": tile.columns,
-        "DEPTH": depth,
-        "EVEN": x.shape[1] % depth == 0,
+        "DEPTH": tile.depth,
+        "EVEN": x.shape[1] % tile.depth == 0,
         "SWAPPED": tile.swapped,
-        "PACKED": is_packed,
+        "PACKED": isinstance(matrices, PackedExperts),
         "PRECISION": precision_of(x),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
+
+
+def _expert_tile(tile: Tile, x: Tensor, matrices: Experts) -> Tile:
+    """Return the tile as these weights can be loaded."""
+    if isinstance(matrices, PackedExperts):
+        return replace(tile, depth=max(tile.depth, CHUNK.value))
+    return fitting(tile, x, x.shape[1])
 
 
 def fitting(tile: Tile, x: Tensor, depth: int) -> Tile:

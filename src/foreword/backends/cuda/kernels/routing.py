@@ -42,7 +42,7 @@ def _in_best_groups(choice, group, member, TOP_GROUPS: tl.constexpr, COUNTED: tl
 
 @kernel(do_not_specialize=("num_rows", "spare_slot"))
 def _route(
-    logits, bias, correction, slots, chosen, shares, num_rows, spare_slot, scale,
+    logits, bias, correction, slots, chosen, shares, counts, num_rows, spare_slot, scale,
     EXPERTS: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, GROUP_BLOCK: tl.constexpr,
     MEMBERS: tl.constexpr, MEMBER_BLOCK: tl.constexpr, TOP_GROUPS: tl.constexpr, COUNTED: tl.constexpr,
     TAKEN: tl.constexpr, TAKEN_BLOCK: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
@@ -84,24 +84,25 @@ def _route(
     # Padding has no expert, so that no weights are read for it.
     taken = tl.where(tl.load(slots + row) == spare_slot, EXPERTS, taken)
     tl.store(chosen + row * TAKEN + place, taken, mask=place < TAKEN)
+    tl.store(counts + row * TAKEN + place, (taken < EXPERTS).to(tl.int32), mask=place < TAKEN)
     tl.store(shares + row * TAKEN + place, share * scale, mask=place < TAKEN)
 
 
 def route(
     logits: Tensor, weights: ExpertWeights[object], spec: ExpertsSpec, slots: Tensor, spare_slot: int
-) -> tuple[Tensor, Tensor]:
-    """Return the experts of every row, int32 [rows, per token], and their weights, float32.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the experts of every row, int32 [rows, per token], their weights, float32, and 1 for each, int32.
 
     `logits` are in parts, float32 [parts, rows, experts]. Rows that write to `spare_slot` (padding) get the expert
-    number `spec.count`, which does not exist.
+    number `spec.count`, which does not exist, and 0.
     """
     parts, rows, experts = logits.shape
     chosen = torch.empty((rows, spec.per_token), dtype=torch.int32, device=logits.device)
-    shares = torch.empty((rows, spec.per_token), dtype=torch.float32, device=logits.device)
+    shares, counts = torch.empty_like(chosen, dtype=torch.float32), torch.empty_like(chosen)
     members, bias, correction = experts // spec.groups, weights.router_bias, weights.correction
     _route[(rows,)](
         logits, logits if bias is None else bias, logits if correction is None else correction, slots,
-        chosen, shares, rows, spare_slot, spec.scale,
+        chosen, shares, counts, rows, spare_slot, spec.scale,
         EXPERTS=experts, PARTS=parts, GROUPS=spec.groups, GROUP_BLOCK=triton.next_power_of_2(spec.groups),
         MEMBERS=members, MEMBER_BLOCK=triton.next_power_of_2(members), TOP_GROUPS=spec.top_groups,
         COUNTED=1 if spec.group_score is GroupScore.MAX else 2, TAKEN=spec.per_token,
@@ -109,7 +110,7 @@ def route(
         NORMALIZE=spec.normalize, BIASED=bias is not None, CORRECTED=correction is not None,
         num_warps=1, **ahead(slots),
     )  # fmt: skip
-    return chosen, shares
+    return chosen, shares, counts
 
 
 @dataclass(frozen=True)

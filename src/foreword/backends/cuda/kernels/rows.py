@@ -66,9 +66,9 @@ def _sum_of_parts(
 
 @kernel(do_not_specialize=("num_rows",))
 def _add_norm(
-    stream, delta, after, weight, out, values, scales, num_rows, eps, scale,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, PARTS: tl.constexpr, AFTER: tl.constexpr,
-    SCALED: tl.constexpr, NORMED: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
+    stream, delta, bias, after, weight, out, values, scales, num_rows, eps, scale,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, PARTS: tl.constexpr, BIASED: tl.constexpr,
+    AFTER: tl.constexpr, SCALED: tl.constexpr, NORMED: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
@@ -78,7 +78,10 @@ def _add_norm(
     x = tl.load(stream + row * WIDTH + columns, mask=there, other=0.0)
     if ADDS:
         if PARTS > 0:
-            more = _sum_of_parts(delta, num_rows, row, columns, there, WIDTH, PARTS, x.dtype)
+            more = _sum_of_parts(delta, num_rows, row, columns, there, WIDTH, PARTS, tl.float32)
+            if BIASED:
+                more += tl.load(bias + columns, mask=there, other=0.0).to(tl.float32)
+            more = more.to(x.dtype)
         else:
             more = tl.load(delta + row * WIDTH + columns, mask=there, other=0.0)
         if AFTER:
@@ -112,12 +115,13 @@ def add_norm(
     rounded: Fp8Rows | None = None,
     after: Tensor | None = None,
     scale: float = 1.0,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Add `delta` to `stream` [rows, hidden] in place and return the RMS norm of the sum, times `weight`.
 
-    `delta` is [rows, hidden] or a product in parts, float32 [parts, rows, hidden]; it is normalised with the weights
-    `after` and multiplied by `scale` first. With an empty `weight`, the stream itself is returned. `rounded` receives
-    the result in 8 bits.
+    `delta` is [rows, hidden] or a product in parts, float32 [parts, rows, hidden], whose `bias` is not added yet; it is
+    normalised with the weights `after` and multiplied by `scale` first. With an empty `weight`, the stream itself is
+    returned. `rounded` receives the result in 8 bits.
     """
     rows, width = stream.shape
     block = padded(width, rounded)
@@ -125,10 +129,11 @@ def add_norm(
     is_normed = len(weight) > 0
     if delta is not None or is_normed or rounded is not None:
         _add_norm[(rows,)](
-            stream, stream if delta is None else delta, stream if after is None else after, weight, out,
-            *memory_of(rounded, out), rows, eps, scale,
-            WIDTH=width, BLOCK=block, ADDS=delta is not None, PARTS=parts, AFTER=after is not None, SCALED=scale != 1,
-            NORMED=is_normed, GROUP=group_of(rounded, block), num_warps=4 if block <= 2048 else 8, **ahead(stream),
+            stream, stream if delta is None else delta, stream if bias is None else bias,
+            stream if after is None else after, weight, out, *memory_of(rounded, out), rows, eps, scale,
+            WIDTH=width, BLOCK=block, ADDS=delta is not None, PARTS=parts, BIASED=bias is not None and parts > 0,
+            AFTER=after is not None, SCALED=scale != 1, NORMED=is_normed,
+            GROUP=group_of(rounded, block), num_warps=4 if block <= 2048 else 8, **ahead(stream),
         )  # fmt: skip
     return out if is_normed else stream
 
