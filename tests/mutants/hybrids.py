@@ -4,6 +4,7 @@ from catalogue import UNIT, Mutant
 
 CHUNKS = f"{UNIT}/kv/test_chunks.py"
 HYBRIDS = "tests/integration/test_hybrids.py"
+KERNELS = f"{UNIT}/backends/cuda/test_recurrent.py"
 
 HYBRID_MUTANTS = (
     Mutant(
@@ -79,5 +80,32 @@ HYBRID_MUTANTS = (
         (
             f"{HYBRIDS}::test_prompts_and_decoded_tokens_equal_transformers_to_what_its_own_two_forms_differ_by",
         ),
+    ),
+    Mutant(
+        121,
+        "a node's decays on a GPU follow the row before it, not its parent",
+        "backends/cuda/kernels/gates.py",
+        "_sum_decays",
+        "parent != row - 1",
+        "False",
+        (KERNELS,),
+    ),
+    Mutant(
+        121,
+        "a node's convolution on a GPU reads the rows before it, not its ancestors",
+        "backends/cuda/state_plan.py",
+        "_windows",
+        "masks & (masks + 1)",
+        "masks & 0",
+        (KERNELS,),
+    ),
+    Mutant(
+        121,
+        "a state forgets to decay when a GPU folds a chunk",
+        "backends/cuda/kernels/recurrence.py",
+        "_folded",
+        "state * tl.exp(total)",
+        "state",
+        (KERNELS,),
     ),
 )

@@ -71,8 +71,10 @@ class PassTimer:
     """A decoder with computed texts of one length."""
 
     def __init__(self, decoder: Decoder, context: int, requests: int, most_rows: int) -> None:
-        if decoder.config.recurrent is not None:  # drafts end with their chunk
-            context += CHUNK // 2 - context % CHUNK
+        if (
+            decoder.config.recurrent is not None
+        ):  # drafts end with their chunk: begin in its middle, or with it
+            context += (CHUNK // 2 if most_rows <= CHUNK // 2 else 1) - context % CHUNK
         text = random_tokens(context, decoder.config.vocab_size)
         self._cached = CachedRequests(decoder, [text] * requests, most_rows)
 
