@@ -70,6 +70,8 @@ FOREWORD_INLINE float inner(const float* a, const float* b, int64_t n) {
     return sum_lanes(sum);
 }
 
+// Log decay below which nothing is left. Products with less would be denormal, which CPUs compute a hundred times slower.
+constexpr float kForgotten = -60.0f;
 constexpr int64_t kSpans = kStateChunk + 8;   // ancestors, the state itself, and room for a whole vector
 
 // What a row sees of its chunk, in order of position.
@@ -90,6 +92,7 @@ struct Ancestors {
     // weights[i] is what is left of ancestor i at a decay of `now`, weights[count] what is left of the state.
     FOREWORD_INLINE void weigh(float now, float (&weights)[kSpans]) const {
         for (int64_t i = 0; i <= count; i += 8) store(weights + i, exponential(sub(set1(now), load(decays + i))));
+        for (int64_t i = 0; i <= count; ++i) weights[i] = now - decays[i] < kForgotten ? 0.0f : weights[i];
     }
 };
 
