@@ -75,7 +75,13 @@ void set_adapter(Decoder& decoder, int64_t slot, const std::optional<Factors>& l
     decoder.set_adapter(slot, std::move(adapter));
 }
 
-using Rows = nb::ndarray<nb::numpy, float, nb::ndim<5>>;
+using Rows = nb::ndarray<nb::numpy, nb::ndim<5>>;
+
+KvNumber number_named(const std::string& name) {
+    if (name == "float32") return KvNumber::Float32;
+    if (name == "bfloat16") return KvNumber::BFloat16;
+    throw std::invalid_argument("KV rows in " + name + " are not known");
+}
 
 // Keys [layers, pages, kv heads, numbers, 16] and values [layers, pages, kv heads, 16, numbers] of one kind, as views.
 std::pair<Rows, Rows> arrays(KvStore& store, int64_t kind) {
@@ -87,9 +93,11 @@ std::pair<Rows, Rows> arrays(KvStore& store, int64_t kind) {
     const auto page = static_cast<size_t>(kPageSize);
     const int64_t head = rows.padded_dim() * kPageSize, layer = 2 * store.pages() * rows.kv_heads * head;
     const nb::object owner = nb::find(store);
-    return {Rows(first.keys, {layers, pages, heads, dim, page}, owner, {layer, rows.kv_heads * head, head, kPageSize, 1}),
+    // NumPy has no bfloat16.
+    const nb::dlpack::dtype dtype = store.number() == KvNumber::BFloat16 ? nb::dtype<int16_t>() : nb::dtype<float>();
+    return {Rows(first.keys, {layers, pages, heads, dim, page}, owner, {layer, rows.kv_heads * head, head, kPageSize, 1}, dtype),
             Rows(first.values, {layers, pages, heads, page, dim}, owner,
-                 {layer, rows.kv_heads * head, head, rows.padded_dim(), 1})};
+                 {layer, rows.kv_heads * head, head, rows.padded_dim(), 1}, dtype)};
 }
 
 void move_rows(KvStore& store, const Array<const int32_t, 2>& copies) {
@@ -104,11 +112,12 @@ void move_rows(KvStore& store, const Array<const int32_t, 2>& copies) {
 
 void bind_kv_store(nb::module_& m) {
     nb::class_<KvStore>(m, "KvStore")
-        .def("__init__", [](KvStore* self, int64_t pages, const std::vector<std::tuple<int64_t, int64_t, int64_t>>& kinds) {
+        .def("__init__", [](KvStore* self, int64_t pages, const std::vector<std::tuple<int64_t, int64_t, int64_t>>& kinds,
+                            const std::string& dtype) {
             std::vector<RowKind> rows;
             for (const auto& [layers, kv_heads, head_dim] : kinds) rows.push_back({layers, kv_heads, head_dim});
-            new (self) KvStore(pages, std::move(rows));
-        }, nb::arg("pages"), nb::arg("kinds"))
+            new (self) KvStore(pages, std::move(rows), number_named(dtype));
+        }, nb::arg("pages"), nb::arg("kinds"), nb::arg("dtype"))
         .def("arrays", &arrays, nb::arg("kind"))
         .def("move", &move_rows, nb::arg("copies"))
         .def_prop_ro("pages", &KvStore::pages)

@@ -1,4 +1,5 @@
-// IEEE half precision by bits, for packing and for instruction sets that cannot convert.
+// Numbers of 16 bits by their bits, for packing and for instruction sets that cannot convert: IEEE half precision, and
+// bfloat16, the upper half of a float.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +43,31 @@ inline uint16_t float_to_half(float value) {
     }
     const uint32_t odd = magnitude >> 13 & 1u;
     return sign | static_cast<uint16_t>((magnitude - 0x38000000u + 0xFFFu + odd) >> 13);
+}
+
+// A type of its own, so that a pointer says how to read what it points at.
+struct BFloat {
+    uint16_t bits;
+};
+
+inline float to_float(BFloat number) {
+    const uint32_t bits = static_cast<uint32_t>(number.bits) << 16;
+    float out;
+    std::memcpy(&out, &bits, 4);
+    return out;
+}
+
+// A float as it is stored, rounded to nearest, ties to even; what is no number stays none.
+template <typename T>
+T rounded(float value);
+template <>
+inline float rounded(float value) { return value; }
+template <>
+inline BFloat rounded(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return {static_cast<uint16_t>(bits >> 16 | 0x40u)};
+    return {static_cast<uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16)};
 }
 
 }  // namespace

@@ -24,13 +24,14 @@ struct RowKind {
 
 class KvStore {
 public:
-    KvStore(int64_t pages, std::vector<RowKind> kinds);
+    KvStore(int64_t pages, std::vector<RowKind> kinds, KvNumber number);
     KvStore(const KvStore&) = delete;
     KvStore& operator=(const KvStore&) = delete;
 
     int64_t pages() const { return pages_; }
     int64_t slots() const { return pages_ * kPageSize; }
     const std::vector<RowKind>& kinds() const { return kinds_; }
+    KvNumber number() const { return number_; }
     int64_t layers() const;   // of all kinds
     int64_t bytes_per_row() const;
     KvView view(size_t kind, int64_t layer) const;
@@ -42,6 +43,7 @@ public:
 private:
     int64_t pages_;
     std::vector<RowKind> kinds_;
+    KvNumber number_;
     std::vector<std::unique_ptr<Memory>> memory_;   // one per kind: per layer its keys, then its values
 };
 

@@ -93,10 +93,15 @@ struct LinearOutput {
     bool accumulate;    // add to what is there (residual stream)
 };
 
+// How a number of a KV row is stored; sums over them are float32.
+enum class KvNumber : int32_t { Float32, BFloat16 };
+constexpr int64_t kv_number_bytes(KvNumber number) { return number == KvNumber::Float32 ? 4 : 2; }
+
 // The KV memory of one layer. Keys stand transposed inside a page, so that a tile of keys is read as vectors.
 struct KvView {
-    float* keys;         // [pages, kv heads, padded head dim, 16]
-    float* values;       // [pages, kv heads, 16, padded head dim]
+    KvNumber number;
+    uint8_t* keys;       // [pages, kv heads, padded head dim, 16]
+    uint8_t* values;     // [pages, kv heads, 16, padded head dim]
     int64_t kv_heads;
     int64_t head_dim;
     int64_t padded_dim;  // head dim rounded up to 8

@@ -9,38 +9,43 @@ namespace {
 
 using namespace foreword;
 
-FOREWORD_INLINE float* page_keys(const KvView& kv, int64_t page, int64_t head) {
-    return kv.keys + (page * kv.kv_heads + head) * kv.padded_dim * kPageSize;
+template <typename T>
+FOREWORD_INLINE T* page_keys(const KvView& kv, int64_t page, int64_t head) {
+    return reinterpret_cast<T*>(kv.keys) + (page * kv.kv_heads + head) * kv.padded_dim * kPageSize;
 }
-FOREWORD_INLINE float* page_values(const KvView& kv, int64_t page, int64_t head) {
-    return kv.values + (page * kv.kv_heads + head) * kv.padded_dim * kPageSize;
+template <typename T>
+FOREWORD_INLINE T* page_values(const KvView& kv, int64_t page, int64_t head) {
+    return reinterpret_cast<T*>(kv.values) + (page * kv.kv_heads + head) * kv.padded_dim * kPageSize;
 }
 
-void store_kv(const KvView& kv, int64_t slot, int64_t head, const float* key, const float* value) {
+template <typename T>
+void store_row(const KvView& kv, int64_t slot, int64_t head, const float* key, const float* value) {
     const int64_t page = slot / kPageSize, offset = slot % kPageSize;
-    float* keys = page_keys(kv, page, head) + offset;
-    float* values = page_values(kv, page, head) + offset * kv.padded_dim;
+    T* keys = page_keys<T>(kv, page, head) + offset;
+    T* values = page_values<T>(kv, page, head) + offset * kv.padded_dim;
     for (int64_t d = 0; d < kv.head_dim; ++d) {
-        keys[d * kPageSize] = key[d];
-        values[d] = value[d];
+        keys[d * kPageSize] = rounded<T>(key[d]);
+        values[d] = rounded<T>(value[d]);
     }
 }
 
 // Positions [begin, begin + 32) of a prefix of `end` rows, where they lie.
-FOREWORD_INLINE Tile prefix_tile(const KvView& kv, const AttentionTask& task, int64_t begin, int64_t end) {
+template <typename T>
+FOREWORD_INLINE Tile<T> prefix_tile(const KvView& kv, const AttentionTask& task, int64_t begin, int64_t end) {
     const int64_t first = begin / kPageSize, second = begin + kPageSize < end ? first + 1 : first;
     const int64_t pages[2] = {task.block_table[first], task.block_table[second]};
-    return {{page_keys(kv, pages[0], task.kv_head), page_keys(kv, pages[1], task.kv_head)},
-            {page_values(kv, pages[0], task.kv_head), page_values(kv, pages[1], task.kv_head)}};
+    return {{page_keys<T>(kv, pages[0], task.kv_head), page_keys<T>(kv, pages[1], task.kv_head)},
+            {page_values<T>(kv, pages[0], task.kv_head), page_values<T>(kv, pages[1], task.kv_head)}};
 }
 
 // Copies logical row `logical` of the request to place `lane` of a gathered tile.
-FOREWORD_INLINE void gather_row(const KvView& kv, const AttentionTask& task, int64_t logical, int64_t lane, float* gathered) {
+template <typename T>
+FOREWORD_INLINE void gather_row(const KvView& kv, const AttentionTask& task, int64_t logical, int64_t lane, T* gathered) {
     const int64_t page = task.block_table[logical / kPageSize], offset = logical % kPageSize;
-    const float* keys = page_keys(kv, page, task.kv_head) + offset;
-    const float* values = page_values(kv, page, task.kv_head) + offset * kv.padded_dim;
-    float* half = gathered + lane / kPageSize * 2 * kPageSize * kv.padded_dim;
-    float* own_values = half + kPageSize * kv.padded_dim + lane % kPageSize * kv.padded_dim;
+    const T* keys = page_keys<T>(kv, page, task.kv_head) + offset;
+    const T* values = page_values<T>(kv, page, task.kv_head) + offset * kv.padded_dim;
+    T* half = gathered + lane / kPageSize * 2 * kPageSize * kv.padded_dim;
+    T* own_values = half + kPageSize * kv.padded_dim + lane % kPageSize * kv.padded_dim;
     for (int64_t d = 0; d < kv.padded_dim; ++d) {
         half[d * kPageSize + lane % kPageSize] = keys[d * kPageSize];
         own_values[d] = values[d];
@@ -63,16 +68,18 @@ FOREWORD_INLINE RowView row_view(const AttentionTask& task, int64_t row) {
 }
 
 // The same positions for a row with ancestors behind a gap, gathered in position order.
-FOREWORD_INLINE Tile gathered_tile(const KvView& kv, const AttentionTask& task, const RowView& view, int64_t begin) {
+template <typename T>
+FOREWORD_INLINE Tile<T> gathered_tile(const KvView& kv, const AttentionTask& task, const RowView& view, int64_t begin) {
+    T* gathered = reinterpret_cast<T*>(task.scratch);
     for (int64_t position = begin; position < view.prefix; ++position) {
-        gather_row(kv, task, position, position - begin, task.scratch);
+        gather_row(kv, task, position, position - begin, gathered);
     }
     uint64_t rest = view.rest;
     for (int64_t position = view.prefix; rest != 0 && position < begin + kKeyTile; ++position, rest &= rest - 1) {
-        if (position >= begin) gather_row(kv, task, view.base + __builtin_ctzll(rest), position - begin, task.scratch);
+        if (position >= begin) gather_row(kv, task, view.base + __builtin_ctzll(rest), position - begin, gathered);
     }
     const int64_t page = kPageSize * kv.padded_dim;
-    return {{task.scratch, task.scratch + 2 * page}, {task.scratch + page, task.scratch + 3 * page}};
+    return {{gathered, gathered + 2 * page}, {gathered + page, gathered + 3 * page}};
 }
 
 // The states of all rows and heads of a task, laid out in its scratch.
@@ -120,8 +127,8 @@ struct Company {
     int64_t size;
 };
 
-template <int Q>
-FOREWORD_INLINE void absorb_queries(const KvView& kv, const Tile& tile, const Tile* next, const Span& span,
+template <int Q, typename T>
+FOREWORD_INLINE void absorb_queries(const KvView& kv, const Tile<T>& tile, const Tile<T>* next, const Span& span,
                                     const State (&states)[Q], float* scores) {
     if (next) {
         absorb_tile<Q, true>(kv, tile, *next, span, states, scores);
@@ -131,7 +138,8 @@ FOREWORD_INLINE void absorb_queries(const KvView& kv, const Tile& tile, const Ti
 }
 
 // One tile for all heads of some rows, in groups of nearly equal size; the first group fetches the next tile, if any.
-void absorb_rows(const KvView& kv, const Tile& tile, const Tile* next, const Span& span, const States& states,
+template <typename T>
+void absorb_rows(const KvView& kv, const Tile<T>& tile, const Tile<T>* next, const Span& span, const States& states,
                  const Company& company, float* scores) {
     const int64_t all = company.size * states.heads, groups = (all + kQueryTile - 1) / kQueryTile;
     const auto query = [&](int64_t i) { return states.at(company.rows[i / states.heads], i % states.heads); };
@@ -139,12 +147,12 @@ void absorb_rows(const KvView& kv, const Tile& tile, const Tile* next, const Spa
     for (int64_t group = 0; group < groups; ++group) {
         const int64_t size = (all - first + groups - group - 1) / (groups - group);
         switch (size) {
-            case 1: absorb_queries(kv, tile, next, span, {query(first)}, scores); break;
-            case 2: absorb_queries(kv, tile, next, span, {query(first), query(first + 1)}, scores); break;
-            case 3: absorb_queries(kv, tile, next, span, {query(first), query(first + 1), query(first + 2)}, scores); break;
+            case 1: absorb_queries<1>(kv, tile, next, span, {query(first)}, scores); break;
+            case 2: absorb_queries<2>(kv, tile, next, span, {query(first), query(first + 1)}, scores); break;
+            case 3: absorb_queries<3>(kv, tile, next, span, {query(first), query(first + 1), query(first + 2)}, scores); break;
             default:
-                absorb_queries(kv, tile, next, span,
-                               {query(first), query(first + 1), query(first + 2), query(first + 3)}, scores);
+                absorb_queries<4>(kv, tile, next, span,
+                                  {query(first), query(first + 1), query(first + 2), query(first + 3)}, scores);
         }
         next = nullptr;
         first += size;
@@ -152,7 +160,8 @@ void absorb_rows(const KvView& kv, const Tile& tile, const Tile* next, const Spa
 }
 
 // Tile by tile, while its pages are in the cache. Rows that see a whole tile where it lies meet it together.
-void attention(const KvView& kv, const AttentionTask& task) {
+template <typename T>
+void attend(const KvView& kv, const AttentionTask& task) {
     float* scores = task.scratch + 2 * kKeyTile * kv.padded_dim;
     const States states{scores + kQueryTile * kKeyTile, kv.padded_dim, task.head_end - task.head_begin};
     const int64_t rows = task.row_end - task.row_begin;
@@ -175,28 +184,37 @@ void attention(const KvView& kv, const AttentionTask& task) {
         const auto together = [&](int64_t row) {
             return views[row].prefix >= end && (task.window == 0 || firsts[row] <= begin);
         };
-        Tile next{};
-        if (prefix > end) next = prefix_tile(kv, task, end, prefix);
-        const Tile* fetched = prefix > end ? &next : nullptr;
+        Tile<T> next{};
+        if (prefix > end) next = prefix_tile<T>(kv, task, end, prefix);
+        const Tile<T>* fetched = prefix > end ? &next : nullptr;
         Company whole{{}, 0};
         for (int64_t row = 0; row < rows; ++row) {
             if (together(row)) whole.rows[whole.size++] = row;
         }
         if (whole.size > 0) {
             const int64_t hidden = task.window == 0 && task.first > begin ? task.first - begin : 0;
-            absorb_rows(kv, prefix_tile(kv, task, begin, end), fetched, {hidden, kKeyTile, task.softcap}, states, whole, scores);
+            absorb_rows(kv, prefix_tile<T>(kv, task, begin, end), fetched, {hidden, kKeyTile, task.softcap}, states, whole, scores);
         }
         for (int64_t row = 0; row < rows; ++row) {
             const RowView& view = views[row];
             if (together(row) || view.visible <= begin || firsts[row] >= end) continue;
             const int64_t hidden = firsts[row] > begin ? firsts[row] - begin : 0;
             const int64_t count = view.visible < end ? view.visible - begin : kKeyTile;
-            const Tile tile = view.prefix < begin + count ? gathered_tile(kv, task, view, begin)
-                                                          : prefix_tile(kv, task, begin, begin + count);
-            absorb_rows(kv, tile, nullptr, {hidden, count, task.softcap}, states, {{row}, 1}, scores);
+            const Tile<T> tile = view.prefix < begin + count ? gathered_tile<T>(kv, task, view, begin)
+                                                             : prefix_tile<T>(kv, task, begin, begin + count);
+            absorb_rows<T>(kv, tile, nullptr, {hidden, count, task.softcap}, states, {{row}, 1}, scores);
         }
     }
     finish_states(kv, task, states);
+}
+
+void store_kv(const KvView& kv, int64_t slot, int64_t head, const float* key, const float* value) {
+    const auto store = kv.number == KvNumber::BFloat16 ? store_row<BFloat> : store_row<float>;
+    store(kv, slot, head, key, value);
+}
+
+void attention(const KvView& kv, const AttentionTask& task) {
+    kv.number == KvNumber::BFloat16 ? attend<BFloat>(kv, task) : attend<float>(kv, task);
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../half.h"
+
 namespace {
 
 #define FOREWORD_INLINE inline __attribute__((always_inline))
@@ -58,6 +60,10 @@ FOREWORD_INLINE float max_lanes(F32x8 a) {
 }
 FOREWORD_INLINE F32x8 load_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+FOREWORD_INLINE F32x8 load(const BFloat* p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
 }
 FOREWORD_INLINE F32x8 load_int8(const uint8_t* p) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "../half.h"
+
 namespace {
 
 #define FOREWORD_INLINE inline __attribute__((always_inline))
@@ -64,6 +66,10 @@ FOREWORD_INLINE float max_lanes(F32x8 a) { return vmaxvq_f32(vmaxq_f32(a.lo, a.h
 FOREWORD_INLINE F32x8 load_half(const uint16_t* p) {
     const float16x8_t h = vreinterpretq_f16_u16(vld1q_u16(p));
     return {vcvt_f32_f16(vget_low_f16(h)), vcvt_f32_f16(vget_high_f16(h))};
+}
+FOREWORD_INLINE F32x8 load(const BFloat* p) {
+    const uint16x8_t bits = vld1q_u16(&p->bits);
+    return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(bits), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(bits, 16))};
 }
 FOREWORD_INLINE F32x8 load_int8(const uint8_t* p) {
     const int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)));

@@ -102,6 +102,9 @@ FOREWORD_INLINE float max_lanes(const F32x8& a) {
 FOREWORD_INLINE F32x8 load_half(const uint16_t* p) {
     return each([&](int i) { return half_to_float(p[i]); });
 }
+FOREWORD_INLINE F32x8 load(const BFloat* p) {
+    return each([&](int i) { return to_float(p[i]); });
+}
 FOREWORD_INLINE F32x8 load_int8(const uint8_t* p) {
     return each([&](int i) { return static_cast<float>(static_cast<int8_t>(p[i])); });
 }

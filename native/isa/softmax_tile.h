@@ -10,10 +10,13 @@ namespace {
 using namespace foreword;
 
 // The 32 positions of a tile: two pages, each with keys [padded dim, 16] and values [16, padded dim].
+template <typename T>
 struct Tile {
-    const float* keys[2];
-    const float* values[2];
+    const T* keys[2];
+    const T* values[2];
 };
+
+constexpr int64_t kCacheLine = 64;
 
 // Running softmax of one row and head.
 struct State {
@@ -31,13 +34,13 @@ template <int Q>
 constexpr int kMixed = Q > 3 ? 2 : 4;
 
 // Scores of Q queries against a tile of keys. Each is a sum over the head's dimensions in their order.
-template <int Q, bool Fetch>
-FOREWORD_INLINE void score_tile(const State (&states)[Q], const Tile& tile, const Tile& next, int64_t head_dim,
+template <int Q, bool Fetch, typename T>
+FOREWORD_INLINE void score_tile(const State (&states)[Q], const Tile<T>& tile, const Tile<T>& next, int64_t head_dim,
                                 float* scores) {
     constexpr int S = kSpan<Q>;
 #pragma GCC unroll 2
     for (int part = 0; part < 4 / S; ++part) {
-        const float* keys[2] = {tile.keys[part], tile.keys[1]};
+        const T* keys[2] = {tile.keys[part], tile.keys[1]};
         F32x8 sums[Q][S];
 #pragma GCC unroll 4
         for (int s = 0; s < Q; ++s) {
@@ -46,7 +49,7 @@ FOREWORD_INLINE void score_tile(const State (&states)[Q], const Tile& tile, cons
         }
 #pragma GCC unroll 4
         for (int64_t d = 0; d < head_dim; ++d) {
-            if constexpr (Fetch) {
+            if (Fetch && d * kPageSize * static_cast<int64_t>(sizeof(T)) % kCacheLine == 0) {
                 __builtin_prefetch(next.keys[part] + d * kPageSize);
                 if constexpr (S == 4) __builtin_prefetch(next.keys[1] + d * kPageSize);
             }
@@ -110,14 +113,14 @@ FOREWORD_INLINE void weigh_tile(float* scores, const Span& span, const State (&s
 }
 
 // Adds `count` values of a page, each with its weights, to eight times V dimensions of Q outputs.
-template <int Q, int V, bool Fetch>
-FOREWORD_INLINE void mix_page(F32x8 (&sums)[Q][V], const float* value, const float* next, int64_t stride,
+template <int Q, int V, bool Fetch, typename T>
+FOREWORD_INLINE void mix_page(F32x8 (&sums)[Q][V], const T* value, const T* next, int64_t stride,
                               const float* weights, int64_t count) {
 #pragma GCC unroll 4
     for (int64_t k = 0; k < count; ++k) {
         if constexpr (Fetch) {
             __builtin_prefetch(next + k * stride);
-            if constexpr (V == 4) __builtin_prefetch(next + k * stride + 16);
+            if constexpr (8 * V * sizeof(T) > kCacheLine) __builtin_prefetch(next + k * stride + 16);
         }
 #pragma GCC unroll 4
         for (int i = 0; i < V; ++i) {
@@ -129,8 +132,8 @@ FOREWORD_INLINE void mix_page(F32x8 (&sums)[Q][V], const float* value, const flo
 }
 
 // Eight times V dimensions of Q outputs: rescaled, then the tile's values added in their order.
-template <int Q, int V, bool Fetch>
-FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)[8], const Tile& tile, const Tile& next,
+template <int Q, int V, bool Fetch, typename T>
+FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)[8], const Tile<T>& tile, const Tile<T>& next,
                                 int64_t stride, const float* weights, const Span& span, int64_t d) {
     F32x8 sums[Q][V];
 #pragma GCC unroll 4
@@ -140,7 +143,7 @@ FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)
     }
     for (int64_t page = 0; page * kPageSize < span.end; ++page) {
         const int64_t first = page * kPageSize, skipped = span.begin > first ? span.begin - first : 0;
-        const float *value = tile.values[page] + d, *fetched = next.values[page] + d;
+        const T *value = tile.values[page] + d, *fetched = next.values[page] + d;
         const float* own = weights + first;
         const int64_t rest = span.end - first < kPageSize ? span.end - first : kPageSize;
         if (skipped == 0 && rest == kPageSize) {   // a fixed number of rounds ends without a wrong guess by the CPU
@@ -157,8 +160,8 @@ FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)
 }
 
 // Takes some keys of a tile into the softmax of Q queries; with Fetch the next tile is fetched meanwhile.
-template <int Q, bool Fetch>
-__attribute__((noinline)) void absorb_tile(const KvView& kv, const Tile& tile, const Tile& next, const Span& span,
+template <int Q, bool Fetch, typename T>
+__attribute__((noinline)) void absorb_tile(const KvView& kv, const Tile<T>& tile, const Tile<T>& next, const Span& span,
                                            const State (&states)[Q], float* scores) {
     score_tile<Q, Fetch>(states, tile, next, kv.head_dim, scores);
     if (span.softcap > 0.0f) squash(scores, span.softcap, Q * kKeyTile);

@@ -111,10 +111,10 @@ def test_help_is_readable_on_80_columns_and_shown_where_nothing_is_asked():
 
 
 def test_bench_quality_brings_a_text_of_its_own(tiny_model: Path):
-    options = ["--model", str(tiny_model), "--tokens", "64", "--forms", "q8_0", "--json"]
+    options = ["--model", str(tiny_model), "--tokens", "64", "--forms", "q8_0,q8_0+float32-kv", "--json"]
     run = foreword("bench", "quality", *options)
     assert run.returncode == 0, run.stderr
-    assert [row["tokens"] for row in json.loads(run.stdout)["rows"]] == [64]
+    assert [row["tokens"] for row in json.loads(run.stdout)["rows"]] == [64, 64]
 
 
 def test_doctor_says_whether_guessing_is_on_and_why():

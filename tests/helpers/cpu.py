@@ -1,5 +1,6 @@
 """Native decoders for tests, and what must be there to run them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,5 +15,8 @@ needs_cpu_kernels = pytest.mark.skipif(not STATUS.available, reason=f"no CPU ker
 INSTRUCTION_SETS = STATUS.instruction_sets
 
 
-def cpu_decoder(path: Path, form: str, threads: int = 2) -> CpuDecoder:
-    return load_cpu_decoder(open_checkpoint(path), FORMS[form], threads=threads)
+def cpu_decoder(path: Path, form: str, threads: int = 2, kv_dtype: str | None = None) -> CpuDecoder:
+    numbers = FORMS[form]
+    if kv_dtype is not None:
+        numbers = replace(numbers, kv_dtype=kv_dtype)
+    return load_cpu_decoder(open_checkpoint(path), numbers, threads=threads)

@@ -16,13 +16,14 @@ from foreword.kv.spec import DECODER_ROWS, RowSpec
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
-from helpers.cpu import cpu_decoder, needs_cpu_kernels
+from helpers.cpu import INSTRUCTION_SETS, cpu_decoder, needs_cpu_kernels
 from helpers.passes import all_logits, compute, make_request, torch_decoder, with_all_logits
 from helpers.tiny_models import make_hf_model
 from helpers.trees import random_tokens
 
 HEAD = RowSpec("head", num_layers=1, num_kv_heads=3, head_dim=10)
 PAGES = 4
+KV_NUMBERS = ["float32", "bfloat16"]
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +32,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_hf_model(tmp_path_factory.mktemp("model"), "qwen3", tied=True, **shape)
 
 
-@pytest.fixture(params=["torch", pytest.param("cpu", marks=needs_cpu_kernels)])
+@pytest.fixture(params=["torch", *(pytest.param(kind, marks=needs_cpu_kernels) for kind in KV_NUMBERS)])
 def decoder(request: pytest.FixtureRequest, path: Path) -> Decoder:
-    return torch_decoder(path) if request.param == "torch" else cpu_decoder(path, "float32")
+    if request.param == "torch":
+        return torch_decoder(path)
+    return cpu_decoder(path, "float32", kv_dtype=request.param)
 
 
 def row(store: KvStore, name: str, slot: int, dim: int) -> torch.Tensor:
@@ -121,6 +124,26 @@ def test_both_backends_keep_the_same_numbers(path: Path):
     for slot in range(40):
         ours, theirs = (row(store, DECODER_ROWS, slot, 20) for store in stores)
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+
+
+@needs_cpu_kernels
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+def test_rows_in_16_bits_are_the_rounded_ones(path: Path, isa: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FOREWORD_ISA", isa)
+    ids, kept, logits = random_tokens(random.Random(3), 40), [], []
+    for numbers in KV_NUMBERS:
+        decoder = cpu_decoder(path, "float32", kv_dtype=numbers)
+        cache, runner = PagedCache(PAGES), ModelRunner.allocate(decoder, PAGES, 16)
+        with Transaction(cache, [PassEntry.of(make_request(cache, ids), 40)]) as transaction:
+            logits.append(runner.forward(with_all_logits(transaction.batch([Draft()]))).logits)
+        kept.append(runner.store)
+    whole, half = kept
+    assert half.bytes_per_row * 2 == whole.bytes_per_row
+    for slot in range(40):  # later layers read rounded rows of the first
+        ours, theirs = (row(store, DECODER_ROWS, slot, 20)[:, 0] for store in (half, whole))
+        assert torch.equal(ours, theirs.to(ours.dtype))
+    error = (logits[1] - logits[0]).norm() / logits[0].norm()
+    assert 0 < error < 0.01
 
 
 def test_the_store_of_another_decoder_is_refused(decoder: Decoder):

@@ -20,12 +20,14 @@ CPU_DTYPES = ("int8", "stored", "q4", "q8_0", "float32")
 
 BACKENDS = ("auto", "cpu", "cuda", "torch")
 
-QUANTIZATIONS = ("auto", "none", "fp8", "int4")
-"""Weight formats of the CUDA kernels: as stored, unpacked, or rounded to FP8 or to 4 bits."""
+QUANTIZATIONS = {"auto": "", "none": "", "fp8": "cuda", "int4": "cuda"}
+"""Weight formats of the CUDA kernels: as stored, unpacked, or rounded to FP8 or to 4 bits; with the backend."""
 
+KV_DTYPES = {"auto": "", "float32": "cpu", "bfloat16": "cpu", "fp8": "cuda"}
+"""Number formats of keys and values, with the backend that has them; `auto` is the backend's default.
 
-KV_DTYPES = ("auto", "fp8")
-"""Keys and values of the CUDA kernels: as they are computed, or 8-bit floats with a scale for every token and head."""
+`fp8` are 8-bit floats with a scale for every token and head.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class BackendChoice:
     """The backend and number format to load a decoder with."""
 
     name: str  # as in `--backend`
-    form: WeightForm | None  # weight format of the CPU kernels; None on other backends
+    form: WeightForm | None  # number formats of the CPU kernels; None on other backends
     torch_dtype: torch.dtype  # of the torch and CUDA decoders
     reason: str  # short explanation
     quantization: str = "auto"  # see QUANTIZATIONS
@@ -51,12 +53,15 @@ def choose_backend(
     ):
         if value not in known:
             raise RequestError(f"unknown {option} {value!r}; use {', '.join(known)}")
-        if value not in ("auto", "none") and choice.name != "cuda":
+        if known[value] not in ("", choice.name):
             flag = f"--{option.replace('_', '-')}"
             raise RequestError(
-                f"{option} {value} needs the cuda backend, not {choice.name}; leave out {flag}"
+                f"{option} {value} needs the {known[value]} backend, not {choice.name}; leave out {flag}"
             )
-    return replace(choice, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+    form = choice.form
+    if form is not None and kv_cache_dtype != "auto":
+        form = replace(form, kv_dtype=kv_cache_dtype)
+    return replace(choice, form=form, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
 
 
 def _chosen(backend: str, dtype: str, device: torch.device) -> BackendChoice:

@@ -74,7 +74,7 @@ KvDtypeOption = Annotated[
     str,
     typer.Option(
         callback=lambda name: one_of("--kv-cache-dtype", name, KV_DTYPES),
-        help="Keys and values on a GPU: auto (as the model computes) or fp8.",
+        help="Keys and values: auto; float32 or bfloat16 on a CPU; fp8 on a GPU.",
     ),
 ]
 DeviceOption = Annotated[str, typer.Option(callback=check_device, help="Device: auto, cpu, cuda or cuda:1.")]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from foreword.acceptance.rules.rule import Rule
+from foreword.backends.cpu.decoder import CpuDecoder
 from foreword.backends.interface import Decoder
 from foreword.backends.memory import device_memory, peak_bytes
 from foreword.backends.runner import ModelRunner
@@ -55,7 +56,9 @@ def _largest_pass(target: Decoder, rows: int) -> int:
 
 def target_states(target: Decoder) -> StateSpec | None:
     """Return what the target's recurrent layers keep; None: there are none."""
-    return state_spec(target.config, ITEM_BYTES[target.kv_rows().dtype])
+    # The CPU kernels compute in float32, whatever they keep KV rows in.
+    dtype = "float32" if isinstance(target, CpuDecoder) else target.kv_rows().dtype
+    return state_spec(target.config, ITEM_BYTES[dtype])
 
 
 def sequence_bytes(spec: StateSpec) -> int:

@@ -70,7 +70,8 @@ class LLM:
         `progress` is called with loaded tensors, `preparing` with captured passes (see `EngineConfig.enforce_eager`).
 
         `quantization` is "auto" for weights as the checkpoint has them, "none", "fp8" or "int4". With
-        `kv_cache_dtype` "fp8", keys and values are kept in 8 bits. Both are for a GPU: docs/gpu.md.
+        `kv_cache_dtype` "fp8", keys and values are kept in 8 bits. Both are for a GPU: docs/gpu.md. On a CPU,
+        `kv_cache_dtype` is "float32" or "bfloat16": docs/kernels.md.
 
         `speculation` is the drafter, as in vLLM's `speculative_config`:
         `{"method": "ngram", "num_speculative_tokens": 5}`; "off", False or None: no drafter; "auto" or True: see

@@ -45,6 +45,23 @@ def test_a_gpu_computes_in_bfloat16_with_triton_where_it_is(
     assert choose_backend("torch", "auto", torch.device("cuda")).name == "torch"
 
 
+@needs_cpu_kernels
+@pytest.mark.parametrize(
+    ("dtype", "kv_cache_dtype", "expected"),
+    [
+        ("auto", "auto", "bfloat16"),
+        ("stored", "auto", "bfloat16"),
+        ("float32", "auto", "float32"),
+        ("int8", "float32", "float32"),
+        ("float32", "bfloat16", "bfloat16"),
+    ],
+)
+def test_keys_and_values_of_the_cpu_kernels(dtype: str, kv_cache_dtype: str, expected: str):
+    form = choose_backend("cpu", dtype, CPU, kv_cache_dtype=kv_cache_dtype).form
+    assert form is not None
+    assert form.kv_dtype == expected
+
+
 def test_weights_in_8_bits_need_the_cuda_backend(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "find_spec", lambda name: True)
     assert choose_backend("auto", "auto", torch.device("cuda"), "fp8").quantization == "fp8"
@@ -56,6 +73,8 @@ def test_weights_in_8_bits_need_the_cuda_backend(monkeypatch: pytest.MonkeyPatch
         RequestError, match=r"kv_cache_dtype fp8 needs the cuda backend.*leave out --kv-cache-dtype"
     ):
         choose_backend("torch", "auto", torch.device("cuda"), kv_cache_dtype="fp8")
+    with pytest.raises(RequestError, match="bfloat16 needs the cpu backend, not cuda"):
+        choose_backend("auto", "auto", torch.device("cuda"), kv_cache_dtype="bfloat16")
     with pytest.raises(RequestError, match="unknown quantization 'int3'"):
         choose_backend("auto", "auto", CPU, "int3")
 

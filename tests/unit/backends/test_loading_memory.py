@@ -28,6 +28,7 @@ class WatchedCheckpoint:
         self.whole: list[tuple[int, ...]] = []  # shapes of tensors that were loaded at once
         self.alive = self.most_alive = 0  # stretches
         self.largest = 0  # numbers in one
+        self.first = ""  # matrix that was read in stretches
         self.read_since_release = self.most_unreleased = 0  # tensors and stretches
 
     def __getattr__(self, name: str) -> object:
@@ -44,6 +45,7 @@ class WatchedCheckpoint:
         return loaded
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
+        self.first = self.first or name
         for piece in self._original.pieces(name, dtype, rows):
             self._note_read()
             self.largest = max(self.largest, piece.numel())
@@ -78,6 +80,7 @@ def watched(request, directory: Path) -> WatchedCheckpoint:
 def test_matrices_are_packed_in_stretches(watched: WatchedCheckpoint, monkeypatch: pytest.MonkeyPatch):
     at_once = load_cpu_decoder(watched, FORMS["int8"], threads=1)  # type: ignore[arg-type]
     assert watched.largest == TINY_VOCAB * 64  # each of these matrices is one stretch
+    assert watched.first == "model.embed_tokens.weight"  # the largest, while little else is in memory
     watched.largest = 0
     monkeypatch.setattr(weight_loader, "_PIECE_ELEMENTS", STRETCH)
     decoder = load_cpu_decoder(watched, FORMS["int8"], threads=1)  # type: ignore[arg-type]
@@ -96,7 +99,8 @@ def test_matrices_are_packed_in_stretches(watched: WatchedCheckpoint, monkeypatc
 
 def matrices(decoder) -> list:
     weights = decoder._weights
-    return [weights.embedding, *(matrix for layer in weights.layers for matrix in layer.matrices)]
+    layers = (matrix for layer in weights.layers for matrix in (layer.mixing | layer.mlp).values())
+    return [weights.embedding, *layers]
 
 
 def test_the_pages_of_a_file_are_given_back_after_every_tensor(watched: WatchedCheckpoint):

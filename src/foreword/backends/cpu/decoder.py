@@ -91,7 +91,7 @@ class CpuDecoder:
 
     def kv_rows(self) -> RowSpec:
         """Return the KV rows of a token in all layers."""
-        return replace(kv_rows(self.config, "float32"), alignment=HEAD_ALIGNMENT)
+        return replace(kv_rows(self.config, self.form.kv_dtype), alignment=HEAD_ALIGNMENT)
 
     def new_kv_store(
         self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = (), states: StateSizes = NO_STATES
@@ -134,6 +134,6 @@ def load_cpu_decoder(
     config = checkpoint.config
     isa, workers = choose_isa(native_status().instruction_sets), choose_threads(threads)
     packer = MatrixPacker(checkpoint, form, isa, workers, progress)
-    layers = load_layers(packer, config)
+    # First the embedding: the file's pages of this largest matrix are released before much else is in memory.
     weights = load_ends(packer, config) if ends is None else ends
-    return CpuDecoder(config, replace(weights, layers=layers), form, workers)
+    return CpuDecoder(config, replace(weights, layers=load_layers(packer, config)), form, workers)

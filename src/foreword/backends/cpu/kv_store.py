@@ -16,10 +16,9 @@ HEAD_ALIGNMENT = 8
 
 
 class CpuKvStore:
-    """Keys and values in float32, in the layout of the attention kernel.
+    """Keys and values in the layout of the attention kernel.
 
-    Keys are [layers, pages, kv heads, numbers, rows of a page], values have the last two exchanged. Half precision
-    would save memory, but converting it costs more than reading twice the bytes.
+    Keys are [layers, pages, kv heads, numbers, rows of a page], values have the last two exchanged.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class CpuKvStore:
         self.num_pages = num_pages
         self.page_size = page_size
         kinds = [(row.num_layers, row.num_kv_heads, row.head_dim) for row in spec.rows]
-        self.native = _native.KvStore(num_pages, kinds)
+        self.native = _native.KvStore(num_pages, kinds, spec.decoder.dtype)
 
     @property
     def bytes_per_row(self) -> int:
@@ -51,7 +50,8 @@ class CpuKvStore:
     def arrays(self, name: str) -> tuple[Tensor, Tensor]:
         """Return keys and values of one kind; heads are padded to a multiple of eight numbers."""
         keys, values = self.native.arrays(self.spec.index(name))
-        return torch.from_numpy(keys), torch.from_numpy(values)
+        dtype = getattr(torch, self.spec.decoder.dtype)  # NumPy has no bfloat16
+        return torch.from_numpy(keys).view(dtype), torch.from_numpy(values).view(dtype)
 
     def move(self, copies: Tensor) -> None:
         """Copy rows (from, to) of all kinds, int32 [copies, 2]; all are read before any is written."""
@@ -64,5 +64,3 @@ def _check(row: RowSpec) -> None:
             f"KV rows {row.name}: the CPU kernels need keys and values of the same size, "
             f"not {row.head_dim} and {row.values}"
         )
-    if row.dtype != "float32":
-        raise RequestError(f"KV rows {row.name}: the CPU kernels keep float32, not {row.dtype}")

@@ -34,16 +34,17 @@ ROTATED_GROUPS = (192, 128, 64)
 
 @dataclass(frozen=True)
 class WeightForm:
-    """Number format of a model's matrices."""
+    """Number format of a model's matrices and KV rows."""
 
     name: str  # as in `--dtype`
     floats: bool = False  # matrices stay float32
     keeps_blocks: bool = False  # use GGUF blocks unchanged
     rotated: bool = False  # apply a Hadamard rotation to blocks of 64 columns before rounding to 8 bits
+    kv_dtype: str = "bfloat16"  # as in `--kv-cache-dtype`
 
 
 FORMS = {
-    "float32": WeightForm("float32", floats=True),
+    "float32": WeightForm("float32", floats=True, kv_dtype="float32"),
     "int8": WeightForm("int8", rotated=True),
     "stored": WeightForm("stored", keeps_blocks=True, rotated=True),
     "q8_0": WeightForm("q8_0", keeps_blocks=False),

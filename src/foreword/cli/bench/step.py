@@ -143,7 +143,11 @@ def _table(costs: "dict[str, EngineCosts]", title: str) -> Table:
     return table
 
 
-_CPU_FORMS = ("int8", "stored", "q8_0")
+_CPU_FORMS = {
+    **{form: ("dtype", form) for form in ("int8", "stored", "q4", "q8_0", "float32")},
+    **{f"{numbers}-kv": ("kv_cache_dtype", numbers) for numbers in ("float32", "bfloat16")},
+}
+_CPU_DEFAULTS = ("int8", "int8+float32-kv", "stored", "q8_0")
 _GPU_FORMS = {
     "fp8": ("quantization", "fp8"),
     "int4": ("quantization", "int4"),
@@ -163,8 +167,8 @@ class Quality(JsonCommand):
     tokens: int = option(10_240, "Tokens of the text to read.")
     forms: str = option(
         "",
-        "Formats to compare: int8, stored, q8_0 (the reference point) on a CPU; fp8, int4, fp8-kv or some of "
-        "them together, such as fp8+fp8-kv, on a GPU. Default: all.",
+        "Formats to compare: int8, stored, q8_0 (the reference point), float32-kv, bfloat16-kv on a CPU; fp8, int4, "
+        "fp8-kv on a GPU; or some of them together, such as stored+float32-kv. Default: all.",
     )
     device: DeviceOption = "cpu"
 
@@ -178,12 +182,11 @@ class Quality(JsonCommand):
         exact = "float32" if on_cpu else "bfloat16"
 
         def load(form: str) -> "Decoder":
-            if on_cpu:
-                return load_model(self.model, dtype=form, device="cpu", backend="cpu").decoder
-            packing: dict[str, Any] = dict(
-                _GPU_FORMS[one_of("--forms", part, tuple(_GPU_FORMS))] for part in form.split("+")
-            )
-            return load_model(self.model, dtype=exact, device=self.device, backend="cuda", **packing).decoder
+            known = _CPU_FORMS if on_cpu else _GPU_FORMS
+            packing: dict[str, Any] = {"dtype": "int8" if on_cpu else exact}
+            packing |= dict(known[one_of("--forms", part, tuple(known))] for part in form.split("+"))
+            backend = "cpu" if on_cpu else "cuda"
+            return load_model(self.model, device=self.device, backend=backend, **packing).decoder
 
         with stage_bar() as show:
             show(f"loading {exact}", 0, 0)
@@ -197,7 +200,7 @@ class Quality(JsonCommand):
             ids = reference.tokenizer.encode(read)[: self.tokens]
             if not ids:
                 raise RequestError(f"{self.text} has no text in it")
-            forms = self.forms or ",".join(_CPU_FORMS if on_cpu else (*_GPU_FORMS, "fp8+fp8-kv"))
+            forms = self.forms or ",".join(_CPU_DEFAULTS if on_cpu else (*_GPU_FORMS, "fp8+fp8-kv"))
             loaders = {name: partial(load, name) for name in forms.split(",")}
             rows = measure_quality(reference.decoder, loaders, ids, partial(show, "comparing"))
         columns = {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "stored", "q4", "q8_0")
 BACKENDS = ("auto", "cpu", "cuda", "torch")
 QUANTIZATIONS = ("auto", "none", "fp8", "int4")
-KV_DTYPES = ("auto", "fp8")
+KV_DTYPES = ("auto", "float32", "bfloat16", "fp8")
 
 SpeculationOption = Annotated[
     str | None,
