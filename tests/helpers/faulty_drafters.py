@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from foreword.acceptance.rules.drawn import Drawn
+from foreword.acceptance.rules.trees import Drawn
 from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
 from foreword.drafters.registry import DrafterKind
 from foreword.speculation.draft import Draft

@@ -8,7 +8,7 @@ from torch import Tensor
 from foreword.acceptance import reference
 from foreword.acceptance.noise import Stream
 from foreword.acceptance.reference import probabilities
-from foreword.acceptance.rules.drawn import Drawn
+from foreword.acceptance.rules.trees import Drawn
 from foreword.proofs.cases import Case, SmallDrafter, target_logits
 from foreword.speculation.draft import Draft
 

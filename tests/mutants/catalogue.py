@@ -147,7 +147,7 @@ MUTANTS = (
     Mutant(
         24,
         "the draft probabilities of chosen tokens are never filled in",
-        "acceptance/rules/drawn.py",
+        "acceptance/rules/trees.py",
         "NodeProbabilities.stack",
         "np.ones(1)",
         "np.full(1, 0.001)",

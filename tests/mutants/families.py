@@ -72,7 +72,7 @@ FAMILY_MUTANTS = (
     Mutant(
         92,
         "rotated pairs that stand side by side are taken as if they stood half apart",
-        "models/formats/tensor_files.py",
+        "models/formats/checkpoint.py",
         "RotatedRows.order",
         "one[-self.rotated:].reshape(-1, 2).T",
         "one[-self.rotated:].reshape(-1, 2)",

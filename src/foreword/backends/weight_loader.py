@@ -1,9 +1,11 @@
-"""Loads and checks a checkpoint's tensors, for all backends."""
+"""Sources of a layer's tensors; the one that loads and checks a checkpoint's, for all backends."""
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from foreword.cancellation import check_cancelled
 from foreword.errors import CheckpointError
@@ -17,6 +19,36 @@ _PIECE_ELEMENTS = 2**22
 """Numbers held in float32 at once while packing: 16 MB."""
 PANEL_ROWS = 8
 """Rows that the CPU kernels interleave; pieces begin at a multiple of this."""
+
+M_co = TypeVar("M_co", covariant=True, default=Tensor)
+"""Type of a matrix: a tensor, or a backend's own format."""
+
+
+class LayerSource(Protocol[M_co]):
+    """Source of the tensors of layers, by name."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor in the decoder's dtype."""
+
+    def matrix(self, names: Sequence[str]) -> M_co:
+        """Return projections of the same input as one matrix."""
+
+    def floats(self, name: str) -> Tensor:
+        """Return a tensor in float32."""
+
+    def nothing(self, *shape: int) -> Tensor:
+        """Return an empty tensor for a missing weight."""
+
+
+@runtime_checkable
+class ExpertSource(Protocol):
+    """Source of tensors that may have the matrices of all experts in a backend's own format."""
+
+    def experts(self, names: Sequence[Sequence[str]]) -> object | None:
+        """Return the experts' projections of the same input, by expert, as one; None: load them one by one."""
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:

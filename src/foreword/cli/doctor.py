@@ -29,7 +29,7 @@ def _findings(model: str) -> dict[str, object]:
     from foreword import __version__
     from foreword.backends.choice import choose_backend, fitted, pick_device
     from foreword.backends.loading import is_shape_invariant
-    from foreword.backends.states import state_spec
+    from foreword.backends.memory import state_spec
     from foreword.engine.drafting.default_speculation import choose_speculation
     from foreword.kernels.native import choose_isa, choose_threads, native_status
     from foreword.models.heads.shipped import find_head

@@ -60,7 +60,7 @@ def list_models(
 def _list_supported(as_json: bool) -> None:
     from dataclasses import asdict
 
-    from foreword.backends.supported import BACKENDS, supported_families
+    from foreword.backends.support import BACKENDS, supported_families
 
     families = supported_families()
     if as_json:

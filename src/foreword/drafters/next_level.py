@@ -12,8 +12,8 @@ from foreword.acceptance.distribution import Distributions, RowShape, shape_rows
 from foreword.acceptance.draw import draw, kept_tokens, sample
 from foreword.acceptance.noise import gumbel, key_tensor
 from foreword.acceptance.request import DraftSampling
-from foreword.acceptance.rules.drawn import Drawn, Floats, Ints
 from foreword.acceptance.rules.rule import Rule
+from foreword.acceptance.rules.trees import Drawn, Floats, Ints
 from foreword.drafters.trees import GrowingTree
 from foreword.kernels.sampler import sample as native_sample
 from foreword.kernels.sampler import sampler_for

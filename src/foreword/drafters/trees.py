@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from foreword.acceptance.rules.drawn import Drawn
+from foreword.acceptance.rules.trees import Drawn
 from foreword.acceptance.transfer import HostCopy
 from foreword.speculation.draft import ROOT, DeviceTokens, Draft
 from foreword.speculation.drafting import DraftTask

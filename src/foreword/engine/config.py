@@ -7,9 +7,8 @@ from time import perf_counter
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.cpu.decoder import CpuDecoder
 from foreword.backends.interface import Decoder
-from foreword.backends.memory import device_memory, peak_bytes
+from foreword.backends.memory import device_memory, peak_bytes, state_spec
 from foreword.backends.runner import ModelRunner
-from foreword.backends.states import state_spec
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.drafting.drafter_pool import Build

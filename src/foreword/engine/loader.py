@@ -8,7 +8,7 @@ from foreword.backends.choice import choose_backend, fitted, parallel_backend, p
 from foreword.backends.interface import Decoder
 from foreword.backends.loading import DecoderLoader, load_on_ranks
 from foreword.backends.parallel.decoder import TensorParallelDecoder
-from foreword.backends.torch.quiet import hush_bfloat16
+from foreword.backends.torch.decoder import hush_bfloat16
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import DrafterResources
 from foreword.engine.drafting.default_speculation import (

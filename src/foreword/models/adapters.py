@@ -12,8 +12,8 @@ from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
+from foreword.models.formats.checkpoint import opened_safetensors
 from foreword.models.formats.hf.checkpoint import read_json_object
-from foreword.models.formats.tensor_files import opened_safetensors
 from foreword.models.layer_shapes import layer_shapes
 
 MAX_RANK = 128

@@ -13,8 +13,8 @@ from foreword.acceptance.noise import gumbel, key_tensor
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.reference import mix, probabilities
 from foreword.acceptance.request import RequestSampler, TokenLimits
-from foreword.acceptance.rules.drawn import Drawn, Floats
 from foreword.acceptance.rules.rule import Rule
+from foreword.acceptance.rules.trees import Drawn, Floats
 from foreword.structured.compiled import GrammarTokens
 from foreword.structured.compiler import Grammars
 from foreword.structured.params import StructuredOutputs

@@ -9,8 +9,7 @@ import torch
 from foreword.acceptance.batch import Judgement
 from foreword.acceptance.judge import judge
 from foreword.acceptance.noise import Keys, Stream, absorbed, bits, gumbel, key_tensor, stems
-from foreword.acceptance.rules.drawn import Floats
-from foreword.acceptance.rules.trees import DraftTrees
+from foreword.acceptance.rules.trees import DraftTrees, Floats
 from foreword.proofs.cases import Case, PossibleTree, random_case, target_logits
 
 LENGTH = 6

@@ -18,9 +18,8 @@ from foreword.acceptance.draw import Kept
 from foreword.acceptance.reference import probabilities
 from foreword.acceptance.rules import block, token, traversal
 from foreword.acceptance.rules.chains import AcceptancePlan, ChainRows, leftover, leftover_weights
-from foreword.acceptance.rules.drawn import Floats
 from foreword.acceptance.rules.rule import Rule
-from foreword.acceptance.rules.trees import DraftTrees
+from foreword.acceptance.rules.trees import DraftTrees, Floats
 from foreword.proofs.cases import Case, PossibleTree, SmallDrafter, Tokens, target_logits
 
 Law = dict[Tokens, float]

@@ -15,8 +15,8 @@ from foreword.acceptance.noise import gumbel, key_tensor
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.reference import probabilities
 from foreword.acceptance.request import TokenLimits
-from foreword.acceptance.rules.drawn import Drawn, Floats
 from foreword.acceptance.rules.rule import Rule
+from foreword.acceptance.rules.trees import Drawn, Floats
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
 from foreword.control.fixed import FixedPolicy

@@ -11,8 +11,8 @@ import torch
 from foreword.acceptance.noise import Stream, absorbed, gumbel, key_tensor, stems
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import TokenLimits
-from foreword.acceptance.rules.drawn import Floats
 from foreword.acceptance.rules.rule import Rule
+from foreword.acceptance.rules.trees import Floats
 from foreword.progress import StageProgress
 from foreword.proofs.cases import Case, DraftKind, SmallDrafter
 from foreword.proofs.coupled import noise_checks, pathwise_mismatches

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foreword.acceptance.rules.drawn import Drawn
-from foreword.acceptance.rules.trees import DraftTrees
+from foreword.acceptance.rules.trees import DraftTrees, Drawn
 from foreword.acceptance.transfer import HostCopy
 
 ROOT = -1

@@ -14,9 +14,8 @@ from foreword.acceptance.noise import Stream
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules import coupled
-from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
-from foreword.acceptance.rules.trees import DraftTrees
+from foreword.acceptance.rules.trees import DraftTrees, Drawn
 from foreword.errors import RequestError
 from foreword.proofs.cases import Case, DraftKind, SmallDrafter, random_case
 from foreword.proofs.coupled import likely_tree

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from foreword.backends.supported import BACKENDS, supported_families, supported_markdown
+from foreword.backends.support import BACKENDS, supported_families, supported_markdown
 from foreword.models.architectures.registry import ARCHITECTURES
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "models.md"

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
+from foreword.acceptance.rules.trees import Drawn
 from foreword.control.acceptance import Estimate, Estimates
 from foreword.control.counts import DraftCounts
 from foreword.control.judging import Comparison, RequestFit

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
+from foreword.acceptance.rules.trees import Drawn
 from foreword.control import decisions
 from foreword.control.acceptance import MAX_ESTIMATES, Estimates
 from foreword.control.decision import Evaluation

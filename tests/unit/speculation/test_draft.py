@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from foreword.acceptance.rules.drawn import Drawn
+from foreword.acceptance.rules.trees import Drawn
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Text
 

@@ -10,7 +10,7 @@ import weakref
 import numpy as np
 import pytest
 
-from foreword.acceptance.rules.drawn import Drawn
+from foreword.acceptance.rules.trees import Drawn
 from foreword.drafters.guard import LONGEST_REST, REST_FACTOR, CallerThread, GuardedDrafter
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter

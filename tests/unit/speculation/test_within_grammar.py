@@ -5,8 +5,8 @@ import torch
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
-from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
+from foreword.acceptance.rules.trees import Drawn
 from foreword.drafters.lookup.grammar import GrammarDrafter
 from foreword.drafters.next_level import grow_chains, grow_trees
 from foreword.drafters.trees import GrowingTree

@@ -13,7 +13,7 @@ from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT, CpuKvStore
 from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm
 from foreword.backends.cpu.weights import CpuWeights, load_ends, load_layers, native_decoder
 from foreword.backends.interface import DecodeSize, KvStore
-from foreword.backends.states import kv_rows
+from foreword.backends.memory import kv_rows
 from foreword.backends.support import require_supported
 from foreword.kernels.native import choose_isa, choose_threads, native_status
 from foreword.kv.chunks import NO_STATES, StateSizes

@@ -27,15 +27,14 @@ from foreword.backends.cuda.recurrent import RecurrentPass, move_ring
 from foreword.backends.cuda.state_plan import plan_pieces
 from foreword.backends.cuda.upload import PassUpload, UploadedPass
 from foreword.backends.interface import DecodeSize, HeadRunner, KvStore
-from foreword.backends.states import state_spec
+from foreword.backends.memory import state_spec
 from foreword.backends.support import require_supported
 from foreword.backends.torch.adapters import on_device
-from foreword.backends.torch.described import DescribedDecoder
+from foreword.backends.torch.decoder import DescribedDecoder
 from foreword.backends.torch.head_factory import TorchHeads
 from foreword.backends.torch.heads import TargetEnds
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.recurrent_rows import RecurrentStore
-from foreword.backends.torch.rotation import CosSin, Rotations
 from foreword.backends.torch.upload import Piece
 from foreword.backends.torch.weights import DecoderWeights
 from foreword.errors import RequestError
@@ -45,6 +44,7 @@ from foreword.models.adapters import Lora
 from foreword.models.config import AttentionSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head
+from foreword.models.rope import CosSin, Rotations
 
 Result = tuple[Tensor, dict[Tap, Tensor]]
 """Logits and hidden states of a pass, padded, in memory that the next pass overwrites."""

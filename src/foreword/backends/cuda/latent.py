@@ -13,9 +13,9 @@ from foreword.backends.cuda.kernels.rows import add_norm
 from foreword.backends.cuda.packed_products import Matrix
 from foreword.backends.cuda.products import Products
 from foreword.backends.cuda.upload import UploadedPass, attended
-from foreword.backends.torch.rotation import CosSin
 from foreword.backends.torch.weights import LayerWeights
 from foreword.models.config import AttentionSpec
+from foreword.models.rope import CosSin
 
 
 class LatentAttention:

@@ -27,9 +27,9 @@ from foreword.backends.cuda.packed_products import Matrix, Rows
 from foreword.backends.cuda.products import Product, Products
 from foreword.backends.cuda.recurrent import RecurrentPass, mixed
 from foreword.backends.cuda.upload import UploadedPass, attended
-from foreword.backends.torch.rotation import CosSin
 from foreword.backends.torch.weights import LayerWeights
 from foreword.models.config import AttentionSpec, LayerSpec, Recurrence
+from foreword.models.rope import CosSin
 
 
 @dataclass(frozen=True)

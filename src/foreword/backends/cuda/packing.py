@@ -15,9 +15,8 @@ from foreword.backends.cuda.kernels.mxfp4 import PackedExperts
 from foreword.backends.cuda.packed_products import Matrix, PackedWeight, rounded_weight
 from foreword.backends.support import require_supported
 from foreword.backends.torch.heads import TargetEnds, load_tensor
-from foreword.backends.torch.sources import LayerSource
 from foreword.backends.torch.weights import DecoderWeights, weights_from
-from foreword.backends.weight_loader import WeightLoader
+from foreword.backends.weight_loader import LayerSource, WeightLoader
 from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
 from foreword.models.formats.hf.packed_tensors import Fp8Tensor, GroupedTensor, Kept
 from foreword.models.heads.opening import Head

@@ -34,8 +34,8 @@ from foreword.backends.parallel.messages import (
     parsed_moves,
 )
 from foreword.backends.parallel.rank import RankDecoder, load_rank
+from foreword.backends.torch.decoder import hush_bfloat16
 from foreword.backends.torch.kv_store import TorchKvStore
-from foreword.backends.torch.quiet import hush_bfloat16
 from foreword.errors import EngineStopped, ForewordError
 from foreword.models.formats.checkpoint import open_checkpoint
 

@@ -1,18 +1,19 @@
-"""The llama-family decoder in plain torch, on CPU and CUDA."""
+"""The decoder in plain torch, on CPU and CUDA."""
 
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Self
+from typing import Generic, Self
 
 import torch
 from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps, known_ids
 from foreword.backends.interface import DecodeSize, KvStore
-from foreword.backends.states import state_spec
+from foreword.backends.memory import kv_rows, state_spec
 from foreword.backends.support import require_supported
 from foreword.backends.torch.adapters import additions, on_device
 from foreword.backends.torch.attention import PagedKv
-from foreword.backends.torch.described import DescribedDecoder
 from foreword.backends.torch.head_factory import TorchHeads
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.recurrent import LayerStates
@@ -20,10 +21,51 @@ from foreword.backends.torch.recurrent_rows import RecurrentStore, RequestPass, 
 from foreword.backends.torch.stack import TorchStack
 from foreword.backends.torch.staging import StagedBatch
 from foreword.backends.torch.weights import DecoderWeights
+from foreword.backends.weight_loader import M_co
 from foreword.kv.chunks import NO_STATES, StateSizes
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.adapters import Lora
 from foreword.models.config import ModelConfig
+from foreword.models.formats.checkpoint import Checkpoint
+
+
+def hush_bfloat16() -> None:
+    """Suppress torch's warning about a slower path on CPUs without bfloat16."""
+    warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
+
+
+class DescribedDecoder(ABC, Generic[M_co]):
+    """A decoder's config, weights and KV rows, without its passes."""
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights[M_co]) -> None:
+        self.config = config
+        self.weights = weights  # for decoders that share some of them
+        self.weight_bytes, self.layer_bytes = weights.nbytes, weights.layer_bytes
+        self._kv_rows = kv_rows(config, str(weights.dtype).removeprefix("torch."))
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.device
+
+    def with_layers(self, layers: Sequence[int]) -> Self:
+        """Return a decoder that runs only these layers, with shared weights."""
+        return self.remade(self.config.with_layers(layers), self.weights.with_layers(layers))
+
+    def beside(self, checkpoint: Checkpoint) -> Self:
+        """Return a decoder with another checkpoint's layers, and this one's embedding, head and final norm."""
+        return self.remade(checkpoint.config, self.weights.beside(checkpoint))
+
+    def followed_by(self, more: Checkpoint) -> Self:
+        """Return a decoder with this one's layers, then another checkpoint's layers and final norm."""
+        return self.remade(self.config.followed_by(more.config), self.weights.followed_by(more))
+
+    @abstractmethod
+    def remade(self, config: ModelConfig, weights: DecoderWeights[M_co | Tensor]) -> Self:
+        """Return a decoder of the same kind with other layers."""
+
+    def kv_rows(self) -> RowSpec:
+        """Return keys and values of all layers with attention, in the weights' dtype."""
+        return self._kv_rows
 
 
 class TorchDecoder(DescribedDecoder):

@@ -15,14 +15,13 @@ from foreword.backends.torch.attention import GroupView, PagedKv, group_views, p
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.layers import TorchLayers
 from foreword.backends.torch.norms import rms_norm
-from foreword.backends.torch.rotation import CosSin, Rotations
 from foreword.backends.torch.staging import StagedBatch, Staging
 from foreword.backends.torch.weights import DecoderWeights, load_layer
 from foreword.backends.weight_loader import stacked
 from foreword.kv.states import as_tensor
 from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, MARKOV, TABLES, Join
-from foreword.models.rope import frequencies, rotate
+from foreword.models.rope import CosSin, Rotations, frequencies, rotate
 
 _LAYERS = "layers."
 

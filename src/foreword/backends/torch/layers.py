@@ -9,17 +9,15 @@ from torch.nn.functional import gelu, linear, relu, silu
 
 from foreword.backends.torch.adapters import Additions
 from foreword.backends.torch.attention import PagedKv, paged_attention
-from foreword.backends.torch.exchange import ALONE, Exchange
 from foreword.backends.torch.experts import Activation, mixture
 from foreword.backends.torch.latent import latent_attention
-from foreword.backends.torch.norms import rms_norm
+from foreword.backends.torch.norms import ALONE, Exchange, rms_norm
 from foreword.backends.torch.recurrent import LayerStates, recurrent_mixing
-from foreword.backends.torch.rotation import CosSin
 from foreword.backends.torch.weights import LayerWeights
 from foreword.models.adapters import MODULES
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec
 from foreword.models.layer_shapes import recurrent_inputs
-from foreword.models.rope import rotate
+from foreword.models.rope import CosSin, rotate
 
 
 def _squared_relu(rows: Tensor) -> Tensor:

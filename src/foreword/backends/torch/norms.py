@@ -1,15 +1,38 @@
-"""Norms in plain torch."""
+"""Norms in plain torch, and the exchange between ranks on which their means depend."""
+
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from foreword.backends.torch.exchange import ALONE, Exchange
+
+class Exchange(Protocol):
+    """Combines numbers of all ranks; every rank gets the same bits."""
+
+    def total(self, part: Tensor) -> Tensor:
+        """Return the sum over ranks, added in rank order."""
+
+    def mean(self, part: Tensor) -> Tensor:
+        """Return the mean over the columns of all ranks, float32 [rows, 1]; ranks have equally many columns."""
+
+
+class _SingleRank:
+    """Exchange of a decoder without other ranks."""
+
+    def total(self, part: Tensor) -> Tensor:
+        return part
+
+    def mean(self, part: Tensor) -> Tensor:
+        return part.mean(-1, keepdim=True)
+
+
+ALONE: Exchange = _SingleRank()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, exchange: Exchange = ALONE) -> Tensor:
     """Scale every row to unit root-mean-square, then by `weight`; the mean is taken in float32.
 
-    With an `exchange`, a row is divided between ranks.
+    With an `exchange`, the columns of a row are divided between ranks.
     """
     wide = x.float()
     scaled = wide * torch.rsqrt(exchange.mean(wide.pow(2)) + eps)

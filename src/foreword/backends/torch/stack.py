@@ -5,13 +5,13 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from foreword.backends.torch.attention import GroupView, group_views, windowed
-from foreword.backends.torch.exchange import ALONE, Exchange
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.layers import TorchLayers
-from foreword.backends.torch.rotation import CosSin, Rotations
+from foreword.backends.torch.norms import ALONE, Exchange
 from foreword.backends.torch.staging import StagedBatch, Staging
 from foreword.backends.torch.weights import DecoderWeights
 from foreword.models.config import ModelConfig
+from foreword.models.rope import CosSin, Rotations
 
 
 class TorchStack:

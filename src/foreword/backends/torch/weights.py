@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from foreword.backends.support import require_supported
-from foreword.backends.torch.sources import ExpertSource, LayerSource, M_co
-from foreword.backends.weight_loader import WeightLoader, stacked
+from foreword.backends.weight_loader import ExpertSource, LayerSource, M_co, WeightLoader, stacked
 from foreword.models.config import (
     AttentionSpec,
     LayerSpec,

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from foreword.backends.interface import Decoder
-from foreword.backends.torch.described import DescribedDecoder
+from foreword.backends.torch.decoder import DescribedDecoder
 from foreword.models.layer_shapes import expected_shapes
 from foreword.proofs.passes import CachedRequests
 from foreword.speculation.draft import Draft

@@ -1,17 +1,19 @@
 """Interface of model files (config, tensors by name, tokenizer), and how they are opened."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from foreword.errors import CheckpointError
-from foreword.models.config import ModelConfig
+from foreword.models.config import AttentionSpec, ModelConfig
 from foreword.models.tokenization.tokenizer import Tokenizer
 
 
@@ -46,40 +48,31 @@ class Checkpoint(Protocol):
     @property
     def path(self) -> Path:
         """The file or directory that was opened."""
-        ...
 
     @property
     def config(self) -> ModelConfig:
         """The decoder's shape."""
-        ...
 
     def tensor_names(self) -> frozenset[str]:
         """Return the names of all tensors; no lm_head.weight if the embeddings are tied."""
-        ...
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
         """Load a tensor as a copy in `dtype`, on the CPU."""
-        ...
 
     def pieces(self, name: str, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
         """Yield the tensor in pieces of at most `rows` rows, read one by one."""
-        ...
 
     def quantized(self, name: str) -> QuantizedTensor | None:
         """Return the tensor's stored blocks; None if it is not quantised."""
-        ...
 
     def release(self) -> None:
         """Release the memory of file pages read so far."""
-        ...
 
     def sampling_defaults(self) -> dict[str, float]:
         """Return recommended sampling parameters by the names of `SamplingParams`."""
-        ...
 
     def tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer, checked against its vocabulary."""
-        ...
 
 
 class ModelFile(Checkpoint, Protocol):
@@ -87,7 +80,6 @@ class ModelFile(Checkpoint, Protocol):
 
     def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
         """Load a part of a tensor (whole heads where rows are rotated), without keeping the rest in memory."""
-        ...
 
 
 def stretches(whole: Tensor, rows: int) -> Iterator[Tensor]:
@@ -117,3 +109,48 @@ def open_checkpoint(path: Path) -> ModelFile:
     raise CheckpointError(
         f"{path} is neither a .gguf file nor a directory; give one of those (safetensors: the directory)"
     )
+
+
+@dataclass(frozen=True)
+class RotatedRows:
+    """Rows of heads whose last dimensions are rotated pairs."""
+
+    rows: int  # total
+    head: int  # per head
+    rotated: int  # rotated rows at the end of a head
+
+    def order(self) -> NDArray[np.intp]:
+        """Return the stored row of each row."""
+        one = np.arange(self.head)
+        one[-self.rotated :] = one[-self.rotated :].reshape(-1, 2).T.reshape(-1)
+        first = np.arange(0, self.rows, self.head)
+        return (first[:, None] + one).reshape(-1)
+
+
+def rotated_rows(attention: AttentionSpec) -> dict[str, RotatedRows]:
+    """Return by name in a layer: queries and keys, or the rotated parts of latent attention."""
+    latent = attention.latent
+    if latent is None:
+        found = {
+            "q_proj": RotatedRows(attention.query_width, attention.head_dim, attention.head_dim),
+            "k_proj": RotatedRows(attention.kv_width, attention.head_dim, attention.head_dim),
+        }
+    else:
+        heads = RotatedRows(attention.query_width, attention.head_dim, latent.rope_dim)
+        shared = RotatedRows(latent.row_dim, latent.row_dim, latent.rope_dim)
+        found = {"q_proj": heads, "q_b_proj": heads, "kv_a_proj_with_mqa": shared}
+    return {
+        f"self_attn.{name}.{kind}": turned for name, turned in found.items() for kind in ("weight", "bias")
+    }
+
+
+@contextmanager
+def opened_safetensors(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
+    except SafetensorError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{file} is not a whole safetensors file ({reason}); get it again") from None

@@ -12,10 +12,10 @@ from torch import Tensor
 from foreword.cancellation import check_cancelled
 from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
+from foreword.models.formats.checkpoint import opened_safetensors
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.hf.checkpoint import read_json_object
 from foreword.models.formats.hf.packed import scheme_of, unpacked
-from foreword.models.formats.tensor_files import opened_safetensors
 from foreword.models.heads.layouts.common import (
     OUR_NAMES,
     OURS,

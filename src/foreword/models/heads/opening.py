@@ -9,9 +9,8 @@ from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
-from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.formats.checkpoint import Checkpoint, rotated_rows
 from foreword.models.formats.gguf.checkpoint import dequantized
-from foreword.models.formats.tensor_files import rotated_rows
 from foreword.models.heads.files import HeadFiles, PackedMatrix, draft_token_ids, fitted
 from foreword.models.heads.layouts.common import OUTPUT, head_kind
 from foreword.models.heads.layouts.dflash import read_dflash

@@ -1,5 +1,6 @@
 """Finds the files of a model that a user names: a path, a built-in model, or one in the hub's cache."""
 
+import hashlib
 import logging
 import os
 import re
@@ -9,7 +10,6 @@ from pathlib import Path
 from foreword.errors import ModelSourceError
 from foreword.models.heads.shipped import head_named, shipped_heads
 from foreword.models.sources.builtin import BUILTIN_MODELS, ModelEntry, find_builtin, pull
-from foreword.models.sources.hub_checksums import damaged_files
 from foreword.models.sources.pip_download import advice, disk_fault
 from foreword.progress import StageProgress
 
@@ -179,3 +179,32 @@ def _cache_fault(repository: str, fault: OSError) -> ModelSourceError:
         f"{repository} cannot be written to the hub's cache {constants.HF_HUB_CACHE}: {fault.strerror}; "
         f"{advice(fault)}, or set HF_HUB_CACHE to another directory"
     )
+
+
+_CHUNK = 2**20
+_CHECKSUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+def damaged_files(path: Path, progress: StageProgress) -> list[Path]:
+    """Return the files at `path` in the hub's cache whose checksum is wrong.
+
+    The hub's library names a stored file by its checksum: SHA-256 of a large file, git's SHA-1 of a small one.
+    """
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [file for file in files if file.is_symlink() and not _is_intact(file, progress)]
+
+
+def _is_intact(link: Path, progress: StageProgress) -> bool:
+    stored = link.resolve()
+    if not _CHECKSUM.fullmatch(stored.name):
+        return True  # not a link of the library
+    if not stored.exists():
+        return False
+    size, done = stored.stat().st_size, 0
+    digest = hashlib.sha256() if len(stored.name) == 64 else hashlib.sha1(b"blob %d\0" % size)
+    with stored.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            done += len(chunk)
+            progress(f"verifying {link.name}", done, size)
+    return digest.hexdigest() == stored.name

@@ -1,16 +1,29 @@
-"""Chat templates: jinja2 text that came with a model, rendered in a sandbox."""
+"""Chat templates: untrusted jinja2 text that came with a model, rendered in a sandbox.
+
+The work and the output of a rendering are bounded. Work is counted in lines of Python, independent of the machine. The
+length of a text is checked before it is built.
+"""
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, wraps
+from types import FrameType
 from typing import Any, NoReturn
 
 import jinja2
+from jinja2 import nodes, pass_eval_context
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.filters import do_format, do_replace, sync_do_join
+from jinja2.nodes import EvalContext
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
 from foreword.errors import TokenizerError
-from foreword.models.tokenization.template_sandbox import BoundedEnvironment, TemplateTooLarge, render_bounded
 
 MOST_INDENT = 64
 """Spaces by which a template may indent JSON."""
@@ -61,19 +74,11 @@ class ChatTemplate:
     @cached_property
     def _template(self) -> jinja2.Template:
         try:
-            return _environment().from_string(self.source)
+            return BoundedEnvironment().from_string(self.source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise TokenizerError(
                 f"the model's chat template is broken ({_one_line(error)}); send raw text (--raw, raw=True)"
             ) from None
-
-
-def _environment() -> BoundedEnvironment:
-    environment = BoundedEnvironment()
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
 
 
 def _to_json(
@@ -101,3 +106,216 @@ def _strftime_now(pattern: str) -> str:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+MAX_LINES = 2_000_000
+"""Maximum lines of Python per rendering, about a second. A conversation of 1,000 messages takes some 20,000."""
+
+MAX_CHARACTERS = 1 << 26
+"""Maximum characters of any text that a template builds."""
+
+_GROWING_METHODS = ("center", "expandtabs", "ljust", "replace", "rjust", "zfill")
+_SIZED = (str, list, tuple)
+_NUMBER = re.compile(r"\d+")
+_PERCENT_FIELD = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?[a-zA-Z]")
+
+
+class TemplateTooLarge(jinja2.TemplateError):
+    """A rendering exceeded its limits."""
+
+
+def render_bounded(template: jinja2.Template, values: Mapping[str, Any]) -> str:
+    """Return the rendered text, or raise `TemplateTooLarge`."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        nonlocal lines
+        lines += 1
+        if lines > MAX_LINES:
+            raise TemplateTooLarge("it does not come to an end")
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return template.render(values)
+    finally:
+        sys.settrace(before)
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """A sandbox that cannot reach or change Python objects, with limits on text lengths."""
+
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, LoopControlExtension]
+        )
+        self.code_generator_class = _BoundedGenerator
+        self.concat = bounded_concat  # type: ignore[method-assign]
+        for name in ("batch", "center", "indent"):
+            self.filters[name] = _bounded(self.filters[name])
+        self.filters |= {"format": _format, "join": _join, "replace": _replace, "tojson": _to_json}
+        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
+        """Evaluate an operator; refuse it if the result may be too large."""
+        if operator == "+":
+            _check(_size(left) + _size(right) if isinstance(left, _SIZED) else 0)
+        elif operator == "%":
+            _check_percent(left, right)
+        elif operator == "**" or isinstance(left, _SIZED) or isinstance(right, _SIZED):
+            _check((len(str(left)) if operator == "**" else _size(left)) * _size(right))
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Call a function or method for a template; refuse it if the result may be too large."""
+        owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        if isinstance(owner, str) and name == "join":
+            return _joined(owner, *args)
+        if isinstance(owner, str) and name == "translate":
+            _check(len(owner) * max([1, *_text_lengths(args)]))
+        if isinstance(owner, str) and name in _GROWING_METHODS:
+            _check_growth(owner, (*args, *kwargs.values()))
+        return super().call(context, obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401
+        """Return a bounded format method of a text, which the sandbox replaces before `call` sees it; None if
+        it is none."""
+        plain = super().wrap_str_format(value)
+        return None if plain is None else _bounded_format(plain, self, value)
+
+
+class _BoundedGenerator(CodeGenerator):
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - jinja2 names it so
+        """Compile `a ~ b`, which a sandbox cannot intercept as an operator."""
+        self.write("environment.concat(map(str, (")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write(")))")
+
+
+class _GenerationBlock(Extension):
+    """The block `{% generation %}`, which marks an assistant's message; it renders its content."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def bounded_concat(parts: Iterable[str]) -> str:
+    """Join parts into one text; all output of a template passes through here."""
+    kept: list[str] = []
+    length = 0
+    for part in parts:
+        length += len(part)
+        _check(length)
+        kept.append(part)
+    return "".join(kept)
+
+
+def _size(value: object) -> int:
+    """Return the length of a value, or the length of text that a number can request."""
+    if isinstance(value, int):
+        return abs(value)
+    return len(value) if isinstance(value, _SIZED) else 1
+
+
+def _check_growth(value: object, arguments: Iterable[object]) -> None:
+    """Check the maximum length that any method or filter can return for these arguments."""
+    _check((_size(value) + 1) * max([1, *map(_size, arguments)]))
+
+
+def _check_percent(value: object, right: object) -> None:
+    """Check `value % right` if `value` is a text: field widths, and the longest argument in each field."""
+    if not isinstance(value, str):
+        return
+    given = right.values() if isinstance(right, Mapping) else right if isinstance(right, tuple) else (right,)
+    stars = max([abs(part) for part in given if isinstance(part, int)], default=0)
+    widths = [
+        stars if number == "*" else int(number)
+        for numbers in _PERCENT_FIELD.findall(value)
+        for number in numbers
+        if number
+    ]
+    _check(len(value) + sum(widths) + max([1, *_text_lengths(given)]) * value.count("%"))
+
+
+def _text_lengths(values: Iterable[object]) -> Iterable[int]:
+    """Yield the lengths of texts among the values and in mappings among them."""
+    for value in values:
+        if isinstance(value, Mapping):
+            yield from _text_lengths(value.values())
+        elif isinstance(value, _SIZED):
+            yield len(value)
+
+
+class _FieldSizes(SandboxedFormatter):
+    """Measures a format without building its text; a width may be an argument, or part of one."""
+
+    total = 0
+
+    def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401
+        widths = [int(number) for number in _NUMBER.findall(format_spec)]
+        self.total += sum(widths) + (len(value) if isinstance(value, _SIZED) else 1)
+        _check(self.total)
+        # The value may belong to another field's format specification.
+        return str(value)[:32] if isinstance(value, int | str) else ""
+
+
+def _check(length: int) -> None:
+    if length > MAX_CHARACTERS:
+        raise TemplateTooLarge(f"it makes a text of more than {MAX_CHARACTERS} characters")
+
+
+def _bounded(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that checks the size of its result first."""
+
+    @wraps(plain)
+    def checked(value: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        _check_growth(value, (*args, *kwargs.values()))
+        return plain(value, *args, **kwargs)
+
+    return checked
+
+
+def _bounded_format(
+    plain: Callable[..., str],
+    environment: ImmutableSandboxedEnvironment,
+    method: Any,  # noqa: ANN401
+) -> Callable[..., str]:
+    @wraps(plain)
+    def checked(*args: Any, **kwargs: Any) -> str:  # noqa: ANN401
+        given, named = ((), args[0]) if method.__name__ == "format_map" and args else (args, kwargs)
+        _FieldSizes(environment).vformat(method.__self__, given, named)
+        return plain(*args, **kwargs)
+
+    return checked
+
+
+def _format(value: object, *args: Any, **kwargs: Any) -> str:  # noqa: ANN401
+    _check_percent(str(value), kwargs or args)
+    return do_format(str(value), *args, **kwargs)
+
+
+@pass_eval_context
+def _replace(context: EvalContext, text: object, old: str, new: str, count: int | None = None) -> str:
+    _check_growth(text, (new,))
+    return do_replace(context, str(text), old, new, count)
+
+
+@pass_eval_context
+def _join(
+    context: EvalContext, values: Iterable[Any], d: str = "", attribute: str | int | None = None
+) -> str:
+    if attribute is not None:
+        return str(sync_do_join(context, values, d, attribute))
+    return _joined(str(d), values)
+
+
+def _joined(separator: str, values: Iterable[Any]) -> str:
+    return bounded_concat(part for value in values for part in (separator, str(value)))[len(separator) :]

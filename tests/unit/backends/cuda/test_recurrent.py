@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch
-from foreword.backends.states import spec_of_states
+from foreword.backends.memory import spec_of_states
 from foreword.backends.torch.recurrent import LayerStates, recurrent_mixing
 from foreword.backends.torch.recurrent_rows import RecurrentStore, request_passes
 from foreword.backends.torch.weights import RecurrentWeights

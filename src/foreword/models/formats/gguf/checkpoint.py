@@ -19,13 +19,18 @@ from foreword.errors import CheckpointError
 from foreword.kernels.native import native_status
 from foreword.models.architectures.architecture import TOP_TENSORS, GgufNames
 from foreword.models.config import ModelConfig
-from foreword.models.formats.checkpoint import QuantizedTensor, TensorPart, missing_tensor, stretches
+from foreword.models.formats.checkpoint import (
+    QuantizedTensor,
+    TensorPart,
+    missing_tensor,
+    rotated_rows,
+    stretches,
+)
 from foreword.models.formats.fields import GGUF_KEYS, ConfigFields, sampling_values
 from foreword.models.formats.gguf.config import ROPE_FACTORS, gguf_config, gguf_family
 from foreword.models.formats.gguf.file import GgufFile, GgufTensor
 from foreword.models.formats.gguf.settings import ROPE_TENSORS, module_layers
 from foreword.models.formats.gguf.tokenizer import gguf_tokenizer
-from foreword.models.formats.tensor_files import rotated_rows
 from foreword.models.layer_shapes import expected_shapes
 from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
 

@@ -15,15 +15,21 @@ from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import ExpertStacks
-from foreword.models.formats.checkpoint import WHOLE, QuantizedTensor, TensorPart, missing_tensor, stretches
-from foreword.models.formats.families import text_settings
+from foreword.models.architectures.registry import text_settings
+from foreword.models.formats.checkpoint import (
+    WHOLE,
+    QuantizedTensor,
+    TensorPart,
+    missing_tensor,
+    opened_safetensors,
+    stretches,
+)
 from foreword.models.formats.fields import HF_KEYS, ConfigFields, sampling_values
 from foreword.models.formats.hf.config import hf_config, hf_family
 from foreword.models.formats.hf.packed import packed_matrices, packed_stacks, scheme_of, unpacked
 from foreword.models.formats.hf.packed_tensors import FP8_BLOCK, Fp8Tensor, GroupedTensor, Kept, Scheme
 from foreword.models.formats.hf.tensors import Place, canonical_name, expert_places, places
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
-from foreword.models.formats.tensor_files import opened_safetensors
 from foreword.models.layer_shapes import expected_shapes
 from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
 

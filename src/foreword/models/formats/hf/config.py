@@ -13,6 +13,7 @@ from foreword.models.architectures.architecture import (
     WindowedLayers,
     WindowField,
 )
+from foreword.models.architectures.registry import family_named
 from foreword.models.config import (
     AttentionSpec,
     LatentSpec,
@@ -22,7 +23,6 @@ from foreword.models.config import (
     Norms,
     NormSpec,
 )
-from foreword.models.formats.families import family_named
 from foreword.models.formats.fields import (
     ConfigFields,
     check_experts,

@@ -12,7 +12,7 @@ from torch import Tensor
 from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import Architecture, ExpertStacks, StoredTensors
 from foreword.models.config import ModelConfig, RecurrentSpec
-from foreword.models.formats.tensor_files import RotatedRows, rotated_rows
+from foreword.models.formats.checkpoint import RotatedRows, rotated_rows
 from foreword.models.layer_shapes import layer_shapes
 
 
