@@ -200,7 +200,7 @@ def test_a_sliding_window_caps_no_context(hf_models, tmp_path):
         (YARN | {"llama__rope__scaling__yarn_log_multiplier": 0.1}, ["yarn_log_multiplier"]),
         ({"llama__nextn_predict_layers": 2}, ["nextn_predict_layers", "layers"]),
         ({"llama__nextn_predict_layers": "many"}, ["nextn_predict_layers"]),
-        ({"llama__expert_count": 8}, ["experts"]),
+        ({"llama__expert_count": 8}, ["expert_used_count"]),
         ({"llama__rope__dimension_count": 8}, ["part of each head"]),
         ({"llama__attention__head_count": 3}, ["heads"]),
         ({"llama__block_count": 1_000_000_000}, ["layers"]),

@@ -17,6 +17,9 @@ class ConfigSwitch:
 
 
 NEVER = ConfigSwitch()
+ALWAYS = ConfigSwitch(always=True)
+BY_ATTENTION_BIAS = ConfigSwitch(key="attention_bias")
+BY_NORM_TOPK = ConfigSwitch(key="norm_topk_prob", default=True)
 
 
 class DenseLayers(Enum):
@@ -123,6 +126,59 @@ class RecurrentKeys:
     grouped_norm: bool = False  # the norm of Mamba-2 is one per key head
 
 
+TOP_TENSORS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "token_embd_norm": "model.norm",  # of LFM2
+    "output": "lm_head",
+}
+"""GGUF names outside the layers."""
+
+LLAMA_TENSORS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""GGUF names inside a llama-style layer."""
+
+QK_NORM_TENSORS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+
+EXPERT_TENSORS = {
+    "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b": "mlp.gate.e_score_correction",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+"""GGUF names of a mixture, besides the stacked experts."""
+
+AROUND_TENSORS = LLAMA_TENSORS | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""GGUF names in a layer with norms after, or around, both sublayers."""
+
+LATENT_TENSORS = LLAMA_TENSORS | {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",  # older files; newer ones have two parts
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
+"""GGUF names in a layer with latent attention."""
+
+
 class ExpertStacks(Enum):
     """Layout of tensors that hold all experts of a layer."""
 
@@ -148,10 +204,15 @@ class GgufNames:
     """GGUF names of a family, and the mapping of its tensors to Hugging Face names."""
 
     architecture: str  # general.architecture, and the prefix of its keys
-    interleaved: bool  # rotated pairs are adjacent in the rows of a head
-    layer_tensors: Mapping[str, str]  # blk.N.<key> -> model.layers.N.<value>
+    layer_tensors: Mapping[str, str] = field(
+        default_factory=lambda: LLAMA_TENSORS
+    )  # blk.N.X -> model.layers.N.Y
+    interleaved: bool = False  # rotated pairs are adjacent in the rows of a head
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # stored matrix -> its parts
-    settings: Mapping[str, object] | None = None  # defaults of missing settings, by config.json keys
+    settings: Mapping[str, object] = field(
+        default_factory=dict
+    )  # defaults of missing settings, by config.json keys
+    windows_everywhere: bool = False  # a sliding window in the metadata applies to all layers
     # models with this many layers scale scores by hidden size / heads instead of head size
     deep: int | None = None
 
@@ -190,64 +251,5 @@ class Architecture:
     without_experts: "Architecture | None" = None  # models whose config.json has no experts
     stored: StoredTensors = StoredTensors()
 
-
-TOP_TENSORS = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "token_embd_norm": "model.norm",  # of LFM2
-    "output": "lm_head",
-}
-"""GGUF names outside the layers."""
-
-LLAMA_TENSORS = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-"""GGUF names inside a llama-style layer."""
-
-EXPERT_TENSORS = {
-    "ffn_gate_inp": "mlp.gate",
-    "exp_probs_b": "mlp.gate.e_score_correction",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
-}
-"""GGUF names of a mixture, besides the stacked experts."""
-
-AROUND_TENSORS = LLAMA_TENSORS | {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-"""GGUF names in a layer with norms after, or around, both sublayers."""
-
-LATENT_TENSORS = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_q_a": "self_attn.q_a_proj",
-    "attn_q_a_norm": "self_attn.q_a_layernorm",
-    "attn_q_b": "self_attn.q_b_proj",
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_kv_b": "self_attn.kv_b_proj",  # older files; newer ones have two parts
-    "attn_k_b": "self_attn.k_b_proj",
-    "attn_v_b": "self_attn.v_b_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-"""GGUF names in a layer with latent attention."""
-
-QK_NORM_TENSORS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
 QWEN_WINDOW = WindowField(WindowedLayers.LAST, switch="use_sliding_window")

@@ -3,8 +3,11 @@
 from dataclasses import replace
 
 from foreword.models.architectures.architecture import (
+    ALWAYS,
     AROUND_TENSORS,
+    BY_ATTENTION_BIAS,
     LLAMA_TENSORS,
+    NEVER,
     QK_NORM_TENSORS,
     QWEN_WINDOW,
     Architecture,
@@ -19,64 +22,58 @@ from foreword.models.architectures.architecture import (
 from foreword.models.config import Norms
 
 LLAMA = Architecture(
-    name="llama",
-    models="Llama, SmolLM, SmolLM2",
-    hf_class="LlamaForCausalLM",
-    gguf=GgufNames("llama", interleaved=True, layer_tensors=LLAMA_TENSORS),
-    attention_bias=ConfigSwitch(key="attention_bias"),
-    output_bias=ConfigSwitch(key="attention_bias"),
+    "llama",
+    "Llama, SmolLM, SmolLM2",
+    "LlamaForCausalLM",
+    gguf=GgufNames("llama", interleaved=True, windows_everywhere=True),
+    attention_bias=BY_ATTENTION_BIAS,
+    output_bias=BY_ATTENTION_BIAS,
     mlp_bias=ConfigSwitch(key="mlp_bias"),
     kv_heads_may_be_missing=True,
 )
 """Llama, SmolLM and all that use their class."""
 
 MISTRAL = Architecture(
-    name="mistral",
-    models="Mistral",
-    hf_class="MistralForCausalLM",
+    "mistral",
+    "Mistral",
+    "MistralForCausalLM",
     gguf_alias="llama",
     window=WindowField(WindowedLayers.ALL, listed=False),
 )
 """Llama without biases, in its first versions with a sliding window. GGUF files call it llama."""
 
 QWEN2 = Architecture(
-    name="qwen2",
-    models="Qwen2, Qwen2.5",
-    hf_class="Qwen2ForCausalLM",
-    gguf=GgufNames("qwen2", interleaved=False, layer_tensors=LLAMA_TENSORS),
-    attention_bias=ConfigSwitch(always=True),
+    "qwen2",
+    "Qwen2, Qwen2.5",
+    "Qwen2ForCausalLM",
+    gguf=GgufNames("qwen2", windows_everywhere=True),
+    attention_bias=ALWAYS,
     window=QWEN_WINDOW,
 )
 """Biases on q, k and v."""
 
 QWEN3 = Architecture(
-    name="qwen3",
-    models="Qwen3",
-    hf_class="Qwen3ForCausalLM",
-    gguf=GgufNames("qwen3", interleaved=False, layer_tensors=LLAMA_TENSORS | QK_NORM_TENSORS),
-    attention_bias=ConfigSwitch(key="attention_bias"),
-    output_bias=ConfigSwitch(key="attention_bias"),
-    qk_norm=ConfigSwitch(always=True),
+    "qwen3",
+    "Qwen3",
+    "Qwen3ForCausalLM",
+    gguf=GgufNames("qwen3", LLAMA_TENSORS | QK_NORM_TENSORS, windows_everywhere=True),
+    attention_bias=BY_ATTENTION_BIAS,
+    output_bias=BY_ATTENTION_BIAS,
+    qk_norm=ALWAYS,
     window=QWEN_WINDOW,
 )
 """A norm on every query and key head."""
 
-MIMO = Architecture(
-    name="mimo",
-    models="MiMo-7B",
-    hf_class="MiMoForCausalLM",
-    attention_bias=ConfigSwitch(always=True),
-    window=QWEN_WINDOW,
-)
+MIMO = Architecture("mimo", "MiMo-7B", "MiMoForCausalLM", attention_bias=ALWAYS, window=QWEN_WINDOW)
 """Qwen2 with MTP modules beside its layers."""
 
 GEMMA2 = Architecture(
-    name="gemma2",
-    models="Gemma 2",
-    hf_class="Gemma2ForCausalLM",
-    gguf=GgufNames("gemma2", interleaved=False, layer_tensors=AROUND_TENSORS, settings={}, deep=46),
-    attention_bias=ConfigSwitch(key="attention_bias"),
-    output_bias=ConfigSwitch(key="attention_bias"),
+    "gemma2",
+    "Gemma 2",
+    "Gemma2ForCausalLM",
+    gguf=GgufNames("gemma2", AROUND_TENSORS, deep=46),
+    attention_bias=BY_ATTENTION_BIAS,
+    output_bias=BY_ATTENTION_BIAS,
     norms=Norms.AROUND,
     window=WindowField(WindowedLayers.ALL_BUT_EVERY_NTH, period=2),
     scales=Scales(
@@ -96,29 +93,19 @@ GEMMA3 = replace(
     name="gemma3",
     models="Gemma 3 (text)",
     hf_class="Gemma3ForCausalLM",
-    gguf=GgufNames(
-        "gemma3",
-        interleaved=False,
-        layer_tensors=AROUND_TENSORS | QK_NORM_TENSORS,
-        settings={},
-        deep=62,
-    ),
-    qk_norm=ConfigSwitch(always=True),
+    gguf=GgufNames("gemma3", AROUND_TENSORS | QK_NORM_TENSORS, deep=62),
+    qk_norm=ALWAYS,
     window=WindowField(WindowedLayers.ALL_BUT_EVERY_NTH, period=6, period_key="sliding_window_pattern"),
     rope=Rope(theta=1e6, local_theta=1e4),
 )
 """Gemma 2 with norms on heads; windowed layers have rotary frequencies of their own."""
 
 PHI3 = Architecture(
-    name="phi3",
-    models="Phi-3, Phi-3.5, Phi-4",
-    hf_class="Phi3ForCausalLM",
+    "phi3",
+    "Phi-3, Phi-3.5, Phi-4",
+    "Phi3ForCausalLM",
     gguf=GgufNames(
-        "phi3",
-        interleaved=False,
-        layer_tensors=LLAMA_TENSORS,
-        fused={"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")},
-        settings={},
+        "phi3", fused={"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}
     ),
     window=WindowField(WindowedLayers.ALL, listed=False),
     rope=Rope(yarn_is_longrope=True),
@@ -132,48 +119,43 @@ PHI3 = Architecture(
 )
 """Projections of one input stored as one matrix, LongRoPE."""
 
-OLMO2 = Architecture(
+OLMO2 = replace(
+    LLAMA,
     name="olmo2",
     models="OLMo 2",
     hf_class="Olmo2ForCausalLM",
-    gguf=GgufNames("olmo2", interleaved=False, layer_tensors=AROUND_TENSORS | QK_NORM_TENSORS, settings={}),
-    attention_bias=ConfigSwitch(key="attention_bias"),
-    output_bias=ConfigSwitch(key="attention_bias"),
-    qk_norm=ConfigSwitch(always=True),
+    gguf=GgufNames("olmo2", AROUND_TENSORS | QK_NORM_TENSORS),
+    mlp_bias=NEVER,
+    qk_norm=ALWAYS,
     wide_qk_norm=True,
     norms=Norms.AFTER,
-    kv_heads_may_be_missing=True,
 )
 """Norms after attention and MLP instead of before them, and over all query and key heads together."""
 
-GRANITE = Architecture(
+GRANITE = replace(
+    LLAMA,
     name="granite",
     models="Granite 3",
     hf_class="GraniteForCausalLM",
-    gguf=GgufNames("granite", interleaved=True, layer_tensors=LLAMA_TENSORS, settings={}),
-    attention_bias=ConfigSwitch(key="attention_bias"),
-    output_bias=ConfigSwitch(key="attention_bias"),
-    mlp_bias=ConfigSwitch(key="mlp_bias"),
+    gguf=GgufNames("granite", interleaved=True),
     scales=Scales(
         embedding="embedding_multiplier",
         residual="residual_multiplier",
         attention="attention_multiplier",
         logits_divisor="logits_scaling",
     ),
-    kv_heads_may_be_missing=True,
 )
 """Llama with factors on embeddings, residuals, attention scores and logits."""
 
-SMOLLM3 = Architecture(
+SMOLLM3 = replace(
+    LLAMA,
     name="smollm3",
     models="SmolLM3",
     hf_class="SmolLM3ForCausalLM",
-    gguf=GgufNames("smollm3", interleaved=True, layer_tensors=LLAMA_TENSORS, settings={}),
-    attention_bias=ConfigSwitch(key="attention_bias"),
-    output_bias=ConfigSwitch(key="attention_bias"),
-    mlp_bias=ConfigSwitch(key="mlp_bias"),
+    gguf=GgufNames("smollm3", interleaved=True),
     window=WindowField(WindowedLayers.UNROTATED, switch="use_sliding_window"),
     rope=Rope(theta=2e6, unrotated_every=4),
-    kv_heads_may_be_missing=True,
 )
 """Llama in which every fourth layer has no rotary embedding."""
+
+DENSE = (LLAMA, MISTRAL, QWEN2, QWEN3, MIMO, GEMMA2, GEMMA3, PHI3, OLMO2, GRANITE, SMOLLM3)

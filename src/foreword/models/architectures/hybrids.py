@@ -3,21 +3,24 @@
 from dataclasses import replace
 
 from foreword.models.architectures.architecture import (
+    ALWAYS,
+    BY_ATTENTION_BIAS,
+    BY_NORM_TOPK,
     LLAMA_TENSORS,
     QK_NORM_TENSORS,
     Architecture,
     ConfigSwitch,
+    DenseLayers,
     ExpertKeys,
     ExpertStacks,
     GgufNames,
-    Grouping,
     RecurrentKeys,
     Rope,
-    Scales,
     StoredTensors,
 )
-from foreword.models.architectures.mixtures import GATED_EXPERTS
-from foreword.models.config import GroupScore, Norms, Recurrence, Scores
+from foreword.models.architectures.dense import GRANITE
+from foreword.models.architectures.mixtures import GATED_EXPERTS, SIGMOID_EXPERTS
+from foreword.models.config import Norms, Recurrence
 
 DELTA = RecurrentKeys(
     kind=Recurrence.DELTA,
@@ -44,13 +47,13 @@ MAMBA = RecurrentKeys(
 _TEXT_PART = (("model.language_model.", "model."),)
 
 QWEN3_5 = Architecture(
-    name="qwen3_5",
-    models="Qwen3.5 (text)",
-    hf_class="Qwen3_5ForCausalLM",
+    "qwen3_5",
+    "Qwen3.5 (text)",
+    "Qwen3_5ForCausalLM",
     with_images="Qwen3_5ForConditionalGeneration",
-    attention_bias=ConfigSwitch(key="attention_bias"),
-    output_bias=ConfigSwitch(key="attention_bias"),
-    qk_norm=ConfigSwitch(always=True),
+    attention_bias=BY_ATTENTION_BIAS,
+    output_bias=BY_ATTENTION_BIAS,
+    qk_norm=ALWAYS,
     rope=Rope(partial=0.25),
     has_gated_attention=True,
     recurrent=DELTA,
@@ -64,7 +67,7 @@ QWEN3_5_MOE = replace(
     models="Qwen3.5-MoE (text)",
     hf_class="Qwen3_5MoeForCausalLM",
     with_images="Qwen3_5MoeForConditionalGeneration",
-    experts=replace(GATED_EXPERTS, normalize=ConfigSwitch(always=True)),
+    experts=replace(GATED_EXPERTS, normalize=ALWAYS),
     stored=StoredTensors(
         renamed=(*_TEXT_PART, (".shared_expert.", ".shared_experts.")),
         norms_minus_one=True,
@@ -79,7 +82,7 @@ QWEN3_NEXT = replace(
     models="Qwen3-Next",
     hf_class="Qwen3NextForCausalLM",
     with_images=None,
-    experts=replace(GATED_EXPERTS, normalize=ConfigSwitch(key="norm_topk_prob", default=True)),
+    experts=replace(GATED_EXPERTS, normalize=BY_NORM_TOPK),
     stored=StoredTensors(
         renamed=((".shared_expert.", ".shared_experts."),), norms_minus_one=True, grouped_by_key=True
     ),
@@ -91,11 +94,11 @@ _MAMBA_PARTS = {
 }
 
 BAMBA = Architecture(
-    name="bamba",
-    models="Bamba",
-    hf_class="BambaForCausalLM",
-    attention_bias=ConfigSwitch(key="attention_bias"),
-    output_bias=ConfigSwitch(key="attention_bias"),
+    "bamba",
+    "Bamba",
+    "BambaForCausalLM",
+    attention_bias=BY_ATTENTION_BIAS,
+    output_bias=BY_ATTENTION_BIAS,
     mlp_bias=ConfigSwitch(key="mlp_bias"),
     rope=Rope(partial=0.5),
     recurrent=MAMBA,
@@ -121,22 +124,17 @@ _GRANITE_NAMES = (
 )
 
 _GRANITE_WITH_EXPERTS = Architecture(
-    name="granitemoehybrid",
-    models="Granite 4",
-    hf_class="GraniteMoeHybridForCausalLM",
-    attention_bias=ConfigSwitch(key="attention_bias"),
-    output_bias=ConfigSwitch(key="attention_bias"),
-    scales=Scales(
-        embedding="embedding_multiplier",
-        residual="residual_multiplier",
-        attention="attention_multiplier",
-        logits_divisor="logits_scaling",
-    ),
+    "granitemoehybrid",
+    "Granite 4",
+    "GraniteMoeHybridForCausalLM",
+    attention_bias=BY_ATTENTION_BIAS,
+    output_bias=BY_ATTENTION_BIAS,
+    scales=GRANITE.scales,
     rope=Rope(by_type=True),
     experts=ExpertKeys(
-        count=("num_local_experts",),
+        ("num_local_experts",),
         size="intermediate_size",
-        normalize=ConfigSwitch(always=True),
+        normalize=ALWAYS,
         shared_size="shared_intermediate_size",
     ),
     recurrent=MAMBA,
@@ -171,32 +169,28 @@ GRANITE_HYBRID = replace(
 """Granite with Mamba-2 layers; experts beside a shared one, or one MLP in models without experts."""
 
 NEMOTRON_H = Architecture(
-    name="nemotron_h",
-    models="Nemotron-H, Nemotron 3 Nano",
-    hf_class="NemotronHForCausalLM",
+    "nemotron_h",
+    "Nemotron-H, Nemotron 3 Nano",
+    "NemotronHForCausalLM",
     mlp_bias=ConfigSwitch(key="mlp_bias"),
     norms=Norms.SINGLE,
     rope=Rope(by_type=True),
-    experts=ExpertKeys(
-        count=("n_routed_experts",),
-        scores=Scores.SIGMOID,
-        normalize=ConfigSwitch(key="norm_topk_prob", default=True),
-        corrected=True,
-        scale="routed_scaling_factor",
-        grouping=Grouping.ALWAYS,
-        group_score=GroupScore.TOP2,
+    experts=replace(
+        SIGMOID_EXPERTS,
+        shared_count=None,
         shared_size="moe_shared_expert_intermediate_size",
+        dense=DenseLayers.NONE,
     ),
-    recurrent=RecurrentKeys(
-        kind=Recurrence.SSM,
+    recurrent=replace(
+        MAMBA,
         kernel="conv_kernel",
         heads="mamba_num_heads",
         value_dim="mamba_head_dim",
         key_heads="n_groups",
         key_dim="ssm_state_size",
         conv_bias="use_conv_bias",
-        conv_bias_default=True,
         bias="use_bias",
+        attention_layers=None,
         grouped_norm=True,
     ),
     kv_heads_may_be_missing=True,
@@ -224,21 +218,22 @@ NEMOTRON_H = Architecture(
 )
 """Layers of one part each: Mamba-2, attention, an MLP, or experts."""
 
-_LFM2_CONVOLUTION = {"conv": "conv1d", "in_proj": "in_proj", "out_proj": "out_proj"}
+_LFM2_TENSORS = {
+    "shortconv.conv": "linear_attn.conv1d",
+    "shortconv.in_proj": "linear_attn.in_proj",
+    "shortconv.out_proj": "linear_attn.out_proj",
+}
 
 LFM2 = Architecture(
-    name="lfm2",
-    models="LFM2",
-    hf_class="Lfm2ForCausalLM",
+    "lfm2",
+    "LFM2",
+    "Lfm2ForCausalLM",
     gguf=GgufNames(
         "lfm2",
-        interleaved=False,
-        layer_tensors=LLAMA_TENSORS
-        | QK_NORM_TENSORS
-        | {f"shortconv.{name}": f"linear_attn.{own}" for name, own in _LFM2_CONVOLUTION.items()},
+        LLAMA_TENSORS | QK_NORM_TENSORS | _LFM2_TENSORS,
         settings={"block_auto_adjust_ff_dim": False},
     ),
-    qk_norm=ConfigSwitch(always=True),
+    qk_norm=ALWAYS,
     rope=Rope(theta=1e6),
     recurrent=RecurrentKeys(
         kind=Recurrence.NONE,
@@ -266,3 +261,5 @@ LFM2 = Architecture(
     ),
 )
 """Short convolutions, and attention in a few layers."""
+
+HYBRIDS = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, GRANITE_HYBRID, BAMBA, NEMOTRON_H, LFM2)

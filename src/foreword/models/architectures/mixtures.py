@@ -3,6 +3,9 @@
 from dataclasses import replace
 
 from foreword.models.architectures.architecture import (
+    ALWAYS,
+    BY_ATTENTION_BIAS,
+    BY_NORM_TOPK,
     EXPERT_TENSORS,
     LATENT_TENSORS,
     LLAMA_TENSORS,
@@ -22,16 +25,16 @@ from foreword.models.architectures.architecture import (
 )
 from foreword.models.config import GroupScore, Scores
 
+_AFTER_ATTENTION = {"post_attention_norm": "post_attention_layernorm"}
+
 MIXTRAL = Architecture(
-    name="mixtral",
-    models="Mixtral",
-    hf_class="MixtralForCausalLM",
-    gguf=GgufNames("llama", interleaved=True, layer_tensors=LLAMA_TENSORS | EXPERT_TENSORS, settings={}),
+    "mixtral",
+    "Mixtral",
+    "MixtralForCausalLM",
+    gguf=GgufNames("llama", LLAMA_TENSORS | EXPERT_TENSORS, interleaved=True),
     window=WindowField(WindowedLayers.ALL, listed=False),
     rope=Rope(theta=1e6),
-    experts=ExpertKeys(
-        count=("num_local_experts",), size="intermediate_size", normalize=ConfigSwitch(always=True)
-    ),
+    experts=ExpertKeys(("num_local_experts",), size="intermediate_size", normalize=ALWAYS),
     kv_heads_may_be_missing=True,
     stored=StoredTensors(
         renamed=(
@@ -45,18 +48,30 @@ MIXTRAL = Architecture(
 """Mistral with experts."""
 
 GATED_EXPERTS = ExpertKeys(
-    count=("num_experts", "num_local_experts"),
+    ("num_experts", "num_local_experts"),
     normalize=ConfigSwitch(key="norm_topk_prob"),
     shared_size="shared_expert_intermediate_size",
     shared_gate=True,
     dense=DenseLayers.BY_STEP,
 )
 
+SIGMOID_EXPERTS = ExpertKeys(
+    ("n_routed_experts",),
+    scores=Scores.SIGMOID,
+    normalize=BY_NORM_TOPK,
+    corrected=True,
+    scale="routed_scaling_factor",
+    grouping=Grouping.ALWAYS,
+    group_score=GroupScore.TOP2,
+    shared_count="n_shared_experts",
+    dense=DenseLayers.FIRST,
+)
+
 QWEN2_MOE = Architecture(
-    name="qwen2_moe",
-    models="Qwen1.5-MoE, Qwen2-MoE",
-    hf_class="Qwen2MoeForCausalLM",
-    gguf=GgufNames("qwen2moe", interleaved=False, layer_tensors=LLAMA_TENSORS | EXPERT_TENSORS, settings={}),
+    "qwen2_moe",
+    "Qwen1.5-MoE, Qwen2-MoE",
+    "Qwen2MoeForCausalLM",
+    gguf=GgufNames("qwen2moe", LLAMA_TENSORS | EXPERT_TENSORS),
     attention_bias=ConfigSwitch(key="qkv_bias", default=True),
     window=QWEN_WINDOW,
     experts=GATED_EXPERTS,
@@ -65,100 +80,48 @@ QWEN2_MOE = Architecture(
 """Qwen2 with experts, and a shared expert weighed by a gate."""
 
 QWEN3_MOE = Architecture(
-    name="qwen3_moe",
-    models="Qwen3-MoE",
-    hf_class="Qwen3MoeForCausalLM",
+    "qwen3_moe",
+    "Qwen3-MoE",
+    "Qwen3MoeForCausalLM",
     gguf=GgufNames(
-        "qwen3moe",
-        interleaved=False,
-        layer_tensors=LLAMA_TENSORS | QK_NORM_TENSORS | EXPERT_TENSORS,
-        settings={"norm_topk_prob": True},
+        "qwen3moe", LLAMA_TENSORS | QK_NORM_TENSORS | EXPERT_TENSORS, settings={"norm_topk_prob": True}
     ),
-    attention_bias=ConfigSwitch(key="attention_bias"),
-    output_bias=ConfigSwitch(key="attention_bias"),
-    qk_norm=ConfigSwitch(always=True),
+    attention_bias=BY_ATTENTION_BIAS,
+    output_bias=BY_ATTENTION_BIAS,
+    qk_norm=ALWAYS,
     window=WindowField(WindowedLayers.ALL, switch="use_sliding_window", listed=False),
-    experts=ExpertKeys(
-        count=("num_experts", "num_local_experts"),
-        normalize=ConfigSwitch(key="norm_topk_prob"),
-        dense=DenseLayers.BY_STEP,
-    ),
+    experts=replace(GATED_EXPERTS, shared_size=None, shared_gate=False),
 )
 """Qwen3 with experts."""
 
-GPT_OSS = Architecture(
-    name="gpt_oss",
-    models="gpt-oss",
-    hf_class="GptOssForCausalLM",
-    gguf=GgufNames(
-        "gpt-oss",
-        interleaved=False,
-        layer_tensors=LLAMA_TENSORS
-        | EXPERT_TENSORS
-        | {"post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"},
-        settings={"swiglu_limit": 7.0},
-    ),
-    attention_bias=ConfigSwitch(key="attention_bias", default=True),
-    output_bias=ConfigSwitch(key="attention_bias", default=True),
-    window=WindowField(WindowedLayers.ALL_BUT_EVERY_NTH, period=2),
-    rope=Rope(theta=150_000.0, yarn_truncates=False),
-    experts=ExpertKeys(
-        count=("num_local_experts",),
-        size="intermediate_size",
-        normalize=ConfigSwitch(always=True),
-        bias=True,
-        clamp="swiglu_limit",
-    ),
-    has_sinks=True,
-    stored=StoredTensors(renamed=((".mlp.router.", ".mlp.gate."),), stacked_experts=ExpertStacks.INTERLEAVED),
-)
-"""Sinks, alternating windows, experts with biases whose gates are clamped."""
-
 GLM4_MOE = Architecture(
-    name="glm4_moe",
-    models="GLM-4.5",
-    hf_class="Glm4MoeForCausalLM",
+    "glm4_moe",
+    "GLM-4.5",
+    "Glm4MoeForCausalLM",
     gguf=GgufNames(
         "glm4moe",
-        interleaved=False,
-        layer_tensors=LLAMA_TENSORS
-        | QK_NORM_TENSORS
-        | EXPERT_TENSORS
-        | {"post_attention_norm": "post_attention_layernorm"},
+        LLAMA_TENSORS | QK_NORM_TENSORS | EXPERT_TENSORS | _AFTER_ATTENTION,
         settings={"norm_topk_prob": False},
     ),
-    attention_bias=ConfigSwitch(key="attention_bias"),
+    attention_bias=BY_ATTENTION_BIAS,
     qk_norm=ConfigSwitch(key="use_qk_norm"),
     rope=Rope(partial=0.5),
-    experts=ExpertKeys(
-        count=("n_routed_experts",),
-        scores=Scores.SIGMOID,
-        normalize=ConfigSwitch(key="norm_topk_prob", default=True),
-        corrected=True,
-        scale="routed_scaling_factor",
-        grouping=Grouping.ALWAYS,
-        group_score=GroupScore.TOP2,
-        shared_count="n_shared_experts",
-        dense=DenseLayers.FIRST,
-    ),
+    experts=SIGMOID_EXPERTS,
 )
 """Half of a head is rotated; experts by sigmoid scores with a correction, beside a shared expert."""
 
 DEEPSEEK_V2 = Architecture(
-    name="deepseek_v2",
-    models="DeepSeek-V2",
-    hf_class="DeepseekV2ForCausalLM",
+    "deepseek_v2",
+    "DeepSeek-V2",
+    "DeepseekV2ForCausalLM",
     gguf=GgufNames(
-        "deepseek2",
-        interleaved=True,
-        layer_tensors=LATENT_TENSORS | EXPERT_TENSORS,
-        settings={"norm_topk_prob": False},
+        "deepseek2", LATENT_TENSORS | EXPERT_TENSORS, interleaved=True, settings={"norm_topk_prob": False}
     ),
-    attention_bias=ConfigSwitch(key="attention_bias"),
-    output_bias=ConfigSwitch(key="attention_bias"),
+    attention_bias=BY_ATTENTION_BIAS,
+    output_bias=BY_ATTENTION_BIAS,
     rope=Rope(interleaved=True),
     experts=ExpertKeys(
-        count=("n_routed_experts",),
+        ("n_routed_experts",),
         scale="routed_scaling_factor",
         grouping=Grouping.BY_METHOD,
         shared_count="n_shared_experts",
@@ -174,6 +137,29 @@ DEEPSEEK_V3 = replace(
     name="deepseek_v3",
     models="DeepSeek-V3, R1",
     hf_class="DeepseekV3ForCausalLM",
-    experts=GLM4_MOE.experts,
+    experts=SIGMOID_EXPERTS,
 )
 """V2 with sigmoid scores and a correction for the choice of experts."""
+
+GPT_OSS = Architecture(
+    "gpt_oss",
+    "gpt-oss",
+    "GptOssForCausalLM",
+    gguf=GgufNames(
+        "gpt-oss",
+        LLAMA_TENSORS | EXPERT_TENSORS | _AFTER_ATTENTION | {"attn_sinks": "self_attn.sinks"},
+        settings={"swiglu_limit": 7.0},
+    ),
+    attention_bias=ConfigSwitch(key="attention_bias", default=True),
+    output_bias=ConfigSwitch(key="attention_bias", default=True),
+    window=WindowField(WindowedLayers.ALL_BUT_EVERY_NTH, period=2),
+    rope=Rope(theta=150_000.0, yarn_truncates=False),
+    experts=ExpertKeys(
+        ("num_local_experts",), size="intermediate_size", normalize=ALWAYS, bias=True, clamp="swiglu_limit"
+    ),
+    has_sinks=True,
+    stored=StoredTensors(renamed=((".mlp.router.", ".mlp.gate."),), stacked_experts=ExpertStacks.INTERLEAVED),
+)
+"""Sinks, alternating windows, experts with biases whose gates are clamped."""
+
+MIXTURES = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, GLM4_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS)

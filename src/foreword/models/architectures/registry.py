@@ -6,66 +6,12 @@ from typing import Any
 
 from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import Architecture
-from foreword.models.architectures.dense import (
-    GEMMA2,
-    GEMMA3,
-    GRANITE,
-    LLAMA,
-    MIMO,
-    MISTRAL,
-    OLMO2,
-    PHI3,
-    QWEN2,
-    QWEN3,
-    SMOLLM3,
-)
-from foreword.models.architectures.hybrids import (
-    BAMBA,
-    GRANITE_HYBRID,
-    LFM2,
-    NEMOTRON_H,
-    QWEN3_5,
-    QWEN3_5_MOE,
-    QWEN3_NEXT,
-)
-from foreword.models.architectures.mixtures import (
-    DEEPSEEK_V2,
-    DEEPSEEK_V3,
-    GLM4_MOE,
-    GPT_OSS,
-    MIXTRAL,
-    QWEN2_MOE,
-    QWEN3_MOE,
-)
+from foreword.models.architectures.dense import DENSE
+from foreword.models.architectures.hybrids import HYBRIDS
+from foreword.models.architectures.mixtures import MIXTURES
 from foreword.models.config import Scores
 
-ARCHITECTURES: tuple[Architecture, ...] = (
-    LLAMA,
-    MISTRAL,
-    QWEN2,
-    QWEN3,
-    MIMO,
-    GEMMA2,
-    GEMMA3,
-    PHI3,
-    OLMO2,
-    GRANITE,
-    SMOLLM3,
-    MIXTRAL,
-    QWEN2_MOE,
-    QWEN3_MOE,
-    GLM4_MOE,
-    DEEPSEEK_V2,
-    DEEPSEEK_V3,
-    GPT_OSS,
-    QWEN3_NEXT,
-    QWEN3_5,
-    QWEN3_5_MOE,
-    GRANITE_HYBRID,
-    BAMBA,
-    NEMOTRON_H,
-    LFM2,
-)
+ARCHITECTURES: tuple[Architecture, ...] = (*DENSE, *MIXTURES, *HYBRIDS)
 
 BY_HF_CLASS = {family.hf_class: family for family in ARCHITECTURES}
 

@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from foreword.errors import CheckpointError
@@ -17,9 +17,12 @@ MAX_DIMENSION = 2**31 - 1
 class ConfigFields:
     """Values by key; errors about missing or malformed ones name the key and the file."""
 
-    values: Mapping[str, Any]  # keys as the file spells them
+    values: Mapping[str, Any]
     origin: str  # the file, for messages
     prefix: str = ""  # key prefix ("llama." in GGUF metadata)
+    named: Mapping[str, str] = field(
+        default_factory=dict
+    )  # keys that the file spells differently -> spelling
 
     def get(self, key: str) -> Any:  # noqa: ANN401
         """Return the raw value; None if absent or null."""
@@ -65,12 +68,20 @@ class ConfigFields:
         """Return the error for a value of the wrong type."""
         shown = repr(self.get(key))[:60]
         return CheckpointError(
-            f"{self.origin}: {self.prefix}{key} is {shown}, not {expected}; the file is damaged, get it again"
+            f"{self.origin}: {self._spelled(key)} is {shown}, not {expected}; the file is damaged, get it again"
         )
 
     def unsupported(self, what: str) -> CheckpointError:
         """Return the error for an unsupported model."""
         return CheckpointError(f"{self.origin}: {what} is not supported; use another model")
+
+    def section(self, key: str) -> "ConfigFields | None":
+        """Return an object inside the description; None if there is none."""
+        value = self.get(key)
+        return ConfigFields(value, self.origin) if isinstance(value, Mapping) else None
+
+    def _spelled(self, key: str) -> str:
+        return self.named.get(key, self.prefix + key)
 
     def _value(self, key: str, default: Any) -> Any:  # noqa: ANN401
         value = self.get(key)
@@ -78,7 +89,7 @@ class ConfigFields:
             return value
         if default is None:
             raise CheckpointError(
-                f"{self.origin}: {self.prefix}{key} is missing; the description is incomplete, get it again"
+                f"{self.origin}: {self._spelled(key)} is missing; the description is incomplete, get it again"
             )
         return default
 

@@ -27,9 +27,8 @@ from foreword.models.formats.checkpoint import (
     stretches,
 )
 from foreword.models.formats.fields import GGUF_KEYS, ConfigFields, sampling_values
-from foreword.models.formats.gguf.config import ROPE_FACTORS, gguf_config, gguf_family
+from foreword.models.formats.gguf.config import ROPE_TENSORS, gguf_config, gguf_family, module_layers
 from foreword.models.formats.gguf.file import GgufFile, GgufTensor
-from foreword.models.formats.gguf.settings import ROPE_TENSORS, module_layers
 from foreword.models.formats.gguf.tokenizer import gguf_tokenizer
 from foreword.models.layer_shapes import expected_shapes
 from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
@@ -192,7 +191,7 @@ class GgufCheckpoint:
         _, names = gguf_family(self._file)
         fields = ConfigFields(self._file.metadata, str(path), prefix=f"{names.architecture}.")
         modules = module_tensors(self._file.tensors, module_layers(fields))
-        parts = tensor_parts(self._file.tensors, names, path, (ROPE_FACTORS, *ROPE_TENSORS, *modules))
+        parts = tensor_parts(self._file.tensors, names, path, (*ROPE_TENSORS, *modules))
         self.config = gguf_config(self._file, frozenset(name for held in parts.values() for name in held))
         self._rotated = rotated_rows(self.config.layers[0].attention) if names.interleaved else {}
         self._places = places(parts, self._file.tensors, self.config, path)

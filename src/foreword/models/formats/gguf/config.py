@@ -1,31 +1,78 @@
-"""Converts GGUF metadata to a ModelConfig."""
+"""Converts GGUF metadata to the keys of a config.json, so that one reader describes all families."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from foreword.errors import CheckpointError
-from foreword.models.architectures.architecture import Architecture, GgufNames
-from foreword.models.architectures.registry import GGUF_NAMES, gguf_family_named
-from foreword.models.config import (
-    AttentionSpec,
-    FrequencyFactors,
-    LayerSpec,
-    LinearRopeScaling,
-    MlpSpec,
-    ModelConfig,
-    NormSpec,
-    RopeScaling,
-    RopeSpec,
-    Scores,
+from foreword.models.architectures.architecture import (
+    Architecture,
+    ConfigSwitch,
+    GgufNames,
+    Grouping,
+    WindowedLayers,
+    WindowField,
 )
-from foreword.models.formats.fields import ConfigFields, check_heads, check_layers
+from foreword.models.architectures.registry import GGUF_NAMES, gguf_family_named
+from foreword.models.config import ModelConfig, Scores
+from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.gguf.file import GgufFile
-from foreword.models.formats.gguf.settings import GATING, hf_settings, module_layers, rope_settings
-from foreword.models.formats.hf.config import LAYER, hf_config
-from foreword.models.formats.hf.rope import extended_context, rope_spec
+from foreword.models.formats.hf.config import model_config
 
-ROPE_FACTORS = "rope_freqs.weight"
+FREQUENCY_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_TENSORS = (FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS)
+"""Tensors that are settings instead of weights."""
+
+GATING = {1: Scores.SOFTMAX, 2: Scores.SIGMOID}
+"""Values of `expert_gating_func`."""
+
+_KEYS = {
+    "hidden_size": "embedding_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "intermediate_size": "feed_forward_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+    "conv_L_cache": "shortconv.l_cache",
+    "rope_local_base_freq": "rope.freq_base_swa",
+    "sliding_window": "attention.sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+    "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
+    "n_routed_experts": "expert_count",
+    "n_shared_experts": "expert_shared_count",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "norm_topk_prob": "expert_weights_norm",
+    "routed_scaling_factor": "expert_weights_scale",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "q_lora_rank": "attention.q_lora_rank",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "qk_rope_head_dim": "rope.dimension_count",
+    "rope_theta": "rope.freq_base",
+    "max_position_embeddings": "context_length",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+}
+"""Keys of config.json -> keys of the metadata, after the architecture's name."""
+
+_SWITCHES = {
+    "attention_bias": "attn_q.bias",
+    "output_bias": "attn_output.bias",
+    "mlp_bias": "ffn_gate.bias",
+    "qk_norm": "attn_q_norm.weight",
+}
+"""Features of a family -> the tensor that a layer has with this feature; the metadata does not state them."""
 
 
 def gguf_family(file: GgufFile) -> tuple[Architecture, GgufNames]:
@@ -44,7 +91,7 @@ def gguf_family(file: GgufFile) -> tuple[Architecture, GgufNames]:
 
 def _scores(file: GgufFile, name: str) -> tuple[Scores | None, ...]:
     """Return the router's score functions that the file allows; None without experts."""
-    if not _positive(file.metadata.get(f"{name}.expert_count"), 0):
+    if not _exceeds(file.metadata.get(f"{name}.expert_count"), 0):
         return (None,)
     stated = file.metadata.get(f"{name}.expert_gating_func")
     if not isinstance(stated, int):
@@ -54,113 +101,139 @@ def _scores(file: GgufFile, name: str) -> tuple[Scores | None, ...]:
 
 def gguf_config(file: GgufFile, tensors: frozenset[str]) -> ModelConfig:
     """Return the config of a GGUF file, using metadata and the canonical tensor names."""
-    family, names = gguf_family(file)
-    fields = ConfigFields(file.metadata, str(file.path), prefix=f"{names.architecture}.")
-    _refuse_variants(file)
-    if names.settings is not None:
-        if ROPE_FACTORS in file.tensors:
-            raise fields.unsupported(f"{ROPE_FACTORS} in this family")
-        settings = hf_settings(file, family, names, _embedding_rows(file))
-        return hf_config(settings, tensors, file.path)
-    attention = _attention(file, fields, family)
-    mlp = MlpSpec(_per_layer_count(fields, "feed_forward_length"), bias="blk.0.ffn_gate.bias" in file.tensors)
-    num_layers = check_layers(tensors, LAYER, module_layers(fields).start, fields.origin)
-    rope = _rope(file, fields, attention.head_dim)
-    return ModelConfig(
-        architecture=family.name,
-        vocab_size=_embedding_rows(file),
-        hidden_size=fields.count("embedding_length"),
-        context_length=extended_context(fields.count("context_length"), rope),
-        layers=(LayerSpec(attention, mlp),) * num_layers,
-        norm=NormSpec(fields.number("attention.layer_norm_rms_epsilon")),
-        rope=rope,
-        tied_embeddings="output.weight" not in file.tensors,
-    )
-
-
-def _attention(file: GgufFile, fields: ConfigFields, family: Architecture) -> AttentionSpec:
-    heads = _per_layer_count(fields, "attention.head_count")
-    window = fields.get("attention.sliding_window")
-    attention = AttentionSpec(
-        num_heads=heads,
-        num_kv_heads=_per_layer_count(fields, "attention.head_count_kv", heads),
-        head_dim=fields.count("attention.key_length", fields.count("embedding_length") // heads or None),
-        bias="blk.0.attn_q.bias" in file.tensors,
-        output_bias="blk.0.attn_output.bias" in file.tensors,
-        qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
-        window=fields.count("attention.sliding_window") if window else None,
-    )
-    return check_heads(attention, fields.origin)
-
-
-def _embedding_rows(file: GgufFile) -> int:
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise CheckpointError(f"{file.path}: it holds no token_embd.weight matrix; give a whole model file")
-    return embedding.shape[0]
-
-
-def _per_layer_count(fields: ConfigFields, key: str, default: int | None = None) -> int:
-    """Return a count that some files repeat per layer; all layers must agree."""
-    value = fields.get(key)
-    if not isinstance(value, list):
-        return fields.count(key, default)
-    if len(set(map(str, value))) != 1:
-        raise fields.unsupported(f"a {key} that differs between layers")
-    return ConfigFields({key: value[0]}, fields.origin).count(key)
-
-
-def _refuse_variants(file: GgufFile) -> None:
-    if _positive(file.metadata.get("split.count"), 1):
+    if _exceeds(file.metadata.get("split.count"), 1):
         raise CheckpointError(
             f"{file.path} is one part of a split model; join the parts with llama-gguf-split --merge"
         )
-
-
-def _positive(value: Any, above: int) -> bool:  # noqa: ANN401
-    return isinstance(value, int) and value > above
-
-
-def _rope(file: GgufFile, fields: ConfigFields, head_dim: int) -> RopeSpec:
-    if fields.count("rope.dimension_count", head_dim) != head_dim:
+    family, names = gguf_family(file)
+    fields = ConfigFields(file.metadata, str(file.path), prefix=f"{names.architecture}.")
+    values = _settings(file, fields, family, names)
+    for feature, suffix in _SWITCHES.items():
+        values[feature] = any(name.endswith(f".{suffix}") for name in file.tensors)
+    switches: dict[str, Any] = {feature: ConfigSwitch(key=feature) for feature in _SWITCHES}
+    if names.windows_everywhere and values["sliding_window"] is not None:
+        switches["window"] = WindowField(WindowedLayers.ALL, listed=False)
+    named = {key: fields.prefix + stored for key, stored in _KEYS.items()}
+    config = model_config(
+        ConfigFields(values, fields.origin, named=named), replace(family, **switches), tensors
+    )
+    if names.interleaved and config.rope.rotary_dim is not None:
         raise fields.unsupported("rotating a part of each head (rope.dimension_count)")
+    return config
+
+
+def _settings(file: GgufFile, fields: ConfigFields, family: Architecture, names: GgufNames) -> dict[str, Any]:
+    """Return the equivalent of a config.json."""
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError(f"{file.path}: it holds no token_embd.weight matrix; give a whole model file")
+    values = {key: _common_value(fields.get(stored)) for key, stored in _KEYS.items()}
+    values |= {key: value for key, value in names.settings.items() if values.get(key) is None}
+    values["rope_scaling"] = _rope_scaling(file, fields)
+    values["num_hidden_layers"] = module_layers(fields).start
+    values["vocab_size"] = embedding.shape[0]
+    values["tie_word_embeddings"] = "output.weight" not in file.tensors
+    values["sliding_window"] = values["sliding_window"] or None
+    kv_heads = values["num_key_value_heads"]
+    if kv_heads is None:
+        values["num_key_value_heads"] = values["num_attention_heads"]
+    elif family.recurrent is not None and isinstance(kv_heads, list):  # recurrent layers have none
+        values["layer_types"] = ["full_attention" if heads else "linear_attention" for heads in kv_heads]
+        values["num_key_value_heads"] = max(kv_heads)
+    if family.scales.attention_root is not None:
+        values[family.scales.attention_root] = _score_root(fields, names)
+    if family.experts is not None and family.experts.grouping is Grouping.BY_METHOD and values["n_group"]:
+        values["topk_method"] = "group_limited_greedy"
+    return values | _head_sizes(fields, family)
+
+
+def _head_sizes(fields: ConfigFields, family: Architecture) -> dict[str, Any]:
+    """Return the sizes of a head's parts."""
+    if family.is_latent:
+        # Newer files also store the sizes of the latent rows, as if these were one head.
+        key, value = "attention.key_length_mla", "attention.value_length_mla"
+        if fields.get(key) is None:
+            key, value = "attention.key_length", "attention.value_length"
+        return {
+            "qk_nope_head_dim": fields.count(key) - fields.count("rope.dimension_count"),
+            "v_head_dim": fields.count(value),
+        }
+    heads = _common_value(fields.get("attention.head_count"))
+    if not _exceeds(heads, 0):  # an error is raised later
+        return {}
+    head_dim = fields.count("attention.key_length", fields.count("embedding_length") // heads or None)
     if fields.count("attention.value_length", head_dim) != head_dim:
         raise fields.unsupported("value heads of another size than key heads")
-    kind, factor = _stated_scaling(fields)
-    if kind == "yarn" and ROPE_FACTORS not in file.tensors:
-        return rope_spec(ConfigFields(rope_settings(file, fields), fields.origin), head_dim=head_dim)
-    return RopeSpec(
-        fields.number("rope.freq_base", 10000.0), _rope_scaling(file, fields, head_dim, kind, factor)
-    )
+    if fields.get("rope.dimension_count") is None:
+        return {}
+    return {"partial_rotary_factor": fields.count("rope.dimension_count") / head_dim}
 
 
-def _rope_scaling(
-    file: GgufFile, fields: ConfigFields, head_dim: int, kind: str, factor: float
-) -> RopeScaling | None:
-    if kind not in ("none", "linear"):
+def module_layers(fields: ConfigFields) -> range:
+    """Return the layers that are MTP modules: GGUF appends them to the decoder's."""
+    modules, count = fields.whole("nextn_predict_layers", 0), fields.count("block_count")
+    if modules >= count:
+        raise fields.malformed("nextn_predict_layers", f"fewer than the {count} layers of all")
+    return range(count - modules, count)
+
+
+def _common_value(stored: Any) -> Any:  # noqa: ANN401
+    """Return the value that some files repeat per layer; a list whose values differ stays a list."""
+    return stored[0] if isinstance(stored, list) and len(set(map(str, stored))) == 1 else stored
+
+
+def _exceeds(value: object, limit: int) -> bool:
+    return isinstance(value, int) and value > limit
+
+
+def _score_root(fields: ConfigFields, names: GgufNames) -> int:
+    """Return the score scale by the number of layers, as llama.cpp does; files do not state it."""
+    if fields.count("block_count") == names.deep:
+        return fields.count("embedding_length") // fields.count("attention.head_count")
+    return fields.count("attention.key_length")
+
+
+def _rope_scaling(file: GgufFile, fields: ConfigFields) -> dict[str, Any] | None:
+    """Return the section `rope_scaling`. A factor alone means linear scaling, as in llama.cpp."""
+    factor = fields.optional_number("rope.scaling.factor") or fields.optional_number("rope.scale_linear")
+    kind = fields.text("rope.scaling.type", "none" if factor in (None, 1.0) else "linear")
+    if LONG_FACTORS in file.tensors and SHORT_FACTORS in file.tensors:
+        return {
+            "rope_type": "longrope",
+            "long_factor": _factors(file, LONG_FACTORS, fields),
+            "short_factor": _factors(file, SHORT_FACTORS, fields),
+            "attention_factor": fields.get("rope.scaling.attn_factor"),
+        }
+    if kind not in ("none", "linear", "yarn"):
         raise fields.unsupported(f"rope scaling {kind!r}")
-    if ROPE_FACTORS not in file.tensors:
-        return LinearRopeScaling(factor) if kind == "linear" else None
-    if kind == "linear":
-        raise fields.unsupported("linear rope scaling together with frequency factors")
-    return _frequency_factors(file, fields, head_dim)
+    if FREQUENCY_FACTORS in file.tensors:  # how files store llama3 scaling
+        if kind != "none":
+            raise fields.unsupported(f"{kind} rope scaling together with frequency factors")
+        factors = _factors(file, FREQUENCY_FACTORS, fields)
+        return {
+            "rope_type": "longrope",
+            "long_factor": factors,
+            "short_factor": factors,
+            "attention_factor": 1.0,
+        }
+    if kind == "none":
+        return None
+    return {"rope_type": kind, "factor": factor} | (_yarn(fields) if kind == "yarn" else {})
 
 
-def _stated_scaling(fields: ConfigFields) -> tuple[str, float]:
-    """Return scaling kind and factor.
+def _yarn(fields: ConfigFields) -> dict[str, Any]:
+    values = {key: fields.get(f"rope.scaling.yarn_{key}") for key in ("beta_fast", "beta_slow")}
+    if fields.get("rope.scaling.yarn_log_multiplier") is None:
+        return values
+    if fields.get("attention.kv_lora_rank") is None:
+        raise fields.unsupported("rope.scaling.yarn_log_multiplier in this family")
+    # Stored as a tenth of the score scale; the magnitude of rotated dimensions is not stored.
+    everywhere = 10 * fields.number("rope.scaling.yarn_log_multiplier")
+    return values | {"mscale_all_dim": everywhere, "attention_factor": 1.0}
 
-    A factor alone is linear, as in llama.cpp; old files call it `rope.scale_linear`.
-    """
-    key = "rope.scaling.factor" if fields.get("rope.scaling.factor") is not None else "rope.scale_linear"
-    factor = fields.number(key, 1.0)
-    return fields.text("rope.scaling.type", "none" if factor == 1.0 else "linear"), factor
 
-
-def _frequency_factors(file: GgufFile, fields: ConfigFields, head_dim: int) -> FrequencyFactors:
-    stored = file.tensors[ROPE_FACTORS]
-    if stored.kind != "F32" or stored.shape != (head_dim // 2,):
-        raise fields.unsupported(f"{ROPE_FACTORS} of type {stored.kind} and shape {stored.shape}")
-    factors = file.rows(ROPE_FACTORS).reshape(-1).view(np.float32)
-    if not (np.isfinite(factors).all() and (factors > 0).all()):
-        raise CheckpointError(f"{file.path}: {ROPE_FACTORS} holds no usable numbers; get the file again")
-    return FrequencyFactors(tuple(factors.tolist()))
+def _factors(file: GgufFile, name: str, fields: ConfigFields) -> list[float]:
+    if file.tensors[name].kind != "F32":
+        raise fields.unsupported(f"{name} of type {file.tensors[name].kind}")
+    factors: list[float] = file.rows(name).reshape(-1).view(np.float32).tolist()
+    return factors

@@ -257,8 +257,11 @@ def hf_family(values: Mapping[str, Any], path: Path) -> Architecture:
 
 def hf_config(values: Mapping[str, Any], names: frozenset[str], path: Path) -> ModelConfig:
     """Return the model's config; `names` are the stored tensors."""
-    fields = ConfigFields(values, str(path))
-    family = hf_family(values, path)
+    return model_config(ConfigFields(values, str(path)), hf_family(values, path), names)
+
+
+def model_config(fields: ConfigFields, family: Architecture, names: frozenset[str]) -> ModelConfig:
+    """Return the config of a model of this family from the values of a config.json."""
     num_layers = check_layers(names, LAYER, num_layers_stated(fields, family), fields.origin)
     attention = attention_spec(fields, family)
     rope = rope_spec(fields, family.rope, attention.rotary_dim)

@@ -1,6 +1,7 @@
 """Reads the rotary settings of a config.json."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from foreword.models.architectures.architecture import Rope
@@ -79,7 +80,7 @@ def _rope_fields(fields: ConfigFields, family: Rope) -> ConfigFields:
     merged |= sections["rope_scaling"] or newer
     if (trained := fields.get("original_max_position_embeddings")) is not None:
         merged["original_max_position_embeddings"] = trained
-    return ConfigFields(merged, fields.origin)
+    return replace(fields, values=merged)
 
 
 def _kind(rope: ConfigFields, family: Rope) -> str:
