@@ -51,7 +51,7 @@ def test_plain_layers_are_fine():
 
 LATENT = LatentSpec(kv_rank=8, query_rank=None, nope_dim=8, rope_dim=4, value_dim=8)
 EXPERTS = with_layer(LayerSpec(ATTENTION, replace(MLP, experts=ExpertsSpec(8, 2, 16))))
-GATED = with_layer(LayerSpec(replace(ATTENTION, gated=True), MLP))
+SQUARED = with_layer(LayerSpec(ATTENTION, replace(MLP, activation="relu2")))
 COMPRESSED = with_layer(LayerSpec(replace(ATTENTION, latent=LATENT), MLP))
 WINDOW = with_layer(LayerSpec(replace(ATTENTION, window=127), MLP))
 
@@ -61,7 +61,7 @@ WINDOW = with_layer(LayerSpec(replace(ATTENTION, window=127), MLP))
     [
         (with_layer(LayerSpec(ATTENTION, replace(MLP, activation="gelu"))), "torch", "activation 'gelu'"),
         (with_layer(LayerSpec(ATTENTION, replace(MLP, activation="gelu_pytorch_tanh"))), "training", "GeGLU"),
-        (GATED, "cuda", "gated attention; use --backend torch"),
+        (SQUARED, "cuda", "MLPs of squared ReLU without a gate; use --backend torch"),
         (WINDOW, "training", "sliding-window attention; use another model"),
         (with_layer(LayerSpec(ATTENTION, MlpSpec(32))), "training", "layers of different kinds"),
         (COMPRESSED, "cpu", "latent attention"),
@@ -85,10 +85,10 @@ def test_every_backend_has_windows_and_experts(backend: str):
 
 def test_auto_falls_to_torch_where_the_faster_backend_cannot_run_a_model():
     chosen, gpu = BackendChoice("cuda", None, torch.bfloat16, "the fastest"), torch.device("cuda")
-    found = fitted(chosen, GATED, backend="auto", dtype="auto", device=gpu)
+    found = fitted(chosen, SQUARED, backend="auto", dtype="auto", device=gpu)
     assert (found.name, found.torch_dtype) == ("torch", torch.bfloat16)
-    assert found.reason.startswith("the cuda backend does not support gated attention")
-    assert fitted(chosen, GATED, backend="cuda", dtype="auto", device=gpu) is chosen
+    assert found.reason.startswith("the cuda backend does not support MLPs of squared ReLU")
+    assert fitted(chosen, SQUARED, backend="cuda", dtype="auto", device=gpu) is chosen
     assert fitted(chosen, SOUND, backend="auto", dtype="auto", device=gpu) is chosen
 
 

@@ -79,15 +79,29 @@ def test_blocks_of_four_bits_stay_packed_for_a_gpu(model: Path):
     first, second = load_packed(open_checkpoint(model), choice, torch.device("cpu")).layers
     assert first.experts is not None and second.experts is not None
     assert isinstance(second.experts.down, Tensor), "it is not stored in blocks"
-    both = torch.cat((expected["gate_up_proj"][:, 0::2], expected["gate_up_proj"][:, 1::2]), dim=1)
-    for packed, numbers in ((first.experts.gate_up, both), (first.experts.down, expected["down_proj"])):
-        codes = torch.cat(
-            (packed.codes & 15, packed.codes >> 4), dim=-1
-        ).long()  # [experts, groups, rows, 32]
-        exponents = packed.exponents.contiguous().view(torch.uint8).view(EXPERTS, -1, 4)  # of one word
-        scales = torch.exp2(exponents.transpose(1, 2).float() - 127).unsqueeze(-1)
-        unpacked = (LEVELS[codes] * scales).permute(0, 2, 1, 3).flatten(2)
-        assert torch.equal(unpacked[..., : numbers.shape[2]], numbers)
+    experts = (first.experts.gate_up, "gate_up_proj"), (first.experts.down, "down_proj")
+    for packed, name in experts:
+        numbers = expected[name]  # gate and up in turn, as they are stored
+        found = numbers_of(packed.codes, packed.exponents)
+        assert torch.equal(found[:, : numbers.shape[1], : numbers.shape[2]], numbers)
+
+
+def numbers_of(codes: Tensor, exponents: Tensor) -> Tensor:
+    """Return the numbers [experts, N, K] that tensor cores get of codes and exponents (see `PackedExperts`)."""
+    chunks, blocks = codes.shape[1:3]
+    word = codes.int().view(EXPERTS, chunks, blocks, 8, 4, 4, 2)
+    scale = (exponents.view(EXPERTS, chunks, blocks, 8, 1) >> 16 * (torch.arange(4) // 2))[..., None, :, None]
+    pairs = word, word << 3, word << 6, word << 1 & 0x8000 | word >> 5 & 0x0100 | word >> 4 & 0x00C0
+    by_row = [
+        as_bf16(pair & 0x81C0) * as_bf16((scale >> 8 * (place % 2) & 255) << 7)
+        for place, pair in enumerate(pairs)
+    ]
+    halves = torch.stack(by_row, dim=-1).view(*word.shape, 2, 2)  # of a pair of columns, of a pair of rows
+    return halves.permute(0, 2, 8, 3, 1, 5, 7, 4, 6).reshape(EXPERTS, blocks * 16, chunks * 64)
+
+
+def as_bf16(bits: Tensor) -> Tensor:
+    return bits.short().view(torch.bfloat16).float()
 
 
 def test_a_stack_with_fewer_experts_than_the_config_counts_is_refused(model: Path):
