@@ -6,11 +6,14 @@ from functools import cache
 from itertools import zip_longest
 
 import numpy as np
+import torch
 
 from foreword.acceptance.params import SamplingParams
 from foreword.backends.interface import Decoder
 from foreword.control.fixed import FixedPolicy
+from foreword.drafters.heads.loading import DraftVocabulary
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
+from foreword.drafters.model.vocabularies import SharedTokens
 from foreword.engine.requests.request import Request
 from foreword.speculation.drafting import Drafter
 from helpers.engines import ask, core_on, run
@@ -42,9 +45,23 @@ class Found:
         return [sum(counts) for counts in zip_longest(*levels, fillvalue=0)]
 
 
-def model_drafter(logits: np.ndarray, width: int = 1) -> AutoregressiveDrafter:
+def model_drafter(
+    logits: np.ndarray, width: int = 1, shared: SharedTokens | None = None
+) -> AutoregressiveDrafter:
     decoder: Decoder = MarkovDecoder(logits)  # type: ignore[assignment]
-    return AutoregressiveDrafter(decoder, VOCAB, DraftingSize(width, rows_per_pass=4096))
+    return AutoregressiveDrafter(decoder, VOCAB, DraftingSize(width, rows_per_pass=4096), shared=shared)
+
+
+def other_ids(logits: np.ndarray, pairs: dict[int, int], width: int = 1) -> AutoregressiveDrafter:
+    """A drafter whose id `pairs[t]` is the target's token t, with the logits of `logits` in the target's ids.
+
+    Target tokens that are not in `pairs` do not exist for it; it reads its id 0 in their place.
+    """
+    ours = [next((t for t, own in pairs.items() if own == d), 0) for d in range(VOCAB)]
+    to_draft = torch.tensor([pairs.get(token, 0) for token in range(VOCAB)], dtype=torch.int32)
+    vocabulary = DraftVocabulary(torch.tensor(list(pairs)), VOCAB, torch.device("cpu"))
+    shared = SharedTokens(torch.tensor(list(pairs.values())), vocabulary, to_draft)
+    return model_drafter(logits[np.ix_(ours, ours, ours)], width, shared)
 
 
 def answers(

@@ -28,6 +28,7 @@ from helpers.guessed_texts import (
     check_law,
     expected,
     model_drafter,
+    other_ids,
 )
 from helpers.markov_pair import peaked_logits
 from helpers.text_statistics import least_visible, total_variation
@@ -71,6 +72,20 @@ def test_a_drafter_that_is_the_target_has_every_guess_accepted(rule: str):
     """No statistics here: a q that is not quite what was drawn from, or another noise, costs acceptance at once."""
     found = answers(rule, model_drafter(TARGET), 200)
     assert found.guesses("accepted") == found.guesses("drafted") == [200] * CHAIN
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_drafter_that_is_the_target_with_other_token_ids_has_every_guess_accepted(rule: str):
+    found = answers(rule, other_ids(TARGET, {0: 2, 1: 0, 2: 1}), 200)
+    assert found.guesses("accepted") == found.guesses("drafted") == [200] * CHAIN
+
+
+@pytest.mark.parametrize("rule", DRAWING_RULES)
+def test_a_draft_model_that_lacks_a_token_keeps_the_law(rule: str):
+    """q covers the tokens that both have; what the target gives to the third one is left to the correction."""
+    found = answers(rule, other_ids(OTHER, {0: 2, 1: 0}), FEWER)
+    assert min(found.guesses("rejected")) > FEWER / 10
+    check_law(found.texts)
 
 
 @pytest.mark.parametrize("rule", DRAWING_RULES)

@@ -16,7 +16,7 @@ from foreword.bench.quality import Divergence, combined, divergence, log_probabi
 from foreword.bench.skeleton import PLAIN
 from foreword.bench.theory import DraftingCost, RelativeStepCurve, pass_cost
 from foreword.drafters.config import SpeculationConfig
-from foreword.drafters.model.autoregressive import check_same_vocabulary
+from foreword.drafters.model.vocabularies import check_same_vocabulary
 from foreword.engine.assembly import make_core
 from foreword.engine.config import EngineConfig
 from foreword.engine.loader import LoadedModel

@@ -11,6 +11,7 @@ from foreword.acceptance.transfer import HostCopy, started
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
+from foreword.drafters.model.vocabularies import SharedTokens, shared_tokens
 from foreword.drafters.next_level import draw_unread, grow_chains, grow_trees, is_drawn_unread
 from foreword.drafters.registry import DrafterResources, drawn_kind
 from foreword.drafters.trees import GrowingTree
@@ -18,7 +19,7 @@ from foreword.errors import RequestError
 from foreword.kv.block_pool import OutOfPages
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.sequence import KvSequence
-from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.sources.resolve import resolve_model
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, DraftSource, DraftTask, Traits
@@ -49,11 +50,18 @@ class AutoregressiveDrafter(Drafter):
 
     traits = Traits(DraftSource.MODEL, drafts_by_level=True)
 
-    def __init__(self, decoder: Decoder, vocab_size: int, size: DraftingSize, weight_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        vocab_size: int,
+        size: DraftingSize,
+        weight_bytes: int = 0,
+        shared: SharedTokens | None = None,
+    ) -> None:
         """`vocab_size` is the target's: only these ids are sampled, and q covers exactly these.
 
         Dropping sampled tokens afterwards would bias *token* and *block*. `weight_bytes` counts weights that the
-        decoder does not share with the target.
+        decoder does not share with the target; `shared` translates to the ids of a decoder with another tokenizer.
         """
         if decoder.config.recurrent is not None:
             raise RequestError(
@@ -64,8 +72,9 @@ class AutoregressiveDrafter(Drafter):
         self._cache = PagedCache(-(-size.kv_tokens // PAGE_SIZE), prefix_caching=True)
         self._buffers = BatchBuffers()
         self._known: dict[int, tuple[int, KvSequence]] = {}  # request id -> (epoch, its KV sequence)
+        self._shared = shared
         self._runner = ModelRunner.allocate(
-            decoder, self._cache.pool.num_pages, PAGE_SIZE, vocab_size=vocab_size
+            decoder, self._cache.pool.num_pages, PAGE_SIZE, vocab_size=None if shared else vocab_size
         )
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
@@ -196,11 +205,12 @@ class AutoregressiveDrafter(Drafter):
         self, trees: Sequence[GrowingTree], rows: Sequence[SequenceRows], drawn_before: Tensor | None = None
     ) -> Tensor:
         """Return the logits of a pass over `rows`."""
-        batch = self._buffers.lay_out(self._cache, rows, ())
-        output = self._runner.forward(replace(batch, drawn_before=drawn_before))
+        batch = replace(self._buffers.lay_out(self._cache, rows, ()), drawn_before=drawn_before)
+        shared = self._shared
+        output = self._runner.forward(shared.to_draft_ids(batch) if shared else batch)
         for tree in trees:
             tree.is_cold |= output.is_cold
-        return output.logits
+        return shared.to_target(output.logits) if shared else output.logits
 
 
 @dataclass(frozen=True)
@@ -212,12 +222,12 @@ class DraftModelConfig:
 
 
 def build_draft_model(config: DraftModelConfig, resources: DrafterResources) -> AutoregressiveDrafter:
-    """Load the draft model for the target; its vocabulary must be the same."""
+    """Load the draft model; one with another tokenizer drafts the tokens that both vocabularies have."""
     checkpoint = open_checkpoint(Path(resolve_model(config.model)))
-    check_same_vocabulary(resources.checkpoint, checkpoint)
-    decoder = resources.load_decoder(checkpoint)
-    size = DraftingSize(config.tree_width)
-    return AutoregressiveDrafter(decoder, resources.vocab_size, size, decoder.weight_bytes)
+    device = resources.target.device
+    shared = shared_tokens(resources.checkpoint, checkpoint, resources.vocab_size, device)
+    decoder, size = resources.load_decoder(checkpoint), DraftingSize(config.tree_width)
+    return AutoregressiveDrafter(decoder, resources.vocab_size, size, decoder.weight_bytes, shared)
 
 
 def build_on_node(
@@ -228,21 +238,8 @@ def build_on_node(
     return AutoregressiveDrafter(decoder, resources.vocab_size, size, decoder.weight_bytes)
 
 
-def check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
-    """Refuse a draft model with different token ids; either may have extra ids at the end."""
-    ours, theirs = target.tokenizer(), draft.tokenizer()
-    for token in range(min(ours.vocab_size, theirs.vocab_size)):
-        if ours.token_bytes(token, skip_special_tokens=False) != theirs.token_bytes(
-            token, skip_special_tokens=False
-        ):
-            raise RequestError(
-                f"token {token} of draft model {draft.path} is not the target's token {token}; "
-                "use a draft model with the target's tokenizer"
-            )
-
-
 DRAFT_MODEL = drawn_kind(
-    "a smaller model with the same tokenizer",
+    "a smaller model; best with the target's tokenizer",
     DraftModelConfig,
     build_draft_model,
     traits=AutoregressiveDrafter.traits,
