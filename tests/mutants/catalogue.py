@@ -227,9 +227,8 @@ MUTANTS = (
         "another page size in the draft model's slots",
         "drafters/model/autoregressive.py",
         "AutoregressiveDrafter.__init__",
-        "ModelRunner.allocate(decoder, self._cache.pool.num_pages, PAGE_SIZE, vocab_size=vocab_size)",
-        "ModelRunner.allocate(decoder, 2 * self._cache.pool.num_pages, PAGE_SIZE // 2, "
-        "vocab_size=vocab_size)",
+        "ModelRunner.allocate(decoder, self._cache.pool.num_pages, PAGE_SIZE, vocab_size=sampled)",
+        "ModelRunner.allocate(decoder, 2 * self._cache.pool.num_pages, PAGE_SIZE // 2, vocab_size=sampled)",
         (
             "tests/integration/test_llm_speculation.py::test_the_target_as_its_own_draft_model_is_always_right",
         ),

@@ -73,8 +73,9 @@ class AutoregressiveDrafter(Drafter):
         self._buffers = BatchBuffers()
         self._known: dict[int, tuple[int, KvSequence]] = {}  # request id -> (epoch, its KV sequence)
         self._shared = shared
+        sampled = None if shared else vocab_size
         self._runner = ModelRunner.allocate(
-            decoder, self._cache.pool.num_pages, PAGE_SIZE, vocab_size=None if shared else vocab_size
+            decoder, self._cache.pool.num_pages, PAGE_SIZE, vocab_size=sampled
         )
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
