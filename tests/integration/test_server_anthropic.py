@@ -233,3 +233,11 @@ def test_a_failure_within_a_stream_is_an_event_of_its_own_shape(tiny_model):
             anthropic.APIStatusError, match="the server stopped before the answer was finished"
         ):
             list(stream)
+
+
+def test_models_have_anthropics_format(server, client):
+    (model,) = client.models.list().data
+    assert (model.id, model.type, model.display_name, model.lifecycle) == ("tiny", "model", "tiny", "active")
+    assert model.max_input_tokens == 2048
+    assert client.models.retrieve("tiny").created_at.timestamp() == server.context.started_at
+    assert "display_name" not in server.openai().models.retrieve("tiny").model_dump()

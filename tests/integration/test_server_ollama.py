@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from foreword import __version__
+from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.server.model_files import ModelFiles
 from foreword.server.settings import Limits, ServerSettings
 from helpers.fake_engine import FakeEngine
 from helpers.local_server import LocalServer, local_server
@@ -27,9 +30,14 @@ OPTIONS = {"seed": 3, "num_predict": 24}
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory):
-    model = with_context(tiny_model, tmp_path_factory.mktemp("wide"), 2048)
-    with real_server(model, ServerSettings("tiny", model, limits=Limits(stops=2))) as running:
+def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_context(tiny_model, tmp_path_factory.mktemp("wide"), 2048)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path):
+    files = ModelFiles.of(open_checkpoint(model))
+    with real_server(model, ServerSettings("tiny", files, limits=Limits(stops=2))) as running:
         yield running
 
 
@@ -66,6 +74,20 @@ def test_a_prompt_has_the_chat_routes_answer(server, client):
     parts = list(client.generate("tiny", "hello", system="be kind", options=OPTIONS, stream=True))
     assert "".join(part.response for part in parts) == said.response
     assert (parts[-1].done, parts[-1].eval_count) == (True, 24)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_log_probabilities_are_the_chat_routes(server, client, stream: bool):
+    said = client.chat(
+        "tiny", MESSAGES, options={"seed": 3, "num_predict": 4}, logprobs=True, top_logprobs=2, stream=stream
+    )
+    parts = said if stream else [said]
+    found = [score for part in parts for score in part.logprobs or []]
+    asked = {"model": "tiny", "seed": 3, "max_tokens": 4, "logprobs": True, "top_logprobs": 2}
+    chat = server.openai().chat.completions.create(messages=MESSAGES, **asked)
+    expected = chat.choices[0].logprobs.content
+    assert [(one.token, one.logprob) for one in found] == [(one.token, one.logprob) for one in expected]
+    assert [len(one.top_logprobs) for one in found] == [2] * 4
 
 
 def test_a_raw_prompt_is_continued(server, client):
@@ -135,19 +157,23 @@ def test_a_format_is_kept(client):
     assert client.generate("tiny", "x", format="json", options={"num_predict": 5}).response.startswith("{")
 
 
-def test_models_are_listed_and_shown(server, client):
+def test_models_are_listed_and_shown(server, client, model):
     assert [model.model for model in client.list().models] == ["tiny"]
     assert [model.model for model in client.ps().models] == ["tiny"]
     shown = client.show("tiny")
     (listed,), (running,) = client.list().models, client.ps().models
-    folder = server.context.settings.model_path
-    files = [file.stat() for file in folder.iterdir()]
+    files = [file.stat() for file in model.iterdir()]
     assert listed.size == running.size == sum(stat.st_size for stat in files) > 0
     assert listed.modified_at.timestamp() == pytest.approx(max(stat.st_mtime for stat in files))
     assert len(listed.digest) == 64  # Ollama's programs take its first 12 characters
     assert shown.details.format == listed.details.format == "safetensors"
     assert running.context_length == 2048
-    assert shown.modelinfo["foreword.context_length"] == 2048
+    assert shown.modelinfo["llama.context_length"] == 2048
+    assert shown.details == listed.details == running.details
+    assert (shown.details.family, shown.details.quantization_level) == ("llama", "F32")
+    weights = sum(tensor.numel() for tensor in load_file(model / "model.safetensors").values())
+    assert shown.modelinfo["general.parameter_count"] == weights
+    assert shown.details.parameter_size == f"{weights / 1000:.1f}K"
     assert {"completion", "tools"} <= set(shown.capabilities)
     with server.http() as http:
         assert http.get("/api/version").json() == {"version": __version__}

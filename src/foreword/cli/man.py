@@ -8,6 +8,7 @@ import typer
 
 from foreword import __version__
 from foreword.cli.console import stdout
+from foreword.errors import RequestError
 
 
 def man(
@@ -16,10 +17,13 @@ def man(
 ) -> None:
     """Write a manual page for every command: foreword.1, foreword-serve.1 and so on."""
     directory = directory.expanduser()
-    directory.mkdir(parents=True, exist_ok=True)
     pages = dict(_pages(ctx.find_root().command, None, "foreword"))
-    for name, text in pages.items():
-        (directory / f"{name}.1").write_text(text, encoding="utf-8")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in pages.items():
+            (directory / f"{name}.1").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"{directory} cannot be written: {error.strerror}") from None
     stdout.print(
         f"{len(pages)} pages in {directory}; read one with: man -l {directory / 'foreword.1'}", soft_wrap=True
     )

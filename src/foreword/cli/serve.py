@@ -246,6 +246,7 @@ def prepared(
     """Return how to start an engine; `start` has the fields of `Start` except model and drafter."""
     from foreword.engine.loader import sampling_defaults
     from foreword.models.formats.checkpoint import open_checkpoint
+    from foreword.server.model_files import ModelFiles
     from foreword.wire.frames import Start
     from foreword.wire.supervisor import DEFAULT_FACTORY, SupervisorSettings
 
@@ -254,7 +255,7 @@ def prepared(
         start = {**start, "speculation": speculation.as_mapping()}
     checkpoint = open_checkpoint(path)
     sampling = sampling_defaults(checkpoint, generation_config)
-    settings = replace(settings, model_path=path, sampling=sampling)
+    settings = replace(settings, model_files=ModelFiles.of(checkpoint), sampling=sampling)
     supervision = SupervisorSettings(
         Start(str(path), **start), engine.engine_factory or DEFAULT_FACTORY, hang_seconds=engine.hang_seconds
     )

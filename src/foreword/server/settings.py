@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foreword import __version__
 from foreword.acceptance.params import SamplingDefaults
 from foreword.cluster.address import cannot_listen, is_loopback
 from foreword.errors import RequestError
+from foreword.server.model_files import ModelFiles
 
 if TYPE_CHECKING:  # torch is imported after the options are checked
     from foreword.drafters.config import SpeculationConfig
@@ -95,7 +95,7 @@ class ServerSettings:
     """One server's settings."""
 
     model_name: str  # the model's public name, and the default of requests
-    model_path: Path | None = None  # its file or directory, which Ollama's routes describe
+    model_files: ModelFiles = field(default_factory=ModelFiles)  # described by Ollama's routes
     api_keys: tuple[str, ...] = ()  # accepted keys; empty: no key needed
     # keys with access to all routes; only these may change settings for all tenants
     admin_keys: tuple[str, ...] = ()

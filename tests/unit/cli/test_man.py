@@ -39,5 +39,11 @@ def test_every_command_has_a_page_with_its_options(tmp_path: Path):
         assert requests <= {".TH", ".SH", ".B", ".TP", ".PP"}, name
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(app, ["man", str(tmp_path / "file" / "man1")])
+    assert str(result.exception).endswith("cannot be written: Not a directory")
+
+
 def test_text_is_shown_as_it_is():
     assert _text("a\\b --c\n\n.gguf files") == "a\\eb \\-\\-c\n.PP\n\\&.gguf files"

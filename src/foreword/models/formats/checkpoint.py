@@ -78,6 +78,10 @@ class Checkpoint(Protocol):
 class ModelFile(Checkpoint, Protocol):
     """A checkpoint that can be loaded in parts."""
 
+    def weight_format(self) -> str:
+        """Return the stored data type or quantisation, such as BF16 or Q4_K_M; empty if the files do not say."""
+        ...
+
     def load_part(self, name: str, dtype: torch.dtype, part: TensorPart) -> Tensor:
         """Load a part of a tensor (whole heads where rows are rotated), without keeping the rest in memory."""
 

@@ -3,8 +3,6 @@
 import json
 from datetime import UTC, datetime
 from functools import partial
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
@@ -23,6 +21,7 @@ from foreword.server.api.request_types import CompletionRequest
 from foreword.server.api.sampling_types import SamplingFields
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
+from foreword.server.model_files import ModelFiles
 
 Json = dict[str, Any]
 
@@ -47,7 +46,6 @@ _NOT_HERE = {
 def ollama_routes(context: ServerContext) -> APIRouter:
     """`/api/...`."""
     router = APIRouter(prefix="/api")
-    files = _files(context.settings.model_path)
 
     @router.post("/chat")
     async def chat(request: Request) -> Response:
@@ -64,7 +62,15 @@ def ollama_routes(context: ServerContext) -> APIRouter:
     async def tags() -> Response:
         """The model, and its LoRA adapters; all are loaded."""
         names = (context.settings.model_name, *sorted(context.adapters))
-        about = {**files, "expires_at": None, "context_length": context.max_model_len}
+        files = context.settings.model_files
+        about = {
+            "modified_at": _changed(files),
+            "size": files.size,
+            "digest": files.digest,
+            "details": _details(files),
+            "expires_at": None,
+            "context_length": context.max_model_len,
+        }
         return json_answer({"models": [{"name": name, "model": name, **about} for name in names]})
 
     @router.post("/show")
@@ -77,7 +83,7 @@ def ollama_routes(context: ServerContext) -> APIRouter:
             raise ApiError(400, "is missing", param="model")
         name = _plain_name(given)
         context.check_model(name)
-        return json_answer(_shown(context, name) | {key: files[key] for key in ("details", "modified_at")})
+        return json_answer(_shown(context, name))
 
     @router.get("/version")
     async def version() -> Response:
@@ -90,25 +96,31 @@ def ollama_routes(context: ServerContext) -> APIRouter:
     return router
 
 
-def _files(path: Path | None) -> Json:
-    """Describe a model's files. Ollama's clients print the digest's first 12 characters, so it is never empty.
-
-    The digest covers names, sizes and times: reading many gigabytes would delay the start.
-    """
-    files = [] if path is None else sorted(path.rglob("*")) if path.is_dir() else [path]
-    found = {file.name: file.stat() for file in files if file.is_file()}
-    facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found.items()]
-    changed = datetime.fromtimestamp(max((stat.st_mtime for stat in found.values()), default=0), UTC)
-    form = "gguf" if path is not None and path.suffix == ".gguf" else "safetensors"
+def _details(files: ModelFiles) -> Json:
     return {
-        "modified_at": changed.isoformat().replace("+00:00", "Z"),
-        "size": sum(stat.st_size for stat in found.values()),
-        "digest": sha256(repr(facts).encode()).hexdigest(),
-        "details": {"format": form},
+        "parent_model": "",
+        "format": files.file_format,
+        "family": files.family,
+        "families": [files.family],
+        "parameter_size": _rounded(files.parameters),
+        "quantization_level": files.weight_format or "unknown",
     }
 
 
+def _rounded(parameters: int) -> str:
+    """Return a number of weights as Ollama writes it, such as 134.5M."""
+    unit, letter = next(
+        (pair for pair in ((10**9, "B"), (10**6, "M"), (10**3, "K")) if parameters >= pair[0]), (1, "")
+    )
+    return f"{parameters / unit:.1f}{letter}" if letter else str(parameters)
+
+
+def _changed(files: ModelFiles) -> str:
+    return datetime.fromtimestamp(files.modified, UTC).isoformat().replace("+00:00", "Z")
+
+
 def _shown(context: ServerContext, name: str) -> Json:
+    files = context.settings.model_files
     tokenizer = context.prompts.tokenizer
     thinks = reasoning_format(context.settings.reasoning_parser, tokenizer) is not None
     capabilities = {
@@ -121,11 +133,14 @@ def _shown(context: ServerContext, name: str) -> Json:
         "template": tokenizer.chat_template or "",
         "parameters": str(context.settings.sampling),
         "model_info": {
-            "general.architecture": "foreword",
+            "general.architecture": files.family,
             "general.name": name,
-            "foreword.context_length": context.max_model_len,
+            "general.parameter_count": files.parameters,
+            f"{files.family}.context_length": context.max_model_len,
         },
         "capabilities": [name for name, has in capabilities.items() if has],
+        "details": _details(files),
+        "modified_at": _changed(files),
     }
 
 

@@ -11,6 +11,7 @@ from foreword.server.api.answer_types import (
     AnswerUsage,
     CalledTool,
     ChatDelta,
+    ChatLogprobs,
     ChatMessage,
     Choice,
     Completion,
@@ -31,6 +32,12 @@ def loaded(model: object, *, is_chat: bool) -> Json:
     """Return the response to a request that only loads a model."""
     empty = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
     return {"model": model, "created_at": _now(), **empty, "done": True, "done_reason": "load"}
+
+
+def _logprobs(choice: Choice) -> Json:
+    """Return the log-probabilities of a chat answer, which have OpenAI's format."""
+    scores = choice.logprobs
+    return {"logprobs": scores.content} if isinstance(scores, ChatLogprobs) and scores.content else {}
 
 
 class OllamaDialect:
@@ -63,9 +70,10 @@ class OllamaDialect:
         calls, self._calls = self._calls[:whole], self._calls[whole:]
         if is_end:
             self._end = self._ended(frame, gained)
-        if not (message.content or message.reasoning_content or calls):
+        scores = _logprobs(gained)
+        if not (message.content or message.reasoning_content or calls or scores):
             return []
-        return [self._frame(frame, message.content or "", message.reasoning_content or "", calls)]
+        return [self._frame(frame, message.content or "", message.reasoning_content or "", calls) | scores]
 
     def closing(self) -> Iterable[Json]:
         (last,) = self._inner.closing()
@@ -79,7 +87,7 @@ class OllamaDialect:
         )
         calls = [call.function for call in message.tool_calls or []]
         reworded = self._frame(frame, message.content or "", message.reasoning_content or "", calls)
-        return reworded | self._ended(frame, choice) | self._counted(frame)
+        return reworded | _logprobs(choice) | self._ended(frame, choice) | self._counted(frame)
 
     def _frame(self, frame: Completion, text: str, thinking: str, calls: Sequence[CalledTool]) -> Json:
         named: Json = {"model": frame.model, "created_at": _now()}

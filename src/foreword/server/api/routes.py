@@ -1,5 +1,7 @@
 """OpenAI's routes and our own: `/v1/...`, `/generate`, `/tokenize`, `/detokenize`."""
 
+from datetime import UTC, datetime
+
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
@@ -60,24 +62,31 @@ def openai_routes(context: ServerContext) -> APIRouter:
         router.add_api_route(path, refuse, methods=["GET", "POST"], include_in_schema=False)
 
     @router.get("/models")
-    async def models() -> Response:
+    async def models(request: Request) -> Response:
         """The model, and its LoRA adapters."""
         names = ("", *sorted(context.adapters))
-        return json_answer({"object": "list", "data": [_model(context, name) for name in names]})
+        listed = [_model(context, name, request) for name in names]
+        ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"], "has_more": False}
+        return json_answer({"object": "list", "data": listed} | (ends if _is_anthropic(request) else {}))
 
     @router.get("/models/{name:path}")
-    async def model(name: str) -> Response:
+    async def model(name: str, request: Request) -> Response:
         """Return one model by name."""
         if not name:
             raise ApiError(404, "name a model")
         context.check_model(name)
-        return json_answer(_model(context, context.adapter(name)))
+        return json_answer(_model(context, context.adapter(name), request))
 
     add_adapter_routes(router, context)
     return router
 
 
-def _model(context: ServerContext, adapter: str) -> dict[str, object]:
+def _is_anthropic(request: Request) -> bool:
+    """Whether Anthropic's client sent the request; its list of models has OpenAI's address."""
+    return "anthropic-version" in request.headers
+
+
+def _model(context: ServerContext, adapter: str, request: Request) -> dict[str, object]:
     known: dict[str, object] = {
         "id": adapter or context.settings.model_name,
         "object": "model",
@@ -86,7 +95,13 @@ def _model(context: ServerContext, adapter: str) -> dict[str, object]:
         "parent": context.settings.model_name if adapter else None,
     }
     longest = context.max_model_len
-    return known if longest is None else known | {"max_model_len": longest}
+    if longest is not None:
+        known["max_model_len"] = longest
+    if _is_anthropic(request):
+        created = datetime.fromtimestamp(context.started_at, UTC).isoformat().replace("+00:00", "Z")
+        known |= {"type": "model", "display_name": known["id"], "created_at": created, "lifecycle": "active"}
+        known |= {"max_input_tokens": longest, "max_tokens": longest}
+    return known
 
 
 class LoadAdapter(StrictBody):

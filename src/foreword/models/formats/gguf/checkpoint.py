@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 from torch import Tensor
@@ -199,6 +199,14 @@ class GgufCheckpoint:
     def tensor_names(self) -> frozenset[str]:
         """Return the canonical tensor names."""
         return frozenset(self._places)
+
+    def weight_format(self) -> str:
+        """Return the quantisation that the file's metadata names, such as Q4_K_M."""
+        try:
+            named = LlamaFileType(self._file.metadata.get("general.file_type"))
+        except ValueError:
+            return ""
+        return named.name.removeprefix("ALL_").removeprefix("MOSTLY_")
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
         """Load the tensor, dequantised, in Hugging Face's layout."""

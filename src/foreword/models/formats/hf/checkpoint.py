@@ -89,6 +89,13 @@ class HfCheckpoint:
         """Return the names of the tensors in all shards."""
         return frozenset(self._places)
 
+    def weight_format(self) -> str:
+        """Return the packed format's name, or the data type that config.json names, such as BF16."""
+        if self._scheme is not None:
+            return self._scheme.title
+        named = str(self._settings.get("dtype") or self._settings.get("torch_dtype") or "")
+        return named.replace("bfloat", "BF").replace("float", "F")
+
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
         """Load the tensor in `dtype`, unpacked if necessary."""
         place = self._place(name)

@@ -1,0 +1,41 @@
+"""Describes the files of a model."""
+
+import math
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from foreword.models.formats.checkpoint import ModelFile
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The facts about a model's files that clients show to users."""
+
+    size: int = 0  # bytes
+    modified: float = 0.0  # of the newest file, in seconds since 1970
+    digest: str = ""  # covers names, sizes and times: reading many gigabytes would delay the start
+    file_format: str = ""  # "gguf" or "safetensors"
+    family: str = ""  # architecture, such as "llama"
+    weight_format: str = ""  # such as "BF16" or "Q4_K_M"; empty: unknown
+    parameters: int = 0  # number of weights
+
+    @classmethod
+    def of(cls, checkpoint: "ModelFile") -> Self:
+        """Describe an opened model."""
+        from foreword.models.layer_shapes import expected_shapes
+
+        path = checkpoint.path
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        found = {file.name: file.stat() for file in files if file.is_file()}
+        facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found.items()]
+        return cls(
+            size=sum(stat.st_size for stat in found.values()),
+            modified=max((stat.st_mtime for stat in found.values()), default=0.0),
+            digest=sha256(repr(facts).encode()).hexdigest(),
+            file_format="safetensors" if path.is_dir() else "gguf",
+            family=checkpoint.config.architecture,
+            weight_format=checkpoint.weight_format(),
+            parameters=sum(math.prod(shape) for shape in expected_shapes(checkpoint.config).values()),
+        )
