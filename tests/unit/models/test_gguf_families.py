@@ -52,6 +52,14 @@ KEYS = {
 PLACES = [(family, key) for family, keys in KEYS.items() for key in keys.split()]
 
 
+@pytest.mark.parametrize(("number", "name"), [(15, "Q4_K_M"), (0, "F32"), (99999, ""), ("x", ""), (None, "")])
+def test_the_quantisation_has_its_usual_name(monkeypatch, files: dict[str, Path], number: object, name: str):
+    def change(file: GgufFile) -> None:
+        file.metadata["general.file_type"] = number
+
+    assert opened(monkeypatch, files["glm4_moe"], change).weight_format() == name
+
+
 @pytest.mark.parametrize(("family", "key"), PLACES)
 def test_a_hostile_value_is_one_clear_line_or_harmless(
     monkeypatch: pytest.MonkeyPatch, files: dict[str, Path], family: str, key: str
