@@ -160,3 +160,16 @@ def test_kubectl_renders_every_object():
         return sorted((one["kind"], one["metadata"]["name"]) for one in found)
 
     assert names(rendered) == names([one for pool in POOLS for one in objects(pool)])
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.parametrize("name", ["prometheus.yml", "grafana/prometheus.yml"])
+def test_promtool_accepts_the_scrapes_and_the_alerts(name: str, tmp_path: Path):
+    config = (DEPLOY / name).read_text(encoding="utf-8")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(config.replace("/etc/prometheus/", f"{DEPLOY}/grafana/"), encoding="utf-8")
+    checked = subprocess.run(
+        ["promtool", "check", "config", str(tmp_path / name)], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
+    assert "7 rules found" in checked.stdout
