@@ -203,7 +203,7 @@ class GgufCheckpoint:
     def weight_format(self) -> str:
         """Return the quantisation that the file's metadata names, such as Q4_K_M."""
         try:
-            named = LlamaFileType(self._file.metadata.get("general.file_type"))
+            named = LlamaFileType(self._file.metadata.get("general.file_type", -1))
         except ValueError:
             return ""
         return named.name.removeprefix("ALL_").removeprefix("MOSTLY_")
