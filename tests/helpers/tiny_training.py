@@ -3,15 +3,13 @@
 import random
 from collections.abc import Callable, Sequence
 
-from foreword.train.heads.learner import Learner, Recipe
+from foreword.train.heads.learner import Learner, Recipe, choose_vocabulary, whole_vocabulary
 from foreword.train.loop.optimizer import LearningRates, TrainPhase
 from foreword.train.loop.trainer import Trainer, TrainSettings
 from foreword.train.passes.packing import fitting_size
 from foreword.train.passes.target import FrozenTarget
-from foreword.train.passes.vocabulary import choose_vocabulary, whole_vocabulary
+from foreword.train.texts.batches import EndlessBatch, Job
 from foreword.train.texts.documents import Document, make_document
-from foreword.train.texts.endless import EndlessBatch
-from foreword.train.texts.jobs import Job
 
 SETTINGS = TrainSettings(rates=LearningRates(adam=4e-3), warm_up=5)
 

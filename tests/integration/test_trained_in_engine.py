@@ -9,10 +9,9 @@ from foreword.acceptance.params import SamplingParams
 from foreword.drafters.registry import drafter_kinds
 from foreword.engine.llm import LLM
 from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.train.heads.decoders import DraftRecipe, ExitRecipe
 from foreword.train.heads.dflash import DFlashRecipe
-from foreword.train.heads.draft import DraftRecipe
 from foreword.train.heads.eagle3 import Eagle3Recipe
-from foreword.train.heads.exit import ExitRecipe
 from foreword.train.heads.learner import Recipe
 from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.evaluate import measure_tau

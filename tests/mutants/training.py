@@ -65,7 +65,7 @@ TRAINING_MUTANTS = (
     Mutant(
         99,
         "a state of another model is resumed",
-        "train/loop/checkpoints.py",
+        "train/loop/run.py",
         "SavedTraining.check",
         "None not in (model, self.state.get('model')) and model != self.state['model']",
         "False",

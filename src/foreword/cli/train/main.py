@@ -99,7 +99,7 @@ class Draft(_Training):
     kv_heads: int | None = option(None, "Key/value heads. Default: the model's.", min=1, last=3)
 
     def recipe(self) -> "Recipe":
-        from foreword.train.heads.draft import DraftRecipe
+        from foreword.train.heads.decoders import DraftRecipe
 
         copied, width = parse_numbers("--copy", self.copy), (self.hidden, self.intermediate)
         return DraftRecipe(self.layers, copied, self.random, *width, self.heads, self.kv_heads)
@@ -118,7 +118,7 @@ class Exit(_Training):
     )
 
     def recipe(self) -> "Recipe":
-        from foreword.train.heads.exit import ExitRecipe
+        from foreword.train.heads.decoders import ExitRecipe
 
         return ExitRecipe(self.layer)
 

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from foreword.train.heads.learner import Recipe
     from foreword.train.loop.optimizer import LearningRates
     from foreword.train.passes.target import FrozenTarget
+    from foreword.train.texts.batches import TextBatch
     from foreword.train.texts.data import WritingSettings
     from foreword.train.texts.documents import Document
-    from foreword.train.texts.jobs import TextBatch
     from foreword.train.texts.prompts import FilePrompt
 
 STOPPED = 130
@@ -86,7 +86,7 @@ class Workplace:
     def batch(self, rows: int | None, context: int, seed: int) -> "TextBatch":
         """Return a writer of texts: a captured batch on a GPU, our engine on a CPU."""
         if self.on_gpu:
-            from foreword.train.texts.endless import EndlessBatch
+            from foreword.train.texts.batches import EndlessBatch
 
             stops = self.checkpoint.tokenizer().eos_ids
             return EndlessBatch(
@@ -95,7 +95,7 @@ class Workplace:
         from foreword.engine.assembly import make_core
         from foreword.engine.config import EngineConfig
         from foreword.engine.loader import load_model
-        from foreword.train.texts.jobs import EngineBatch
+        from foreword.train.texts.batches import EngineBatch
 
         loaded = load_model(str(self._path), device="cpu", generation_config="none")
         rows = rows or _CPU_ROWS
@@ -144,9 +144,8 @@ def run_training(
     from foreword.train.files import TEXTS, require_own, require_pieces_alone, require_same_kind
     from foreword.train.loop.output import write_pieces
     from foreword.train.loop.run import TrainRun, train
-    from foreword.train.loop.texts import gather_texts
     from foreword.train.loop.trainer import TrainSettings
-    from foreword.train.texts.documents import require_written_by
+    from foreword.train.texts.documents import gather_texts, require_written_by
 
     began = clock()
     require_own(options.out, resume=options.resume)

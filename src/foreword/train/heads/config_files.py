@@ -1,4 +1,4 @@
-"""config.json and tokenizer files of trained heads and draft models, in speculators' and Hugging Face's format."""
+"""Contents of config.json and tokenizer files of trained drafters, in the formats of speculators and Hugging Face."""
 
 import json
 from typing import Any
@@ -17,14 +17,18 @@ from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.tokenization.tokenizer import Tokenizer
 
 
-def speculators_section(algorithm: str, checkpoint: Checkpoint, draft_tokens: int) -> dict[str, Any]:
-    """Return speculators' section of a head: algorithm, target and proposal."""
+def speculators_config(algorithm: str, checkpoint: Checkpoint, draft_tokens: int) -> dict[str, Any]:
+    """Return the settings that speculators' heads have in common: algorithm, target and proposal."""
     family = next(family for family in ARCHITECTURES if family.name == checkpoint.config.architecture)
     return {
-        "algorithm": algorithm,
-        "default_proposal_method": "greedy",
-        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": draft_tokens}],
-        "verifier": {"name_or_path": checkpoint.path.name, "architectures": [family.hf_class]},
+        "speculators_model_type": algorithm,
+        "torch_dtype": "bfloat16",
+        "speculators_config": {
+            "algorithm": algorithm,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": draft_tokens}],
+            "verifier": {"name_or_path": checkpoint.path.name, "architectures": [family.hf_class]},
+        },
     }
 
 
@@ -91,5 +95,5 @@ def _rope(rope: RopeSpec) -> dict[str, Any]:
                 "original_max_position_embeddings": llama3.original_context,
             }
         case FrequencyFactors() | YarnRopeScaling():
-            raise RequestError("these rotary factors cannot be written into config.json")
+            raise RequestError("config.json cannot express this model's rotary scaling; train another method")
     return {"rope_theta": rope.theta, "rope_scaling": scaling}

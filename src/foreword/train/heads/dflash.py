@@ -1,7 +1,7 @@
-"""Trains a DFlash head, which fills a block of masks after the newest token in one pass.
+"""Trains a DFlash head, which replaces a block of mask tokens after the newest token in one pass.
 
-Every row that predicts an answer token is an anchor: its block starts with the next token and attends to the target's
-states up to the anchor and to the whole block, but not to the text in between.
+Every row that predicts an answer token is an anchor. Its block starts with the next token. The block attends to the
+target's states up to the anchor and to itself.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,13 +18,19 @@ from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.writing import layer_config
 from foreword.models.rope import rotate
-from foreword.train.heads.config_files import speculators_section
-from foreword.train.heads.learner import LearnedFiles, TapsHead, check_taps
+from foreword.train.heads.config_files import speculators_config
+from foreword.train.heads.learner import (
+    HeadVocabulary,
+    LearnedFiles,
+    TapsHead,
+    by_file_name,
+    check_taps,
+    vocabulary_tensors,
+)
 from foreword.train.passes.attention import chain_attention
 from foreword.train.passes.layers import LayerHalves, LayerTensors, layer_tensors, tracked
 from foreword.train.passes.packing import PackedBatch
 from foreword.train.passes.target import Features, FrozenTarget
-from foreword.train.passes.vocabulary import HeadVocabulary, vocabulary_tensors
 from foreword.train.texts.documents import Document
 
 _LAYER = {
@@ -37,7 +43,7 @@ _NORMS = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "se
 
 @dataclass(frozen=True)
 class DFlashRecipe:
-    """Layers with the target's sizes."""
+    """Shape of a head; sizes that are not set are the target's."""
 
     layers: int = 2
     draft_tokens: int = 4  # masks per block
@@ -88,13 +94,13 @@ class DFlashLearner(TapsHead):
         widths = {f"layers.{i}.{name}": dim if "attn" in name else hidden for i in numbers for name in _NORMS}
         widths |= {"hidden_norm": hidden, "norm": hidden}
         super().__init__(target, vocabulary, taps, shapes, widths)
-        self._recipe, self.intermediate = recipe, intermediate
+        self._recipe, self._intermediate = recipe, intermediate
         self.register_buffer("mask_token", torch.zeros((), dtype=torch.int64))
-        self._plain, self._halves = LayerHalves(compiled=False), LayerHalves(compiled=compiled, dynamic=False)
+        self._halves = LayerHalves(compiled=compiled)
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:
-        """Initialise the weights; the mask is a rare token."""
+        """Initialise the weights; the mask token is the rarest token of the texts."""
         super().begin(documents, seed)
         counts = np.zeros(self.target.config.vocab_size, np.int64)
         for document in documents:
@@ -133,8 +139,7 @@ class DFlashLearner(TapsHead):
         batch: PackedBatch,
     ) -> Tensor:
         """Run one layer over all slots of all blocks."""
-        halves = self._halves if torch.is_grad_enabled() else self._plain
-        eps, slots = self.target.config.norm.eps, self._recipe.draft_tokens + 1
+        halves, eps, slots = self._halves, self.target.config.norm.eps, self._recipe.draft_tokens + 1
         q, k, v = (
             part.reshape(slots, -1, *part.shape[1:])
             for part in halves.before(stream, *rotation, tensors, self.target.sizes, eps)
@@ -146,7 +151,7 @@ class DFlashLearner(TapsHead):
     def _keys_values(
         self, past: Tensor, tensors: LayerTensors, rotation: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the text's tokens from the target's states, which pass through no layer."""
+        """Return keys and values of the text's tokens, computed from the target's states."""
         heads, kv_heads, dim = self.target.sizes
         qkv, key_norm = tensors[1], tensors[4]
         assert qkv is not None and key_norm is not None
@@ -155,23 +160,19 @@ class DFlashLearner(TapsHead):
         return rotate(keys, *rotation), joined[:, kv_heads:].contiguous()
 
     def weights(self) -> dict[str, nn.Parameter]:
-        both = (*self.matrices.items(), *self.norms.items(), ("lm_head", self.lm_head))
-        return {key.replace("/", ".") + ".weight": value for key, value in both}
+        named = {**by_file_name(self.matrices, self.norms), "lm_head": self.lm_head}
+        return {f"{name}.weight": value for name, value in named.items()}
 
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
-        """Return the files in speculators' layout."""
-        layer = layer_config(checkpoint.config, self.intermediate, self._recipe.layers)
-        config = {
+        layer = layer_config(checkpoint.config, self._intermediate, self._recipe.layers)
+        config = speculators_config("dflash", checkpoint, draft_tokens) | {
             "architectures": ["DFlashSpeculator"],
-            "speculators_model_type": "dflash",
             "block_size": self._recipe.draft_tokens + 1,
             "mask_token_id": int(self.mask_token),
             "aux_hidden_state_layer_ids": list(self.taps),
             "draft_vocab_size": len(self.vocabulary.token_ids),
             "sample_from_anchor": False,
-            "torch_dtype": "bfloat16",
             "transformer_layer_config": layer
             | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
-            "speculators_config": speculators_section("dflash", checkpoint, draft_tokens),
         }
         return LearnedFiles(config, self.file_tensors() | vocabulary_tensors(self.vocabulary))

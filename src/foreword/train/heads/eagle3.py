@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,20 @@ from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.layouts.common import OUTPUT
 from foreword.models.heads.writing import layer_config
 from foreword.models.rope import rotate
-from foreword.train.heads.config_files import speculators_section
-from foreword.train.heads.learner import LearnedFiles, TapsHead, check_taps, rounded_through, stored
+from foreword.train.heads.config_files import speculators_config
+from foreword.train.heads.learner import (
+    HeadVocabulary,
+    LearnedFiles,
+    TapsHead,
+    check_taps,
+    rounded_through,
+    stored,
+    vocabulary_tensors,
+)
 from foreword.train.passes.attention import chain_attention
-from foreword.train.passes.layers import Sizes
+from foreword.train.passes.layers import Sizes, compiled_for_training
 from foreword.train.passes.packing import PackedBatch
 from foreword.train.passes.target import Features, FrozenTarget
-from foreword.train.passes.vocabulary import HeadVocabulary, vocabulary_tensors
 from foreword.train.texts.documents import Document
 
 _ATTENTION, _MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
@@ -34,7 +41,7 @@ class Eagle3Recipe:
     draft_vocab: int = 16384
     taps: tuple[int, ...] | None = None
     intermediate: int | None = None
-    own_output: bool = True  # False: the rows of the target's output matrix
+    own_output: bool = True  # False: the head uses rows of the target's output matrix
 
     method: ClassVar[str] = "eagle3"
 
@@ -44,18 +51,13 @@ class Eagle3Recipe:
     def build(
         self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool = False
     ) -> "Eagle3Head":
-        taps = self.taps or default_taps(target.config.num_layers)
-        intermediate = self.intermediate or target.config.layer.mlp.intermediate_size
-        head = Eagle3Head(
-            target, vocabulary, taps, intermediate, own_output=self.own_output, compiled=compiled
-        )
-        return head.to(target.device)
+        return Eagle3Head(target, vocabulary, self, compiled=compiled).to(target.device)
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """Return the default taps of EAGLE-3 heads; for small models, three consecutive ones.
+    """Return the taps of published EAGLE-3 heads: low, middle and high; consecutive layers in a small model.
 
-    Engines expect ascending order; fewer than three layers are not enough.
+    Engines expect ascending order, which a model of fewer than three layers cannot have.
     """
     if num_layers < 3:
         return (num_layers, num_layers // 2, 1)
@@ -71,44 +73,40 @@ class Eagle3Head(TapsHead):
         self,
         target: FrozenTarget,
         vocabulary: HeadVocabulary,
-        taps: Sequence[int],
-        intermediate: int,
+        recipe: Eagle3Recipe,
         *,
-        own_output: bool = True,
         compiled: bool = False,
     ) -> None:
-        heads, kv_heads, dim = target.sizes
-        hidden = target.config.hidden_size
-        wide, queries, keys = 2 * hidden, heads * dim, kv_heads * dim
-        sizes = {
+        taps = recipe.taps or default_taps(target.config.num_layers)
+        intermediate = recipe.intermediate or target.config.layer.mlp.intermediate_size
+        hidden, (heads, kv_heads, dim) = target.config.hidden_size, target.sizes
+        shapes = {
             "fc": (hidden, len(taps) * hidden),
-            "q_proj": (queries, wide),
-            "k_proj": (keys, wide),
-            "v_proj": (keys, wide),
-            "o_proj": (hidden, queries),
+            "q_proj": (heads * dim, 2 * hidden),
+            "k_proj": (kv_heads * dim, 2 * hidden),
+            "v_proj": (kv_heads * dim, 2 * hidden),
+            "o_proj": (hidden, heads * dim),
             "gate_proj": (intermediate, hidden),
             "up_proj": (intermediate, hidden),
             "down_proj": (hidden, intermediate),
         }
         widths = dict.fromkeys(_NORMS, hidden)
-        super().__init__(target, vocabulary, taps, sizes, widths, own_output=own_output)
+        super().__init__(target, vocabulary, taps, shapes, widths, own_output=recipe.own_output)
         self.intermediate = intermediate
-        self._plain = _Parts(compiled=False)
-        self._parts = _Parts(compiled=compiled)
+        self._functions = (
+            compiled_for_training(_first_state, compiled),
+            compiled_for_training(_keys_values, compiled),
+            compiled_for_training(_queries, compiled),
+            compiled_for_training(_after, compiled),
+        )
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:
-        """Initialise the weights; the state starts as the last tap."""
+        """Initialise the weights; the first state is the last tap."""
         super().begin(documents, seed)
         fc, hidden = self.matrices["fc"], self.target.config.hidden_size
         fc.zero_()
         fc[:, -hidden:] = torch.eye(hidden)
-
-    def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
-        tensors = self.file_tensors() | vocabulary_tensors(self.vocabulary)
-        borrowed = frozenset({OUTPUT} - tensors.keys())
-        tensors[OUTPUT] = stored(self.lm_head)
-        return LearnedFiles(eagle3_config(self, checkpoint, draft_tokens), tensors, borrowed=borrowed)
 
     def weights(self) -> dict[str, nn.Parameter]:
         found = {OUTPUT: self.lm_head} if self.lm_head.requires_grad else {}
@@ -119,32 +117,27 @@ class Eagle3Head(TapsHead):
         return found
 
     def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
+        first_state, keys_values, queries_of, after = self._functions
         target, eps, sizes = self.target, self.target.config.norm.eps, self.target.sizes
-        # Compiling again without gradients, for evaluation, would not pay off.
-        parts = self._parts if torch.is_grad_enabled() else self._plain
-        weights = self._cast(target.dtype)
-        rows = batch.tail_rows
+        weights, rows = self._cast(target.dtype), batch.tail_rows
+        projections = weights["k_proj"], weights["v_proj"]
 
         def token_states(token_ids: Tensor) -> Tensor:
             return rms_norm(embedding(token_ids, target.weights.embedding), weights["input_layernorm"], eps)
 
-        state = parts.state(self.scaled_taps(features), weights["fc"], weights["hidden_norm"], eps)
+        state = first_state(self.scaled_taps(features), weights["fc"], weights["hidden_norm"], eps)
         token = token_states(batch.token_ids.roll(-1))
-        keys, values = parts.keys_values(
-            token, state, weights["k_proj"], weights["v_proj"], *target.head_rotation(batch.positions), sizes
-        )
+        past = keys_values(token, state, *projections, *target.head_rotation(batch.positions), sizes)
         state, token = state[rows], token[rows]
         own: list[tuple[Tensor, Tensor]] = []
         for step in range(count):
             rotation = target.head_rotation(batch.positions[rows] + step)
             if step:
                 token = token_states(batch.held(step))
-                own.append(
-                    parts.keys_values(token, state, weights["k_proj"], weights["v_proj"], *rotation, sizes)
-                )
-            queries = parts.queries(token, state, weights["q_proj"], *rotation, sizes)
-            attended = chain_attention(queries, keys, values, own, batch.tails, batch.texts)
-            state, output = parts.after(state, attended, weights, eps)
+                own.append(keys_values(token, state, *projections, *rotation, sizes))
+            queries = queries_of(token, state, weights["q_proj"], *rotation, sizes)
+            attended = chain_attention(queries, *past, own, batch.tails, batch.texts)
+            state, output = after(state, attended, weights, eps)
             yield output
 
     def _cast(self, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -154,19 +147,28 @@ class Eagle3Head(TapsHead):
             matrices = {name: rounded_through(matrix, self.round_bits) for name, matrix in matrices.items()}
         return {name: tensor.to(dtype) for name, tensor in {**matrices, **self.norms}.items()}
 
+    def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
+        tensors = self.file_tensors() | vocabulary_tensors(self.vocabulary)
+        borrowed = frozenset({OUTPUT} - tensors.keys())
+        tensors[OUTPUT] = stored(self.lm_head)
+        config = speculators_config("eagle3", checkpoint, draft_tokens) | {
+            "architectures": ["Eagle3Speculator"],
+            "draft_vocab_size": len(self.vocabulary.token_ids),
+            "target_hidden_size": None,
+            "norm_before_residual": True,
+            "norm_before_fc": False,
+            "fc_norm": False,
+            "norm_output": False,
+            "embed_requires_grad": False,
+            "eagle_aux_hidden_state_layer_ids": list(self.taps),
+            "tie_word_embeddings": False,
+            "transformer_layer_config": layer_config(checkpoint.config, self.intermediate),
+        }
+        return LearnedFiles(config, tensors, borrowed=borrowed)
 
-class _Parts:
-    """Compiled parts of a step between two attentions."""
 
-    def __init__(self, *, compiled: bool) -> None:
-        self.state = torch.compile(_state, dynamic=False) if compiled else _state
-        self.keys_values = torch.compile(_keys_values, dynamic=False) if compiled else _keys_values
-        self.queries = torch.compile(_queries, dynamic=False) if compiled else _queries
-        self.after = torch.compile(_after, dynamic=False) if compiled else _after
-
-
-def _state(taps: Tensor, fc: Tensor, norm: Tensor, eps: float) -> Tensor:
-    """Return the initial state of every slot, normalised (`norm_before_residual`)."""
+def _first_state(taps: Tensor, fc: Tensor, norm: Tensor, eps: float) -> Tensor:
+    """Return the state of every slot before the first step, normalised (`norm_before_residual`)."""
     return rms_norm(linear(taps, fc), norm, eps)
 
 
@@ -199,23 +201,3 @@ def _after(
     gated = silu(linear(normed, weights["gate_proj"])) * linear(normed, weights["up_proj"])
     stream = stream + linear(gated, weights["down_proj"])
     return rms_norm(stream, weights["hidden_norm"], eps), rms_norm(stream, weights["norm"], eps)
-
-
-def eagle3_config(head: "Eagle3Head", checkpoint: Checkpoint, draft_tokens: int) -> dict[str, Any]:
-    """Return config.json."""
-    return {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        "draft_vocab_size": len(head.vocabulary.token_ids),
-        "target_hidden_size": None,
-        "norm_before_residual": True,
-        "norm_before_fc": False,
-        "fc_norm": False,
-        "norm_output": False,
-        "embed_requires_grad": False,
-        "eagle_aux_hidden_state_layer_ids": list(head.taps),
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "transformer_layer_config": layer_config(checkpoint.config, head.intermediate),
-        "speculators_config": speculators_section("eagle3", checkpoint, draft_tokens),
-    }

@@ -1,10 +1,11 @@
-"""Interface of trainable methods for the training loop."""
+"""Draft vocabularies, and the interface of trainable drafters for the training loop."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,8 +16,58 @@ from foreword.models.heads.files import expanded
 from foreword.models.heads.writing import GROUP, rounded_levels
 from foreword.train.passes.packing import PackedBatch, sample_batch
 from foreword.train.passes.target import Features, FrozenTarget
-from foreword.train.passes.vocabulary import HeadVocabulary
 from foreword.train.texts.documents import Document
+
+
+@dataclass(frozen=True)
+class HeadVocabulary:
+    """Mapping between a head's outputs and the target's tokens."""
+
+    token_ids: Tensor  # int64 [draft], ascending
+    draft_ids: Tensor  # int64 [target], -1 if not in the draft vocabulary
+    coverage: float  # fraction of the answers' tokens that the draft vocabulary has
+
+    @staticmethod
+    def of(token_ids: Tensor, vocab_size: int, coverage: float) -> "HeadVocabulary":
+        draft_ids = torch.full((vocab_size,), -1, dtype=torch.int64, device=token_ids.device)
+        draft_ids[token_ids] = torch.arange(len(token_ids), device=token_ids.device)
+        return HeadVocabulary(token_ids, draft_ids, coverage)
+
+    def to(self, device: torch.device) -> "HeadVocabulary":
+        return HeadVocabulary(self.token_ids.to(device), self.draft_ids.to(device), self.coverage)
+
+
+def whole_vocabulary(vocab_size: int) -> HeadVocabulary:
+    """Return a draft vocabulary of all the target's tokens."""
+    return HeadVocabulary.of(torch.arange(vocab_size), vocab_size, 1.0)
+
+
+def vocabulary_tensors(vocabulary: HeadVocabulary) -> dict[str, Tensor]:
+    """Return `d2t` and `t2d` of a head file; empty for the whole vocabulary."""
+    token_ids = vocabulary.token_ids.cpu()
+    if len(token_ids) == len(vocabulary.draft_ids):
+        return {}
+    return {"d2t": token_ids - torch.arange(len(token_ids)), "t2d": (vocabulary.draft_ids >= 0).cpu()}
+
+
+def stored_vocabulary(tensors: Mapping[str, Tensor], vocab_size: int) -> HeadVocabulary:
+    """Return the draft vocabulary of a head file."""
+    if "token_map" in tensors:
+        return HeadVocabulary.of(tensors["token_map"].long(), vocab_size, 1.0)
+    if "d2t" in tensors:
+        offsets = tensors["d2t"].long()
+        return HeadVocabulary.of(offsets + torch.arange(len(offsets)), vocab_size, 1.0)
+    return whole_vocabulary(vocab_size)
+
+
+def choose_vocabulary(documents: Sequence[Document], size: int, vocab_size: int) -> HeadVocabulary:
+    """Return the `size` most frequent tokens of all answers; tokens that do not occur are chosen by id."""
+    counts = np.zeros(vocab_size, np.int64)
+    for document in documents:
+        np.add.at(counts, document.tokens[document.is_answer], 1)
+    order = np.argsort(-counts, kind="stable")[: min(size, vocab_size)]
+    coverage = float(counts[order].sum() / max(counts.sum(), 1))
+    return HeadVocabulary.of(torch.from_numpy(np.sort(order)), vocab_size, coverage)
 
 
 @dataclass(frozen=True)
@@ -26,12 +77,11 @@ class LearnedFiles:
     config: dict[str, Any]
     tensors: dict[str, Tensor]
     texts: dict[str, str] = field(default_factory=dict)  # other files by name
-    # Tensors of the target, omitted when weights are exported.
-    borrowed: frozenset[str] = frozenset()
+    borrowed: frozenset[str] = frozenset()  # tensors of the target, which exported pieces omit
 
 
 TAPS_MATRIX = "fc.weight"
-"""Reads the target's states at the taps, scaled by `tap_scales`."""
+"""Name of the projection of the tapped states, which `tap_scales` scale."""
 
 
 class Learner(nn.Module, ABC):
@@ -63,7 +113,7 @@ class Learner(nn.Module, ABC):
         """Return the output matrix [vocabulary, hidden] of a draft token."""
 
     def loss_steps(self, depth: int) -> int:
-        """Return how many draft tokens have their own loss."""
+        """Return the number of draft tokens with a loss of their own."""
         return depth
 
     @abstractmethod
@@ -105,6 +155,16 @@ class Learner(nn.Module, ABC):
         return [parameter for parameter in trained if id(parameter) not in matrices]
 
 
+def parameters_by_name(tensors: Mapping[str, Tensor]) -> nn.ParameterDict:
+    """Return trainable parameters; dots in names become slashes, since torch does not allow dots."""
+    return nn.ParameterDict({name.replace(".", "/"): nn.Parameter(value) for name, value in tensors.items()})
+
+
+def by_file_name(*groups: nn.ParameterDict) -> dict[str, nn.Parameter]:
+    """Return the parameters of these groups with dots in their names."""
+    return {key.replace("/", "."): value for group in groups for key, value in group.items()}
+
+
 class TapsHead(Learner):
     """A head on the target's tapped states, with its own output matrix over the draft vocabulary."""
 
@@ -120,24 +180,17 @@ class TapsHead(Learner):
         *,
         own_output: bool = True,
     ) -> None:
-        """`shapes` are those of its matrices, `widths` those of its norms; without an own output matrix, it uses
-        the target's."""
+        """Create matrices of these shapes and norms of these widths; without `own_output`, use the target's matrix."""
         super().__init__(target, vocabulary, taps)
-        # Parameter names must not contain dots.
-        self.matrices = nn.ParameterDict(
-            {name.replace(".", "/"): nn.Parameter(torch.empty(shape)) for name, shape in shapes.items()}
-        )
-        self.norms = nn.ParameterDict(
-            {name.replace(".", "/"): nn.Parameter(torch.ones(width)) for name, width in widths.items()}
-        )
+        self.matrices = parameters_by_name({name: torch.empty(shape) for name, shape in shapes.items()})
+        self.norms = parameters_by_name({name: torch.ones(width) for name, width in widths.items()})
         rows = target.weights.head[self.vocabulary.token_ids]
         self.lm_head = nn.Parameter(rows.float() if own_output else rows, requires_grad=own_output)
         self.register_buffer("tap_scales", torch.ones(len(self.taps)))
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:
-        """Initialise with small random matrices, smaller ones into the residual stream; the output matrix is the
-        target's."""
+        """Draw small random matrices, smaller ones into the residual stream; the output matrix is the target's."""
         generator = torch.Generator().manual_seed(seed)
         for name, matrix in self.matrices.items():
             matrix.copy_(torch.randn(matrix.shape, generator=generator) * (0.5 / matrix.shape[1] ** 0.5))
@@ -145,7 +198,7 @@ class TapsHead(Learner):
                 matrix.mul_(0.1)
         self.norms["norm"].copy_(self.target.weights.final_norm)
         taps = self.target.features(sample_batch(documents, self.target.device), self.taps).taps
-        # Scale all taps to a similar size, so that the optimiser treats them alike. By the median, because a few
+        # Scale all taps to a similar size, so that the optimiser treats them alike. The median is used because a few
         # tokens (above all a text's first) have states a hundred times larger.
         sizes = [tap.float().pow(2).mean(-1).sqrt().median() for tap in taps]
         self.tap_scales.copy_(1 / torch.stack(sizes).clamp(min=1e-6))
@@ -166,7 +219,7 @@ class Recipe(Protocol):
 
     @property
     def draft_vocab(self) -> int | None:
-        """Number of draftable tokens, the most frequent ones; None: all."""
+        """Size of the draft vocabulary, which has the most frequent tokens; None: all tokens."""
         ...
 
     def check(self, target: ModelConfig) -> None:
@@ -185,7 +238,7 @@ def check_taps(taps: Sequence[int] | None, target: ModelConfig) -> None:
 
 
 def rounded_through(matrix: Tensor, bits: int) -> Tensor:
-    """Return the matrix rounded as in a file; gradients pass as if it were not."""
+    """Return the matrix rounded as in a file; gradients ignore the rounding."""
     rounded = expanded(*rounded_levels(matrix.detach(), bits), GROUP)
     return matrix + (rounded - matrix.detach())
 

@@ -1,4 +1,4 @@
-"""Trains Medusa heads: one per draft token, all on the same state of the target."""
+"""Trains Medusa heads: one per draft token, all reading the same state of the target."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from torch.nn.functional import linear, silu
 
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
-from foreword.train.heads.learner import LearnedFiles, Learner
+from foreword.train.heads.learner import HeadVocabulary, LearnedFiles, Learner, parameters_by_name
+from foreword.train.passes.layers import compiled_for_training
 from foreword.train.passes.packing import PackedBatch
 from foreword.train.passes.target import Features, FrozenTarget
-from foreword.train.passes.vocabulary import HeadVocabulary
 from foreword.train.texts.documents import Document
 
 
@@ -51,17 +51,17 @@ class MedusaHeads(Learner):
         self._recipe = recipe
         hidden = target.config.hidden_size
         names = [f"{head}/{block}" for head in range(recipe.heads) for block in range(recipe.blocks)]
-        self.matrices = nn.ParameterDict({name: nn.Parameter(torch.zeros(hidden, hidden)) for name in names})
-        self.biases = nn.ParameterDict({name: nn.Parameter(torch.zeros(hidden)) for name in names})
+        self.matrices = parameters_by_name({name: torch.zeros(hidden, hidden) for name in names})
+        self.biases = parameters_by_name({name: torch.zeros(hidden) for name in names})
         tokens = len(vocabulary.token_ids)
         self.lm_heads = nn.ParameterList(
             [nn.Parameter(torch.empty(tokens, hidden)) for _ in range(recipe.heads)]
         )
-        self._block = torch.compile(_block, dynamic=False) if compiled else _block
+        self._block = compiled_for_training(_block, compiled)
 
     @torch.no_grad()
     def begin(self, documents: Sequence[Document], seed: int) -> None:
-        """Initialise blocks as identity and outputs as the target's, like Medusa's authors."""
+        """Initialise blocks as identity and output matrices as the target's, as in the Medusa paper."""
         for matrix in self.lm_heads:
             matrix.copy_(self.target.weights.head[self.vocabulary.token_ids])
 
@@ -69,13 +69,12 @@ class MedusaHeads(Learner):
         return min(depth, self._recipe.heads)
 
     def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
-        block = self._block if torch.is_grad_enabled() else _block
         state, dtype = features.last[batch.tail_rows], self.target.dtype
         for head in range(min(count, self._recipe.heads)):
             found = state
             for number in range(self._recipe.blocks):
                 name = f"{head}/{number}"
-                found = block(found, self.matrices[name].to(dtype), self.biases[name].to(dtype))
+                found = self._block(found, self.matrices[name].to(dtype), self.biases[name].to(dtype))
             yield found
 
     def output(self, step: int) -> Tensor:
@@ -91,7 +90,7 @@ class MedusaHeads(Learner):
         return found | {f"lm_heads.{head}.weight": matrix for head, matrix in enumerate(self.lm_heads)}
 
     def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
-        """Return the files with vLLM's names, whose layout supports a token table."""
+        """Return the files in vLLM's layout, which supports a draft vocabulary."""
         tensors = self.file_tensors()
         tokens = self.vocabulary.token_ids.cpu()
         if len(tokens) < checkpoint.config.vocab_size:

@@ -1,6 +1,6 @@
-"""Computes tokens per target pass without running speculation: chains from every position, then a walk."""
+"""Computes tokens per target pass without speculation, from chains drafted at every position of a text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from foreword.train.heads.learner import Learner
 from foreword.train.passes.loss import CHUNK
-from foreword.train.passes.packing import BatchSize, PackedBatch, pack, tail_begin
+from foreword.train.passes.packing import BatchSize, PackedBatch, grouped, pack, tail_begin
 from foreword.train.passes.target import wide_logits
 from foreword.train.texts.documents import Document
 
@@ -18,10 +18,10 @@ class TauReport:
     """Tokens per pass of chains of `depth` draft tokens."""
 
     depth: int
-    tokens: dict[str, int]  # by kind: committed tokens after each answer's first
-    passes: dict[str, int]  # by kind: target passes
+    tokens: dict[str, int]  # committed tokens after each answer's first, by kind of text
+    passes: dict[str, int]  # target passes, by kind of text
     first_hit: float  # fraction of positions with a right first draft token
-    by_level: tuple[float, ...] = ()  # by level, given that all before are right
+    by_level: tuple[float, ...] = ()  # acceptance of each level, given that all levels before are right
 
     def tau(self, kind: str | None = None) -> float:
         kinds = [kind] if kind is not None else list(self.tokens)
@@ -33,15 +33,15 @@ class TauReport:
 
 @torch.no_grad()
 def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize, depth: int) -> TauReport:
-    """Evaluate greedy chains along texts that the target wrote greedily: exact up to rounding.
+    """Evaluate greedy chains on texts that the target wrote greedily; the result is exact up to rounding.
 
-    Draft token s counts only if all before it equal the text, so the text's tokens are fed to it.
+    A draft token counts only if all draft tokens before it equal the text. So the learner reads the text's tokens.
     """
     tokens: dict[str, int] = {}
     passes: dict[str, int] = {}
     first_hits = first_places = 0
     reached, right = [0] * depth, [0] * depth
-    for group in _groups(documents, size):
+    for group in grouped(documents, size, look_ahead=1):
         batch = pack(group, size, learner.target.device)
         hits, counts = _hits(learner, batch, depth)
         first_hits += int((hits[0] & counts).sum())
@@ -65,8 +65,8 @@ def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize
 def walk(accepted: Sequence[int], document: Document, depth: int) -> list[int]:
     """Return the accepted draft tokens of every pass over the document's first answer.
 
-    Prefill yields the first token. `accepted` counts from the slot `tail_begin`; the slot before the newest token
-    determines the next pass.
+    `accepted` has one number per slot from `tail_begin` on. Prefill yields the first token. The slot before the newest
+    token determines the next pass.
     """
     first = tail_begin(document)
     newest = document.answer_begin
@@ -79,7 +79,7 @@ def walk(accepted: Sequence[int], document: Document, depth: int) -> list[int]:
 
 
 def _hits(learner: Learner, batch: PackedBatch, depth: int) -> tuple[Tensor, Tensor]:
-    """bool [draft tokens, tails]: equal to the text; and which tail rows predict an answer token."""
+    """Return which draft tokens equal the text [draft tokens, tails], and which tail rows predict an answer token."""
     target, token_ids_of = learner.target, learner.vocabulary.token_ids
     features = target.features(batch, learner.taps)
     hits = []
@@ -94,22 +94,3 @@ def _hits(learner: Learner, batch: PackedBatch, depth: int) -> tuple[Tensor, Ten
         )
         hits.append((token_ids_of[draft_tokens] == token_ids) & counts)
     return torch.stack(hits), batch.predicted(0)[1]
-
-
-def _groups(documents: Iterable[Document], size: BatchSize) -> Iterable[list[Document]]:
-    """Group documents in order, as many as fit."""
-    group: list[Document] = []
-    heads, tails = size.rows - size.tails, size.tails
-    for document in documents:
-        head = tail_begin(document)
-        tail = len(document.tokens) - head
-        if head > size.rows - size.tails or tail > size.tails:
-            continue
-        if group and (head > heads or tail > tails):
-            yield group
-            group = []
-            heads, tails = size.rows - size.tails, size.tails
-        group.append(document)
-        heads, tails = heads - head, tails - tail
-    if group:
-        yield group

@@ -1,4 +1,4 @@
-"""Optimisers, learning-rate schedule, and the end of training."""
+"""Optimisers, and the length and learning rate of a training phase."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,15 +10,15 @@ from torch import Tensor
 
 @dataclass
 class TrainPhase:
-    """One phase of training at a constant learning rate, so that phases add up; the final one decays."""
+    """Length and learning rate of a training phase; only the rate of a final phase decays."""
 
     seconds: float | None = None
     last_step: int | None = None
     final: bool = False
-    decay_share: float = 0.4  # of the phase
+    decay_share: float = 0.4  # fraction of the phase with a decaying rate
     clock: Callable[[], float] = time.monotonic
     first_step: int = 0
-    stop: Callable[[], bool] = lambda: False  # whether to end before the next step
+    stop: Callable[[], bool] = lambda: False  # returns whether to end before the next step
     _begin: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -34,7 +34,7 @@ class TrainPhase:
         return max(0.02, min(1.0, (1.0 - self.done(step)) / self.decay_share))
 
     def done(self, step: int) -> float:
-        """Return the completed fraction, by the closer limit."""
+        """Return the completed fraction, by time or by steps, whichever is larger."""
         shares = [0.0]
         if self.seconds is not None:
             shares.append((self.clock() - self._begin) / max(self.seconds, 1e-9))
@@ -49,14 +49,14 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration
 
 @dataclass(frozen=True)
 class LearningRates:
-    """Learning rates of both optimisers."""
+    """Learning rates of Muon and AdamW."""
 
     muon: float = 0.02
     adam: float = 1e-3
 
 
 class HeadOptimizer:
-    """Both optimisers, with one learning-rate factor for warm-up and decay."""
+    """Muon for matrices and AdamW for other parameters, with one learning-rate factor for warm-up and decay."""
 
     def __init__(self, matrices: Sequence[Tensor], others: Sequence[Tensor], rates: LearningRates) -> None:
         self._matrices = list(matrices)
@@ -75,7 +75,7 @@ class HeadOptimizer:
 
     @torch.no_grad()
     def step(self, factor: float) -> None:
-        """Apply and reset the gradients."""
+        """Apply the gradients, with learning rates times `factor`, and reset them."""
         for matrix, momentum in zip(self._matrices, self._momentum, strict=True):
             if matrix.grad is None:
                 continue

@@ -1,27 +1,32 @@
-"""A training run in one directory: states, evaluations and the result."""
+"""A training run in one directory: training states, evaluations and the result."""
 
 import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint
-from foreword.train.files import TRAINING, WEIGHTS, require_own, require_space, state_in
-from foreword.train.heads.learner import Learner, Recipe
-from foreword.train.loop.checkpoints import SavedTraining, save_training
+from foreword.train.files import TRAINING, WEIGHTS, require_own, require_space, state_in, write_state
+from foreword.train.heads.learner import (
+    HeadVocabulary,
+    Learner,
+    Recipe,
+    choose_vocabulary,
+    stored_vocabulary,
+    whole_vocabulary,
+)
 from foreword.train.loop.evaluate import TauReport
 from foreword.train.loop.optimizer import TrainPhase
 from foreword.train.loop.output import Card, read_weights, write_card, write_output
-from foreword.train.loop.texts import RunTexts
 from foreword.train.loop.trainer import Trainer, TrainProgress, TrainSettings
-from foreword.train.passes.packing import fitting_size, require_fitting
+from foreword.train.passes.packing import BatchSize, fitting_size, require_fitting
 from foreword.train.passes.target import FrozenTarget
-from foreword.train.passes.vocabulary import choose_vocabulary, stored_vocabulary, whole_vocabulary
+from foreword.train.texts.documents import RunTexts
 
 _SAVE_SECONDS = 50.0
 
@@ -51,9 +56,9 @@ class TrainRun:
     batch_rows: int = 61440
     tail_multiple: int = 4096
     seconds: float | None = None  # of the whole run, including the last evaluation
-    began: float | None = None  # start on `clock`; None: the first step
+    began: float | None = None  # start of the time limit on `clock`; None: the first step
     steps: int | None = None
-    final: bool = False  # end with a decay
+    final: bool = False  # end with a decay of the learning rate
     decay_share: float = 0.4
     resume: bool = False
     begin: Path | None = None  # initial weights of another run; the optimiser warms up again
@@ -78,7 +83,7 @@ def train(
 ) -> dict[str, TauReport] | None:
     """Train and write the result to `run.out`; return the last evaluations by set of texts.
 
-    None if stopped early: a state is left, from which it can be resumed.
+    Return None if stopped early. The directory then has a training state to resume from.
     """
     trainer = _trainer(target, texts, run, watcher)
     session = _Session(trainer, run, texts, watcher)
@@ -89,7 +94,7 @@ def train(
     watcher.say(f"{trainer.step:,} steps of {trainer.size.rows:,} tokens")
     reports = session.measure()
     files = trainer.learner.files(checkpoint, min(3, run.settings.depth))
-    for report in list(reports.values())[:1]:  # published acceptance: an engine's prior
+    for report in list(reports.values())[:1]:  # engines use the published acceptance as a prior
         rates = [round(rate, 3) for rate in report.by_level]
         files = replace(files, config={**files.config, "acceptance_by_level": rates})
     digest = write_output(run.out, files)
@@ -122,21 +127,7 @@ class _Session:
         self._tau = ""
 
     def train(self) -> None:
-        self._trainer.train(
-            self._phase,
-            report_every=self._run.report_every,
-            on_report=self._on_report,
-            on_step=self._on_step,
-        )
-
-    def measure(self) -> dict[str, TauReport]:
-        """Evaluate, and reserve as much time for the last evaluation."""
-        began = self._run.clock()
-        reports = self._measure()
-        self._measuring = max(self._run.clock() - began, self._measuring or 0.0)
-        if self._seconds is not None:
-            self._phase.seconds = max(self._seconds - self._measuring, 0.0)
-        return reports
+        self._trainer.train(self._phase, self._run.report_every, self._on_report, self._on_step)
 
     def _is_due(self, step: int, now: float) -> bool:
         """Return whether to evaluate now; with a time limit the first one is early, to learn its duration."""
@@ -144,8 +135,9 @@ class _Session:
         is_early = is_unknown and self._phase.done(step) > FIRST_MEASURED
         return is_early or now - self._measured_at > self._run.evaluate_every
 
-    def _measure(self) -> dict[str, TauReport]:
-        reports = {}
+    def measure(self) -> dict[str, TauReport]:
+        """Evaluate all sets of texts; reserve the same time for the last evaluation."""
+        began, reports = self._run.clock(), {}
         for name, documents in self._texts.measured.items():
             report = reports[name] = self._trainer.evaluate(documents)
             kinds = ", ".join(f"{kind} {tau:.2f}" for kind, tau in report.by_kind().items())
@@ -154,9 +146,11 @@ class _Session:
                 f"  τ at {report.depth} draft tokens, {name}: {report.tau():.3f} "
                 f"(first draft token {report.first_hit:.3f}; {kinds})"
             )
-            self._log(
-                {"step": self._trainer.step, "set": name, "tau": report.tau(), "kinds": report.by_kind()}
-            )
+            entry = {"step": self._trainer.step, "set": name, "tau": report.tau(), "kinds": report.by_kind()}
+            self._log(entry)
+        self._measuring = max(self._run.clock() - began, self._measuring or 0.0)
+        if self._seconds is not None:
+            self._phase.seconds = max(self._seconds - self._measuring, 0.0)
         return reports
 
     def _on_report(self, progress: TrainProgress) -> None:
@@ -168,7 +162,7 @@ class _Session:
         run, now = self._run, self._run.clock()
         self._watcher.progress(self._phase.done(step), f"step {step}{self._loss_text}{self._tau}")
         if not self._decaying and self._phase.rate(step) < 1.0:
-            self._decaying = True  # a later phase can continue from here
+            self._decaying = True  # a later training can continue from this state
             save_training(run.state.with_name("before_decay.pt"), self._trainer, run.recipe, run.model)
         if now - self._saved_at > _SAVE_SECONDS:
             save_training(run.state, self._trainer, run.recipe, run.model)
@@ -250,3 +244,61 @@ def _line(progress: TrainProgress, device: torch.device) -> str:
         f"{progress.steps_per_second:.2f} steps/s, {progress.rows_per_second / 1e3:.0f}k tokens/s, "
         f"rate {progress.rate:.2f}{memory}"
     )
+
+
+_RENAMED = {"guesses": "draft_tokens"}
+"""Old keys of recipes saved by version 0.1, and their current names."""
+
+
+def save_training(path: Path, trainer: Trainer, recipe: Recipe, model: str | None) -> None:
+    """Save everything that an exact resumption needs; `model` is the target's identity."""
+    vocabulary = trainer.learner.vocabulary
+    about = {
+        "method": recipe.method,
+        "recipe": asdict(recipe),  # type: ignore[call-overload] # recipes are dataclasses
+        "vocabulary": vocabulary.token_ids,
+        "coverage": vocabulary.coverage,
+        "model": model,
+        "size": [trainer.size.rows, trainer.size.tails],
+    }
+    write_state(path, about | trainer.state())
+
+
+class SavedTraining:
+    """A loaded training state."""
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        """Load tensors and plain values; nothing in the file is executed."""
+        self._path = path
+        try:
+            self.state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        except FileNotFoundError:
+            raise RequestError(f"there is no training state {path} to resume") from None
+        except Exception as error:  # torch raises various exceptions for damaged files
+            raise RequestError(
+                f"{path} is no training state ({type(error).__name__}); remove it and start anew"
+            ) from None
+
+    def check(self, recipe: Recipe, model: str | None) -> None:
+        """Raise `RequestError` for another target or shape."""
+        if None not in (model, self.state.get("model")) and model != self.state["model"]:
+            raise RequestError(
+                f"{self._path} was trained for another model; resume with that one or choose another --out"
+            )
+        wanted = {"method": recipe.method, **asdict(recipe)}  # type: ignore[call-overload]
+        kept = {_RENAMED.get(key, key): value for key, value in self.state["recipe"].items()}
+        # States of earlier versions lack newer fields.
+        found = {**asdict(type(recipe)()), "method": self.state["method"], **kept}  # type: ignore[call-overload]
+        for key, value in wanted.items():
+            if found.get(key) != value:
+                raise RequestError(
+                    f"{self._path} was trained with {key} {found.get(key)}, not {value}; "
+                    "resume with the same options or choose another --out"
+                )
+
+    def vocabulary(self, vocab_size: int) -> HeadVocabulary:
+        return HeadVocabulary.of(self.state["vocabulary"].cpu(), vocab_size, self.state["coverage"])
+
+    @property
+    def size(self) -> BatchSize:
+        return BatchSize(*self.state["size"])

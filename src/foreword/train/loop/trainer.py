@@ -1,4 +1,4 @@
-"""Training: batches of the target's texts, its states recomputed, and a loss per draft token."""
+"""Trains a learner on batches of the target's texts, with a loss for each draft token."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -30,8 +30,8 @@ class TrainSettings:
     sharpness: float = 1.0  # exponent on the target's probabilities
     seed: int = 0
     compiled: bool = False
-    round_bits: int | None = None  # bits of the weights while the rate decays; None: not rounded
-    kept_bytes: int = 0  # of the target's states, computed once for all epochs
+    round_bits: int | None = None  # bits of the weights while the learning rate decays; None: not rounded
+    kept_bytes: int = 0  # memory for the target's states, which are then computed once for all epochs
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,16 @@ class TrainProgress:
     """Means since the last report."""
 
     step: int
-    loss: float  # of the first draft token, per answer token
-    hits: tuple[float, ...]  # by level: fraction of right tokens, given that all before are right
-    gradient: float
+    loss: float  # loss of the first draft token, per answer token
+    hits: tuple[float, ...]  # fraction of right tokens at each level, given that all levels before are right
+    gradient: float  # norm
     rows_per_second: float
     steps_per_second: float
     rate: float  # learning-rate factor
 
 
 class Trainer:
-    """Owns a learner while it is trained."""
+    """Runs training steps of a learner; its state can be saved and restored."""
 
     def __init__(
         self, learner: Learner, documents: Sequence[Document], size: BatchSize, settings: TrainSettings
@@ -57,22 +57,21 @@ class Trainer:
         self.target = learner.target
         self.step = 0
         self._depth = learner.loss_steps(settings.depth)
-        if settings.round_bits is not None:  # refuse what cannot be rounded before the first step
+        if settings.round_bits is not None:  # refuse shapes that cannot be rounded before the first step
             for matrix in learner.matrices.values():
                 rounded_levels(matrix[:1].detach(), settings.round_bits)
         self._documents = documents
         self._judge = torch.compile(judge_rows, dynamic=False) if settings.compiled else judge_rows
         self._kept_rows = self.target.weights.head[learner.vocabulary.token_ids]
         self._optimizer = HeadOptimizer(list(learner.matrices.values()), learner.others(), settings.rates)
-        # Seed of the order, its first step, and its number of texts.
+        # Order of the batches: its seed, its first step, and its number of texts.
         self._order = (settings.seed, 0, len(documents))
-        self._alive = [1.0] * self._depth  # fraction of tail rows whose chain is right up to each level
+        self._alive = [1.0] * self._depth  # fraction of tail rows whose chain is right before each level
         self._generator = torch.Generator(self.target.device).manual_seed(settings.seed)
 
     def train(
         self,
-        stretch: TrainPhase,
-        *,
+        phase: TrainPhase,
         report_every: int = 50,
         on_report: Callable[[TrainProgress], None] | None = None,
         on_step: Callable[[int], None] | None = None,
@@ -84,10 +83,10 @@ class Trainer:
         kept = KeptFeatures(self.target, self.learner.taps, self.settings.kept_bytes)
         sums: list[Tensor] = []
         begin, begun_at = time.monotonic(), self.step
-        while not stretch.is_over(self.step):
+        while not phase.is_over(self.step):
             warm = min(1.0, (self.step + 1) / self.settings.warm_up)
-            rate = stretch.rate(self.step)
-            if rate < 1.0:  # the weights settle where they will be rounded to
+            rate = phase.rate(self.step)
+            if rate < 1.0:  # adapt the weights to rounding, which follows the training
                 self.learner.round_bits = self.settings.round_bits
             factor = rate * warm
             number, batch = next(source)
@@ -131,7 +130,7 @@ class Trainer:
         self._generator.set_state(state["generator"].cpu())
 
     def _one(self, batch: PackedBatch, features: Features, factor: float) -> Tensor:
-        """Run one step; return sums for the report: loss, gradient norm, alive rows and hits by level."""
+        """Run one step; return the loss, the gradient norm, and the alive and hit rows of each level."""
         losses, alive, hits = self._losses(batch, features)
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         gradient = self._optimizer.clip(self.settings.clip)
@@ -169,9 +168,9 @@ class Trainer:
         return losses, alive, all_hits
 
     def _rows(self, step: int, living: Tensor, counts: Tensor) -> Tensor:
-        """Return the tail rows for the output matrix: those whose chain is right so far, padded with others.
+        """Return the tail rows for the output matrix: rows whose chain is right so far, padded with others.
 
-        After a wrong draft token, the target never sees later ones.
+        Later tokens of a wrong chain are never verified, so their loss matters less.
         """
         size = self._output_rows(step)
         if size == self.size.tails:
@@ -180,7 +179,7 @@ class Trainer:
         return torch.topk(living * 4.0 + counts * 2.0 + noise, size, sorted=False).indices
 
     def _output_rows(self, step: int) -> int:
-        """Return the number of tail rows with logits in a step: whole chunks."""
+        """Return the number of tail rows with logits in a step, rounded up to whole chunks."""
         share = 1.0 if step == 0 else min(1.0, 1.15 * self._alive[step] + 0.03)
         return min(-(-round(self.size.tails * share) // CHUNK) * CHUNK, self.size.tails)
 

@@ -1,6 +1,7 @@
-"""A decoder layer in two halves around its attention, for frozen and trainable weights."""
+"""A decoder layer as two functions, before and after its attention, for frozen and trainable weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,18 +12,32 @@ from foreword.models.rope import rotate
 from foreword.train.passes.attention import Spans, chain_attention
 
 LayerTensors = tuple[Tensor | None, ...]
-"""Values of a LayerWeights in order: a tuple, so that one compiled function serves all layers."""
+"""Values of a LayerWeights in order. A tuple lets one compiled function serve all layers."""
 
 Sizes = tuple[int, int, int]
 """Heads, KV heads, head size."""
 
 
-class LayerHalves:
-    """Both halves of a layer, compiled for the first sizes seen and again for others."""
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
-    def __init__(self, *, compiled: bool, dynamic: bool | None = None) -> None:
-        self.before = torch.compile(before_attention, dynamic=dynamic) if compiled else before_attention
-        self.after = torch.compile(after_attention, dynamic=dynamic) if compiled else after_attention
+
+def compiled_for_training(function: Callable[_P, _R], compiled: bool) -> Callable[_P, _R]:
+    """Return the function, compiled for calls with gradients; compiling again for evaluation takes too long."""
+    fast = torch.compile(function, dynamic=False) if compiled else function
+
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        return (fast if torch.is_grad_enabled() else function)(*args, **kwargs)
+
+    return call
+
+
+class LayerHalves:
+    """Both functions of a trained layer."""
+
+    def __init__(self, *, compiled: bool) -> None:
+        self.before = compiled_for_training(before_attention, compiled)
+        self.after = compiled_for_training(after_attention, compiled)
 
 
 def before_attention(
@@ -31,7 +46,7 @@ def before_attention(
     """Return rotated queries and keys, and values: [rows, heads, dim]."""
     input_norm, qkv, qkv_bias, query_norm, key_norm = tensors[:5]
     heads, kv_heads, dim = sizes
-    joined = linear(rms_norm(stream, _there(input_norm), eps), _there(qkv), qkv_bias)
+    joined = linear(rms_norm(stream, _present(input_norm), eps), _present(qkv), qkv_bias)
     q, k, v = torch.split(joined.view(stream.shape[0], -1, dim), [heads, kv_heads, kv_heads], dim=1)
     if query_norm is not None and key_norm is not None:
         q = rms_norm(q, query_norm, eps)
@@ -42,14 +57,14 @@ def before_attention(
 def after_attention(stream: Tensor, attended: Tensor, tensors: LayerTensors, eps: float) -> Tensor:
     """Return the stream after the layer."""
     output, output_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias = tensors[5:]
-    stream = stream + linear(attended.flatten(1), _there(output), output_bias)
-    normed = rms_norm(stream, _there(mlp_norm), eps)
-    gate, up = linear(normed, _there(gate_up), gate_up_bias).chunk(2, dim=-1)
-    return stream + linear(silu(gate) * up, _there(down), down_bias)
+    stream = stream + linear(attended.flatten(1), _present(output), output_bias)
+    normed = rms_norm(stream, _present(mlp_norm), eps)
+    gate, up = linear(normed, _present(gate_up), gate_up_bias).chunk(2, dim=-1)
+    return stream + linear(silu(gate) * up, _present(down), down_bias)
 
 
 def layer_tensors(weights: Mapping[str, Tensor], prefix: str) -> LayerTensors:
-    """Return the tensors of one layer by Hugging Face names, joined for the halves."""
+    """Return a layer's tensors; `weights` has Hugging Face names, which start with `prefix`."""
 
     def joined(kind: str, *names: str) -> Tensor | None:
         parts = [weights[name] for part in names if (name := f"{prefix}{part}.{kind}") in weights]
@@ -85,7 +100,7 @@ def run_layers(
     sizes: Sizes,
     eps: float,
 ) -> Tensor:
-    """Run causal layers over whole texts, with gradients."""
+    """Run the layers with causal attention over whole texts."""
     for tensors in layers:
         q, k, v = halves.before(stream, *rotation, tensors, sizes, eps)
         stream = halves.after(stream, chain_attention(q, k, v, [], spans, spans), tensors, eps)
@@ -94,9 +109,8 @@ def run_layers(
 
 def tracked(stream: Tensor) -> Tensor:
     """Return a stream that requires a gradient, so that the first layer shares the compiled code."""
-    return (
-        stream.detach().requires_grad_() if torch.is_grad_enabled() and not stream.requires_grad else stream
-    )
+    is_tracked = stream.requires_grad or not torch.is_grad_enabled()
+    return stream if is_tracked else stream.detach().requires_grad_()
 
 
 def rotation_of(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -105,6 +119,6 @@ def rotation_of(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> t
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def _there(tensor: Tensor | None) -> Tensor:
+def _present(tensor: Tensor | None) -> Tensor:
     assert tensor is not None
     return tensor

@@ -1,7 +1,7 @@
-"""Batches of fixed size: concatenated texts, and the rows from which answers are predicted.
+"""Batches of fixed size: concatenated texts, and the rows that predict answers.
 
-A slot at row i holds token i + 1 and the target's state at i, and predicts token i + 2. A head needs every slot's key
-and value, but drafts only in the tail of a text: from the slot that predicts the answer's first token on.
+The slot at row i holds token i + 1 and the target's state at i; it predicts token i + 2. A head needs the key and value
+of every slot. It drafts only in the tail of a text, which begins with the slot that predicts the answer's first token.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from foreword.train.texts.documents import Document
 
 @dataclass(frozen=True)
 class BatchSize:
-    """Rows of a batch, in total and in tails; the rest is padded with a text of weight zero."""
+    """Rows of a batch, in total and in tails; unused rows are padded with a text of weight zero."""
 
     rows: int
     tails: int
@@ -27,7 +27,7 @@ class BatchSize:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Texts on the device."""
+    """A batch on the device."""
 
     token_ids: Tensor  # int64 [rows]
     positions: Tensor  # int64 [rows]
@@ -40,14 +40,14 @@ class PackedBatch:
     documents: tuple[Document, ...]
 
     def predicted(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return the token that draft token `step` of each tail row predicts, and whether it is part of an answer."""
+        """Return the right draft token `step` of each tail row, and whether it is part of an answer."""
         rows = self.tail_rows + step + 2
         inside = rows < self.text_ends
         rows = rows.clamp(max=len(self.token_ids) - 1)
         return self.token_ids[rows], inside & self.is_answer[rows]
 
     def held(self, step: int) -> Tensor:
-        """Return the token in each tail row's slot at a step."""
+        """Return the token that each tail row's slot holds at a step."""
         return self.token_ids[(self.tail_rows + step + 1).clamp(max=len(self.token_ids) - 1)]
 
 
@@ -57,7 +57,7 @@ def tail_begin(document: Document) -> int:
 
 
 def fitting_size(documents: Sequence[Document], rows: int, multiple: int = 256) -> BatchSize:
-    """Return a batch size whose tails match these documents' proportion."""
+    """Return a batch size whose share of tail rows is that of these documents."""
     total = sum(len(document.tokens) for document in documents)
     tails = sum(len(document.tokens) - tail_begin(document) for document in documents)
     share = max(1, round(rows * tails / max(total, 1) / multiple)) * multiple
@@ -71,14 +71,14 @@ def exact_size(documents: Sequence[Document]) -> BatchSize:
 
 
 def sample_batch(documents: Sequence[Document], device: torch.device, count: int = 64) -> PackedBatch:
-    """Pack the first documents."""
+    """Return a batch of the first `count` documents."""
     sample = documents[:count]
     return pack(sample, exact_size(sample), device)
 
 
 def require_fitting(documents: Sequence[Document], size: BatchSize) -> None:
     """Raise `RequestError` if no document fits."""
-    if next(_groups(documents, size), None) is None:
+    if next(grouped(documents, size), None) is None:
         shortest = min(len(document.tokens) for document in documents)
         raise RequestError(
             f"no text fits into a step of {size.rows} tokens, the shortest has {shortest}; give more --batch-tokens"
@@ -90,11 +90,11 @@ def batches(
 ) -> Iterator[tuple[int, PackedBatch]]:
     """Yield numbered batches forever, each epoch in another seeded order; skip the first `skip`.
 
-    All epochs have the same batches, so that what was computed for one can be kept by its number.
+    All epochs have the same batches, so that the target's states can be cached by number.
     """
     require_fitting(documents, size)
     order = np.random.default_rng((*seed, 0)).permutation(len(documents)).tolist()
-    groups = list(_groups([documents[number] for number in order], size))
+    groups = list(grouped([documents[number] for number in order], size))
     numbers = range(len(groups))
     for epoch in itertools.count(1):
         for number in numbers[skip:]:
@@ -103,8 +103,11 @@ def batches(
         numbers = np.random.default_rng((*seed, epoch)).permutation(len(groups)).tolist()
 
 
-def _groups(documents: Sequence[Document], size: BatchSize, look_ahead: int = 48) -> Iterator[list[Document]]:
-    """Fill both parts of a batch; documents that do not fit wait for the next batch."""
+def grouped(documents: Sequence[Document], size: BatchSize, look_ahead: int = 48) -> Iterator[list[Document]]:
+    """Yield the documents of each batch; up to `look_ahead` documents that do not fit wait for the next one.
+
+    With `look_ahead` 1 the order is kept. A document that fits into no batch is left out.
+    """
     waiting: list[Document] = []
     source = iter(documents)
     dry = False
@@ -120,7 +123,7 @@ def _groups(documents: Sequence[Document], size: BatchSize, look_ahead: int = 48
             head = tail_begin(document)
             tail = len(document.tokens) - head
             if head > size.rows - size.tails or tail > size.tails:
-                continue  # fits into no batch
+                continue
             if head <= heads and tail <= tails:
                 heads, tails = heads - head, tails - tail
                 group.append(document)
@@ -132,7 +135,7 @@ def _groups(documents: Sequence[Document], size: BatchSize, look_ahead: int = 48
 
 
 def pack(documents: Sequence[Document], size: BatchSize, device: torch.device) -> PackedBatch:
-    """Pack these documents into one batch; they must fit."""
+    """Return a batch of these documents, which must fit."""
     lengths = [len(document.tokens) for document in documents]
     heads = [tail_begin(document) for document in documents]
     tail_lengths = [length - head for length, head in zip(lengths, heads, strict=True)]

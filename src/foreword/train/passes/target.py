@@ -1,4 +1,4 @@
-"""The frozen target in training: whole texts at once, with layer parts compiled once."""
+"""The frozen target: passes over whole texts, and its hidden states for training."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from foreword.models.config import AttentionSpec, ModelConfig, RopeSpec
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.rope import frequencies, inverse_frequencies
 from foreword.train.passes.attention import Spans, causal_attention
-from foreword.train.passes.layers import LayerHalves, Sizes, rotation_of
+from foreword.train.passes.layers import Sizes, after_attention, before_attention, rotation_of
 from foreword.train.passes.packing import PackedBatch
 
 KeepKv = Callable[[int, Tensor, Tensor], None]
@@ -23,14 +23,14 @@ KeepKv = Callable[[int, Tensor, Tensor], None]
 
 @dataclass(frozen=True)
 class Features:
-    """Output of a target pass for a head."""
+    """Hidden states of a target pass, which a learner reads."""
 
-    taps: tuple[Tensor, ...]  # residual streams at the taps, [rows, hidden]
-    last: Tensor  # final stream after the norm
+    taps: tuple[Tensor, ...]  # residual streams at the tapped layers, [rows, hidden]
+    last: Tensor  # residual stream after the final norm
 
 
 class FrozenTarget:
-    """A frozen decoder with a checkpoint's weights."""
+    """A decoder whose weights are not trained."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, *, compiled: bool = False) -> None:
         self.config = config
@@ -40,7 +40,8 @@ class FrozenTarget:
         plain = RopeSpec(config.rope.theta)
         self._plain_frequencies = frequencies(plain, self.attention.head_dim).to(weights.embedding.device)
         self._layers = [layer.plain for layer in weights.layers]
-        self._halves = LayerHalves(compiled=compiled)
+        self._before = torch.compile(before_attention) if compiled else before_attention
+        self._after = torch.compile(after_attention) if compiled else after_attention
 
     @staticmethod
     def load(
@@ -66,7 +67,7 @@ class FrozenTarget:
         return rotation_of(positions, self._frequencies, self.dtype)
 
     def head_rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same for a head's own attention, without frequency scaling, which its config does not have."""
+        """Return cosines and sines for a head's attention. A head's config has no frequency scaling."""
         return rotation_of(positions, self._plain_frequencies, self.dtype)
 
     @torch.no_grad()
@@ -92,37 +93,36 @@ class FrozenTarget:
         return Features(tuple(kept[tap] for tap in taps), self.final_norm(stream))
 
     def features(self, batch: PackedBatch, taps: Sequence[int]) -> Features:
-        """Return a batch's features for a learner."""
+        """Return the hidden states of a batch at these taps."""
         return self.forward(batch.token_ids, batch.positions, batch.texts, taps)
 
     def before(self, index: int, stream: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated queries and keys, and values of one layer: [rows, heads, dim]."""
         for tensor in (stream, cos, sin):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return self._halves.before(stream, cos, sin, self._layers[index], self.sizes, self.config.norm.eps)
+        return self._before(stream, cos, sin, self._layers[index], self.sizes, self.config.norm.eps)
 
     def after(self, index: int, stream: Tensor, attended: Tensor) -> Tensor:
         """Return the stream after the layer."""
         for tensor in (stream, attended):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return self._halves.after(stream, attended, self._layers[index], self.config.norm.eps)
+        return self._after(stream, attended, self._layers[index], self.config.norm.eps)
 
     def final_norm(self, stream: Tensor) -> Tensor:
         return rms_norm(stream, self.weights.final_norm, self.config.norm.eps)
 
 
 class KeptFeatures:
-    """The target's features of each batch, kept across epochs as far as memory allows."""
+    """Cache of the target's hidden states by batch, across epochs."""
 
     def __init__(self, target: FrozenTarget, taps: Sequence[int], room: int) -> None:
-        """`room` is in bytes of the target's device."""
+        """Create an empty cache of at most `room` bytes on the target's device."""
         self._target, self._taps, self._room = target, taps, room
         self._kept: dict[int, Features] = {}
 
     def of(self, number: int, batch: PackedBatch) -> Features:
-        """Return the features of a batch, which has the same number in every epoch."""
-        kept = self._kept.get(number)
-        if kept is not None:
+        """Return the hidden states of a batch, which has the same number in every epoch."""
+        if (kept := self._kept.get(number)) is not None:
             return kept
         features = self._target.features(batch, self._taps)
         size = sum(tensor.nbytes for tensor in (*features.taps, features.last))
@@ -133,7 +133,7 @@ class KeptFeatures:
 
 
 def wide_logits(rows: Tensor, head: Tensor) -> Tensor:
-    """Return logits in float32: bf16 ties, broken differently, would change the text."""
+    """Return logits in float32. In bfloat16, more logits would tie, and breaking ties differently changes the text."""
     if rows.is_cuda and rows.dtype != torch.float32:
         return torch.mm(rows, head.t(), out_dtype=torch.float32)
     return linear(rows.float(), head.float())

@@ -9,8 +9,8 @@ from pathlib import Path
 from foreword.errors import RequestError
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.train.files import require_space
+from foreword.train.texts.batches import Job, TextBatch
 from foreword.train.texts.documents import Document, make_document, write_shard
-from foreword.train.texts.jobs import Job, TextBatch
 from foreword.train.texts.prompts import FilePrompt
 from foreword.train.texts.writing import Writer, WritingLimits
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.train.texts import seeds
+from foreword.train.texts.batches import Job
 from foreword.train.texts.documents import Document, make_document
-from foreword.train.texts.jobs import Job
 from foreword.train.texts.prompts import ChatPieces, FilePrompt, chat_pieces
 
 KIND_WEIGHTS = {

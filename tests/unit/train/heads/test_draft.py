@@ -8,7 +8,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.engine.llm import LLM
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import open_checkpoint
-from foreword.train.heads.draft import DraftRecipe
+from foreword.train.heads.decoders import DraftRecipe
 from foreword.train.loop.output import write_output
 from foreword.train.passes.packing import exact_size, pack
 from foreword.train.passes.target import FrozenTarget, wide_logits
@@ -62,7 +62,7 @@ def test_it_loads_as_a_model_and_drafts(as_gguf: bool, tmp_path):
 
 
 def _whole(target: FrozenTarget):
-    from foreword.train.passes.vocabulary import whole_vocabulary
+    from foreword.train.heads.learner import whole_vocabulary
 
     return whole_vocabulary(target.config.vocab_size)
 

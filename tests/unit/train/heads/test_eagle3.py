@@ -7,9 +7,9 @@ from torch.nn.functional import silu
 
 from foreword.models.rope import rotate
 from foreword.train.heads.eagle3 import Eagle3Recipe, default_taps
+from foreword.train.heads.learner import HeadVocabulary, vocabulary_tensors
 from foreword.train.passes.packing import BatchSize, pack, tail_begin
 from foreword.train.passes.target import FrozenTarget
-from foreword.train.passes.vocabulary import HeadVocabulary, vocabulary_tensors
 from foreword.train.texts.documents import make_document
 
 DEPTH = 3

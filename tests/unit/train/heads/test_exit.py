@@ -11,11 +11,11 @@ from foreword.drafters.model.layer_skip import open_adapter
 from foreword.engine.llm import LLM
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import open_checkpoint
-from foreword.train.heads.exit import ExitRecipe
+from foreword.train.heads.decoders import ExitRecipe
+from foreword.train.heads.learner import whole_vocabulary
 from foreword.train.loop.output import write_output
 from foreword.train.passes.packing import exact_size, pack
 from foreword.train.passes.target import FrozenTarget, wide_logits
-from foreword.train.passes.vocabulary import whole_vocabulary
 from foreword.train.texts.documents import Document
 from helpers.cpu import cpu_decoder
 from helpers.passes import all_logits, torch_decoder

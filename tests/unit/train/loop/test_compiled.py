@@ -6,17 +6,15 @@ from functools import partial
 import pytest
 import torch
 
+from foreword.train.heads.decoders import DraftRecipe, ExitRecipe
 from foreword.train.heads.dflash import DFlashRecipe
-from foreword.train.heads.draft import DraftRecipe
 from foreword.train.heads.eagle3 import Eagle3Recipe
-from foreword.train.heads.exit import ExitRecipe
-from foreword.train.heads.learner import Recipe
+from foreword.train.heads.learner import Recipe, choose_vocabulary, whole_vocabulary
 from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.optimizer import TrainPhase
 from foreword.train.loop.trainer import Trainer
 from foreword.train.passes.packing import fitting_size
 from foreword.train.passes.target import FrozenTarget
-from foreword.train.passes.vocabulary import choose_vocabulary, whole_vocabulary
 from foreword.train.texts.documents import Document
 from helpers.tiny_training import SETTINGS
 

@@ -10,7 +10,7 @@ from foreword.errors import CheckpointError, RequestError
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.train import files as train_files
 from foreword.train.files import identity_of
-from foreword.train.heads.draft import DraftRecipe
+from foreword.train.heads.decoders import DraftRecipe
 from foreword.train.heads.eagle3 import Eagle3Recipe
 from foreword.train.heads.learner import LearnedFiles
 from foreword.train.heads.medusa import MedusaRecipe

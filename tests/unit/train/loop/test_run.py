@@ -18,14 +18,12 @@ from foreword.train import files
 from foreword.train.files import require_own, require_same_kind
 from foreword.train.heads.dflash import DFlashRecipe
 from foreword.train.heads.medusa import MedusaRecipe
-from foreword.train.loop.checkpoints import SavedTraining
 from foreword.train.loop.optimizer import TrainPhase
 from foreword.train.loop.output import _rounded, digest_of, read_weights
-from foreword.train.loop.run import TrainRun, train
-from foreword.train.loop.texts import FILES, HELD_OUT, gather_texts
+from foreword.train.loop.run import SavedTraining, TrainRun, train
 from foreword.train.loop.trainer import Trainer
 from foreword.train.passes.target import FrozenTarget
-from foreword.train.texts.documents import Document, make_document, write_shard
+from foreword.train.texts.documents import FILES, HELD_OUT, Document, gather_texts, make_document, write_shard
 from foreword.train.texts.prompts import FilePrompt
 from helpers.tiny_heads import TinyHead
 from helpers.tiny_training import SETTINGS

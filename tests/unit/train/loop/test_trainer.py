@@ -11,13 +11,13 @@ from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.heads.opening import open_head, without_copies
 from foreword.models.heads.writing import quantize_head
-from foreword.train.heads.draft import DraftRecipe
+from foreword.train.heads.decoders import DraftRecipe
 from foreword.train.heads.eagle3 import Eagle3Recipe
 from foreword.train.heads.learner import Recipe
 from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.optimizer import TrainPhase
 from foreword.train.loop.output import read_weights, write_output
-from foreword.train.passes.packing import PackedBatch, _groups, fitting_size
+from foreword.train.passes.packing import PackedBatch, fitting_size, grouped
 from foreword.train.passes.target import Features, FrozenTarget
 from foreword.train.texts.documents import Document
 from helpers.tiny_training import SETTINGS, new_trainer, trained
@@ -64,7 +64,7 @@ def test_kept_states_change_nothing_but_the_targets_work(
         return features(batch, taps)
 
     recipe, some = Eagle3Recipe(draft_vocab=64), documents[:60]
-    epoch = len(list(_groups(some, fitting_size(some, 440, 40))))
+    epoch = len(list(grouped(some, fitting_size(some, 440, 40))))
     monkeypatch.setattr(target, "features", counted)
     counts, trained_weights = [], []
     one = 4 * 440 * target.config.hidden_size * 4  # three taps and the last states, float32

@@ -13,10 +13,9 @@ from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.train import files
 from foreword.train.passes.target import FrozenTarget
+from foreword.train.texts.batches import EndlessBatch, EngineBatch, Job
 from foreword.train.texts.data import WritingSettings, write_answers, write_training_set
 from foreword.train.texts.documents import count_shards, read_shards
-from foreword.train.texts.endless import EndlessBatch
-from foreword.train.texts.jobs import EngineBatch, Job
 from foreword.train.texts.prompts import FilePrompt
 
 

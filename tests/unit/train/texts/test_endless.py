@@ -4,8 +4,7 @@ import torch
 
 from foreword.train.passes.attention import Spans
 from foreword.train.passes.target import FrozenTarget, wide_logits
-from foreword.train.texts.endless import EndlessBatch
-from foreword.train.texts.jobs import Job
+from foreword.train.texts.batches import EndlessBatch, Job
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,317 @@
+"""Trains draft models and early exits, which are decoder layers.
+
+Both draft token by token. If all earlier draft tokens are right, the state equals that of reading the text. So one
+causal pass over the text yields every draft token: draft token s of tail row i comes from row i + s + 1.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import filterfalse
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from foreword.backends.torch.norms import rms_norm
+from foreword.errors import RequestError
+from foreword.models.config import FrequencyFactors, LayerSpec, ModelConfig
+from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.layer_shapes import expected_shapes
+from foreword.models.rope import inverse_frequencies
+from foreword.train.heads.config_files import hf_settings, tokenizer_files
+from foreword.train.heads.learner import (
+    HeadVocabulary,
+    LearnedFiles,
+    Learner,
+    by_file_name,
+    parameters_by_name,
+    stored,
+)
+from foreword.train.passes.layers import LayerHalves, layer_tensors, rotation_of, run_layers, tracked
+from foreword.train.passes.packing import PackedBatch
+from foreword.train.passes.target import Features, FrozenTarget
+from foreword.train.texts.documents import Document
+
+EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
+_RESIDUAL_WRITERS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
+
+
+class LayerStack(Learner):
+    """Decoder layers with a final norm; embedding and output matrix may be the target's."""
+
+    def __init__(
+        self,
+        target: FrozenTarget,
+        vocabulary: HeadVocabulary,
+        config: ModelConfig,
+        *,
+        taps: tuple[int, ...] = (),
+        compiled: bool = False,
+    ) -> None:
+        super().__init__(target, vocabulary, taps)
+        self.config = config
+        shapes = {name: shape for name, shape in expected_shapes(config).items() if self._learns(name)}
+
+        def is_matrix(name: str) -> bool:
+            return len(shapes[name]) == 2 and name != EMBEDDING
+
+        self.matrices = parameters_by_name({n: torch.zeros(shapes[n]) for n in filter(is_matrix, shapes)})
+        self.vectors = parameters_by_name({n: torch.zeros(shapes[n]) for n in filterfalse(is_matrix, shapes)})
+        self._frequencies = inverse_frequencies(config).to(target.device)
+        self._halves = LayerHalves(compiled=compiled)
+
+    def _learns(self, name: str) -> bool:
+        """Return whether a tensor of the config is trained."""
+        return name not in (EMBEDDING, "lm_head.weight")
+
+    def loss_steps(self, depth: int) -> int:
+        """Return 1, since the next row's first draft token has the loss of this row's second."""
+        return 1
+
+    def output(self, step: int) -> Tensor:
+        return self.target.weights.head
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """Return the weights by Hugging Face names."""
+        return by_file_name(self.matrices, self.vectors)
+
+    @torch.no_grad()
+    def begin_random(self, seed: int) -> None:
+        """Set norms to 1 and draw small random matrices, so that each layer starts near identity."""
+        generator = torch.Generator().manual_seed(seed)
+        depth = self.config.num_layers
+        for name, tensor in self.weights().items():
+            if tensor.ndim == 1:
+                tensor.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+                continue
+            scale = 1 / (2 * depth) ** 0.5 if name.endswith(_RESIDUAL_WRITERS) else 1.0
+            width = 1 if name == EMBEDDING else tensor.shape[1]
+            size = 0.02 if name == EMBEDDING else 0.5 * scale / width**0.5
+            tensor.copy_(torch.randn(tensor.shape, generator=generator) * size)
+
+    @torch.no_grad()
+    def copy_layer(self, source: int, place: int) -> None:
+        """Copy layer `source` of the target to layer `place`."""
+        layer, spec = self.target.weights.layers[source], self.target.attention
+        mlp = self.config.layer.mlp.intermediate_size
+        widths = [spec.query_width, spec.kv_width, spec.kv_width]
+        parts: dict[str, Tensor | None] = {
+            "input_layernorm.weight": layer.input_norm,
+            "post_attention_layernorm.weight": layer.mlp_norm,
+            "self_attn.q_norm.weight": layer.query_norm,
+            "self_attn.k_norm.weight": layer.key_norm,
+            "self_attn.o_proj.weight": layer.output,
+            "self_attn.o_proj.bias": layer.output_bias,
+            "mlp.down_proj.weight": layer.down,
+            "mlp.down_proj.bias": layer.down_bias,
+        }
+        for kind, qkv, gate_up in (
+            ("weight", layer.qkv, layer.gate_up),
+            ("bias", layer.qkv_bias, layer.gate_up_bias),
+        ):
+            if qkv is not None:
+                names = [f"self_attn.{name}_proj.{kind}" for name in "qkv"]
+                parts |= dict(zip(names, torch.split(qkv, widths), strict=True))
+            if gate_up is not None:
+                names = [f"mlp.{name}_proj.{kind}" for name in ("gate", "up")]
+                parts |= dict(zip(names, torch.split(gate_up, mlp), strict=True))
+        own = self.weights()
+        for name, tensor in parts.items():
+            if tensor is not None:
+                own[f"model.layers.{place}.{name}"].copy_(tensor)
+
+    def run(self, stream: Tensor, batch: PackedBatch, weights: Mapping[str, Tensor]) -> Tensor:
+        """Run the layers and the final norm over all rows, with weights in the stream's dtype."""
+        spec, eps = self.config.layer.attention, self.config.norm.eps
+        layers = [layer_tensors(weights, f"model.layers.{i}.") for i in range(self.config.num_layers)]
+        stream = run_layers(
+            self._halves,
+            tracked(stream) if len(layers) > 1 else stream,
+            rotation_of(batch.positions, self._frequencies, stream.dtype),
+            batch.texts,
+            layers,
+            (spec.num_heads, spec.num_kv_heads, spec.head_dim),
+            eps,
+        )
+        return rms_norm(stream, weights[NORM], eps)
+
+    def cast(self) -> dict[str, Tensor]:
+        """Return all weights in the target's dtype; gradients flow through."""
+        return {name: tensor.to(self.target.dtype) for name, tensor in self.weights().items()}
+
+
+def states_by_level(states: Tensor, batch: PackedBatch, count: int) -> Iterator[Tensor]:
+    """Yield the states of every draft token from one pass over the text."""
+    for step in range(count):
+        yield states[(batch.tail_rows + step + 1).clamp(max=len(states) - 1)]
+
+
+def without_factors(config: ModelConfig) -> ModelConfig:
+    """Return the config without GGUF's rotary factors, which config.json cannot express."""
+    if isinstance(config.rope.scaling, FrequencyFactors):
+        return replace(config, rope=replace(config.rope, scaling=None))
+    return config
+
+
+@dataclass(frozen=True)
+class DraftRecipe:
+    """Shape of a decoder; defaults are the target's."""
+
+    layers: int = 4
+    copied: tuple[int, ...] | None = None  # initial layers of the target; None: evenly spaced
+    random: bool = False  # random initial layers
+    hidden: int | None = None
+    intermediate: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+
+    method: ClassVar[str] = "draft"
+    draft_vocab: ClassVar[None] = None  # all tokens
+
+    def check(self, target: ModelConfig) -> None:
+        self._copied(target, self._config(target))
+
+    def build(
+        self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool = False
+    ) -> "DraftModel":
+        config = self._config(target.config)
+        copied = self._copied(target.config, config)
+        return DraftModel(target, vocabulary, config, copied, compiled=compiled).to(target.device)
+
+    def _config(self, target: ModelConfig) -> ModelConfig:
+        given, mlp = target.layer.attention, target.layer.mlp
+        heads = self.heads or given.num_heads
+        kv_heads = self.kv_heads or (heads if self.heads else given.num_kv_heads)
+        hidden = self.hidden or target.hidden_size
+        head_dim = given.head_dim if not self.hidden and not self.heads else hidden // heads
+        if heads % kv_heads or hidden < heads or head_dim % 2:
+            raise RequestError(
+                f"{heads} query heads, {kv_heads} key/value heads and a width of {hidden} do not fit together"
+            )
+        attention = replace(given, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim)
+        mlp = replace(mlp, intermediate_size=self.intermediate or mlp.intermediate_size)
+        layer = LayerSpec(attention, mlp)
+        count = self.layers if self.copied is None else len(self.copied)
+        shaped = replace(target, hidden_size=hidden, layers=(layer,) * count)
+        return without_factors(
+            shaped if hidden == target.hidden_size else replace(shaped, tied_embeddings=True)
+        )
+
+    def _copied(self, target: ModelConfig, config: ModelConfig) -> tuple[int, ...]:
+        """Return the target's layers to copy; empty for random initial layers."""
+        fits = config.layer == target.layer and config.hidden_size == target.hidden_size
+        if self.random or not fits:
+            if self.copied is not None:
+                raise RequestError("layers can be copied only into a draft of the target's own shape")
+            return ()
+        if self.copied is None:
+            last, count = target.num_layers - 1, self.layers
+            return tuple(round(i * last / max(count - 1, 1)) for i in range(count))
+        if not all(0 <= layer < target.num_layers for layer in self.copied):
+            raise RequestError(f"layers to copy must be within 0 .. {target.num_layers - 1}")
+        return self.copied
+
+
+class DraftModel(LayerStack):
+    """A draft model; at the target's width, embedding and output matrix are the target's and frozen."""
+
+    def __init__(
+        self,
+        target: FrozenTarget,
+        vocabulary: HeadVocabulary,
+        config: ModelConfig,
+        copied: tuple[int, ...],
+        *,
+        compiled: bool = False,
+    ) -> None:
+        self._borrows = config.hidden_size == target.config.hidden_size
+        self._copied = copied
+        super().__init__(target, vocabulary, config, compiled=compiled)
+
+    def _learns(self, name: str) -> bool:
+        return super()._learns(name) or (name == EMBEDDING and not self._borrows)
+
+    @torch.no_grad()
+    def begin(self, documents: Sequence[Document], seed: int) -> None:
+        self.begin_random(seed)
+        for place, source in enumerate(self._copied):
+            self.copy_layer(source, place)
+        if self._borrows:
+            self.weights()[NORM].copy_(self.target.weights.final_norm)
+
+    def output(self, step: int) -> Tensor:
+        return self.target.weights.head if self._borrows else self.weights()[EMBEDDING]
+
+    def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
+        weights = self.cast()
+        table = self.target.weights.embedding if self._borrows else weights[EMBEDDING]
+        yield from states_by_level(self.run(embedding(batch.token_ids, table), batch, weights), batch, count)
+
+    def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
+        """Return the files of a complete model, with copies of the target's matrices."""
+        tensors = self.file_tensors()
+        borrowed: dict[str, Tensor] = {}
+        if self._borrows:
+            borrowed[EMBEDDING] = stored(self.target.weights.embedding)
+            if not self.config.tied_embeddings:
+                borrowed["lm_head.weight"] = stored(self.target.weights.head)
+        tokenizer = checkpoint.tokenizer()
+        return LearnedFiles(
+            hf_settings(self.config, tokenizer),
+            tensors | borrowed,
+            tokenizer_files(tokenizer),
+            frozenset(borrowed),
+        )
+
+
+@dataclass(frozen=True)
+class ExitRecipe:
+    """Layer after which the target exits."""
+
+    layer: int | None = None  # target layers before the exit; None: a quarter of them
+
+    method: ClassVar[str] = "exit"
+    draft_vocab: ClassVar[None] = None  # all tokens
+
+    def check(self, target: ModelConfig) -> None:
+        self._layer(target)
+
+    def build(
+        self, target: FrozenTarget, vocabulary: HeadVocabulary, *, compiled: bool = False
+    ) -> "ExitAdapter":
+        layer = self._layer(target.config)
+        return ExitAdapter(target, vocabulary, layer, compiled=compiled).to(target.device)
+
+    def _layer(self, target: ModelConfig) -> int:
+        count = target.num_layers
+        layer = self.layer if self.layer is not None else max(1, count // 4)
+        if not 1 <= layer < count:
+            raise RequestError(f"the exit must be after layer 1 .. {count - 1}, not {layer}")
+        return layer
+
+
+class ExitAdapter(LayerStack):
+    """One layer on the residual stream after the target's first layers, with the target's output matrix."""
+
+    def __init__(
+        self, target: FrozenTarget, vocabulary: HeadVocabulary, layer: int, *, compiled: bool = False
+    ) -> None:
+        super().__init__(
+            target, vocabulary, target.config.with_layers([layer]), taps=(layer,), compiled=compiled
+        )
+
+    @torch.no_grad()
+    def begin(self, documents: Sequence[Document], seed: int) -> None:
+        """Initialise the weights from the target's last layer."""
+        self.copy_layer(self.target.config.num_layers - 1, 0)
+        self.weights()[NORM].copy_(self.target.weights.final_norm)
+
+    def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
+        yield from states_by_level(self.run(features.taps[0], batch, self.cast()), batch, count)
+
+    def files(self, checkpoint: Checkpoint, draft_tokens: int) -> LearnedFiles:
+        """Return the files of a one-layer model without embedding."""
+        settings = hf_settings(without_factors(self.config), checkpoint.tokenizer())
+        settings |= {"exit_layer": self.taps[0], "exit_of": checkpoint.path.name}
+        return LearnedFiles(settings, self.file_tensors())
