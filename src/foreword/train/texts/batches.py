@@ -1,9 +1,9 @@
-"""Jobs of generating training texts, texts in progress, and running jobs on the engine."""
+"""Generates many training texts at a time: jobs on the engine, or in a static KV cache on a GPU."""
 
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -30,21 +30,13 @@ class Job:
     on_done: Callable[[list[int]], None]  # receives the generated tokens, including the end token
 
 
-@dataclass
-class Row:
-    """A job in progress."""
-
-    job: Job
-    written: list[int] = field(default_factory=list)
-
-
 class TextBatch(Protocol):
-    """Processes many jobs at a time."""
+    """Runs many jobs at a time."""
 
     tokens_written: int
 
     def run(self, jobs: Iterator[Job]) -> Iterator[None]:
-        """Process jobs; yield regularly, and end when all are finished."""
+        """Run the jobs; yield regularly until all have ended."""
         ...
 
 
@@ -56,7 +48,7 @@ class HostTexts:
     """Texts in progress, one per row; only ended texts are handled one by one."""
 
     def __init__(self, rows: int, context: int, stops: np.ndarray) -> None:
-        """Initialize; `stops` has, per token id, whether it ends a text."""
+        """Create idle rows; `stops` tells for each token id whether it ends a text."""
         self._stops = stops
         self._jobs: list[Job | None] = [None] * rows
         self._tokens = np.zeros((rows, context), dtype=np.int64)
@@ -69,13 +61,13 @@ class HostTexts:
         return len(self._jobs) - len(self.free)
 
     def begin(self, row: int, job: Job) -> None:
-        """Start a job in a row that was removed from `free`."""
+        """Start a job in a row, which the caller has removed from `free`."""
         self._jobs[row], self._lengths[row], self._longest[row] = job, 0, job.max_new
 
     def collect(self, written: np.ndarray) -> int:
         """Add generated tokens [steps, rows], report ended texts, and return the number of tokens."""
         columns = written.T
-        rows, steps = (columns != NOTHING).nonzero()  # a row without a token stays idle for the rest
+        rows, steps = (columns != NOTHING).nonzero()  # an idle row has no token in all later steps
         self._tokens[rows, self._lengths[rows] + steps] = columns[rows, steps]
         self._lengths += np.bincount(rows, minlength=len(self._lengths))
         wrote = np.unique(rows)
@@ -89,18 +81,18 @@ class HostTexts:
 
 
 class EngineBatch:
-    """Runs jobs as engine requests, as many at a time as it has rows."""
+    """Runs jobs as engine requests, at most `rows` at a time."""
 
     def __init__(self, core: EngineCore, *, rows: int, seed: int = 0) -> None:
         self._core = core
         self._rows = rows
         self._seeds = itertools.count(seed << 32)
         self._numbers = itertools.count()
-        self._active: dict[str, Row] = {}
+        self._active: dict[str, tuple[Job, list[int]]] = {}  # with generated tokens, by request
         self.tokens_written = 0
 
     def run(self, jobs: Iterator[Job]) -> Iterator[None]:
-        """Process jobs; yield after every pass."""
+        """Run the jobs; yield after every pass."""
         try:
             self._admit(jobs)
             while self._active:
@@ -119,26 +111,31 @@ class EngineBatch:
                 temperature=job.temperature, max_tokens=job.max_new, seed=next(self._seeds) % 2**63
             )
             self._core.add(NewRequest(name, tuple(job.prompt), params))
-            self._active[name] = Row(job)
+            self._active[name] = job, []
 
     def _step(self) -> None:
         for delta in self._core.step():
-            row = self._active[delta.request_id]
-            row.written.extend(delta.token_ids)
+            job, written = self._active[delta.request_id]
+            written.extend(delta.token_ids)
             self.tokens_written += len(delta.token_ids)
             if delta.finish_reason is None:
                 continue
             del self._active[delta.request_id]
             if delta.finish_reason == "error":
                 raise RequestError(f"a text could not be written: {delta.error}")
-            row.job.on_done(row.written)
+            job.on_done(written)
 
 
-_NEXT_KEY = 0x1E3779B97F4A7C15  # increment of the noise key per token: odd, so that no key repeats
+_NEXT_KEY = 0x1E3779B97F4A7C15
+"""Increment of the noise key per token; it is odd, so that no key repeats."""
 
 
 class EndlessBatch:
-    """Runs jobs until the source is empty or the caller stops iterating."""
+    """Runs jobs in the rows of a static KV cache; an ended row takes the next job.
+
+    A decoding step reads and writes only tensors at fixed addresses, so that a GPU captures it once and replays it. The
+    host reads the results of one group of steps while the next group runs.
+    """
 
     def __init__(
         self,
@@ -151,7 +148,7 @@ class EndlessBatch:
         prefill_tokens: int = 32768,
         seed: int = 0,
     ) -> None:
-        """Initialize; `context` limits prompt and answer together, `steps` is the number of steps per group."""
+        """Allocate the cache; `context` limits prompt and answer together, `steps` is the size of a group."""
         self._target = target
         self._steps = steps
         self._context = context
@@ -166,7 +163,7 @@ class EndlessBatch:
         self._cache_rows = CacheRows.of(self._numbers)
         generator = torch.Generator().manual_seed(seed)
         self._noise_keys = torch.randint(1 << 62, (rows,), generator=generator).to(device)
-        # The newest token of each row, which has no KV yet.
+        # newest token of each row, not yet in the KV cache
         self._tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
         # tokens left to generate; 0: the row is idle
@@ -178,12 +175,13 @@ class EndlessBatch:
         self._stops[sorted(stop_ids)] = True
         self._texts = HostTexts(rows, context, self._stops.cpu().numpy())
         self._waiting: deque[Job] = deque()
-        self._copies = [self._host_copy() for _ in range(2)]
+        pinned = device.type == "cuda"
+        self._copies = [torch.empty((steps, rows), dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
         self._graph: torch.cuda.CUDAGraph | None = None
         self.tokens_written = 0
 
     def run(self, jobs: Iterator[Job]) -> Iterator[None]:
-        """Process jobs; yield after every group of steps."""
+        """Run the jobs; yield after every group of steps."""
         pending: tuple[Tensor, torch.cuda.Event | None] | None = None
         turn = 0
         self._admit(jobs)
@@ -198,10 +196,6 @@ class EndlessBatch:
             pending = (copy, event) if self._texts.in_flight else None
             yield
 
-    def _host_copy(self) -> Tensor:
-        pinned = self._target.device.type == "cuda"
-        return torch.empty(self._written.shape, dtype=torch.int64, pin_memory=pinned)
-
     def _event(self) -> torch.cuda.Event | None:
         if self._target.device.type != "cuda":
             return None
@@ -210,13 +204,13 @@ class EndlessBatch:
         return event
 
     def _collect(self, copy: Tensor, event: torch.cuda.Event | None) -> None:
-        """Pass the tokens of a group of steps to the rows' texts."""
+        """Add the tokens of a group of steps to the texts."""
         if event is not None:
             event.synchronize()
         self.tokens_written += self._texts.collect(copy.numpy())
 
     def _admit(self, jobs: Iterator[Job]) -> None:
-        """Give idle rows new prompts, in passes of bounded size."""
+        """Start jobs in idle rows, with prefill passes of bounded size."""
         free = self._texts.free
         while free:
             taken: list[tuple[int, Job]] = []
@@ -235,7 +229,7 @@ class EndlessBatch:
             self._prefill(taken)
 
     def _prefill(self, taken: list[tuple[int, Job]]) -> None:
-        """Compute keys and values of all prompt tokens except the last, which the next step reads."""
+        """Compute keys and values of all prompt tokens but the last, which the next step processes."""
         device = self._target.device
         for number, job in taken:
             self._texts.begin(number, job)
@@ -293,7 +287,7 @@ class EndlessBatch:
 
     @torch.no_grad()
     def _step_once(self) -> None:
-        """Generate one token per row; idle rows are computed too, and their cache row is overwritten later."""
+        """Generate one token per row; idle rows compute a token that is ignored."""
         target = self._target
         rotation = target.rotation(self._positions)
         seen = self._cache_rows.seeing(self._positions + 1)
@@ -315,7 +309,7 @@ class EndlessBatch:
 
 
 def _draw(logits: Tensor, temperatures: Tensor, noise_keys: Tensor) -> Tensor:
-    """Draw a token per row: the most likely one at temperature 0, else by Gumbel noise."""
+    """Sample a token per row by Gumbel noise; at temperature 0, take the most likely one."""
     if logits.is_cuda:
         from foreword.kernels.triton_draw import draw_rows
 

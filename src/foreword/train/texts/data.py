@@ -23,13 +23,13 @@ _DISK_BYTES = 64_000_000  # about four shards
 class WritingSettings:
     """Settings of a training set."""
 
-    context: int = 1280  # maximum prompt and answer tokens
+    context: int = 1280  # maximum tokens of prompt and answer together
     seconds: float | None = None
     answer_tokens: int | None = None
-    only_prompts: bool = False  # only the given prompts
+    only_prompts: bool = False  # answer given prompts only, and write no others
     seed: int = 0
     model: str | None = None  # identity of the writing model
-    stop: Callable[[], bool] = lambda: False  # whether to end early
+    stop: Callable[[], bool] = lambda: False  # returns whether to end early
     clock: Callable[[], float] = time.monotonic
 
 
@@ -38,15 +38,15 @@ class WritingReport:
     """Progress so far."""
 
     documents: int = 0
-    tokens: int = 0  # including prompts
+    tokens: int = 0  # of prompts and answers
     answer_tokens: int = 0
-    seconds: float = 0.0  # since the end of the first batch step
-    written_tokens: int = 0  # all sampled tokens, including self-written prompts
-    kinds: Counter[str] = field(default_factory=Counter)  # answer tokens by kind
+    seconds: float = 0.0  # since the end of the first pass
+    written_tokens: int = 0  # all sampled tokens, also of prompts that the model wrote
+    kinds: Counter[str] = field(default_factory=Counter)  # answer tokens by kind of text
 
 
 class _Shards:
-    """Collects documents into shards."""
+    """Writes documents in shards, and counts them."""
 
     def __init__(self, directory: Path, settings: WritingSettings) -> None:
         self._directory = directory
@@ -67,7 +67,7 @@ class _Shards:
         self.report.kinds[document.kind] += answers
 
     def flush_if_due(self) -> None:
-        """Write a shard when it is full or old enough."""
+        """Write a shard if it is full or its oldest text has waited long enough."""
         if self._tokens >= _SHARD_TOKENS or self._clock() - self._flushed_at > _SHARD_SECONDS:
             self.flush()
 
@@ -88,7 +88,7 @@ def write_training_set(
     prompts: Sequence[FilePrompt] = (),
     on_progress: Callable[[WritingReport], None] | None = None,
 ) -> WritingReport:
-    """Add shards to a directory; existing ones stay."""
+    """Add shards to a directory until a limit of `settings` is reached; return what was written."""
     require_space(directory, _DISK_BYTES, "training texts")
     shards = _Shards(directory, settings)
     report = shards.report
@@ -117,7 +117,7 @@ def write_training_set(
 def write_answers(
     batch: TextBatch, tokenizer: Tokenizer, prompts: Sequence[FilePrompt], *, max_new: int, context: int
 ) -> list[Document]:
-    """Return greedy answers to the prompts' first turns, for evaluation; prompts that are too long are omitted."""
+    """Return greedy answers to the first turns of the prompts; prompts that are too long are left out."""
     documents: list[tuple[int, Document]] = []
 
     def job(number: int, kind: str, prompt: list[int]) -> Job:
@@ -136,7 +136,7 @@ def write_answers(
     for _ in batch.run(iter(jobs)):
         pass
     if not documents:
-        raise RequestError(f"no prompt to measure on fits into {context} tokens; give shorter ones")
+        raise RequestError(f"no evaluation prompt fits into {context} tokens; give shorter ones")
     return [document for _, document in sorted(documents, key=lambda pair: pair[0])]
 
 

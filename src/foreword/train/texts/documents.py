@@ -1,4 +1,4 @@
-"""Training texts in atomic shards on disk."""
+"""Training texts in shards on disk, and the texts of a training run."""
 
 import hashlib
 import itertools
@@ -25,13 +25,13 @@ _MODEL = "model"  # metadata key; missing in older shards
 
 @dataclass(frozen=True)
 class Document:
-    """A conversation; its answers were written by the target."""
+    """A conversation whose answers the target wrote."""
 
     tokens: NDArray[np.int32]
     is_answer: NDArray[np.bool_]  # per token
     kind: str
     temperature: float  # of the last answer
-    held_out: bool  # never trained on
+    held_out: bool  # reserved for evaluation
 
     @property
     def answer_begin(self) -> int:
@@ -47,10 +47,7 @@ class Document:
 def make_document(
     tokens: Sequence[int], answers: Sequence[tuple[int, int]], kind: str, temperature: float
 ) -> Document:
-    """Return a document; `answers` are token ranges.
-
-    The prompt before the first one decides whether it is held out.
-    """
+    """Return a document; `answers` are token ranges. The prompt decides whether it is held out."""
     is_answer = np.zeros(len(tokens), dtype=np.bool_)
     for begin, end in answers:
         is_answer[begin:end] = True
@@ -59,7 +56,7 @@ def make_document(
 
 
 def is_held_out(prompt: Sequence[int]) -> bool:
-    """Return whether texts with this prompt are held out for evaluation; the same on every machine."""
+    """Return whether texts with this prompt are held out for evaluation, by a hash that all machines share."""
     digest = hashlib.sha256(np.asarray(prompt, "<i4").tobytes()).digest()
     return int.from_bytes(digest[:8], "little") % 1000 < HELD_OUT_PERMILLE
 
@@ -88,7 +85,7 @@ def count_shards(directory: Path) -> int:
 
 
 def require_written_by(directory: Path, model: str) -> None:
-    """Refuse shards of another model; a shard without an identity is accepted."""
+    """Raise `RequestError` for shards of another model; a shard without an identity is accepted."""
     for path in sorted(directory.glob(_PATTERN)):
         with _shard_errors(path), safe_open(path, "numpy") as file:
             writer = file.metadata().get(_MODEL, model)
@@ -99,29 +96,24 @@ def require_written_by(directory: Path, model: str) -> None:
 def read_shards(directory: Path) -> Iterator[Document]:
     """Yield all documents in writing order."""
     for path in sorted(directory.glob(_PATTERN)):
-        yield from _read_shard(path)
-
-
-def _read_shard(path: Path) -> Iterator[Document]:
-    with _shard_errors(path):
-        with safe_open(path, "numpy") as file:
-            kinds = json.loads(file.metadata()["kinds"])
-            parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        ends = parts["lengths"].cumsum()
-        for number, end in enumerate(ends):
-            begin = end - parts["lengths"][number]
-            yield Document(
-                parts["tokens"][begin:end],
-                parts["is_answer"][begin:end],
-                kinds[parts["kinds"][number]],
-                float(parts["temperatures"][number]),
-                bool(parts["held_out"][number]),
-            )
+        with _shard_errors(path):
+            with safe_open(path, "numpy") as file:
+                kinds = json.loads(file.metadata()["kinds"])
+                parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            for number, end in enumerate(parts["lengths"].cumsum()):
+                begin = end - parts["lengths"][number]
+                yield Document(
+                    parts["tokens"][begin:end],
+                    parts["is_answer"][begin:end],
+                    kinds[parts["kinds"][number]],
+                    float(parts["temperatures"][number]),
+                    bool(parts["held_out"][number]),
+                )
 
 
 @contextmanager
 def _shard_errors(path: Path) -> Iterator[None]:
-    """Convert errors of an unreadable shard to one line."""
+    """Raise `RequestError` for errors of an unreadable shard."""
     try:
         yield
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
@@ -136,14 +128,14 @@ Answer = Callable[[Sequence[FilePrompt]], list[Document]]
 
 @dataclass(frozen=True)
 class RunTexts:
-    """Texts of one run."""
+    """Texts for training and evaluation, with disjoint prompts."""
 
     trained: list[Document]
-    measured: dict[str, list[Document]]  # by set: held-out texts of the target, prompts from files
-    left_out: int  # texts omitted because their prompt is evaluated
+    measured: dict[str, list[Document]]  # by set: held-out texts, and answers to prompts from files
+    left_out: int  # number of texts left out because their prompt is evaluated
 
     def summary(self) -> list[str]:
-        """Return sentences for the card: training data and split."""
+        """Return sentences about the training data and its split for the model card."""
         tokens = sum(len(document.tokens) for document in self.trained)
         kinds: Counter[str] = Counter()
         for document in self.trained:
@@ -155,7 +147,7 @@ class RunTexts:
             f"{len(self.trained):,} texts of {tokens:,} tokens, {kinds.total():,} of them in answers, all written by "
             f"the model itself ({shares}).",
             f"Split by the SHA-256 of a text's prompt: {HELD_OUT_PERMILLE / 10:g}% is held out and never trained on; "
-            f"{self.left_out} texts whose prompt is measured on were left out, too.",
+            f"{self.left_out} texts whose prompt is evaluated were left out, too.",
         ]
 
     def check_tokens(self, vocab_size: int) -> None:
@@ -171,9 +163,9 @@ class RunTexts:
 def gather_texts(
     directory: Path, evaluation: Sequence[FilePrompt], answer: Answer, most_held_out: int, target: str
 ) -> RunTexts:
-    """Read the shards of a directory; answers to prompts from files are stored next to them for the next run.
+    """Read the texts of a run from a directory's shards; answer the evaluation prompts, and store the answers there.
 
-    `target` is a unique name of the target.
+    `target` is a unique name of the target; stored answers of another target are not used.
     """
     documents = list(read_shards(directory))
     measured: dict[str, list[Document]] = {}
@@ -201,7 +193,7 @@ def _answered(
     directory: Path, evaluation: Sequence[FilePrompt], answer: Answer, target: str
 ) -> list[Document]:
     key = hashlib.sha256(repr((target, evaluation)).encode()).hexdigest()[:16]
-    place = directory / key
-    if not any(place.glob("shard-*.safetensors")):
-        write_shard(place, answer(evaluation))
-    return list(read_shards(place))
+    folder = directory / key
+    if not count_shards(folder):
+        write_shard(folder, answer(evaluation))
+    return list(read_shards(folder))

@@ -110,5 +110,5 @@ def test_the_engine_draws_other_texts_with_another_seed(tiny_model: Path):
 
 def test_prompts_that_are_too_long_to_measure_on_are_told(tokenizer, target: FrozenTarget):
     batch = EndlessBatch(target, rows=1, context=16, stop_ids=frozenset())
-    with pytest.raises(RequestError, match="no prompt to measure on fits"):
+    with pytest.raises(RequestError, match="no evaluation prompt fits"):
         write_answers(batch, tokenizer, [FilePrompt("x", ("word " * 50,))], max_new=8, context=16)
