@@ -12,8 +12,8 @@ from foreword.cli.main import app
 from foreword.cli.train import session
 from foreword.errors import ForewordError, RequestError
 from foreword.train.files import require_own
-from foreword.train.texts.documents import count_shards, read_shards, write_shard
 from foreword.train.texts.batches import EngineBatch
+from foreword.train.texts.documents import count_shards, read_shards, write_shard
 from helpers.command_line import assert_one_line_error, foreword
 from helpers.tiny_models import make_hf_model, write_tiny_tokenizer
 

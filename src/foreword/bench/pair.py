@@ -5,12 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
-
 from foreword.acceptance.params import SamplingParams
-from foreword.backends.interface import Decoder
-from foreword.bench.drafters.decode import DecodeRun, decode
-from foreword.bench.drafters.summary import summed
+from foreword.bench.drafters.decode import DecodeRun, decode, ratio
 from foreword.bench.prompts import BenchPrompt
 from foreword.bench.quality import Divergence, combined, divergence, log_probabilities
 from foreword.bench.skeleton import PLAIN
@@ -48,42 +44,34 @@ class KindDivergence:
 
 @dataclass(frozen=True)
 class RuleRun:
-    """The engine with one rule at one temperature, over all texts."""
+    """The engine with one acceptance rule at one temperature, summed over answers."""
 
-    rule: str  # or plain
+    rule: str  # acceptance rule, or plain
     temperature: float
     kind: str
     tokens: int
     passes: int
-    drafts: tuple[int, ...]  # by level
-    accepted: tuple[int, ...]  # by level
+    drafts: tuple[int, ...]  # drafts with a token at this position
+    accepted: tuple[int, ...]  # drafts accepted up to this position
     draft_seconds: float
     verify_seconds: float
     accept_seconds: float
 
     @staticmethod
     def of(rule: str, temperature: float, kind: str, runs: Sequence[DecodeRun]) -> "RuleRun":
-        return RuleRun(
-            rule,
-            temperature,
-            kind,
-            sum(run.tokens for run in runs),
-            sum(run.passes for run in runs),
-            summed([run.drafted_per_position for run in runs]),
-            summed([run.accepted_per_position for run in runs]),
-            sum(run.draft_seconds for run in runs),
-            sum(run.verify_seconds for run in runs),
-            sum(run.accept_seconds for run in runs),
-        )
+        run = DecodeRun.total(runs)
+        counts = run.tokens, run.passes, run.drafted_per_position, run.accepted_per_position
+        times = run.draft_seconds, run.verify_seconds, run.accept_seconds
+        return RuleRun(rule, temperature, kind, *counts, *times)
 
     @property
     def per_position(self) -> list[float]:
-        """Return, by position, the fraction of drafts accepted up to it."""
-        return [a / d if d else 0.0 for a, d in zip(self.accepted, self.drafts, strict=True)]
+        """Fraction of drafts accepted up to each position."""
+        return list(map(ratio, self.accepted, self.drafts))
 
     @property
     def tokens_per_pass(self) -> float:
-        return self.tokens / self.passes if self.passes else 0.0
+        return ratio(self.tokens, self.passes)
 
 
 class RuleAnswer(NamedTuple):
@@ -136,17 +124,17 @@ class PairBench:
         if not encoded:
             raise RequestError(f"no prompt fits into a context of {room} tokens with its answer")
         runs: list[RuleAnswer] = []
-        texts: list[_Text] = []
+        prompts_of_plain: list[list[int]] = []
         for rule in (PLAIN, *RULES):
-            for kind, temperature, prompt, run in self._answers(rule, encoded, progress):
-                runs.append(RuleAnswer(rule, temperature, kind, run))
+            for answer, prompt in self._answers(rule, encoded, progress):
+                runs.append(answer)
                 if rule == PLAIN:
-                    texts.append(_Text(kind, temperature, [*prompt, *run.token_ids], len(prompt)))
-        return self._divergences(texts, progress), runs
+                    prompts_of_plain.append(prompt)
+        return self._divergences(runs, prompts_of_plain, progress), runs
 
     def _answers(
         self, rule: str, prompts: Sequence[tuple[str, list[int]]], progress: StageProgress
-    ) -> Iterator[tuple[str, float, list[int], DecodeRun]]:
+    ) -> Iterator[tuple[RuleAnswer, list[int]]]:
         is_plain = rule == PLAIN
         config = EngineConfig(acceptance_rule="coupled" if is_plain else rule)
         core = make_core(self._target, config, None if is_plain else self._speculation.as_mapping())
@@ -162,36 +150,31 @@ class PairBench:
                     seed=settings.seed,
                     ignore_eos=True,
                 )
-                yield kind, temperature, prompt, decode(core, prompt, params, tenant=f"case {number}")
+                run = decode(core, prompt, params, tenant=f"case {number}")
+                yield RuleAnswer(rule, temperature, kind, run), prompt
         finally:
             core.close()
 
-    def _divergences(self, texts: "Sequence[_Text]", progress: StageProgress) -> list[KindDivergence]:
+    def _divergences(
+        self, answers: Sequence[RuleAnswer], prompts: Sequence[list[int]], progress: StageProgress
+    ) -> list[KindDivergence]:
+        """Compare both models' distributions at the positions of the first answers, one for each prompt."""
         found: dict[tuple[str, float], list[Divergence]] = defaultdict(list)
-        for number, text in enumerate(texts):
-            progress(f"laws, temperature {text.temperature:g}, {text.kind}", number, len(texts))
-            pair = [_scores(model.decoder, text) for model in (self._target, self._draft)]
-            width = min(scores.shape[-1] for scores in pair)  # padding has no tokens
-            target, draft = (scores[:, :width] for scores in pair)
-            found[text.kind, text.temperature].append(divergence(target, draft, text.temperature))
+        for number, (answer, prompt) in enumerate(zip(answers, prompts, strict=False)):
+            temperature, kind = answer.temperature, answer.kind
+            progress(f"distributions, temperature {temperature:g}, {kind}", number, len(prompts))
+            scores = [
+                log_probabilities(model.decoder, [*prompt, *answer.run.token_ids])[len(prompt) - 1 : -1]
+                for model in (self._target, self._draft)
+            ]
+            width = min(one.shape[-1] for one in scores)  # ids beyond it are padding
+            target, draft = (one[:, :width].float().cpu() for one in scores)
+            found[kind, temperature].append(divergence(target, draft, temperature))
         return [KindDivergence(kind, t, combined(parts)) for (kind, t), parts in found.items()]
 
 
-@dataclass(frozen=True)
-class _Text:
-    kind: str
-    temperature: float
-    tokens: list[int]
-    prompt_len: int
-
-
-def _scores(decoder: Decoder, text: _Text) -> Tensor:
-    """Return the logits at the answer's positions."""
-    return log_probabilities(decoder, text.tokens)[text.prompt_len - 1 : -1].float().cpu()
-
-
 def merged(answers: Sequence[RuleAnswer], *, by_kind: bool) -> list[RuleRun]:
-    """Merge answers of the same rule and temperature, and by category if wanted."""
+    """Merge the answers of each rule and temperature, and with `by_kind` of each category."""
     groups: dict[tuple[str, float, str], list[DecodeRun]] = defaultdict(list)
     for one in answers:
         groups[one.rule, one.temperature, one.kind if by_kind else "all"].append(one.run)

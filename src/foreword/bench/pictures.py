@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,81 @@ def _draw(axes: Any, chart: Chart) -> None:  # noqa: ANN401 - an optional packag
     axes.spines[["top", "right"]].set_visible(False)
     if len(chart.lines) > 1 or chart.level is not None:
         axes.legend(frameon=False, fontsize=8)
+
+
+WIDTH, HEIGHT, MARGIN = 360, 200, 34
+COLOURS = ("#4c78a8", "#e45756", "#54a24b", "#f58518", "#72b7b2", "#b279a2", "#9d755d", "#bab0ac")
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem }
+:root { color-scheme: light dark }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+th, td { padding: .15rem .7rem; text-align: right }
+th:first-child, td:first-child { text-align: left } tr { border-bottom: 1px solid #8884 }
+.charts { display: flex; flex-wrap: wrap; gap: 1.5rem } svg text { font-size: 11px; fill: currentColor }
+.key span { margin-right: 1rem } .key i { display: inline-block; width: .8em; height: .8em; margin-right: .3em }
+"""
+
+Lines = Mapping[str, Sequence[tuple[float, float]]]
+
+
+def colours_of(names: Sequence[str]) -> dict[str, str]:
+    """Return a colour for each name, the same in all charts of a page."""
+    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
+
+
+def html_page(title: str, about: Sequence[str], colours: Mapping[str, str], sections: Sequence[str]) -> str:
+    """Return a page; `about` are paragraphs of plain text, `sections` are HTML."""
+    key = "".join(
+        f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for name, colour in colours.items()
+    )
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+    parts = [
+        f'<!doctype html>\n<html lang="en">{head}',
+        f"<h1>{escape(title)}</h1>",
+        *(f"<p>{escape(paragraph)}</p>" for paragraph in about),
+        f'<p class="key">{key}</p>',
+        *sections,
+        "</html>\n",
+    ]
+    return "\n".join(parts)
+
+
+def section(title: str, charts: Sequence[str], heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return charts side by side and a table of plain text."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return (
+        f'<h2>{escape(title)}</h2>\n<div class="charts">{"".join(charts)}</div>\n'
+        f"<table><tr>{head}</tr>{body}</table>"
+    )
+
+
+def chart(title: str, lines: Lines, colours: Mapping[str, str]) -> str:
+    """Return a line chart as SVG; both axes start at zero."""
+    points = [point for line in lines.values() for point in line]
+    if not points:
+        return ""
+    most_x, most_y = max(x for x, _ in points), max(*(y for _, y in points), 1e-9)
+
+    def place(x: float, y: float) -> str:
+        across = MARGIN + (WIDTH - 2 * MARGIN) * x / most_x
+        return f"{across:.1f},{HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * y / most_y:.1f}"
+
+    drawn = []
+    for name, line in lines.items():
+        colour, ordered = colours[name], [place(*point) for point in sorted(line)]
+        joined = " ".join(ordered)
+        drawn.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{joined}"/>')
+        for x, y in (at.split(",") for at in ordered):
+            tip = f"<title>{escape(name)}</title>"
+            drawn.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}">{tip}</circle>')
+    bottom, right = HEIGHT - MARGIN, WIDTH - MARGIN
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" aria-label="{escape(title)}">',
+        f'<path d="M{MARGIN} {MARGIN}V{bottom}H{right}" fill="none" stroke="currentColor"/>',
+        *drawn,
+        f'<text x="4" y="{MARGIN + 4}">{most_y:.3g}</text><text x="{right - 6}" y="{HEIGHT - 16}">{most_x:g}</text>',
+        f'<text x="{MARGIN}" y="16">{escape(title)}</text></svg>',
+    ]
+    return "".join(parts)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from foreword.bench.page import Lines, chart, colours_of, html_page, section
+from foreword.bench.pictures import Lines, chart, colours_of, html_page, section
 from foreword.bench.skeleton import optional
 from foreword.simulate.scenario import Autoscale, Scenario
 from foreword.simulate.sweep import Point

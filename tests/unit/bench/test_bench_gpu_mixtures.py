@@ -8,8 +8,7 @@ import torch
 
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
-from foreword.bench.gpu.device import matrix_operations
-from foreword.bench.gpu.mixtures import experts_read, idle_expert_parameters, step_bytes
+from foreword.bench.gpu.device import experts_read, idle_expert_parameters, matrix_operations, step_bytes
 from foreword.bench.random_heads import write_random_head
 from foreword.bench.random_models import SHAPES
 from foreword.models.heads.opening import open_head

@@ -1,9 +1,9 @@
-"""Decodes one prompt and records passes and times."""
+"""Decodes one prompt and records tokens, passes and times."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, TypeVar
 
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationSetting
@@ -14,17 +14,48 @@ from foreword.errors import RequestError
 from foreword.speculation.drafting import added_memory
 
 OnTokens = Callable[[Sequence[int]], None]
-"""Called with new tokens after every pass that committed any."""
+"""Called with the new tokens of every pass that committed any."""
 
-_PASSES_PER_QUESTION = 16
-"""Passes between two reads of a drafter's memory, whose time is excluded."""
+_PASSES_PER_READ = 16
+"""Passes between two reads of a drafter's memory. Their time does not count."""
+
+_TIMES = ("seconds", "draft_seconds", "verify_seconds", "accept_seconds", "cpu_seconds")
+
+_T = TypeVar("_T")
+
+
+def summed(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Add lists element-wise; they may differ in length."""
+    width = max((len(values) for values in lists), default=0)
+    return tuple(sum(values[place] for values in lists if place < len(values)) for place in range(width))
+
+
+def ratio(part: float, whole: float) -> float:
+    """Return the quotient; 0 if the divisor is 0."""
+    return part / whole if whole else 0.0
+
+
+def restored(kind: type[_T], value: Mapping[str, Any], **given: object) -> _T:
+    """Restore a dataclass from JSON: lists become tuples, missing fields get their defaults; raise ValueError."""
+    try:
+        found = {
+            field.name: value[field.name]
+            if field.default is MISSING
+            else value.get(field.name, field.default)
+            for field in fields(kind)  # type: ignore[arg-type]
+            if field.name not in given
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a measurement: {error}") from None
+    plain = {name: tuple(item) if isinstance(item, list) else item for name, item in found.items()}
+    return kind(**plain, **given)
 
 
 @dataclass(frozen=True)
 class DecodeRun:
-    """One answer. Except for memory and the answer itself, only decoding counts, without prefill."""
+    """One answer. Counts and times are of decoding, without prefill."""
 
-    tokens: int  # committed while decoding
+    tokens: int  # committed
     passes: int  # target passes
     drafted: int  # verified draft tokens
     accepted: int  # committed draft tokens
@@ -38,9 +69,37 @@ class DecodeRun:
     accepted_per_position: tuple[int, ...] = ()  # drafts accepted up to this position
     cpu_seconds: float = 0.0  # of this process; 0: another device did the work
 
+    @staticmethod
+    def total(runs: Sequence["DecodeRun"]) -> "DecodeRun":
+        """Return the sums over several answers, with the largest memory and without tokens of answers."""
+        sizes = [run.memory_bytes for run in runs if run.memory_bytes is not None]
+        names = ("tokens", "passes", "drafted", "accepted")
+        added = {name: sum(getattr(run, name) for run in runs) for name in (*names, *_TIMES)}
+        return DecodeRun(
+            **added,
+            memory_bytes=max(sizes, default=None),
+            token_ids=(),
+            drafted_per_position=summed([run.drafted_per_position for run in runs]),
+            accepted_per_position=summed([run.accepted_per_position for run in runs]),
+        )
+
     @property
-    def rest_seconds(self) -> float:
-        return self.seconds - self.draft_seconds - self.verify_seconds - self.accept_seconds
+    def device_seconds(self) -> float:
+        """Seconds of drafting, target passes and acceptance."""
+        return self.draft_seconds + self.verify_seconds + self.accept_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        return ratio(self.tokens, self.seconds)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return ratio(self.tokens, self.passes)
+
+    @property
+    def per_position(self) -> list[float]:
+        """Fraction of drafts accepted up to each position."""
+        return list(map(ratio, self.accepted_per_position, self.drafted_per_position))
 
 
 def decode(
@@ -64,16 +123,13 @@ def decode(
 
 def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | None) -> DecodeRun:
     before, acceptance = engine.seconds, replace(request.acceptance)
-    passes_before = request.accounting.passes
-    tokens_before = len(request.tokens)
-    memory = _MemoryQuestions(request)
+    passes_before, tokens_before = request.accounting.passes, len(request.tokens)
+    memory = _DrafterMemory(request)
     began, cpu_start = perf_counter(), process_time()
     while request.finish_reason is None:
-        memory.ask_now_and_then()
+        memory.read_if_due()
         _step(engine, request, on_tokens)
-    cpu_seconds = (
-        process_time() - cpu_start - memory.cpu_seconds if engine.target.device.type == "cpu" else 0.0
-    )
+    cpu_seconds = process_time() - cpu_start - memory.cpu_seconds
     seconds, spent = perf_counter() - began - memory.seconds, engine.seconds - before
     return DecodeRun(
         tokens=len(request.tokens) - tokens_before,
@@ -88,12 +144,12 @@ def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | Non
         token_ids=tuple(request.output_ids),
         drafted_per_position=tuple(request.acceptance.drafted_per_position),
         accepted_per_position=tuple(request.acceptance.accepted_per_position),
-        cpu_seconds=cpu_seconds,
+        cpu_seconds=cpu_seconds if engine.target.device.type == "cpu" else 0.0,
     )
 
 
-class _MemoryQuestions:
-    """Reads the drafter's memory during the request, since lookups release it at the end."""
+class _DrafterMemory:
+    """Reads the memory of a request's drafter before some passes, since lookups release it at the end."""
 
     def __init__(self, request: Request) -> None:
         self._drafters = [] if request.speculation is None else [request.speculation.drafter]
@@ -101,9 +157,9 @@ class _MemoryQuestions:
         self.largest: int | None = None  # maximum reported
         self.seconds = self.cpu_seconds = 0.0  # time of the reads
 
-    def ask_now_and_then(self) -> None:
-        """Read before the first two passes and then before every sixteenth."""
-        if self._passes < 2 or self._passes % _PASSES_PER_QUESTION == 0:
+    def read_if_due(self) -> None:
+        """Read before the first two passes, and then before every sixteenth."""
+        if self._passes < 2 or self._passes % _PASSES_PER_READ == 0:
             wall_start, cpu_start = perf_counter(), process_time()
             answer = added_memory(self._drafters)
             self.largest = answer if self.largest is None else max(self.largest, answer or 0)
@@ -123,7 +179,7 @@ def _step(engine: EngineCore, request: Request, on_tokens: OnTokens | None) -> N
 
 @dataclass(frozen=True)
 class Record:
-    """One drafter on one prompt, with plain decoding of the prompt in the same run."""
+    """One drafter on one prompt, and plain decoding of the same prompt in the same run."""
 
     drafter: str  # label of the method
     prompt: str  # key of the prompt
@@ -133,48 +189,30 @@ class Record:
 
     @property
     def identical(self) -> bool:
-        """Whether the text is unchanged."""
+        """Whether both texts are equal."""
         return self.speculative.token_ids == self.plain.token_ids
 
     @property
     def speedup(self) -> float:
-        """Tokens per second relative to plain decoding."""
+        """Tokens per second relative to plain decoding; 1 for an answer without decoding."""
         plain, own = self.plain, self.speculative
-        return (
-            own.tokens * plain.seconds / (own.seconds * plain.tokens) if own.seconds and plain.tokens else 1.0
-        )
+        return own.tokens_per_second / plain.tokens_per_second if own.seconds and plain.tokens else 1.0
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> "Record":
         """Restore from JSON; raise ValueError if invalid."""
-        try:
-            runs = {name: _run(value[name]) for name in ("speculative", "plain")}
-            return Record(str(value["drafter"]), str(value["prompt"]), str(value["category"]), **runs)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a measurement: {error}") from None
+        runs = {name: restored(DecodeRun, value.get(name, {})) for name in ("speculative", "plain")}
+        return restored(Record, value, **runs)
 
 
-def cpu_speedup(records: Sequence[Record]) -> float | None:
+def cpu_speedup(records: Iterable[Record]) -> float | None:
     """Return the speed-up by CPU time, which other processes do not affect.
 
     None: another device did some of the work. Answers of one token took no time.
     """
     decoded = [record for record in records if record.plain.tokens and record.speculative.tokens]
-    speculative_runs, plain = [record.speculative for record in decoded], [record.plain for record in decoded]
-    if not decoded or not all(run.cpu_seconds for run in (*speculative_runs, *plain)):
+    arms = [[record.speculative for record in decoded], [record.plain for record in decoded]]
+    if not decoded or not all(run.cpu_seconds for runs in arms for run in runs):
         return None
-    rates = [
-        sum(run.tokens for run in runs) / sum(run.cpu_seconds for run in runs)
-        for runs in (speculative_runs, plain)
-    ]
-    return rates[0] / rates[1]
-
-
-def _run(value: Mapping[str, Any]) -> DecodeRun:
-    # Files of earlier versions have no positions.
-    known = {
-        f.name: value[f.name] if f.default is MISSING else value.get(f.name, f.default)
-        for f in fields(DecodeRun)
-    }
-    fitting: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in known.items()}
-    return DecodeRun(**fitting)
+    own, plain = map(DecodeRun.total, arms)
+    return (own.tokens / own.cpu_seconds) / (plain.tokens / plain.cpu_seconds)

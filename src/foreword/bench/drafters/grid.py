@@ -1,19 +1,19 @@
 """Compares drafters by category, temperature and concurrency."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import cycle, groupby, islice
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any
 
 from foreword.acceptance.params import SamplingParams
-from foreword.bench.drafters.summary import summed
+from foreword.bench.drafters.decode import ratio, restored, summed
 from foreword.bench.methods import Method, MethodBench
-from foreword.bench.page import Lines, chart, colours_of, html_page, section
+from foreword.bench.pictures import Lines, chart, colours_of, html_page, section
 from foreword.bench.prompts import BenchPrompt
-from foreword.bench.skeleton import PLAIN
+from foreword.bench.skeleton import PLAIN, optional
 from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
 from foreword.engine.requests.accounting import Accounting
@@ -21,7 +21,7 @@ from foreword.engine.requests.request import Request
 from foreword.progress import StageProgress
 
 ROUNDS = 2
-"""Requests per slot of a cell, so that the batch stays full for a while."""
+"""Requests of a cell for each concurrent one, so that the batch stays full for a while."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class GridCell:
 
 @dataclass(frozen=True)
 class GridRecord:
-    """One drafter in one cell; times include prefill."""
+    """One drafter in one cell, with prefill."""
 
     drafter: str
     category: str
@@ -43,8 +43,8 @@ class GridRecord:
     concurrency: int
     requests: int
     tokens: int
-    passes: int  # with tokens, counted per request
-    seconds: float  # wall-clock of the whole cell
+    passes: int  # passes that committed tokens, counted per request
+    seconds: float  # wall-clock time of the whole cell
     draft_seconds: float
     verify_seconds: float
     accept_seconds: float
@@ -72,14 +72,12 @@ class GridRecord:
 
     @property
     def acceptance(self) -> float:
-        """Return the acceptance rate."""
-        return sum(self.accepted_per_position) / max(sum(self.drafted_per_position), 1)
+        return ratio(sum(self.accepted_per_position), sum(self.drafted_per_position))
 
     @property
     def per_position(self) -> list[float]:
-        """Return, by position, the fraction of drafts accepted up to it."""
-        pairs = zip(self.accepted_per_position, self.drafted_per_position, strict=True)
-        return [accepted / drafted if drafted else 0.0 for accepted, drafted in pairs]
+        """Fraction of drafts accepted up to each position."""
+        return list(map(ratio, self.accepted_per_position, self.drafted_per_position))
 
     def cost_per_million(self, cost_per_hour: float) -> float:
         """Return the cost of a million tokens on a machine with this price per hour."""
@@ -88,12 +86,7 @@ class GridRecord:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> "GridRecord":
         """Restore from JSON; raise ValueError if invalid."""
-        try:
-            known = {field.name: value[field.name] for field in fields(GridRecord)}
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a measurement: {error}") from None
-        fitting: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in known.items()}
-        return GridRecord(**fitting)
+        return restored(GridRecord, value)
 
 
 @dataclass(frozen=True)
@@ -106,7 +99,7 @@ class GridSettings:
 
 
 class GridBench(MethodBench):
-    """A model and the methods compared on it."""
+    """Compares methods on the cells of a grid."""
 
     def __init__(self, llm: LLM, methods: Sequence[Method], settings: GridSettings) -> None:
         super().__init__(llm, methods)
@@ -157,7 +150,7 @@ class GridBench(MethodBench):
             cell.concurrency,
             requests=count,
             tokens=sum(len(request.output_ids) for request in done),
-            passes=sum(_deciding(request.accounting) for request in done),
+            passes=sum(_committing_passes(request.accounting) for request in done),
             seconds=seconds,
             draft_seconds=spent.draft,
             verify_seconds=spent.verify,
@@ -177,7 +170,7 @@ class GridBench(MethodBench):
             seed=settings.seed + number,
             ignore_eos=settings.ignore_eos,
         )
-        # A new tenant: empty prefix cache, unseen answer.
+        # A new tenant has an empty prefix cache and unseen answers.
         name = f"{self._name}: {label}, {cell}, {number}"
         (request,) = self._llm.engine.add(
             NewRequest(name, tuple(prompt), params, name, self._speculation[label])
@@ -185,31 +178,15 @@ class GridBench(MethodBench):
         return request
 
 
-def _deciding(accounting: Accounting) -> int:
-    """Return the passes from the first token on, without earlier prefill chunks."""
+def _committing_passes(accounting: Accounting) -> int:
+    """Return the number of passes without all prefill chunks but the last, which commits a token."""
     return accounting.passes - accounting.first_passes + 1
-
-
-_HEADS = (
-    "drafter",
-    "at once",
-    "α",
-    "τ",
-    "tokens/s",
-    "speed-up",
-    "by CPU time",
-    "latency p50",
-    "draft",
-    "verify",
-    "accept",
-    "cost per million",
-)
 
 
 def grid_page(
     records: Sequence[GridRecord], title: str, made: Mapping[str, str], cost_per_hour: float
 ) -> str:
-    """Return the page by category and temperature."""
+    """Return an HTML page with one section per category and temperature."""
     colours = colours_of(list(dict.fromkeys(record.drafter for record in records)))
     about = ", ".join(f"{name} {value}" for name, value in made.items())
     ordered = sorted(records, key=lambda r: (r.category, r.temperature))
@@ -227,7 +204,7 @@ def speedups(records: Sequence[GridRecord]) -> dict[tuple[str, GridCell], float]
 
 
 def cpu_speedups(records: Sequence[GridRecord]) -> dict[tuple[str, GridCell], float]:
-    """Return the same by CPU time, if the CPU does the work."""
+    """Return the ratios of CPU time; empty if another device did the work."""
     timed = [record for record in records if record.cpu_seconds]
     return speedups([replace(record, seconds=record.cpu_seconds) for record in timed])
 
@@ -256,22 +233,19 @@ def _page_section(
         chart("cost of a million tokens by requests at once", costs, colours),
         chart(f"accepted up to draft token k, {alone} at once", places, colours),
     ]
-    rows = [_page_row(r, ratios.get(r.key), by_cpu.get(r.key), cost_per_hour) for r in records]
-    return section(f"{category}, temperature {temperature:g}", charts, _HEADS, rows)
-
-
-def _page_row(
-    record: GridRecord, ratio: float | None, by_cpu: float | None, cost_per_hour: float
-) -> tuple[str, ...]:
-    shares = (record.draft_seconds, record.verify_seconds, record.accept_seconds)
-    return (
-        record.drafter,
-        str(record.concurrency),
-        "" if record.drafter == PLAIN else f"{record.acceptance:.0%}",
-        f"{record.tokens_per_pass:.2f}",
-        f"{record.tokens_per_second:.1f}",
-        *("" if found is None else f"{found:.2f}" for found in (ratio, by_cpu)),
-        f"{record.latency_p50:.2f} s",
-        *(f"{seconds / record.seconds:.0%}" for seconds in shares),
-        f"{record.cost_per_million(cost_per_hour):.3g}",
-    )
+    columns: dict[str, Callable[[GridRecord], str]] = {
+        "drafter": lambda r: r.drafter,
+        "at once": lambda r: str(r.concurrency),
+        "α": lambda r: "" if r.drafter == PLAIN else f"{r.acceptance:.0%}",
+        "τ": lambda r: f"{r.tokens_per_pass:.2f}",
+        "tokens/s": lambda r: f"{r.tokens_per_second:.1f}",
+        "speed-up": lambda r: optional(ratios.get(r.key), ".2f", ""),
+        "by CPU time": lambda r: optional(by_cpu.get(r.key), ".2f", ""),
+        "latency p50": lambda r: f"{r.latency_p50:.2f} s",
+        "draft": lambda r: f"{r.draft_seconds / r.seconds:.0%}",
+        "verify": lambda r: f"{r.verify_seconds / r.seconds:.0%}",
+        "accept": lambda r: f"{r.accept_seconds / r.seconds:.0%}",
+        "cost per million": lambda r: f"{r.cost_per_million(cost_per_hour):.3g}",
+    }
+    rows = [[cell(record) for cell in columns.values()] for record in records]
+    return section(f"{category}, temperature {temperature:g}", charts, list(columns), rows)

@@ -1,16 +1,21 @@
 """Peak rates of a device, and device times of passes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from statistics import median
+from math import prod
+from statistics import mean, median
 from time import perf_counter
+from typing import Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from foreword.backends.interface import Decoder
-from foreword.bench.gpu.mixtures import layer_parameters
+from foreword.backends.torch.decoder import DescribedDecoder
 from foreword.bench.step_cost import random_tokens
 from foreword.kv.chunks import CHUNK
+from foreword.models.layer_shapes import expected_shapes
 from foreword.proofs.passes import CachedRequests, prompt_pass
 from foreword.speculation.draft import Draft
 
@@ -119,3 +124,57 @@ def prompt_seconds(decoder: Decoder, tokens: int, repeats: int = 5) -> float:
 def matrix_operations(decoder: Decoder, rows: int) -> float:
     """Return the operations of the layers' matrix products over this many rows; of a mixture, with active experts."""
     return 2.0 * rows * layer_parameters(decoder)
+
+
+@runtime_checkable
+class ObservedDecoder(Protocol):
+    """A decoder that reports the experts of its rows."""
+
+    def observing_experts(self, observe: Callable[[Tensor], None]) -> AbstractContextManager[None]:
+        """Call `observe` with the experts of every mixture in the passes within."""
+        ...
+
+
+def experts_read(decoder: Decoder, texts: Sequence[Sequence[int]]) -> float | None:
+    """Mean number of distinct experts of a layer in a pass over the newest token of each text; None: no mixture."""
+    if not isinstance(decoder, ObservedDecoder) or not any(
+        layer.mlp.experts for layer in decoder.config.layers
+    ):
+        return None
+    cached, counts = CachedRequests(decoder, texts, 1), list[int]()
+
+    def observe(chosen: Tensor) -> None:
+        counts.append(len(set(chosen[: len(texts)].flatten().tolist())))
+
+    with cached.batch([Draft()] * len(texts)) as batch, decoder.observing_experts(observe):
+        cached.runner.forward(batch)
+    return mean(counts)
+
+
+def idle_expert_parameters(decoder: Decoder) -> float:
+    """Return the number of parameters of experts that one token does not use."""
+    layers = [layer.mlp.experts for layer in decoder.config.layers if layer.mlp.experts is not None]
+    width = 3 * decoder.config.hidden_size
+    return sum((spec.count - spec.per_token) * spec.size * width for spec in layers)
+
+
+def layer_parameters(decoder: Decoder) -> float:
+    """Return the number of parameters of all layers that one token uses, however they are stored."""
+    shapes = expected_shapes(decoder.config).items()
+    every = sum(prod(shape) for name, shape in shapes if name.startswith("model.layers."))
+    return every - idle_expert_parameters(decoder)
+
+
+def step_bytes(decoder: Decoder, experts: float | None) -> float:
+    """Return the bytes of weights that a step reads if it uses this many experts per layer.
+
+    A separate embedding does not count: a step reads few of its rows.
+    """
+    assert isinstance(decoder, DescribedDecoder)
+    weights = decoder.weights
+    unread = 0.0 if weights.head is weights.embedding else float(weights.embedding.nbytes)
+    for spec, layer in zip(decoder.config.layers, weights.layers, strict=True):
+        if spec.mlp.experts is not None and layer.experts is not None and experts is not None:
+            held = layer.experts.gate_up.nbytes + layer.experts.down.nbytes
+            unread += (1 - experts / spec.mlp.experts.count) * held
+    return decoder.weight_bytes - unread

@@ -16,12 +16,13 @@ from foreword.bench.gpu.device import (
     PassTime,
     PassTimer,
     copy_bandwidth,
+    experts_read,
     matrix_operations,
     matrix_rate,
     prompt_seconds,
     read_bandwidth,
+    step_bytes,
 )
-from foreword.bench.gpu.mixtures import experts_read, step_bytes
 from foreword.bench.step_cost import random_tokens
 from foreword.control.fixed import FixedPolicy
 from foreword.control.policy import MeasuredPolicy

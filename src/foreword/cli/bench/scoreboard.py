@@ -60,8 +60,7 @@ class Scoreboard(Command):
 
     def _measure(self) -> None:
         """Write the result files that are missing."""
-        from foreword.bench.contestants import contestants
-        from foreword.bench.servers import SERVED, verdicts_of
+        from foreword.bench.contestants import SERVED, contestants, verdicts_of
         from foreword.kernels.native import choose_threads
         from foreword.models.sources.resolve import resolve_model
 
