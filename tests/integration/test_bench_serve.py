@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from foreword.bench.prompts import own_prompts
-from foreword.bench.serve.answer import Ending
-from foreword.bench.serve.generator import LoadGenerator, LoadRun
+from foreword.bench.serve.generator import Ending, LoadGenerator, LoadRun
 from foreword.bench.serve.load import LoadSettings, Question
 from foreword.bench.serve.report import Report, make_report
 from foreword.errors import RequestError

@@ -56,7 +56,7 @@ SIMULATOR_MUTANTS = (
     Mutant(
         95,
         "all kinds of work are like the first",
-        "simulate/costs.py",
+        "simulate/scenario.py",
         "Dice.__init__",
         "np.arange(requests) % len(kinds)",
         "np.zeros(requests, np.int64)",

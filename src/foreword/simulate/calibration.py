@@ -9,8 +9,14 @@ from typing import Any
 from foreword.bench.skeleton import read_output
 from foreword.drafters.registry import drafter_kinds
 from foreword.errors import RequestError
-from foreword.simulate.costs import ILLUSTRATIVE, AcceptanceCurve, LevelTimes, PassTimes, SimulatedCosts
-from foreword.simulate.scenario import Network
+from foreword.simulate.scenario import (
+    ILLUSTRATIVE,
+    AcceptanceCurve,
+    LevelTimes,
+    Network,
+    PassTimes,
+    SimulatedCosts,
+)
 
 _P99 = 2.326  # of the normal distribution
 _WIDEST = 1.0  # maximum standard deviation of log round trips

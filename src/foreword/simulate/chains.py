@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from foreword.cluster.assignment import MoveBudget
 from foreword.cluster.waiting import LATE_FACTOR, ExpectedArrival, TokenRate, most_worth, worth_waiting
-from foreword.simulate.costs import Counts, Dice, LevelTimes
-from foreword.simulate.scenario import Scenario, WaitRule
+from foreword.simulate.scenario import Counts, Dice, LevelTimes, Scenario, WaitRule
 
 SLOW_FACTOR = 10.0
 """Slow-down of a slow node."""

@@ -7,8 +7,7 @@ from enum import StrEnum
 
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
-from foreword.simulate.costs import AcceptanceCurve
-from foreword.simulate.scenario import DraftPlacement, Scenario
+from foreword.simulate.scenario import AcceptanceCurve, DraftPlacement, Scenario
 from foreword.simulate.world import SimulationResult, World
 
 NO_RUN_AHEAD = "no run-ahead"

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from foreword.simulate.chains import Chains, Flags, NodeDirectory
-from foreword.simulate.costs import Counts, Dice
-from foreword.simulate.scenario import DraftPlacement, Scenario
+from foreword.simulate.scenario import Counts, Dice, DraftPlacement, Scenario
 
 _LEAST_TOKENS = 16
 """Minimum tokens for an unfinished request to count."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from foreword.bench.serve import report as formulas
-from foreword.bench.serve.answer import ContentChunk, Ending, RequestOutcome
+from foreword.bench.serve.generator import ContentChunk, Ending, RequestOutcome
 from foreword.bench.serve.report import GoodputLimits, parse_limits
 from foreword.errors import RequestError
 

@@ -4,8 +4,7 @@ import json
 
 from rich.console import Console
 
-from foreword.bench.serve.answer import ContentChunk, Ending, RequestOutcome
-from foreword.bench.serve.generator import LoadRun
+from foreword.bench.serve.generator import ContentChunk, Ending, LoadRun, RequestOutcome
 from foreword.bench.serve.report import GoodputLimits, make_report, report_json
 from foreword.bench.serve.tables import latency_table, summary_table
 

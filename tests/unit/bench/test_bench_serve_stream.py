@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreword.bench.serve.answer import (
+from foreword.bench.serve.generator import (
     AnswerEvent,
     ContentChunk,
     RequestOutcome,

@@ -4,8 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from foreword.simulate.costs import AcceptanceCurve, LevelTimes, PassTimes, SimulatedCosts
-from foreword.simulate.scenario import FleetSize, Network, Scenario, Traffic
+from foreword.simulate.scenario import (
+    AcceptanceCurve,
+    FleetSize,
+    LevelTimes,
+    Network,
+    PassTimes,
+    Scenario,
+    SimulatedCosts,
+    Traffic,
+)
 from foreword.simulate.world import World
 from helpers.virtual_cluster import Pacing, VirtualCluster
 

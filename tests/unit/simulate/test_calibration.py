@@ -8,7 +8,7 @@ import pytest
 from foreword.bench.draft_nodes import LinkReport, PassCost
 from foreword.errors import RequestError
 from foreword.simulate.calibration import Calibration, acceptance_of, calibrate, with_link
-from foreword.simulate.costs import ILLUSTRATIVE, PassTimes
+from foreword.simulate.scenario import ILLUSTRATIVE, PassTimes
 
 STEP = {"rows": [{"n": 1, "ms": 10.0}, {"n": 8, "ms": 17.0}], "prefill": [{"n": 100, "ms": 50.0}]}
 WHOLE = {

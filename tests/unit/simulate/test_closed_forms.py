@@ -6,9 +6,18 @@ import pytest
 
 from foreword.bench.draft_nodes import LinkReport, PassCost
 from foreword.bench.theory import FLAT, DraftingCost, RelativeStepCurve, predict
-from foreword.simulate.costs import AcceptanceCurve, LevelTimes, PassTimes, SimulatedCosts
+from foreword.simulate.scenario import (
+    AcceptanceCurve,
+    FleetSize,
+    LevelTimes,
+    Network,
+    PassTimes,
+    Scenario,
+    SimulatedCosts,
+    Traffic,
+    WaitRule,
+)
 from foreword.simulate.scenario import DraftPlacement as Who
-from foreword.simulate.scenario import FleetSize, Network, Scenario, Traffic, WaitRule
 from foreword.simulate.world import SimulationResult, World
 
 PASS, LEVEL = 10e-3, 0.5e-3

@@ -7,9 +7,9 @@ import pytest
 
 from foreword.bench.skeleton import optional
 from foreword.errors import RequestError
-from foreword.simulate.costs import AcceptanceCurve
 from foreword.simulate.report import scaling_summary
 from foreword.simulate.scenario import (
+    AcceptanceCurve,
     Autoscale,
     DraftPlacement,
     Failure,

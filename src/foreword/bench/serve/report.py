@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from foreword.bench.serve.answer import Ending, RequestOutcome
-from foreword.bench.serve.generator import LoadRun
+from foreword.bench.serve.generator import Ending, LoadRun, RequestOutcome
 from foreword.errors import RequestError
 
 PERCENTILES = (50, 90, 95, 99)

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from foreword.bench.pictures import new_figure, save_figure
-from foreword.bench.serve.answer import Ending, RequestOutcome
+from foreword.bench.serve.generator import Ending, RequestOutcome
 from foreword.bench.serve.report import PERCENTILES, GoodputLimits, Report, Spread, gaps, time_to_first_token
 
 ROWS = {

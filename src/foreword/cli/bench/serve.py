@@ -17,8 +17,7 @@ from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from foreword.bench.prompts import BenchPrompt
-    from foreword.bench.serve.answer import RequestOutcome
-    from foreword.bench.serve.generator import LoadRun
+    from foreword.bench.serve.generator import LoadRun, RequestOutcome
     from foreword.bench.serve.load import LoadSettings, Question
     from foreword.bench.serve.report import GoodputLimits
 
@@ -126,7 +125,7 @@ def _progress(
     show: Callable[[str, int, int], None], load: "LoadSettings"
 ) -> "Callable[[RequestOutcome], None]":
     """Return a callback that shows progress by number of requests, or by time if unbounded."""
-    from foreword.bench.serve.answer import Ending
+    from foreword.bench.serve.generator import Ending
 
     start = perf_counter()
     over = {"answered": 0, "not": 0}

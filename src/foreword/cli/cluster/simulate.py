@@ -72,7 +72,7 @@ class CostOptions:
     def calibration(self) -> "Calibration":
         """Return the costs; options take precedence over files."""
         from foreword.simulate.calibration import calibrate
-        from foreword.simulate.costs import AcceptanceCurve, PassTimes
+        from foreword.simulate.scenario import AcceptanceCurve, PassTimes
 
         found = calibrate(self.step, self.drafters, self.link, self.method)
         costs, network = found.costs, found.network

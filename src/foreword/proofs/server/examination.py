@@ -7,7 +7,7 @@ from typing import Any
 
 from foreword.errors import RequestError
 from foreword.progress import StageProgress
-from foreword.proofs.server.checks import distributions, parameters, seeds, texts
+from foreword.proofs.server.checks import distributions, requests, texts
 from foreword.proofs.server.client import Broken, RefusedByServer, Server
 from foreword.proofs.server.comparing import FailsTogether
 from foreword.proofs.server.context import (
@@ -25,19 +25,19 @@ from foreword.proofs.server.context import (
 )
 
 CHECKS: Sequence[Check] = (
-    seeds.alone,
-    seeds.streamed,
-    seeds.greedy_speculation,
-    seeds.in_a_batch,
-    seeds.after_traffic,
+    requests.alone,
+    requests.streamed,
+    requests.greedy_speculation,
+    requests.in_a_batch,
+    requests.after_traffic,
     texts.usage,
     distributions.logprobs,
     texts.offsets,
     texts.stops,
     texts.ends,
-    parameters.several,
-    parameters.penalties,
-    parameters.bias,
+    requests.several,
+    requests.penalties,
+    requests.bias,
     distributions.own_law,
     distributions.without_speculation,
 )
@@ -118,7 +118,7 @@ def _requests_sent(context: ProofContext) -> int:
 
 async def _verdict(check: Check, context: ProofContext, refuted_names: set[str]) -> ClaimVerdict:
     # With one answer per request, draws do not depend on `n`.
-    unused = {parameters.several.name} if context.abilities.n == 1 else set()
+    unused = {requests.several.name} if context.abilities.n == 1 else set()
     if lost := [name for name in check.rests_on if name in refuted_names - unused]:
         found = not_tried(f"rests on {', '.join(lost)}, which was refuted")
     else:
