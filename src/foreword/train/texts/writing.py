@@ -1,16 +1,26 @@
-"""Generates conversations with the target: user messages, answers, passages, and questions about passages."""
+"""Lets the target write conversations: user messages, answers, passages, and questions about passages."""
 
+import json
 import random
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
 
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.train.texts import seeds
 from foreword.train.texts.batches import Job
 from foreword.train.texts.documents import Document, make_document
 from foreword.train.texts.prompts import ChatPieces, FilePrompt, chat_pieces
+
+SEEDS: dict[str, Any] = json.loads(
+    (files("foreword.train") / "data" / "seeds.json").read_text(encoding="utf-8")
+)
+"""Beginnings of prompts, which the model completes as a user would.
+
+{word} is an ordinary word of the model's vocabulary, {name} a first name, {text} one or more passages.
+"""
 
 KIND_WEIGHTS = {
     "chat": 25, "code": 12, "math": 11, "qa": 13, "translation": 7, "passage": 5, "summary": 15, "rag": 12, "prompts": 9
@@ -18,8 +28,8 @@ KIND_WEIGHTS = {
 _ANSWER_LENGTHS = (96, 128, 128, 192, 256, 320)
 _PASSAGES_KEPT = 4096
 _SHORTEST_PASSAGE = 60  # tokens
-# share of passages outside conversations: an assistant's are easier to predict than what people paste
 _OUTSIDE_OF_CHATS = 0.6
+"""Fraction of passages written outside conversations, since an assistant's are easier to predict than a user's."""
 _LEAST_ROOM = 8  # minimum tokens of an answer
 _WORD = re.compile(rb" [a-z]{4,12}")
 
@@ -35,16 +45,16 @@ class WritingLimits:
 
 @dataclass(frozen=True)
 class _Talk:
-    """A conversation so far."""
+    """A conversation in progress."""
 
     tokens: tuple[int, ...]
-    answers: tuple[tuple[int, int], ...]
+    answers: tuple[tuple[int, int], ...]  # token ranges
     kind: str
-    rest: tuple[str, ...] = ()  # next user messages of a prompt from a file
+    rest: tuple[str, ...] = ()  # further user messages of a prompt from a file
 
 
 class Writer:
-    """An endless source of jobs; passes finished conversations to `emit`."""
+    """An endless iterator over jobs, which passes finished conversations to `emit`."""
 
     def __init__(
         self,
@@ -56,12 +66,12 @@ class Writer:
         only_prompts: bool = False,
         seed: int = 0,
     ) -> None:
-        """Initialize; `only_prompts` restricts conversations to `prompts`."""
+        """Create the iterator; `only_prompts` restricts conversations to `prompts`."""
         self._tokenizer = tokenizer
         self._limits = limits
         self._emit = emit
         self._random = random.Random(seed)
-        self._pieces: ChatPieces = chat_pieces(tokenizer, seeds.SYSTEM_PROMPTS)
+        self._pieces: ChatPieces = chat_pieces(tokenizer, SEEDS["system_prompts"])
         self._words = [word.decode() for word in _words(tokenizer)] or ["something"]
         self._prompts = prompts
         self._passages: deque[list[int]] = deque(maxlen=_PASSAGES_KEPT)
@@ -86,39 +96,38 @@ class Writer:
             kind = "passage"
         match kind:
             case "passage" if self._random.random() < _OUTSIDE_OF_CHATS:
-                self._write_document(self._encode(choose(seeds.DOCUMENTS)))
+                self._write_document(self._encode(choose(SEEDS["documents"])))
             case "passage":
-                self._ask(self._encode(choose(seeds.PASSAGES)), kind)
+                self._ask(self._encode(choose(SEEDS["passages"])), kind)
             case "prompts":
                 self._begin_from_file(choose(self._prompts))
             case "summary":
-                self._ask(self._about_passages(choose(seeds.SUMMARY_ORDERS)), kind)
+                self._ask(self._about_passages(choose(SEEDS["summary_orders"])), kind)
             case "rag":
-                self._write_user(self._about_passages(choose(seeds.QUESTION_ORDERS)), kind, 32)
+                self._write_user(self._about_passages(choose(SEEDS["question_orders"])), kind, 32)
             case "translation":
-                language = choose([*["German"] * 5, *seeds.SENTENCES])
-                order = choose(seeds.TRANSLATION_ORDERS).replace("German", language)
-                text = order.replace("{language}", language) + choose(seeds.SENTENCES[language])
+                language = choose([*["German"] * 5, *SEEDS["sentences"]])
+                order = choose(SEEDS["translation_orders"]).replace("German", language)
+                text = order.replace("{language}", language) + choose(SEEDS["sentences"][language])
                 self._write_user(self._encode(text), kind, 64)
             case _:
-                options = {"chat": seeds.CHAT, "code": seeds.CODE, "math": seeds.MATH, "qa": seeds.QA}[kind]
                 longest = {"qa": 24, "math": 96}.get(kind, self._limits.user_turn)
-                self._write_user(self._encode(choose(options)), kind, longest)
+                self._write_user(self._encode(choose(SEEDS[kind])), kind, longest)
 
     def _begin_from_file(self, prompt: FilePrompt) -> None:
-        """Start from a prompt of a file, with its system prompt or the template's opening, as a request would."""
+        """Answer a prompt of a file, with its system prompt or the template's default opening."""
         tokens = self._tokenizer.encode_chat(prompt.messages())
         self._answer(_Talk(tuple(tokens), (), prompt.kind, prompt.turns[1:]))
 
     def _encode(self, seed: str) -> list[int]:
-        """Return the tokens of a beginning, without a final space, which would be an unusual token of its own."""
-        for slot, options in (("{word}", self._words), ("{name}", seeds.NAMES)):
+        """Return the tokens of a beginning without its final space, which would be an unusual token."""
+        for slot, options in (("{word}", self._words), ("{name}", SEEDS["names"])):
             while slot in seed:
                 seed = seed.replace(slot, self._random.choice(options), 1)
         return self._tokenizer.encode(seed.rstrip(" "), add_special_tokens=False)
 
     def _about_passages(self, order: str) -> list[int]:
-        """Return an instruction with passages inserted: several short ones or a long one."""
+        """Return an instruction with stored passages inserted, several short ones or a long one."""
         room = max(self._limits.context - 300, 16)
         wanted = self._random.randint(min(150, room), room)
         text: list[int] = []
@@ -128,7 +137,7 @@ class Writer:
         return self._encode(before) + text[:wanted] + self._encode(after)
 
     def _opening(self) -> tuple[int, ...]:
-        """Return the template's own opening in most cases, else one with a system prompt."""
+        """Return the template's default opening in most cases, otherwise one with a system prompt."""
         openings = self._pieces.openings
         return openings[0] if self._random.random() < 0.7 else self._random.choice(openings)
 
@@ -147,7 +156,7 @@ class Writer:
         self._queue(prompt, longest, self._random.uniform(0.6, 1.0), done)
 
     def _write_document(self, beginning: list[int]) -> None:
-        """Generate a passage outside any conversation, like a web page's article."""
+        """Generate a passage outside any conversation, like an article of a web page."""
         temperature = self._random.uniform(0.8, 1.0)
 
         def done(written: list[int]) -> None:
@@ -164,7 +173,7 @@ class Writer:
         self._answer(_Talk((*self._opening(), *words, *self._pieces.to_answer), (), kind))
 
     def _answer(self, talk: _Talk) -> None:
-        """Generate an answer, greedily in half of the cases, as most requests are greedy."""
+        """Generate an answer, greedily in half of the cases, since most requests are greedy."""
         is_passage = talk.kind == "passage"
         temperature = (
             0.0 if self._random.random() < 0.5 and not is_passage else self._random.uniform(0.3, 1.0)
@@ -188,7 +197,7 @@ class Writer:
             return
         goes_on = not talk.rest and ended and len(talk.answers) < 3 and self._random.random() < 0.2
         if goes_on and len(talk.tokens) + 2 * max(_ANSWER_LENGTHS) < self._limits.context:
-            beginning = self._encode(self._random.choice(seeds.FOLLOW_UPS))
+            beginning = self._encode(self._random.choice(SEEDS["follow_ups"]))
             tokens = (*talk.tokens, *self._pieces.after_answer(written))
             self._continue_as_user(_Talk(tokens, talk.answers, talk.kind), beginning, 48)
             return
