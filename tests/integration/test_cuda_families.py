@@ -164,7 +164,7 @@ HEADS = [
 @pytest.mark.parametrize(("name", "method"), HEADS)
 def test_drafts_of_heads_and_steps_in_flight_change_no_text(name: str, method: str, tmp_path: Path):
     decoder = decoder_of(RandomCheckpoint(replace(KNOWN[name], context_length=512)))
-    drafter = head_drafter(decoder, random_head(decoder, method, tmp_path / method))
+    drafter = head_drafter(decoder, random_head(decoder, method))
     assert texts(decoder, FixedPolicy(drafter, 2)) == texts(decoder, FixedPolicy())
 
 

@@ -1,9 +1,11 @@
 """Draft heads with random weights in published sizes, which cost as much as trained ones."""
 
+import atexit
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -55,7 +57,7 @@ def write_random_head(method: str, target: ModelConfig, path: Path) -> Path:
 
 
 def _plain(target: ModelConfig) -> ModelConfig:
-    """A target's sizes with layers of the llama kind, as heads have them; as wide as the experts that a token takes."""
+    """Return the target with llama's layers, which heads have; an MLP replaces the experts that one token uses."""
     given, mlp = target.layers[0].attention, target.layers[0].mlp
     attention = AttentionSpec(given.num_heads, given.num_kv_heads, given.head_dim)
     experts = 0 if mlp.experts is None else mlp.experts.size * mlp.experts.per_token
@@ -146,13 +148,16 @@ _SHAPES: Mapping[str, Callable[[ModelConfig], Shaped]] = {
 METHODS = ("eagle3", "p_eagle", "dflash", "dspark", "medusa")
 
 
-def random_head(decoder: Decoder, method: str, path: Path) -> Head:
-    """Return a head of this method, written to a new directory."""
-    return open_head(write_random_head(method, decoder.config, path)).fitted(decoder.config)
+def random_head(decoder: Decoder, method: str) -> Head:
+    """Return a head of this method for the decoder; its weights stay in a file until the process ends."""
+    folder = TemporaryDirectory(prefix="foreword-heads-")
+    atexit.register(folder.cleanup)
+    path = write_random_head(method, decoder.config, Path(folder.name) / method)
+    return open_head(path).fitted(decoder.config)
 
 
 def head_drafter(decoder: Decoder, head: Head, is_reference: bool = False) -> Drafter:
-    """Return a drafter of chains; `is_reference` runs a torch decoder's head in plain torch."""
+    """Return a drafter of chains with this head; `is_reference` runs the head in plain torch."""
     method, spec = head.spec.kind, head.spec
     vocabulary = DraftVocabulary(head.token_ids, decoder.config.vocab_size, decoder.device)
     weights, heads = getattr(decoder, "weights", None), decoder.heads

@@ -31,16 +31,10 @@ LONG_KEYS: dict[str, Any] = {
             "maxItems": 3,
         },
     },
-    "required": [
-        "customer_reference_number",
-        "full_name_of_the_customer",
-        "preferred_delivery_address",
-        "is_a_registered_business_customer",
-        "date_of_the_most_recent_order",
-        "products_in_the_shopping_basket",
-    ],
     "additionalProperties": False,
 }
+LONG_KEYS["required"] = list(LONG_KEYS["properties"])
+
 PROMPT = "Write the record of customer {number} of a furniture shop as JSON."
 
 
@@ -49,7 +43,7 @@ _FIXED = {"num_speculative_tokens": 16, "fixed": True}
 
 @dataclass(frozen=True)
 class StructuredArm:
-    """One setting."""
+    """A combination of schema and speculation."""
 
     name: str
     has_schema: bool
@@ -64,9 +58,7 @@ class StructuredRow:
     tokens_per_second: float
     tokens_per_pass: float  # per request
     step_ms: float
-    beside_ms: (
-        float  # of these, without drafting and the pass: masks, distributions, verdicts, commits, bookkeeping
-    )
+    beside_ms: float  # part of a step outside drafting and pass: masks, acceptance, bookkeeping
     ratio: float  # to plain decoding with the same format, median over rounds
 
 
@@ -76,7 +68,7 @@ class StructuredCosts:
 
     batch: int
     rows: list[StructuredRow]
-    mask_share: float  # fraction of a plain step that the schema adds outside the pass
+    mask_share: float  # time that the schema adds to a plain step, as a fraction of the step
 
 
 @dataclass(frozen=True)
@@ -84,7 +76,7 @@ class _Run:
     tokens_per_second: float
     tokens_per_pass: float
     step: float  # seconds
-    beside: float  # seconds per step besides drafting and pass
+    beside: float  # seconds per step outside drafting and pass
 
 
 def structured_arms(engine: EngineCore) -> list[StructuredArm]:

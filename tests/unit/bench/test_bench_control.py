@@ -35,7 +35,7 @@ from foreword.bench.control.timeline import (
     rates_by_second,
     reaction_seconds,
     settled_rate,
-    worst_stretch,
+    worst_ratio,
 )
 from foreword.bench.control.windows import (
     CONTROLLER,
@@ -163,7 +163,7 @@ def test_a_slow_beginning_is_seen():
     assert settled_rate(steps) == pytest.approx(100)
     assert 1.5 <= reaction_seconds(steps, aim=100) <= 3.0
     assert reaction_seconds(steps, aim=40) == 0.0  # where plain decoding makes 40
-    assert worst_stretch(steps, plain_rate=80) == pytest.approx((2 * 40 + 3 * 100) / 5 / 80, rel=0.01)
+    assert worst_ratio(steps, plain_rate=80) == pytest.approx((2 * 40 + 3 * 100) / 5 / 80, rel=0.01)
     assert reaction_seconds(steady(100, 5.0), aim=100) == 0.0
 
 

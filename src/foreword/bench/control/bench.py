@@ -1,7 +1,7 @@
 """The controller benchmark on one engine."""
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -64,16 +64,14 @@ class ControlSizes:
         windows: int | None = None,
         changes: bool = True,
     ) -> "ControlSizes":
-        """Return the full size, or one that a small machine measures in 15 minutes; None: default."""
+        """Return the full size, or with `quick` one for 15 minutes on a small machine; None: default."""
         usual = QUICK if quick else ControlSizes(())
-        return ControlSizes(
-            kinds or usual.kinds,
-            batches or usual.batches,
-            usual.windows if windows is None else windows,
-            usual.tokens,
-            usual.phase_seconds if changes else 0.0,
-            usual.learning_seconds,
-            most_kinds=usual.most_kinds,
+        return replace(
+            usual,
+            kinds=kinds,
+            batches=batches or usual.batches,
+            windows=usual.windows if windows is None else windows,
+            phase_seconds=usual.phase_seconds if changes else 0.0,
         )
 
     def check(self, known: Set[str]) -> None:
@@ -100,17 +98,14 @@ def measure_control(
     """Compare the default policy with plain decoding and with settings that draft at every step."""
     brake, policy = Brake(), MeasuredPolicy()
     settings = {one.label: _at_every_step(one) for one in fixed}
-    arms = [
-        PLAIN_ARM,
-        ControlArm(CONTROLLER, None),
-        *(ControlArm(label, setting) for label, setting in settings.items()),
-    ]
+    own = ControlArm(CONTROLLER, None)
+    arms = [PLAIN_ARM, own, *(ControlArm(label, setting) for label, setting in settings.items())]
     parsed = [SpeculationConfig.parse(setting) for setting in settings.values()]
     engine = _engine(loaded, policy, brake, parsed, sizes)
     known = _encoded(loaded, prompts)
     kinds = sizes.chosen([kind for kind in known.kinds if kind != MIXED])
     try:
-        # For drafters that remember answers, every window is another tenant's.
+        # If a drafter remembers answers, every window needs a tenant of its own.
         methods = [name for one in (_default(loaded), *parsed) for name in one.method]
         learns = any(drafter_kinds()[name].traits.learns_answers for name in methods)
         station = EngineStation(engine, known, sizes.tokens, are_strangers=learns)
@@ -121,9 +116,9 @@ def measure_control(
             return ControlBenchReport(summarise(rates), probe_share=policy.explorer.share)
         can = Circumstances(partial(brake.pulled, SLOWER), busy_core)
         changes = conditions(kinds[-1], kinds[0], max(sizes.batches), sizes.phase_seconds, can)
-        reactions = measure_conditions(line, changes, arms[1], on_progress)
+        reactions = measure_conditions(line, changes, own, on_progress)
         on_progress("mixed traffic", 0, 1)
-        mixed = measure_mixed(line, arms[1], sizes.mixed_batch, 3 * sizes.phase_seconds)
+        mixed = measure_mixed(line, own, sizes.mixed_batch, 3 * sizes.phase_seconds)
         return ControlBenchReport(summarise(rates), reactions, mixed, policy.explorer.share)
     finally:
         engine.close()
@@ -149,7 +144,7 @@ def _default(loaded: LoadedModel) -> SpeculationConfig:
 
 def _at_every_step(method: Method) -> Mapping[str, Any]:
     if method.config is None:
-        raise RequestError("what is done by default is measured anyway; name others")
+        raise RequestError("--fixed: the default is always measured; name other drafters")
     return {**method.config, "fixed": True}
 
 

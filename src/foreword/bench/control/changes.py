@@ -1,4 +1,4 @@
-"""Measures reactions to changes, and plain requests next to speculative ones."""
+"""Measures the controller under changing conditions, and plain requests next to speculative ones."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from foreword.bench.control.timeline import (
     decoding,
     reaction_seconds,
     settled_rate,
-    worst_stretch,
+    worst_ratio,
 )
 from foreword.bench.control.windows import MIXED, PLAIN_ARM, ControlArm
 from foreword.drafters.combined import FirstOf, Routed
@@ -26,7 +26,7 @@ from foreword.speculation.drafting import Drafter, DraftTask
 
 
 class Brake:
-    """Slows all drafters of an engine."""
+    """Slows all drafters of an engine by a factor."""
 
     def __init__(self) -> None:
         self.factor = 1.0
@@ -42,7 +42,7 @@ class Brake:
 
 
 class SlowedDrafter(FirstOf):
-    """A drafter whose calls a brake slows down."""
+    """A drafter that is slowed by a brake."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class SlowedDrafter(FirstOf):
 
 
 def slowed(drafter: Drafter, brake: Brake) -> Drafter:
-    """Return the drafter with a brake, also on each of its choices."""
+    """Return the drafter with the brake on it, or on each of its choices."""
     choices = {name: SlowedDrafter(one, brake) for name, one in drafter.choices.items()}
     return Routed(choices) if choices else SlowedDrafter(drafter, brake)
 
@@ -78,29 +78,25 @@ OFF_WITHIN, ON_WITHIN = 3.0, 10.0
 """Seconds within which useless drafting must stop, and useful drafting start."""
 
 
-@dataclass(frozen=True)
-class ChangedCondition:
-    """A change and, if temporary, its end."""
-
-    name: str
-    phases: Mapping[str, Phase]  # by event
+ChangedCondition = tuple[str, Mapping[str, Phase]]
+"""Name of a change, and its phases by name: before it, during it and, if it is temporary, after it."""
 
 
 @dataclass(frozen=True)
 class Reaction:
-    """The controller's reaction to a change."""
+    """Reaction of the controller to a change."""
 
     condition: str
     phase: str
     seconds: float  # until the rate settled, or reached plain decoding if speculation has no gain
     within: float  # allowed seconds
-    ratio: float  # settled rate to plain decoding under the same conditions
+    ratio: float  # settled rate relative to plain decoding under the same conditions
     worst: float  # ratio in the worst five seconds
 
 
 @dataclass(frozen=True)
 class Circumstances:
-    """Disturbances of an engine."""
+    """Context managers that disturb an engine."""
 
     slow_drafter: Callable[[], AbstractContextManager[object]]
     busy_core: Callable[[], AbstractContextManager[object]]
@@ -111,23 +107,13 @@ def conditions(
 ) -> list[ChangedCondition]:
     """Return the changes to measure; speculation gains on `good` texts and hardly on `bad` ones."""
     alone = Phase(good, 1, seconds)
+    slow, busy = (Phase(good, 1, seconds, one) for one in (can.slow_drafter, can.busy_core))
+    large = Phase(good, most_batch, 2 * seconds)
     return [
-        ChangedCondition(
-            "texts of another kind",
-            {"before": alone, "changed": Phase(bad, 1, seconds), "back": alone},
-        ),
-        ChangedCondition(
-            "drafter ten times as slow",
-            {"before": alone, "slow": Phase(good, 1, seconds, can.slow_drafter), "back": alone},
-        ),
-        ChangedCondition(
-            "another process takes a core",
-            {"before": alone, "busy": Phase(good, 1, seconds, can.busy_core), "back": alone},
-        ),
-        ChangedCondition(
-            "batch grows",
-            {"one": alone, f"{most_batch}": Phase(good, most_batch, 2 * seconds), "one again": alone},
-        ),
+        ("texts of another kind", {"before": alone, "changed": Phase(bad, 1, seconds), "back": alone}),
+        ("drafter ten times as slow", {"before": alone, "slow": slow, "back": alone}),
+        ("another process takes a core", {"before": alone, "busy": busy, "back": alone}),
+        ("batch grows", {"one": alone, f"{most_batch}": large, "one again": alone}),
     ]
 
 
@@ -136,14 +122,13 @@ def measure_conditions(
 ) -> list[Reaction]:
     """Run every change twice: with plain decoding as reference, and with the controller."""
     found = []
-    for place, change in enumerate(changes):
-        on_progress(change.name, place, len(changes))
-        phases = list(change.phases.values())
-        plain, own = line.run(PLAIN_ARM, phases), line.run(controller, phases)
-        runs = list(zip(change.phases, map(decoding, plain), map(decoding, own), strict=True))
-        for number, (name, plain_steps, steps) in enumerate(runs[1:]):
+    for place, (change, phases) in enumerate(changes):
+        on_progress(change, place, len(changes))
+        plain, own = (line.run(arm, list(phases.values())) for arm in (PLAIN_ARM, controller))
+        runs = list(zip(phases, map(decoding, plain), map(decoding, own), strict=True))
+        for number, (phase, plain_steps, steps) in enumerate(runs[1:]):
             within = ON_WITHIN if number else OFF_WITHIN
-            found.append(_reaction(change.name, name, plain_steps, steps, within))
+            found.append(_reaction(change, phase, plain_steps, steps, within))
     return found
 
 
@@ -153,7 +138,7 @@ def _reaction(
     rate = sum(step.tokens for step in plain) / plain[-1].end
     settled = settled_rate(steps)
     aim = settled if within == ON_WITHIN else min(settled, rate)
-    seconds, worst = reaction_seconds(steps, aim), worst_stretch(steps, rate)
+    seconds, worst = reaction_seconds(steps, aim), worst_ratio(steps, rate)
     return Reaction(condition, phase, seconds, within, settled / rate, worst)
 
 
@@ -168,20 +153,21 @@ def busy_core() -> Iterator[None]:
         other.wait()
 
 
-MOST_RATIO = 1.05
+MOST_RATIO, MIXED_TURNS = 1.05, 3
+"""Maximum ratio of plain requests' times next to others, and runs of both kinds."""
 
 
 @dataclass(frozen=True)
 class MixedTraffic:
     """Time per token of plain requests, alone and next to speculative ones.
 
-    Measured over whole answers, so that one step lengthened by others' drafts averages out.
+    Times are means over whole answers, because drafts of others lengthen single steps only.
     """
 
     batch: int
-    plain_ms: float  # p95 without speculation
+    plain_ms: float  # p95 if all requests are plain
     mixed_ms: float  # p95 of plain requests next to speculative ones
-    gap_ratio: float  # the same ratio for single tokens
+    gap_ratio: float  # ratio of the p95 of single tokens
     others_gain: float | None  # speed of the speculative requests relative to plain; None: not measured
 
     @property
@@ -202,18 +188,16 @@ class MixedTraffic:
         )
 
 
-def measure_mixed(
-    line: Line, controller: ControlArm, batch: int, seconds: float, turns: int = 3
-) -> MixedTraffic:
-    """Interleave plain and mixed runs."""
+def measure_mixed(line: Line, controller: ControlArm, batch: int, seconds: float) -> MixedTraffic:
+    """Run plain and mixed batches in turns."""
     half = ControlArm(controller.label, controller.setting, is_half=True)
-    phase = Phase(MIXED, batch, seconds / turns)
+    phase = Phase(MIXED, batch, seconds / MIXED_TURNS)
     alone: list[Step] = []
     together: list[Step] = []
-    for _ in range(turns):
+    for _ in range(MIXED_TURNS):
         alone += line.run(PLAIN_ARM, [phase])[0]
         together += line.run(half, [phase])[0]
-    # If no answer ends on a slow machine, use single tokens.
+    # On a slow machine no answer may end; then use single tokens.
     plain, mixed = _per_token(alone, True) or _waits(alone), _per_token(together, True) or _waits(together)
     others = _per_token(together, False)
     return MixedTraffic(
@@ -235,5 +219,5 @@ def _waits(steps: Sequence[Step]) -> list[float]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that this fraction of the values does not exceed."""
+    """Return the smallest value that at least this fraction of the values does not exceed."""
     return sorted(values)[max(ceil(share * len(values)) - 1, 0)]

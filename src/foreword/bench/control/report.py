@@ -1,12 +1,19 @@
-"""Goals and results of the controller benchmark as tables and JSON."""
+"""Goals of the controller benchmark, and its results as tables and JSON."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
 
-from foreword.bench.control.changes import LEAST_WORST, MOST_RATIO, MixedTraffic, Reaction
+from foreword.bench.control.changes import (
+    LEAST_WORST,
+    MOST_RATIO,
+    OFF_WITHIN,
+    ON_WITHIN,
+    MixedTraffic,
+    Reaction,
+)
 from foreword.bench.control.windows import CONTROLLER, LEAST_OF_BEST, LEAST_RATIO, MIXED, ControlCell
 from foreword.bench.pictures import Chart
 from foreword.bench.skeleton import Column, Interval, optional, table
@@ -24,80 +31,58 @@ class GoalResult:
 
     goal: str
     holds: bool
-    figure: str  # the most critical value
-    misses: Sequence[str] = ()  # where it failed
+    figure: str  # the value closest to the limit, or furthest beyond it
+    misses: Sequence[str] = ()  # values beyond the limit
 
 
 def cell_verdicts(cells: Sequence[ControlCell]) -> list[GoalResult]:
     """Judge every category and batch size; a cell fails if its interval is below the limit."""
-
-    def to_plain(cell: ControlCell) -> Interval:
-        return cell.ratios[CONTROLLER]
-
-    def to_best(cell: ControlCell) -> Interval:
-        return cell.best.ratio
-
-    mixed = [cell for cell in cells if cell.kind == MIXED]
-    found = [
-        _of_cells(f"every cell at least {LEAST_RATIO} of plain", cells, to_plain, LEAST_RATIO),
-        _of_cells(f"every cell at least {LEAST_OF_BEST} of the best fixed", cells, to_best, LEAST_OF_BEST),
-        _of_cells("mixed traffic above the best fixed", mixed, to_best, LEAST_OF_BEST_MIXED),
+    to_plain = [(cell, cell.ratios[CONTROLLER]) for cell in cells]
+    to_best = [(cell, cell.best.ratio) for cell in cells]
+    mixed = [(cell, ratio) for cell, ratio in to_best if cell.kind == MIXED]
+    goals = [
+        (f"every cell at least {LEAST_RATIO} of plain", to_plain, LEAST_RATIO),
+        (f"every cell at least {LEAST_OF_BEST} of the best fixed", to_best, LEAST_OF_BEST),
+        ("mixed traffic above the best fixed", mixed, LEAST_OF_BEST_MIXED),
     ]
-    return [verdict for verdict in found if verdict is not None]
+    return [_cell_verdict(*goal) for goal in goals if goal[1]]
 
 
-def _of_cells(
-    goal: str, cells: Sequence[ControlCell], ratio: Callable[[ControlCell], Interval], least: float
-) -> GoalResult | None:
-    if not cells:
-        return None
-    worst = min(cells, key=lambda cell: ratio(cell).high)
-    missing = [_cell_text(cell, ratio(cell)) for cell in cells if ratio(cell).high < least]
-    return GoalResult(goal, not missing, _cell_text(worst, ratio(worst)), missing)
-
-
-def _cell_text(cell: ControlCell, ratio: Interval) -> str:
-    return f"{cell.kind}, batch {cell.batch}: {shown(ratio)}"
+def _cell_verdict(goal: str, ratios: Sequence[tuple[ControlCell, Interval]], least: float) -> GoalResult:
+    ordered = sorted(ratios, key=lambda pair: pair[1].high)
+    texts = [f"{cell.kind}, batch {cell.batch}: {shown(ratio)}" for cell, ratio in ordered]
+    missed = [text for text, (_, ratio) in zip(texts, ordered, strict=True) if ratio.high < least]
+    return GoalResult(goal, not missed, texts[0], missed)
 
 
 def reaction_verdicts(reactions: Sequence[Reaction]) -> list[GoalResult]:
     """Judge reaction time, and the rate meanwhile."""
     found = []
-    for within in sorted({one.within for one in reactions}):
-        these = [one for one in reactions if one.within == within]
-        late = [_late(one) for one in these if one.seconds > within]
-        what = "off" if within == min(one.within for one in reactions) else "on again"
-        slowest = max(these, key=lambda one: one.seconds)
-        found.append(GoalResult(f"{what} within {within:.0f} s", not late, _late(slowest), late))
+    for what, within in (("off", OFF_WITHIN), ("on again", ON_WITHIN)):
+        these = sorted((one for one in reactions if one.within == within), key=lambda one: -one.seconds)
+        texts = [f"{one.condition} ({one.phase}): {one.seconds:.1f} s" for one in these]
+        late = [text for text, one in zip(texts, these, strict=True) if one.seconds > within]
+        if these:
+            found.append(GoalResult(f"{what} within {within:.0f} s", not late, texts[0], late))
     if reactions:
-        low = [_low(one) for one in reactions if one.worst < LEAST_WORST]
-        worst = min(reactions, key=lambda one: one.worst)
-        found.append(GoalResult(f"worst five seconds {LEAST_WORST} of plain", not low, _low(worst), low))
+        ordered = sorted(reactions, key=lambda one: one.worst)
+        texts = [f"{one.condition} ({one.phase}): {one.worst:.2f}" for one in ordered]
+        low = [text for text, one in zip(texts, ordered, strict=True) if one.worst < LEAST_WORST]
+        found.append(GoalResult(f"worst five seconds {LEAST_WORST} of plain", not low, texts[0], low))
     return found
-
-
-def _late(one: Reaction) -> str:
-    return f"{one.condition} ({one.phase}): {one.seconds:.1f} s"
-
-
-def _low(one: Reaction) -> str:
-    return f"{one.condition} ({one.phase}): {one.worst:.2f}"
 
 
 def other_verdicts(mixed: MixedTraffic | None, probe_share: float) -> list[GoalResult]:
-    """Judge plain requests next to others, and exploration time."""
-    spent, is_dear = f"{100 * probe_share:.2f}%", probe_share > MOST_PROBES
-    goal = f"probes take at most {100 * MOST_PROBES:.0f}% of the time"
-    found = [GoalResult(goal, not is_dear, spent, _if(is_dear, spent))]
-    if mixed is not None:
-        figure = f"{mixed.ratio:.3f}"
-        goal = f"plain requests beside others: p95 at most {MOST_RATIO}"
-        found.insert(0, GoalResult(goal, mixed.holds, figure, _if(not mixed.holds, figure)))
-    return found
-
-
-def _if(is_missed: bool, figure: str) -> Sequence[str]:
-    return (figure,) if is_missed else ()
+    """Judge plain requests next to speculative ones, and the time of exploration."""
+    goals = (
+        [] if mixed is None else [(f"plain requests beside others: p95 at most {MOST_RATIO}", mixed.holds)]
+    )
+    goals.append((f"probes take at most {100 * MOST_PROBES:.0f}% of the time", probe_share <= MOST_PROBES))
+    figures = ([] if mixed is None else [f"{mixed.ratio:.3f}"]) + [f"{100 * probe_share:.2f}%"]
+    return [
+        GoalResult(goal, holds, figure, () if holds else (figure,))
+        for (goal, holds), figure in zip(goals, figures, strict=True)
+    ]
 
 
 def goal_table(verdicts: Sequence[GoalResult]) -> Table:

@@ -33,9 +33,9 @@ class Step:
 
     end: float  # seconds since the start of its phase
     tokens: int
-    plain_seconds: Sequence[float] = ()  # waits of plain requests for their token
+    plain_seconds: Sequence[float] = ()  # time of the token of each plain request
     ended: Sequence["Ended"] = ()  # answers that ended
-    reads: bool = False  # whether it had prompts
+    reads: bool = False  # whether it processed prompts
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Line(Protocol):
 
 @dataclass
 class EngineLine:
-    """Runs phases on an engine; an ended request is replaced immediately."""
+    """Runs phases on an engine, and replaces ended requests immediately."""
 
     engine: EngineCore
     prompts: Prompts
@@ -74,7 +74,7 @@ class EngineLine:
     _decoding: dict[str, _Decoding] = field(default_factory=dict)  # by request
 
     def run(self, arm: ControlArm, phases: Sequence[Phase]) -> list[list[Step]]:
-        """Run all phases as one tenant, so that estimates carry over."""
+        """Run all phases as one tenant, so that later phases use the estimates of earlier ones."""
         tenant = f"line {next(self._numbers)}"
         try:
             return [self._phase(arm, phase, tenant) for phase in phases]
@@ -94,28 +94,24 @@ class EngineLine:
                 end = self.clock()
                 gained = [len(r.tokens) - before for r, before in zip(self._running, had, strict=True)]
                 if not reads:
-                    self._note(gained, end - now)
+                    self._add_step(gained, end - now)
                 waited = [end - now for one in self._running if one.speculation is None and not reads]
                 steps.append(Step(end - began, sum(gained), waited, self._ended(), reads))
                 self._running = [request for request in self._running if request.finish_reason is None]
         return steps
 
-    def _note(self, gained: Sequence[int], seconds: float) -> None:
-        """Count a decode-only step."""
+    def _add_step(self, gained: Sequence[int], seconds: float) -> None:
+        """Add a decode-only step to the times of the running answers."""
         for request, tokens in zip(self._running, gained, strict=True):
             one = self._decoding.setdefault(request.name, _Decoding())
             one.seconds += seconds
             one.tokens += tokens
 
     def _ended(self) -> list[Ended]:
-        """Return answers that have just ended."""
+        """Return the answers that have just ended."""
         ended = [request for request in self._running if request.finish_reason is not None]
-        taken = [(request, self._decoding.pop(request.name, _Decoding())) for request in ended]
-        return [
-            Ended(request.speculation is None, one.seconds / one.tokens)
-            for request, one in taken
-            if one.tokens
-        ]
+        taken = [(one.speculation is None, self._decoding.pop(one.name, _Decoding())) for one in ended]
+        return [Ended(is_plain, one.seconds / one.tokens) for is_plain, one in taken if one.tokens]
 
     def _fill(self, arm: ControlArm, phase: Phase, tenant: str) -> None:
         params = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
@@ -135,9 +131,9 @@ class EngineLine:
 
 
 def decoding(steps: Sequence[Step]) -> list[Step]:
-    """Return the decode-only steps, with their times adjusted: prefill does not depend on speculation.
+    """Return the decode-only steps as if there were no prefill, which does not depend on speculation.
 
-    All steps if there are no such steps.
+    Return all steps if there are no decode-only ones.
     """
     now, found = 0.0, []
     for before, step in pairwise([Step(0.0, 0), *steps]):
@@ -165,19 +161,19 @@ def rates_by_second(
     return found
 
 
-def worst_stretch(steps: Sequence[Step], plain_rate: float, width: float = 5.0) -> float:
-    """Return the lowest rate of any interval of this width, relative to plain decoding."""
-    rates = rates_by_second(steps, min(width, steps[-1].end))
+def worst_ratio(steps: Sequence[Step], plain_rate: float) -> float:
+    """Return the lowest rate of any five seconds, relative to plain decoding."""
+    rates = rates_by_second(steps, min(5.0, steps[-1].end))
     return min(rate for _, rate in rates) / plain_rate
 
 
 def settled_rate(steps: Sequence[Step]) -> float:
-    """Return the tokens per second of the second half."""
+    """Return the median tokens per second of the second half."""
     rates = [rate for begin, rate in rates_by_second(steps) if begin >= steps[-1].end / 2]
     return median(rates or [rate for _, rate in rates_by_second(steps, steps[-1].end)])
 
 
-def reaction_seconds(steps: Sequence[Step], aim: float, tolerance: float = 0.1) -> float:
-    """Return when the rate has come near `aim` permanently."""
-    slow = [begin for begin, rate in rates_by_second(steps) if rate < (1 - tolerance) * aim]
+def reaction_seconds(steps: Sequence[Step], aim: float) -> float:
+    """Return the seconds until the rate stays above 90% of `aim`."""
+    slow = [begin for begin, rate in rates_by_second(steps) if rate < 0.9 * aim]
     return slow[-1] + 1.0 if slow else 0.0

@@ -1,4 +1,4 @@
-"""Interleaved short windows of a full batch, by category, batch size and arm."""
+"""Measures short windows of a full batch, interleaved between arms, by category and batch size."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from foreword.progress import StageProgress
 
 @dataclass(frozen=True)
 class ControlArm:
-    """A decoding setting."""
+    """A speculation setting that is compared."""
 
     label: str
     setting: SpeculationSetting
@@ -37,7 +37,7 @@ class ControlArm:
 
 @dataclass(frozen=True)
 class MeasuredWindow:
-    """Tokens and time of a full batch after prefill."""
+    """Tokens and time of a full batch, without prefill."""
 
     tokens: int
     seconds: float
@@ -75,7 +75,7 @@ class Prompts:
         return list(self._by_kind)
 
     def take(self, kind: str, number: int, how_many: int) -> list[Sequence[int]]:
-        """Return `how_many` prompts, starting at an offset that depends on `number`."""
+        """Return the next `how_many` prompts; window `number` starts where the one before ended."""
         prompts = self._by_kind[kind]
         return [prompts[(number * how_many + place) % len(prompts)] for place in range(how_many)]
 
@@ -92,7 +92,7 @@ class EngineStation:
         ahead: int = MOST_AHEAD,
         are_strangers: bool = False,
     ) -> None:
-        """`tokens` is the mean per request and window; `are_strangers`: every window is a new tenant."""
+        """Create it for windows of `tokens` tokens per request; with `are_strangers`, each window is a new tenant."""
         self._engine = engine
         self._prompts = prompts
         self._tokens = tokens
@@ -102,11 +102,10 @@ class EngineStation:
         self._numbers = count()
 
     def window(self, arm: ControlArm, kind: str, batch: int, number: int) -> MeasuredWindow:
-        """Measure from the end of prefill until the answers have gained their tokens in total.
+        """Measure from the end of prefill until all answers together have gained their tokens.
 
-        The batch stays full and every arm makes equally many tokens. Ending with the fastest answer would measure
-        speculation only where acceptance is best. Every arm is its own tenant per category and batch: it shares no
-        cache or estimate with others, and knows its own traffic after the first window.
+        The batch stays full, and every arm generates the same number of tokens. Each arm is a tenant of its own per
+        category and batch size. So it shares no cache or estimate with others, and keeps its own between windows.
         """
         engine, name = self._engine, f"window {next(self._numbers)}"
         tenant = name if self._are_strangers else f"{arm.label}, {kind}, batch {batch}"
@@ -132,7 +131,7 @@ PLAIN_ARM = ControlArm(PLAIN, False)
 CONTROLLER = "controller"
 
 CONFIDENCE = 0.95
-"""Joint confidence of all bounds of a run."""
+"""Probability that all bounds of a run hold together."""
 
 LEAST_RATIO, LEAST_OF_BEST = 0.99, 0.96
 """Goals relative to plain decoding and to the best fixed setting."""
@@ -145,7 +144,7 @@ class CellRates:
     kind: str
     batch: int
     rates: Mapping[str, Sequence[float]]
-    learning: float | None = None  # of the controller while learning
+    learning: float | None = None  # tokens per second of the controller while learning
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ class ControlCell:
 
     @property
     def holds(self) -> bool:
-        """Whether the goals are within the bounds."""
+        """Whether the bounds allow that the goals are met."""
         return self.ratios[CONTROLLER].high >= LEAST_RATIO and self.best.ratio.high >= LEAST_OF_BEST
 
 
@@ -176,8 +175,8 @@ def measure_cells(
 ) -> list[CellRates]:
     """Measure every cell with all arms interleaved, alternating directions.
 
-    The first round does not count. The controller then has `learning_seconds` of the same work; its rate in that time
-    is reported separately.
+    The first round does not count. Then the controller learns for `learning_seconds`; its rate meanwhile is reported
+    separately.
     """
     if windows < 4:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""Peak rates of a device, and device times of passes."""
+"""Peak rates of a GPU, times of passes, and the weights that a pass reads."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -64,21 +64,19 @@ PASSES = 20
 
 @dataclass(frozen=True)
 class PassTime:
-    """A pass over `requests` texts with `rows` new rows each."""
+    """Times of a pass over `requests` texts with `rows` new rows each."""
 
     requests: int
     rows: int
-    device_ms: float  # per pass, with many in flight
-    host_ms: float  # per launch
+    device_ms: float  # device time of a pass, with many in flight
+    host_ms: float  # host time of a launch
 
 
 class PassTimer:
-    """A decoder with computed texts of one length."""
+    """Times passes of a decoder after texts of one length."""
 
     def __init__(self, decoder: Decoder, context: int, requests: int, most_rows: int) -> None:
-        if (
-            decoder.config.recurrent is not None
-        ):  # drafts end with their chunk: begin in its middle, or with it
+        if decoder.config.recurrent is not None:  # a draft must end within its chunk
             context += (CHUNK // 2 if most_rows <= CHUNK // 2 else 1) - context % CHUNK
         text = random_tokens(context, decoder.config.vocab_size)
         self._cached = CachedRequests(decoder, [text] * requests, most_rows)
@@ -122,7 +120,7 @@ def prompt_seconds(decoder: Decoder, tokens: int, repeats: int = 5) -> float:
 
 
 def matrix_operations(decoder: Decoder, rows: int) -> float:
-    """Return the operations of the layers' matrix products over this many rows; of a mixture, with active experts."""
+    """Return the operations of the layers' matrix products over `rows` rows; of a mixture, of the active experts."""
     return 2.0 * rows * layer_parameters(decoder)
 
 
@@ -131,12 +129,12 @@ class ObservedDecoder(Protocol):
     """A decoder that reports the experts of its rows."""
 
     def observing_experts(self, observe: Callable[[Tensor], None]) -> AbstractContextManager[None]:
-        """Call `observe` with the experts of every mixture in the passes within."""
+        """Call `observe` with the experts of every mixture, for all passes within the block."""
         ...
 
 
 def experts_read(decoder: Decoder, texts: Sequence[Sequence[int]]) -> float | None:
-    """Mean number of distinct experts of a layer in a pass over the newest token of each text; None: no mixture."""
+    """Return the mean number of distinct experts per layer in a pass over one token of each text; None: no mixture."""
     if not isinstance(decoder, ObservedDecoder) or not any(
         layer.mlp.experts for layer in decoder.config.layers
     ):
@@ -166,9 +164,9 @@ def layer_parameters(decoder: Decoder) -> float:
 
 
 def step_bytes(decoder: Decoder, experts: float | None) -> float:
-    """Return the bytes of weights that a step reads if it uses this many experts per layer.
+    """Return the bytes of weights that a step reads if it uses `experts` experts per layer.
 
-    A separate embedding does not count: a step reads few of its rows.
+    A separate embedding does not count, since a step reads few of its rows.
     """
     assert isinstance(decoder, DescribedDecoder)
     weights = decoder.weights

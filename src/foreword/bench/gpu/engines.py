@@ -1,9 +1,9 @@
-"""Engines on a device: start-up, plain decoding by batch size, and all figures of `foreword bench gpu`."""
+"""Measures an engine on a GPU: its start, and plain decoding by batch size."""
 
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from time import perf_counter
 from typing import TypeVar
 
@@ -36,7 +36,7 @@ from foreword.engine.pipeline import StepPipeline
 from foreword.engine.preparing import prepare_passes
 from foreword.engine.profiles import measure_profile
 from foreword.engine.text import Vocabulary
-from foreword.progress import Progress
+from foreword.progress import Progress, StageProgress
 from foreword.speculation.drafting import Drafter
 
 DECODED = 64
@@ -44,7 +44,7 @@ DECODED = 64
 
 
 def timed_engine(decoder: Decoder, context: int, batch: int, policy: FixedPolicy | None = None) -> EngineCore:
-    """Return an engine with room for a batch of texts that grow by multiples of `DECODED`."""
+    """Return an engine with memory for a batch of texts that grow by multiples of `DECODED`."""
     return _engine(decoder, EngineParts(_config(decoder, context, batch), policy or FixedPolicy()))
 
 
@@ -81,7 +81,7 @@ def _engine(decoder: Decoder, parts: EngineParts) -> EngineCore:
 
 
 def random_prompts(decoder: Decoder, context: int, batch: int) -> list[list[int]]:
-    """Return a text for every request, all different, so that a mixture routes them to different experts."""
+    """Return a different text for every request, so that a mixture routes them to different experts."""
     tokens = random_tokens(batch * context, decoder.config.vocab_size)
     return [tokens[begin : begin + context] for begin in range(0, len(tokens), context)]
 
@@ -97,14 +97,16 @@ class BatchSpeed:
     batch: int
     tokens_per_second: float
     step_ms: float
-    host_ms: float  # per step, besides pass and acceptance
-    experts: float | None = None  # distinct experts that a step reads per layer, mean; None: no mixture
+    host_ms: float  # host time per step, without pass and acceptance
+    experts: float | None = (
+        None  # mean number of distinct experts that a step reads per layer; None: no mixture
+    )
     floor_ms: float | None = None  # time to read a step's active weights once
 
 
 @dataclass(frozen=True)
 class GpuReport:
-    """The device's rates, and what the decoder reaches."""
+    """Peak rates of the device, and times of the decoder."""
 
     device: str
     copy_terabytes: float  # per second, read and written
@@ -123,35 +125,28 @@ def measure_gpu(
     batches: Sequence[int],
     rows: Sequence[int],
     context: int,
-    progress: Callable[[str, int, int], None],
+    progress: StageProgress,
 ) -> GpuReport:
-    """Measure all figures; `progress` receives stage and progress."""
-    stages = [
-        "ceilings",
-        *(f"{count} rows" for count in rows),
-        *(f"batch {size}" for size in batches),
-        "prompt",
-    ]
-    done = iter(range(len(stages)))
+    """Measure the device's peak rates, passes by number of rows, decoding by batch size, and a long prompt."""
+    stages = count()
 
-    def begin() -> None:
-        place = next(done)
-        progress(stages[place], place, len(stages))
+    def begin(stage: str) -> None:
+        progress(stage, next(stages), len(rows) + len(batches) + 2)
 
-    begin()
+    begin("ceilings")
     device = decoder.device
     ceilings = copy_bandwidth(device), read_bandwidth(device), matrix_rate(device)
     timer = PassTimer(decoder, context, 1, max(rows))
     passes = []
-    for count in rows:
-        begin()
-        passes.append(timer.time(1, count))
+    for size in rows:
+        begin(f"{size} rows")
+        passes.append(timer.time(1, size))
     engine = timed_engine(decoder, context, max(batches))
     speeds = []
     for size in batches:
-        begin()
+        begin(f"batch {size}")
         speeds.append(_batch_speed(engine, size, context, ceilings[1]))
-    begin()
+    begin("prompt")
     prompt = prompt_seconds(decoder, PROMPT)
     read = decoder.weight_bytes / ceilings[1]
     return GpuReport(
@@ -178,7 +173,7 @@ def _batch_speed(engine: EngineCore, size: int, context: int, read_rate: float) 
 
 @dataclass(frozen=True)
 class StartTime:
-    """Consecutive parts of an engine's start."""
+    """Durations of the phases of an engine's start."""
 
     seconds: float  # total, until the first token
     decoder_seconds: float  # choosing which products cuBLAS computes
@@ -201,7 +196,7 @@ def measure_start(
     config: EngineConfig | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> tuple[Made, StartTime]:
-    """Measure the start with `make`, which creates the decoder from loaded weights; the engine's memory is released."""
+    """Measure an engine's start; `make` creates the decoder from loaded weights. Release the engine's memory."""
     config = config or EngineConfig()
     marks = [clock()]
     decoder = make()

@@ -1,17 +1,14 @@
-"""Speculative decoding with random weights: drafts are replaced by recorded tokens with a given error rate.
+"""Measures speculative decoding with random weights, with drafts of a given acceptance rate.
 
-Only acceptance depends on trained weights, not cost. So a drafter of the usual shape really drafts, and its tokens
-are replaced by the target's own, with errors that give the wanted tokens per pass. The target verifies them like any
-others.
+Random weights cost as much as trained ones; only acceptance differs. So a drafter of the usual shape drafts, and its
+tokens are replaced by the target's recorded ones, with errors that give the wanted tokens per pass.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, cycle, pairwise
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -31,6 +28,7 @@ from foreword.drafters.model.autoregressive import AutoregressiveDrafter, Drafti
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.pipeline import StepPipeline
+from foreword.progress import StageProgress
 from foreword.speculation.draft import DeviceTokens, Draft
 from foreword.speculation.drafting import Commit, Drafter, DraftRequest, DraftTask, InFlight, Traits
 
@@ -57,12 +55,12 @@ class SpeculativeSpeed:
 
 
 class RecordedDrafter(Drafter):
-    """Drafts the recorded text with a given acceptance rate; `cost_drafter` drafts too, so that its time counts."""
+    """Drafts a recorded text with a given acceptance rate; `cost_drafter` drafts too, so that its time counts."""
 
     def __init__(
         self, truth: dict[tuple[int, ...], list[int]], rate: float, cost_drafter: Drafter | None
     ) -> None:
-        """`truth` maps prompts to answers."""
+        """Create a drafter of the answers in `truth`, which maps prompts to answers."""
         self._truth = truth
         self._cost_drafter: Any = cost_drafter
         self._runs = cycle(scripted_runs(rate))  # number of right tokens per draft
@@ -108,10 +106,10 @@ class RecordedDrafter(Drafter):
 def _replaced_on_device(
     pending: HostCopy, tasks: Sequence[DraftTask], scripted: Sequence[list[int]]
 ) -> list[Draft]:
-    """Return recorded tokens as drafts on the device that arrive with the other drafter's tokens."""
+    """Return recorded tokens as drafts on the device, with the arrival time of the other drafter's tokens."""
     tokens = torch.tensor([token for its in scripted for token in its])
-    there = uploaded(tokens, pending.on_device.device)
-    source = HostCopy(there, tokens, pending.arrived, pending.began)
+    on_device = uploaded(tokens, pending.on_device.device)
+    source = HostCopy(on_device, tokens, pending.arrived, pending.began)
     source.is_cold = pending.is_cold
     ends = list(accumulate(map(len, scripted), initial=0))
     return [
@@ -123,9 +121,9 @@ def _replaced_on_device(
 
 
 def scripted_runs(rate: float) -> list[int]:
-    """Return numbers of accepted tokens per draft for this acceptance rate.
+    """Return a fixed pattern of accepted tokens per draft for this acceptance rate.
 
-    They are a fixed pattern instead of random, because a short run would vary by half a token per pass.
+    Random numbers would make a short run vary by half a token per pass.
     """
     chances = [rate**level for level in range(DEPTH + 1)]
     least = [round(PATTERN_DRAFTS * chance) for chance in chances]  # drafts with at least this many
@@ -150,11 +148,10 @@ def measure_speculation(
     *,
     batches: Sequence[int],
     context: int,
-    progress: Callable[[str, int, int], None],
+    progress: StageProgress,
 ) -> list[SpeculativeSpeed]:
     """Measure free drafts (like a lookup) at 3.0 tokens per pass, an EAGLE-3 head and a draft model at 3.9."""
-    with TemporaryDirectory() as folder:
-        head = head_drafter(decoder, random_head(decoder, "eagle3", Path(folder) / "eagle3"))
+    head = head_drafter(decoder, random_head(decoder, "eagle3"))
     texts = max(batches, default=1) * (context + 6 * DECODED)
     draft_model = AutoregressiveDrafter(
         draft_decoder, decoder.config.vocab_size, DraftingSize(kv_tokens=texts, rows_per_pass=2048)
@@ -167,8 +164,7 @@ def measure_speculation(
         for number, (name, wanted, cost_drafter) in enumerate(cases):
             progress(f"{name}, batch {batch}", place * len(cases) + number, len(batches) * len(cases))
             drafter = RecordedDrafter(truth, rate_for(wanted, DEPTH), cost_drafter)
-            engine = timed_engine(decoder, context, batch, FixedPolicy(drafter, DEPTH))
-            found.append(_speculative_speed(engine, name, prompts))
+            found.append(_speculative_speed(decoder, name, prompts, drafter))
     return found
 
 
@@ -177,7 +173,7 @@ def measure_heads(
     *,
     batches: Sequence[int],
     context: int,
-    progress: Callable[[str, int, int], None],
+    progress: StageProgress,
     methods: Sequence[str] = METHODS,
 ) -> list[SpeculativeSpeed]:
     """Measure every kind of head at 3.9 tokens per pass, with its own runner and in plain torch."""
@@ -186,17 +182,13 @@ def measure_heads(
     cases = [(size, prompts, recorded(decoder, prompts)) for size, prompts in texts.items()]
     stages = 2 * len(methods) * len(cases)
     for method in methods:
-        with TemporaryDirectory() as folder:
-            head = random_head(decoder, method, Path(folder) / method)
-            drafters = {
-                name: head_drafter(decoder, head, name != method) for name in (method, f"{method} in torch")
-            }
-        for name, cost_drafter in drafters.items():
+        head = random_head(decoder, method)
+        for name in (method, f"{method} in torch"):
+            cost_drafter = head_drafter(decoder, head, is_reference=name != method)
             for size, prompts, truth in cases:
                 progress(f"{name}, batch {size}", len(found), stages)
                 drafter = RecordedDrafter(truth, rate_for(3.9, DEPTH), cost_drafter)
-                engine = timed_engine(decoder, context, size, FixedPolicy(drafter, DEPTH))
-                found.append(_speculative_speed(engine, name, prompts))
+                found.append(_speculative_speed(decoder, name, prompts, drafter))
     return found
 
 
@@ -214,7 +206,10 @@ def recorded(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> dict[tuple[i
     return {tuple(request.tokens[: request.prompt_len]): request.output_ids for request in requests}
 
 
-def _speculative_speed(engine: EngineCore, name: str, prompts: Sequence[Sequence[int]]) -> SpeculativeSpeed:
+def _speculative_speed(
+    decoder: Decoder, name: str, prompts: Sequence[Sequence[int]], drafter: Drafter
+) -> SpeculativeSpeed:
+    engine = timed_engine(decoder, len(prompts[0]), len(prompts), FixedPolicy(drafter, DEPTH))
     arms = {name: batch_arm(engine, prompts, DECODED, speculate=False)}
     runs = sorted(take_turns(arms, RUNS, warm_up=WARM_UP)[name], key=lambda run: run.tokens_per_second)
     run = runs[RUNS // 2]
@@ -225,7 +220,7 @@ def _speculative_speed(engine: EngineCore, name: str, prompts: Sequence[Sequence
 
 
 HEAD_TOKENS_PER_PASS = (3.9, 1.2)
-"""Tokens per pass with full drafts."""
+"""Tokens per pass with full drafts of the two heads."""
 
 CONTROL_ARMS: Mapping[str, SpeculationSetting] = {"plain": False, "controller": None}
 
@@ -254,20 +249,18 @@ def measure_controller(
     *,
     batches: Sequence[int],
     context: int,
-    progress: Callable[[str, int, int], None],
+    progress: StageProgress,
     rounds: int = ROUNDS,
 ) -> list[ControlledSpeed]:
-    """Measure every batch size with either head; windows of both arms are interleaved."""
-    with TemporaryDirectory() as folder:
-        head = head_drafter(decoder, random_head(decoder, "eagle3", Path(folder) / "eagle3"))
+    """Compare controller and plain decoding at every batch size, with a head of high and one of low acceptance."""
+    head = head_drafter(decoder, random_head(decoder, "eagle3"))
     found: list[ControlledSpeed] = []
+    stages = len(batches) * len(HEAD_TOKENS_PER_PASS)
     for batch in batches:
         prompts = random_prompts(decoder, context, batch)
         truth = recorded(decoder, prompts)
         for quality in HEAD_TOKENS_PER_PASS:
-            progress(
-                f"batch {batch}, {quality} offered", len(found), len(batches) * len(HEAD_TOKENS_PER_PASS)
-            )
+            progress(f"batch {batch}, {quality} offered", len(found), stages)
             drafter = RecordedDrafter(truth, rate_for(quality, DEPTH), head)
             engine = controlled_engine(decoder, context, batch, drafter, DEPTH)
             found.append(_compared(engine, prompts, quality, rounds))
