@@ -1,7 +1,6 @@
 """`foreword bench compare`: Foreword and other engines on the same model, prompts and machine."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +10,11 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from time import sleep
-from typing import Any
+from typing import Any, cast
 
-import foreword
-from foreword.bench.contestants import KINDS, OURS, PLAIN, Contestant
+from foreword.bench.contestants import KINDS, OURS, PLAIN, Contestant, engine_environment
+from foreword.bench.drafters.decode import restored
+from foreword.bench.peers import CACHE
 from foreword.bench.pictures import new_figure, save_figure
 from foreword.bench.skeleton import Interval, bootstrap, take_turns
 from foreword.errors import RequestError
@@ -33,8 +33,8 @@ class PeerAnswer:
     prompt: int
     round: int
     tokens: int
-    first_seconds: float  # until the first token
-    first_tokens: int  # tokens that arrived with it
+    first_seconds: float  # time to the first tokens
+    first_tokens: int  # tokens that arrived then
     seconds: float
     peak_bytes: int
     token_ids: tuple[int, ...]
@@ -45,20 +45,17 @@ class PeerAnswer:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second after the first portion."""
+        """Tokens per second after the first tokens."""
         return (self.tokens - self.first_tokens) / max(self.seconds - self.first_seconds, 1e-9)
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> "PeerAnswer":
         """Restore from JSON; raise ValueError if invalid."""
-        try:
-            return PeerAnswer(**{**value, "token_ids": tuple(value["token_ids"])})
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not an answer: {error}") from None
+        return restored(PeerAnswer, value)
 
 
 class Runner:
-    """A contestant's process."""
+    """Process of one contestant."""
 
     def __init__(self, contestant: Contestant, model: str, threads: int, device: str) -> None:
         self.contestant = contestant
@@ -68,18 +65,10 @@ class Runner:
             *("-m", "foreword.bench.peers", kind.path, model, contestant.mode, str(threads), device),
             *([] if contestant.draft is None else [contestant.draft]),
         ]
-        ours = str(Path(foreword.__file__).parents[1])  # for interpreters without our package
-        paths = os.pathsep.join([ours, os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "PYTHONPATH": paths}
-        environment |= dict.fromkeys(("OMP_NUM_THREADS", "FOREWORD_THREADS"), str(threads))
-        environment["FOREWORD_COMPARE_CACHE"] = str(cache_directory() / "llama.cpp")
+        environment = {**engine_environment(threads), CACHE: str(cache_directory() / "llama.cpp")}
+        pipe, ignored = subprocess.PIPE, subprocess.DEVNULL
         self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment,
+            command, stdin=pipe, stdout=pipe, stderr=ignored, text=True, env=environment
         )
         reply = self._read()
         if "error" in reply:
@@ -96,8 +85,7 @@ class Runner:
         line = self._process.stdout.readline()
         if not line:
             raise RequestError(f"{self.contestant.label}: its process ended without an answer")
-        reply: dict[str, Any] = json.loads(line)
-        return reply
+        return cast(dict[str, Any], json.loads(line))
 
     def close(self) -> None:
         self._process.kill()
@@ -125,10 +113,9 @@ class Race:
         known: Sequence[PeerAnswer] = (),
         keep: Callable[[PeerAnswer], None] = lambda _: None,
     ) -> tuple[list[PeerAnswer], list[str]]:
-        """Return all answers, and who could not take part and why.
+        """Return all answers, and a reason for each engine that failed, whose answers are dropped.
 
-        Engines are warmed up with the first prompt. `known` answers are not measured again, new ones are passed to
-        `keep`. Answers of a failing engine are dropped.
+        Engines are warmed up with the first prompt. `known` answers are not measured again; `keep` receives new ones.
         """
         answers, have = list(known), {answer.key for answer in known}
         turns = [(turn, place) for turn in range(self.rounds) for place in range(len(self.prompts))]
@@ -160,20 +147,14 @@ class Race:
                 except RequestError as error:
                     failed[label] = str(error)
                     return
-                answer = _answer(label, place, turn, reply)
-                answers.append(answer)
-                keep(answer)
+                ids = tuple(reply.pop("tokens"))
+                answers.append(PeerAnswer(label, place, turn, len(ids), token_ids=ids, **reply))
+                keep(answers[-1])
 
             arms = {str(place): partial(ask, runner) for place, runner in enumerate(runners)}
             take_turns(arms, len(turns), warm_up=0)
         found = [answer for answer in answers if answer.contestant not in failed]
         return found, list(failed.values())
-
-
-def _answer(label: str, prompt: int, turn: int, reply: dict[str, Any]) -> PeerAnswer:
-    ids = tuple(reply["tokens"])
-    times = {name: reply[name] for name in ("first_seconds", "first_tokens", "seconds", "peak_bytes")}
-    return PeerAnswer(label, prompt, turn, len(ids), token_ids=ids, **times)
 
 
 CONFIDENCE = 0.95
@@ -185,16 +166,14 @@ class ComparisonRow:
 
     label: str
     tokens_per_second: float  # median while decoding
-    ratio: Interval  # to the baseline, by prompt and round
+    ratio: Interval  # ratio to the baseline's answer of the same prompt and round
     first_ms: float  # median time to the first token
     peak_bytes: int
-    same_as_plain: (
-        float | None
-    )  # share of answers with the text of the same weights without speculation; None: it is off
+    same_as_plain: float | None  # fraction of answers whose text speculation did not change; None: it is off
 
 
 def baseline(answers: Sequence[PeerAnswer], contestants: Sequence[Contestant]) -> str:
-    """Return the fastest plain peer, or ourselves if there is none."""
+    """Return the label of the fastest plain engine besides Foreword; Foreword's own if there is none."""
     labels = {answer.contestant for answer in answers}
     others = [c.label for c in contestants if c.is_plain and c.peer != OURS and c.label in labels]
     return max(others, key=lambda label: _speed(answers, label), default=f"{OURS} {PLAIN}")
@@ -204,18 +183,12 @@ def summarise(
     answers: Sequence[PeerAnswer], contestants: Sequence[Contestant]
 ) -> tuple[str, list[ComparisonRow]]:
     """Return the baseline's label and one row per contestant."""
-    beside = baseline(answers, contestants)
-    rows = []
-    for contestant in contestants:
-        own = [answer for answer in answers if answer.contestant == contestant.label]
-        if own:
-            rows.append(_row(contestant, own, answers, beside))
-    return beside, rows
+    beside, measured = baseline(answers, contestants), {answer.contestant for answer in answers}
+    return beside, [_row(one, answers, beside) for one in contestants if one.label in measured]
 
 
-def _row(
-    contestant: Contestant, own: Sequence[PeerAnswer], answers: Sequence[PeerAnswer], beside: str
-) -> ComparisonRow:
+def _row(contestant: Contestant, answers: Sequence[PeerAnswer], beside: str) -> ComparisonRow:
+    own = [answer for answer in answers if answer.contestant == contestant.label]
     other = {(a.prompt, a.round): a.tokens_per_second for a in answers if a.contestant == beside}
     ratios = [answer.tokens_per_second / other[answer.prompt, answer.round] for answer in own]
     texts = {a.prompt: a.token_ids for a in answers if a.contestant == contestant.plain_label}
@@ -237,7 +210,7 @@ def _speed(answers: Sequence[PeerAnswer], label: str) -> float:
 def speeds_by_category(
     answers: Sequence[PeerAnswer], categories: Sequence[str]
 ) -> dict[str, dict[str, float]]:
-    """Return each contestant's tokens per second by category; `categories` lists that of every prompt."""
+    """Return each contestant's tokens per second by category; `categories` has the category of each prompt."""
     return {
         category: {
             label: _speed([a for a in answers if categories[a.prompt] == category], label)
@@ -248,14 +221,12 @@ def speeds_by_category(
 
 
 def plot_comparison(rows: Sequence[ComparisonRow], baseline: str, path: Path, title: str) -> None:
-    """Draw one bar per contestant with its interval, baseline at 1."""
+    """Draw one bar with an interval per contestant; the baseline is at 1."""
     figure = new_figure(8, 1.2 + 0.4 * len(rows))
     axes = figure.subplots()
-    heights = [row.ratio.middle for row in rows]
-    errors = [
-        [row.ratio.middle - row.ratio.low for row in rows],
-        [row.ratio.high - row.ratio.middle for row in rows],
-    ]
+    ratios = [row.ratio for row in rows]
+    heights = [ratio.middle for ratio in ratios]
+    errors = [[one.middle - one.low for one in ratios], [one.high - one.middle for one in ratios]]
     axes.barh([row.label for row in rows], heights, xerr=errors, color="#4c78a8", ecolor="black", capsize=3)
     axes.axvline(1.0, color="black", linewidth=0.8, linestyle="--")
     axes.invert_yaxis()

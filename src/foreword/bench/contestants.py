@@ -1,4 +1,4 @@
-"""Engines of `foreword bench compare`, and their modes."""
+"""Engines that Foreword is compared with: their modes, their versions and their servers."""
 
 import json
 import os
@@ -91,9 +91,9 @@ def contestants(
     draft: str | None = None,
     modes: Sequence[str] | None = None,
 ) -> list[Contestant]:
-    """Return ourselves and these peers; by default those that are installed or have an interpreter.
+    """Return Foreword and the wanted engines; by default those that are installed or have an interpreter.
 
-    A draft model adds a mode to each engine that supports one. `modes` filters.
+    A draft model adds a mode to each engine that supports one. `modes` selects modes; None: all.
     """
     for name in (*(wanted or ()), *pythons):
         if name not in KINDS:
@@ -135,10 +135,10 @@ def _version(python: str, distribution: str) -> str:
 
 
 START_SECONDS = 600
-"""Maximum start time of a server in seconds: vLLM compiles for minutes."""
+"""Maximum start time of a server in seconds. vLLM compiles for minutes."""
 
 NAME = "model"
-"""Of the model in every server but transformers', which has no other name than the path."""
+"""Name of the model in every server except transformers', which uses the path."""
 
 Arguments = Callable[[Path, int], list[str]]
 """Returns interpreter arguments that start a server, by model and threads."""
@@ -197,7 +197,7 @@ SERVED = (
 
 @contextmanager
 def started(python: str, arguments: Sequence[str], name: str, threads: int) -> Iterator[str]:
-    """Start a server on a free port and yield its address once the model of this name answers."""
+    """Start a server on a free port; yield its address when its model answers requests."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -205,7 +205,7 @@ def started(python: str, arguments: Sequence[str], name: str, threads: int) -> I
     command = [python, *arguments, "--host", "127.0.0.1", "--port", str(port)]
     with TemporaryFile() as log:
         server = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=server_environment(threads)
+            command, stdout=log, stderr=subprocess.STDOUT, env=engine_environment(threads)
         )
         try:
             deadline = monotonic() + START_SECONDS
@@ -221,8 +221,8 @@ def started(python: str, arguments: Sequence[str], name: str, threads: int) -> I
             server.wait(30)
 
 
-def server_environment(threads: int) -> Mapping[str, str]:
-    """Return a server's environment: threads, and the path of Foreword for other interpreters."""
+def engine_environment(threads: int) -> Mapping[str, str]:
+    """Return an engine's environment: threads, and the path of Foreword for other interpreters."""
     ours = str(Path(foreword.__file__).parents[1])
     path = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH")]))
     threaded = dict.fromkeys(("OMP_NUM_THREADS", "FOREWORD_THREADS"), str(threads))

@@ -1,6 +1,6 @@
-"""Measures the time of a draft relative to target passes, and host time per step."""
+"""Measures the time of a draft relative to target passes, and the host time of steps."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
@@ -30,6 +30,7 @@ from foreword.engine.text import Vocabulary
 from foreword.errors import RequestError
 from foreword.kv.chunks import NO_STATES, StateSizes
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
+from foreword.progress import StageProgress
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftTask
 from foreword.speculation.measured.situation import Situation
@@ -46,13 +47,13 @@ class Overhead:
 
     drafter: str
     context: int
-    first_ms: float  # first draft, which reads the whole text; once per request
-    draft_ms: float  # each later draft
-    verify_ms: Mapping[int, float]  # rows of a target pass -> milliseconds
+    first_ms: float  # first draft of a request, which reads the whole text
+    draft_ms: float  # later drafts
+    verify_ms: Mapping[int, float]  # target passes, by number of rows
 
     @property
     def shares(self) -> dict[int, float]:
-        """Return the time of a draft relative to passes, by their rows."""
+        """Time of a draft relative to passes, by number of rows."""
         return {rows: self.draft_ms / ms for rows, ms in self.verify_ms.items()}
 
 
@@ -60,14 +61,13 @@ class ArbitraryDrafts(Drafter):
     """Drafts the requested number of arbitrary tokens, for passes of a known size."""
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """Return repetitions of one token."""
         return [
             Draft.chain([0] * task.max_nodes, len(task.request.tokens), task.request.epoch) for task in tasks
         ]
 
 
 class TurnPolicy(FixedPolicy):
-    """Alternates the drafters of one request step by step."""
+    """Uses the drafter that its caller chooses for each step."""
 
     def __init__(self, turns: Mapping[str, tuple[Drafter, int]]) -> None:
         super().__init__()
@@ -76,7 +76,6 @@ class TurnPolicy(FixedPolicy):
         self.max_nodes = max(nodes for _, nodes in turns.values())
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
-        """Return plans with the current drafter."""
         if self.turn is None:
             return [None] * len(entries)
         drafter, nodes = self._turns[self.turn]
@@ -91,9 +90,9 @@ def measure_overhead(
     methods: Sequence[Method],
     contexts: Sequence[int],
     repeats: int,
-    on_progress: Callable[[str, int, int], None],
+    on_progress: StageProgress,
 ) -> list[Overhead]:
-    """Decode after every context; passes of known size and drafters alternate within one answer."""
+    """Decode one answer per context length; its steps alternate between drafters and passes of known size."""
     if repeats < 1:
         raise RequestError(f"repeats must be at least 1, not {repeats}")
     reference_passes: dict[str, tuple[Drafter, int]] = {
@@ -149,7 +148,7 @@ def _rows(rows: int) -> str:
 
 
 def _text(llm: LLM, length: int) -> list[int]:
-    """Return our prompts repeated with small shifts, so that lookups find most continuations, but not all."""
+    """Return the shipped prompts repeated with small shifts, so that lookups find most continuations, but not all."""
     tokens = [token for prompt in own_prompts() for token in llm.encode(prompt.text)]
     rounds = (tokens[start:] + tokens[:start] for start in cycle(range(0, len(tokens), 97)))
     return list(islice((token for one in rounds for token in one), length))
@@ -169,7 +168,7 @@ WAYS: Mapping[str, Mapping[str, Any] | bool] = {
 """Decoding modes; the last one uses the default policy."""
 
 _WORDS, _FIRST = 64, 300
-"""Number of distinct tokens of the text, and the first id."""
+"""Number of distinct tokens of the text, and the smallest id."""
 
 _DEVIATES = np.random.default_rng(0).random(997) < 0.15
 """Per position, whether the text deviates from its usual continuation."""
@@ -177,14 +176,15 @@ _DEVIATES = np.random.default_rng(0).random(997) < 0.15
 VOCABULARY = _FIRST + _WORDS
 """Upper bound of token ids."""
 
-_PASS_SECONDS, _ROW_SECONDS = 5e-3, 5e-6  # simulated clock, on which speculation gains
+_PASS_SECONDS, _ROW_SECONDS = 5e-3, 5e-6
+"""Simulated times of a pass and of each of its rows, with which speculation gains."""
 
 
 @dataclass(frozen=True)
 class HostTime:
-    """CPU time per step: median of several groups of steps."""
+    """CPU time per step; median of several groups of steps."""
 
-    way: str
+    way: str  # decoding mode
     batch: int
     step_ms: float
     tokens: float  # per request and step
@@ -196,9 +196,9 @@ class HostTime:
 
 
 def measure_host_time(
-    llm: LLM, batches: Sequence[int], groups: int, on_progress: Callable[[str, int, int], None]
+    llm: LLM, batches: Sequence[int], groups: int, on_progress: StageProgress
 ) -> list[HostTime]:
-    """Measure every decoding mode with every batch size. Only the model's tokenizer is used."""
+    """Measure every decoding mode at every batch size. Of the model, only the tokenizer is used."""
     if groups < 1 or not batches or min(batches) < 1:
         raise RequestError("--repeats and every batch must be at least 1")
     found = []
@@ -234,7 +234,7 @@ def _host_time(llm: LLM, way: str, setting: Mapping[str, Any] | bool, batch: int
 
 
 def prompt(start: int) -> tuple[int, ...]:
-    """Return a prompt without deviations."""
+    """Return a prompt of the text that the simulated passes continue."""
     tokens = [_FIRST + start % _WORDS]
     while len(tokens) < CONTEXT:
         tokens.append(int(_next(tokens[-1], len(tokens) - 1)))
@@ -242,12 +242,12 @@ def prompt(start: int) -> tuple[int, ...]:
 
 
 def _next(token: Any, position: Any) -> Any:  # noqa: ANN401 - numbers or arrays of them
-    """Return the next token: a lookup is right unless the text deviates here."""
+    """Return the next token, which a lookup predicts unless the text deviates at this position."""
     return usual_next(token, _DEVIATES[position % len(_DEVIATES)])
 
 
 def usual_next(token: Any, turn: Any = 0) -> Any:  # noqa: ANN401 - the same
-    """Return the next token without deviation."""
+    """Return the usual next token, or with `turn` 1 a deviation."""
     return _FIRST + (5 * (token - _FIRST) + 1 + turn) % _WORDS
 
 
@@ -265,7 +265,7 @@ class _NoBytes:
 
 
 class FreePasses:
-    """A decoder that knows the next tokens without a model. Its own time is excluded."""
+    """A decoder that computes the next tokens without a model; its own time does not count."""
 
     is_shape_invariant = True
     device = torch.device("cpu")

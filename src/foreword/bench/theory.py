@@ -62,9 +62,7 @@ class Prediction:
     tokens_per_pass: float
     cost: float  # of a pass and its draft, in plain passes
     speedup: float  # tokens per pass / cost
-    break_even: (
-        float | None
-    )  # least acceptance at which the speed-up is 1; None: not even if all are accepted
+    break_even: float | None  # acceptance at which the speed-up is 1; None: below 1 even if all are accepted
 
 
 def expected_tokens(alpha: float, k: int, width: int = 1) -> float:

@@ -1,4 +1,4 @@
-"""Measures host time on the critical path, from a verdict to the next pass, with free passes and drafters."""
+"""Measures host time from a pass's verdict to the launch of the next, with passes and drafters that take no time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ Numbers = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class VerdictTime:
-    """CPU time of the parts of a speculative step: medians of several groups of steps."""
+    """CPU time of the phases of a speculative step; medians of several groups of steps."""
 
     guesses: str  # drafter
     batch: int
@@ -50,7 +50,7 @@ class VerdictTime:
 
     @property
     def waited_ms(self) -> float:
-        """Time that a device waits, except for drafting meanwhile."""
+        """Time that a device waits, apart from drafting on it."""
         return self.verdict_ms + self.launch_ms
 
 
@@ -58,12 +58,11 @@ def measure_verdicts(
     like: Decoder, batches: Sequence[int], groups: int, on_progress: Callable[[str, int, int], None]
 ) -> list[VerdictTime]:
     """Measure drafts of a lookup and of a head that drafts early, with every batch size."""
-    ways: Mapping[str, Callable[[], Drafter]] = {"lookup": KnownDrafts, "head": free_head}
+    drafters: Mapping[str, Callable[[], Drafter]] = {"lookup": KnownDrafts, "head": free_head}
     found = []
     for place, batch in enumerate(batches):
-        for name, make in ways.items():
-            on_progress(f"verdicts, batch {batch}", place, len(batches))
-            found.append(_measure(like, name, make(), batch, groups))
+        on_progress(f"verdicts, batch {batch}", place, len(batches))
+        found += [_measure(like, name, make(), batch, groups) for name, make in drafters.items()]
     return found
 
 
@@ -120,12 +119,12 @@ class _Steps:
 
     @property
     def _free(self) -> float:
-        """Return the excluded seconds of a lookup."""
+        """Seconds of the lookup, which do not count."""
         return 0.0 if self._drafter is None else self._drafter.spent
 
 
 class _TappedPasses(FreePasses):
-    """Passes with empty hidden states, and the time of the last launch."""
+    """Passes with hidden states of zeros; records the time of the last launch."""
 
     launched_at = 0.0
     spent_last = 0.0  # CPU seconds in it
@@ -139,7 +138,7 @@ class _TappedPasses(FreePasses):
 
 
 class KnownDrafts(Drafter):
-    """A lookup that predicts the usual continuation. Its own time is excluded."""
+    """A lookup that predicts the usual continuation; its own time does not count."""
 
     def __init__(self) -> None:
         self.spent = 0.0  # CPU seconds
@@ -158,7 +157,7 @@ class KnownDrafts(Drafter):
 
 
 def free_head() -> StepwiseHead:
-    """Return a head that drafts token by token, overlapped with verification, without computing."""
+    """Return a head that drafts early without computing."""
     vocabulary = DraftVocabulary(None, VOCABULARY, torch.device("cpu"))
     taps = (Tap(0), Tap(1))
     return StepwiseHead(
@@ -167,7 +166,7 @@ def free_head() -> StepwiseHead:
 
 
 class _FreeChains:
-    """The runner of such a head."""
+    """Runner of a head that drafts the usual continuation."""
 
     drafts_early = True
     stops = False
@@ -193,7 +192,7 @@ class _FreeChains:
 
 
 def _draft_rows(newest: Numbers) -> Numbers:
-    """Return draft tokens [texts, tokens] that are right until the text deviates."""
+    """Return draft tokens [texts, tokens], which are right until the text deviates."""
     columns = []
     for _ in range(DRAFT_TOKENS):
         newest = usual_next(newest)

@@ -74,15 +74,17 @@ def reaction_verdicts(reactions: Sequence[Reaction]) -> list[GoalResult]:
 
 def other_verdicts(mixed: MixedTraffic | None, probe_share: float) -> list[GoalResult]:
     """Judge plain requests next to speculative ones, and the time of exploration."""
-    goals = (
-        [] if mixed is None else [(f"plain requests beside others: p95 at most {MOST_RATIO}", mixed.holds)]
-    )
-    goals.append((f"probes take at most {100 * MOST_PROBES:.0f}% of the time", probe_share <= MOST_PROBES))
-    figures = ([] if mixed is None else [f"{mixed.ratio:.3f}"]) + [f"{100 * probe_share:.2f}%"]
-    return [
-        GoalResult(goal, holds, figure, () if holds else (figure,))
-        for (goal, holds), figure in zip(goals, figures, strict=True)
-    ]
+    found = []
+    if mixed is not None:
+        goal = f"plain requests beside others: p95 at most {MOST_RATIO}"
+        found.append(_verdict(goal, mixed.holds, f"{mixed.ratio:.3f}"))
+    goal = f"probes take at most {100 * MOST_PROBES:.0f}% of the time"
+    found.append(_verdict(goal, probe_share <= MOST_PROBES, f"{100 * probe_share:.2f}%"))
+    return found
+
+
+def _verdict(goal: str, holds: bool, figure: str) -> GoalResult:
+    return GoalResult(goal, holds, figure, () if holds else (figure,))
 
 
 def goal_table(verdicts: Sequence[GoalResult]) -> Table:
