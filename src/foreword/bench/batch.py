@@ -1,4 +1,4 @@
-"""Measures throughput by batch size, plain and speculative, and host time per step."""
+"""Measures throughput and host time by batch size, plain and speculative."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +15,7 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.pipeline import StepPipeline
 from foreword.engine.requests.request import Request
 from foreword.errors import RequestError
+from foreword.progress import StageProgress
 
 SPECULATIVE = "speculative"
 
@@ -27,7 +28,7 @@ class BatchRun:
     tokens: int  # committed
     steps: int
     seconds: float
-    host_seconds: float  # outside drafting, the forward pass and acceptance
+    host_seconds: float  # time outside drafting, forward pass and acceptance
     draft_seconds: float
     drafted: int
     accepted: int
@@ -56,12 +57,12 @@ class BatchRun:
 
 
 def medians(runs: Sequence[BatchRun], *figures: str) -> list[float]:
-    """Return the medians of these attributes over all runs."""
+    """Return the median of each of these attributes over all runs."""
     return [median(getattr(run, figure) for run in runs) for figure in figures]
 
 
 def speedup(runs: Sequence[BatchRun], plain: Sequence[BatchRun]) -> list[float]:
-    """Return throughput ratios of neighbouring runs to plain decoding."""
+    """Return the throughput relative to plain decoding of the same round."""
     return neighbours([run.tokens_per_second for run in runs], [run.tokens_per_second for run in plain])
 
 
@@ -76,9 +77,9 @@ class BatchRow:
     speculative_tokens_per_second: float
     speculative_token_ms: float
     speculative_host_ms: float
-    speedup: float  # median ratio of neighbouring runs
+    speedup: float  # median ratio of runs of the same round
     scaling: float  # plain throughput relative to the first batch size
-    acceptance: float  # draft tokens committed / verified
+    acceptance: float  # committed draft tokens / verified ones
     tokens_per_pass: float  # per request
 
 
@@ -88,7 +89,7 @@ def measure_batches(
     batches: Sequence[int],
     tokens: int,
     repeats: int,
-    on_progress: Callable[[str, int, int], None],
+    on_progress: StageProgress,
 ) -> list[BatchRow]:
     """Measure every batch size `repeats` times plain and speculative, interleaved, `tokens` per request on average."""
     if engine.drafters.default is None:
@@ -109,7 +110,7 @@ def measure_batches(
 def full_batch(
     engine: EngineCore, wanted: Sequence[NewRequest], advance: Callable[[], object]
 ) -> Iterator[list[Request]]:
-    """Yield requests that have finished prefill; abort them at the end."""
+    """Yield these requests when all have finished prefill; abort them at the end of the block."""
     requests = [engine.add(one)[0] for one in wanted]
     try:
         while not all(request.output_ids for request in requests):
@@ -129,8 +130,8 @@ def run_batch(
 ) -> BatchRun:
     """Run prefill, then decode until the requests have gained `tokens` tokens on average.
 
-    `speculate` selects the engine's own drafter or names one. The first `warm` tokens do not count, since remote
-    drafters must process the prompts too.
+    With `speculate` True, the engine's own drafter drafts at every step. The first `warm` tokens do not count, because
+    remote drafters must process the prompts first.
     """
     params = SamplingParams(temperature=0, max_tokens=_room(engine, prompts, tokens + warm), ignore_eos=True)
     setting = {"fixed": True} if speculate is True else speculate
@@ -200,20 +201,17 @@ def _drafted(requests: Sequence[Request]) -> tuple[int, int]:
 
 
 def _row(plain: Sequence[BatchRun], speculative: Sequence[BatchRun], first: BatchRow | None) -> BatchRow:
-    figures = ("tokens_per_second", "token_ms", "host_ms")
-    plain_rate, plain_token_ms, plain_host_ms = medians(plain, *figures)
-    rate, token_ms, host_ms = medians(speculative, *figures)
     drafted = sum(run.drafted for run in speculative)
+    found = {
+        f"{arm}_{name}": median(getattr(run, name) for run in runs)
+        for arm, runs in ((PLAIN, plain), (SPECULATIVE, speculative))
+        for name in ("tokens_per_second", "token_ms", "host_ms")
+    }
     return BatchRow(
-        plain[0].batch,
-        plain_rate,
-        plain_token_ms,
-        plain_host_ms,
-        rate,
-        token_ms,
-        host_ms,
+        batch=plain[0].batch,
+        **found,
         speedup=median(speedup(speculative, plain)),
-        scaling=1.0 if first is None else plain_rate / first.plain_tokens_per_second,
+        scaling=1.0 if first is None else found["plain_tokens_per_second"] / first.plain_tokens_per_second,
         acceptance=sum(run.accepted for run in speculative) / max(drafted, 1),
         tokens_per_pass=median(run.tokens_per_pass for run in speculative),
     )

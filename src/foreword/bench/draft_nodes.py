@@ -1,10 +1,8 @@
-"""Costs and gains of draft nodes: link latency, and speed compared with a local draft model."""
+"""Measures draft nodes: latency of the link, and decoding speed compared with a local draft model."""
 
 import secrets
 import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -15,7 +13,7 @@ import numpy as np
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.bench.batch import batch_arm, medians, speedup
-from foreword.bench.skeleton import PLAIN, stage_of, take_turns
+from foreword.bench.skeleton import PLAIN, stage_of, started_command, take_turns
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.framing import FrameSplitter
 from foreword.cluster.handshake import HANDSHAKE_SECONDS, PeerIdentity, greet_node
@@ -26,6 +24,7 @@ from foreword.cluster.settings import RemoteConfig
 from foreword.drafters.config import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.errors import RequestError
+from foreword.progress import StageProgress
 from foreword.speculation.drafting import DraftRequest, DraftTask, Text
 
 PINGS = 200
@@ -41,10 +40,10 @@ class PassCost:
     batch: int
     passes: int
     engine_ms: float  # median host time per pass, without waits
-    waited_ms: float  # mean
-    levels: float  # mean available levels at the start of a pass
-    first_ms: float | None  # from a text to its first level
-    level_ms: float | None  # between levels
+    waited_ms: float  # mean wait per pass
+    levels: float  # mean number of draft levels available at the start of a pass
+    first_ms: float | None  # time from sending a text to its first level
+    level_ms: float | None  # time between levels
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class LinkReport:
         """Return the round trip beyond which waiting costs more than it gains, at the smallest batch.
 
         Levels that gain g tokens save g plain passes minus their drafting time. None: no level arrived in time, so
-        that its time is unknown.
+        the time of a level is unknown.
         """
         cost = min(self.costs, key=lambda one: one.batch)
         if not cost.levels:
@@ -73,19 +72,12 @@ def local_node(
     model: str, method: str, device: str = "auto", *, run_ahead: bool = True, options: Sequence[str] = ()
 ) -> Iterator[NodeAddress]:
     """Start a draft node on this machine, with additional options of `foreword draft-node`."""
-    command = [sys.executable, "-m", "foreword", "draft-node", "--model", model, "--method", method]
-    command += ["--device", device, "--run-ahead" if run_ahead else "--no-run-ahead"]
-    command += [*options, "--listen", "127.0.0.1:0"]
-    node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert node.stdout is not None
-        line = node.stdout.readline()
+    ahead = "--run-ahead" if run_ahead else "--no-run-ahead"
+    arguments = ["draft-node", "--model", model, "--method", method, "--device", device, ahead]
+    with started_command([*arguments, *options, "--listen", "127.0.0.1:0"]) as (line, _):
         if " drafts on " not in line:
             raise RequestError("the draft node could not be started; see above")
         yield NodeAddress.parse(line.split()[-1])
-    finally:
-        node.terminate()
-        node.wait()
 
 
 def measure_link(
@@ -175,20 +167,13 @@ def _cost(
         levels += sum(draft.depth for draft in drafts)
         _compute(pass_seconds)
         for number, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
-            text.extend(draft.tokens[:2])  # some tokens right, then another
+            text.extend(draft.tokens[:2])  # two accepted draft tokens, then another token
             text.append(_token(len(text), number, size))
     node = drafter.nodes()[0]
     for place in range(batch):
         drafter.forget(request(place))
-    return PassCost(
-        batch,
-        passes,
-        median(spent) * 1e3,
-        waited / passes * 1e3,
-        levels / passes / batch,
-        node.first_ms,
-        node.level_ms,
-    )
+    host_ms, waited_ms = median(spent) * 1e3, waited / passes * 1e3
+    return PassCost(batch, passes, host_ms, waited_ms, levels / passes / batch, node.first_ms, node.level_ms)
 
 
 WARM = 16
@@ -215,9 +200,9 @@ def ways_of_drafting(
     *,
     run_ahead: Sequence[bool] = (True,),
 ) -> dict[str, SpeculationSetting]:
-    """Return plain decoding, a local draft model, and one node of each kind per device.
+    """Start one draft node per device and run-ahead setting; return these, plain decoding and a local draft model.
 
-    Leaving `nodes` stops the nodes.
+    The nodes stop when `nodes` is closed.
     """
     depth = {"num_speculative_tokens": draft_tokens, "fixed": True}
     ways: dict[str, SpeculationSetting] = {
@@ -240,7 +225,7 @@ def measure_pools(
     batches: Sequence[int],
     tokens: int,
     repeats: int,
-    progress: Callable[[str, int, int], None],
+    progress: StageProgress,
 ) -> list[PoolSpeed]:
     """Measure every way of drafting at every batch size, interleaved; the first round is warm-up."""
     found: list[PoolSpeed] = []

@@ -1,13 +1,11 @@
-"""Measures what the server adds to the engine's time per token, interleaved in one run."""
+"""Compares time per token of a server with that of an engine in this process, interleaved in one run."""
 
 import asyncio
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter, process_time
@@ -15,13 +13,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from foreword.acceptance.params import SamplingParams
+from foreword.bench.skeleton import started_command
 from foreword.engine.engine import Engine
 from foreword.engine.messages import NewRequest
 from foreword.errors import ForewordError
 from foreword.progress import StageProgress
 
 _READ_BYTES = 1 << 16
-_STOP_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,8 @@ class StreamedAnswer:
     """An answer and its times, on the clock of perf_counter."""
 
     text: str
-    first: float  # first text
-    last: float  # last text
+    first: float  # arrival of the first text
+    last: float  # arrival of the last text
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class ServedModel:
     process_id: int
 
     def cpu_seconds(self) -> tuple[float, float]:
-        """Return the CPU time so far of the API process and of the engine's."""
+        """Return the CPU time so far of the API process and of the engine's process."""
         if not Path("/proc").is_dir():
             raise ForewordError("a server's processor time is read from /proc; run this benchmark on Linux")
         tasks = Path(f"/proc/{self.process_id}/task/{self.process_id}/children").read_text(encoding="ascii")
@@ -62,8 +60,7 @@ class ServedModel:
             if b"data: {" in data:
                 times.append(perf_counter())
         writer.close()
-        text = _text_of(b"".join(parts))
-        return StreamedAnswer(text, times[0], times[-1])
+        return StreamedAnswer(_text_of(b"".join(parts)), times[0], times[-1])
 
 
 def _cpu_seconds(process_id: int) -> float:
@@ -76,60 +73,51 @@ def _text_of(answer: bytes) -> str:
     head, _, body = answer.partition(b"\r\n\r\n")
     if b" 200 " not in head.split(b"\r\n", 1)[0]:
         raise ForewordError(f"the server refused: {body[:300].decode(errors='replace')}")
-    events = b"".join(_chunks(body)).decode().split("\n\n")
-    parsed = [json.loads(event[6:]) for event in events if event.startswith("data: {")]
+    parsed = [
+        json.loads(event[6:]) for event in _dechunked(body).split("\n\n") if event.startswith("data: {")
+    ]
     failed = next((event["error"]["message"] for event in parsed if "error" in event), None)
     if failed is not None:
         raise ForewordError(f"the server failed: {failed}")
     return "".join(choice["text"] for event in parsed for choice in event["choices"])
 
 
-def _chunks(body: bytes) -> Iterator[bytes]:
-    """Yield the contents of HTTP's chunked encoding."""
-    start = 0
+def _dechunked(body: bytes) -> str:
+    """Return the contents of HTTP's chunked encoding."""
+    found, start = b"", 0
     while start < len(body):
         end = body.index(b"\r\n", start)
         length = int(body[start:end], 16)
-        yield body[end + 2 : end + 2 + length]
+        found += body[end + 2 : end + 2 + length]
         start = end + 2 + length + 2
+    return found.decode()
 
 
 @contextmanager
 def served_model(model: str, options: Sequence[str]) -> Iterator[ServedModel]:
     """Run `foreword serve` on a free port within the block."""
-    command = [sys.executable, "-m", "foreword", "serve", model, "--port", "0", *options]
-    environment = {name: value for name, value in os.environ.items() if name != "FOREWORD_API_KEY"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    try:
-        line = process.stdout.readline() if process.stdout is not None else ""
+    with started_command(["serve", model, "--port", "0", *options]) as (line, process_id):
         url = next((word for word in line.split() if word.startswith("http://")), None)
         if url is None:
             raise ForewordError("`foreword serve` did not start; its message is above")
-        yield ServedModel(urlsplit(url).netloc, process.pid)
-    finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        yield ServedModel(urlsplit(url).netloc, process_id)
 
 
 @dataclass(frozen=True)
 class Work:
-    """Common work: the same tokens from the same prompts, all streams at once, greedily."""
+    """Concurrent greedy streams, which engine and server both answer."""
 
-    prompts: Sequence[list[int]]  # token ids per stream
-    tokens: int  # per stream
+    prompts: Sequence[list[int]]  # token ids of each stream's prompt
+    tokens: int  # length of each answer
 
 
 @dataclass(frozen=True)
 class OverheadRun:
-    """All streams answered once."""
+    """One run of all streams."""
 
-    token_ms: float  # from first to last token of a stream, per token after the first; mean
-    engine_cpu_ms: float  # CPU time per token of the engine's process
-    api_cpu_ms: float  # CPU time per token of the API process
+    token_ms: float  # mean time per token after the first
+    engine_cpu_ms: float  # CPU time of the engine's process per token
+    api_cpu_ms: float  # CPU time of the API process per token
 
 
 @dataclass(frozen=True)
@@ -156,16 +144,10 @@ async def measure_server_overhead(
         if alone_texts != served_texts:
             raise ForewordError("engine and server did not give the same texts; there is nothing to compare")
         rounds.append((alone, served))
-    counted = rounds[1:]
-    ratios = [served.token_ms / alone.token_ms for alone, served in counted]
-    return OverheadReport(
-        len(work.prompts),
-        work.tokens,
-        _medians([alone for alone, _ in counted]),
-        _medians([served for _, served in counted]),
-        median(ratios),
-        ratios,
-    )
+    alone_runs, served_runs = zip(*rounds[1:], strict=True)
+    ratios = [served.token_ms / alone.token_ms for alone, served in rounds[1:]]
+    medians = _medians(alone_runs), _medians(served_runs)
+    return OverheadReport(len(work.prompts), work.tokens, *medians, median(ratios), ratios)
 
 
 async def _run_engine(engine: Engine, work: Work, name: str) -> tuple[OverheadRun, list[str]]:
@@ -198,9 +180,5 @@ def _run_of(answers: Sequence[StreamedAnswer], work: Work, engine_cpu: float, ap
     return OverheadRun(token_ms, 1e3 * engine_cpu / tokens, 1e3 * api_cpu / tokens)
 
 
-def _medians(runs: Sequence[OverheadRun]) -> OverheadRun:
-    return OverheadRun(
-        median(run.token_ms for run in runs),
-        median(run.engine_cpu_ms for run in runs),
-        median(run.api_cpu_ms for run in runs),
-    )
+def _medians(runs: Iterable[OverheadRun]) -> OverheadRun:
+    return OverheadRun(*map(median, zip(*map(astuple, runs), strict=True)))

@@ -1,11 +1,15 @@
-"""Building blocks of benchmarks: interleaved arms, ratios with bounds, tables, JSON input.
+"""Building blocks of benchmarks: interleaved arms, ratios with bounds, tables, JSON input, child processes.
 
-A benchmark maps arm names to functions that take one sample, calls `take_turns`, and turns the samples into rows:
-frozen dataclasses whose fields are its JSON output. `table` formats them.
+A benchmark maps names of arms to functions that measure one sample, and calls `take_turns`. It turns the samples into
+rows, frozen dataclasses whose fields are its JSON output. `table` formats the rows.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
@@ -20,6 +24,8 @@ from foreword.errors import RequestError
 from foreword.progress import Progress, StageProgress
 
 RESAMPLES = 2000
+STOP_SECONDS = 60
+"""Bootstrap samples, and seconds that a child process has to stop."""
 
 PLAIN = "plain"
 """Label of decoding without a drafter."""
@@ -36,9 +42,9 @@ def take_turns(
     warm_up: int = 1,
     alternate: bool = False,
 ) -> dict[str, list[Sample]]:
-    """Return `rounds` samples per arm; all arms run once per round, so that slow periods affect them alike.
+    """Return `rounds` samples per arm; every round runs all arms once, so that slow periods affect them alike.
 
-    The first `warm_up` rounds do not count. An arm is called with its round number, negative while warming up. With
+    Warm-up rounds do not count. An arm is called with its round number, which is negative while warming up. With
     `alternate`, every other round runs backwards, so that a drift favours no arm.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in arms}
@@ -61,7 +67,7 @@ def stage_of(progress: StageProgress, stage: str, place: int, places: int) -> Pr
 
 @dataclass(frozen=True)
 class Interval:
-    """A ratio and its bounds."""
+    """A mean ratio and its bounds."""
 
     low: float
     middle: float
@@ -102,7 +108,7 @@ class BestFixed:
 def against_best(
     rates: Mapping[str, Sequence[float]], own: str, others: Sequence[str], confidence: float
 ) -> BestFixed:
-    """Select in even rounds and compare in odd ones, because selection overrates the best."""
+    """Choose the best arm in even rounds, and compare with it in odd ones, because chance favours the chosen arm."""
     best = max(others, key=lambda label: sum(map(log, rates[label][::2])))
     return BestFixed(best, bootstrap(neighbours(rates[own][1::2], rates[best][1::2]), confidence))
 
@@ -130,7 +136,7 @@ def table(rows: Iterable[object], columns: Mapping[str, Column], title: str | No
 
 
 def optional(value: float | None, form: str, without: str = "-") -> str:
-    """Format a figure, or a dash for None."""
+    """Return the formatted figure; `without` for None."""
     return without if value is None else format(value, form)
 
 
@@ -144,6 +150,24 @@ def read_output(option: str, path: Path, command: str, understand: Callable[[Any
         return understand(_last_object(text))
     except (ValueError, TypeError, KeyError, AttributeError, IndexError):
         raise RequestError(f"{option} {path} is not the output of `{command}`") from None
+
+
+@contextmanager
+def started_command(arguments: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Run `foreword` with these arguments within the block; yield its first line and its process id."""
+    environment = {name: value for name, value in os.environ.items() if name != "FOREWORD_API_KEY"}
+    command = [sys.executable, "-m", "foreword", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline(), process.pid
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _last_object(text: str) -> Any:  # noqa: ANN401 - whatever the file holds
