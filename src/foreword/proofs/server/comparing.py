@@ -1,4 +1,4 @@
-"""Compares answers: two ways to one text, concurrent requests, many draws; and shrinks a failing request."""
+"""Sends and compares requests: in two ways, concurrently, many samples; and shrinks a failing request."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -28,14 +28,14 @@ class Call:
     streamed: bool = False
 
 
-class FailsTogether(Exception):  # noqa: N818 - says what the server did
+class FailsTogether(Exception):  # noqa: N818 - named after the server's fault
     """A request fails next to others and succeeds alone."""
 
     def __init__(self, failure: str, prompt: str, alone: ServerAnswer, bodies: Sequence[Body]) -> None:
         super().__init__(failure)
         self.prompt = prompt
         self.alone = alone  # answer to the same request alone
-        self.bodies = bodies  # concurrent requests that show it
+        self.bodies = bodies  # concurrent requests that show the fault
 
 
 async def send_together(server: Server, calls: Sequence[Call]) -> list[ServerAnswer]:
@@ -49,7 +49,7 @@ async def send_together(server: Server, calls: Sequence[Call]) -> list[ServerAns
             continue
         alone = await server.send(calls[place].body, streamed=calls[place].streamed)
         if isinstance(result, ServerAnswer) and alone.is_cut:
-            continue  # it never has a finish_reason, even alone
+            continue  # this server's answers never have a finish_reason
         group = await _smallest_group(server, calls, place)
         raise FailsTogether(failure, calls[place].body["prompt"], alone, group)
     return [result for result in found if isinstance(result, ServerAnswer)]
@@ -81,11 +81,11 @@ def _failure(result: ServerAnswer | BaseException) -> str:
 
 
 MOST_TRIES = 16
-"""Maximum requests or comparisons to shrink a failing one."""
+"""Maximum number of attempts to shrink a failing request."""
 
 
 async def smallest(body: Body, shows: Callable[[Body], Awaitable[bool]]) -> Body:
-    """Return a body with fewer tokens and words that still shows the fault."""
+    """Return a body with fewer tokens and words for which `shows` still returns True."""
     tries = MOST_TRIES
 
     async def still(smaller: Body) -> bool:
@@ -125,7 +125,7 @@ CONTEXT = 40
 async def must_agree(
     context: ProofContext, bodies: Sequence[Body], ways: tuple[Ask, Ask], words: tuple[str, str]
 ) -> ClaimVerdict:
-    """Return the verdict of a claim that two ways of sending give one text; `words` name the ways."""
+    """Send every body in two ways; return the verdict of the claim that the texts are equal. `words` name the ways."""
     one, other = ways
     ties: list[tuple[ServerAnswer, ServerAnswer]] = []
     for tried, body in enumerate(bodies, 1):
@@ -143,7 +143,9 @@ async def must_agree(
         place = _first_difference(left, right)
         small = await smallest(body, shows)
         left, right = await one(small), await other(small)
-        if left.contents == right.contents:  # not reproducible every time: show the original request
+        if (
+            left.contents == right.contents
+        ):  # the fault is not reproducible every time: show the original request
             small, left, right = body, await one(body), await other(body)
         return refuted(tried, f"{words[0]} and {words[1]} differ {place}", shown(left, right, words))
     if not ties:
@@ -157,7 +159,7 @@ async def must_agree(
 async def refuted_by(
     context: ProofContext, body: Body, fault: str, tried: int, fault_of: AnswerPart, got: AnswerPart
 ) -> ClaimVerdict:
-    """Return the verdict of a claim refuted by one answer, with a small reproduction."""
+    """Return a refutation by one answer, with a small request for which `fault_of` still returns a fault."""
 
     async def shows(smaller: Body) -> bool:
         return bool(fault_of(await context.server.ask(smaller)))
@@ -167,7 +169,7 @@ async def refuted_by(
 
 
 def shown(left: ServerAnswer, right: ServerAnswer, words: tuple[str, str]) -> Reproduction:
-    """Return two differing answers from shortly before their difference."""
+    """Return two answers, cut to the text around their first difference."""
     begin = max(0, _common(left.text, right.text) - CONTEXT)
     bodies = [left.body] if left.body == right.body else [left.body, right.body]
     got, expected = brief(right, begin), brief(left, begin)
@@ -175,7 +177,7 @@ def shown(left: ServerAnswer, right: ServerAnswer, words: tuple[str, str]) -> Re
 
 
 def brief(answer: ServerAnswer, begin: int = 0) -> str:
-    """Return texts and finish reasons from a character on, cut to one line."""
+    """Return texts and finish reasons in one line, from character `begin` on."""
     dots = "…" if begin else ""
     parts = [f"{dots}{text[begin : begin + 120]!r} ({reason})" for _, text, reason in answer.contents]
     return "; ".join(parts[:4])
@@ -204,21 +206,21 @@ def is_near_tie(left: ReceivedChoice, right: ReceivedChoice, tolerance: float) -
 
 
 SEEDS_APART = 1_000_003
-"""Offset between the seeds of draws and of other checks."""
+"""Distance between the seeds of different checks."""
 
 MOST_ANSWERS = 64
-"""Maximum answers in flight; servers refuse more than they have room for (ours starts at 128)."""
+"""Maximum number of concurrent answers. Servers refuse more than a limit (Foreword's is 128)."""
 
 
 def requests_for(context: ProofContext) -> int:
-    """Return the number of requests for all draws."""
+    """Return the number of requests for all sampled answers."""
     return -(-context.plan.draws // context.abilities.n)
 
 
 async def draw(
     context: ProofContext, server: Server, depth: int, stream_of_seeds: int, *, logprobs: bool
 ) -> AsyncIterator[tuple[str, ServerAnswer, ReceivedChoice]]:
-    """Yield (prompt, answer, choice) of all draws, alternating prompts, several requests at a time."""
+    """Yield (prompt, answer, choice) of all sampled answers, several requests at a time, with alternating prompts."""
     texts, n = context.plan.texts, context.abilities.n
     whole = requests_for(context)
     at_once = max(1, min(context.plan.at_once, MOST_ANSWERS // n))

@@ -1,4 +1,4 @@
-"""Input of all checks (server, abilities, plan), and their verdicts."""
+"""Inputs of all checks (server, abilities, plan), and their verdicts."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,28 +22,28 @@ FILTERS_OFF: Body = {
     "mirostat": 0,  # llama.cpp
     "mirostat_mode": 0,  # llama-cpp-python
 }
-"""Filters and penalties by common names, with the value that disables each.
+"""Filters and penalties by their names in various servers, with the value that disables each.
 
-Servers enable some by default, and ignore or refuse unknown names.
+Servers enable some by default. They ignore or refuse unknown names.
 """
 
-_LISTED = (20, 5)  # alternatives per token, largest first
-_ANSWERS = (16, 4, 2)  # answers per request, largest first
+_LISTED = (20, 5)  # numbers of alternatives per token to try
+_ANSWERS = (16, 4, 2)  # numbers of answers per request to try
 
 MOST_REQUESTS = 2 + len(FILTERS_OFF) + len(_LISTED) + 2 + len(_ANSWERS)
-"""Maximum requests of probing."""
+"""Maximum number of requests of `probe`."""
 
 _PROBE: Body = {"prompt": "a b c", "max_tokens": 2, "temperature": 0.0}
 
 
 @dataclass(frozen=True)
 class Abilities:
-    """Fields that a server supports."""
+    """Optional fields that a server supports."""
 
     filters_off: Body  # fields that disable its filters
-    logprobs: int = 0  # alternatives per token
-    token_ids: bool = False  # returns token ids, and accepts them as a prompt
-    n: int = 1  # answers per request
+    logprobs: int = 0  # alternatives listed per token
+    token_ids: bool = False  # whether it returns token ids and accepts them as a prompt
+    n: int = 1  # maximum answers per request
 
 
 async def probe(server: Server) -> Abilities:
@@ -84,7 +84,7 @@ async def _answer(server: Server, **fields: Any) -> ServerAnswer | None:  # noqa
         return None
 
 
-# Repetitive texts, which lookups draft well, and others.
+# Some of the texts are repetitive: lookups draft these well.
 PROMPTS = (
     "one two three one two three one two three one two",
     "The capital of France is",
@@ -106,10 +106,10 @@ class ExaminationPlan:
     """Size of an examination."""
 
     name: str
-    prompts: int  # texts that must be equal
-    tokens: int  # per answer
-    at_once: int  # requests in flight
-    draws: int  # sampled answers
+    prompts: int  # number of prompts whose texts are compared
+    tokens: int  # tokens per answer
+    at_once: int  # concurrent requests
+    draws: int  # sampled answers of the statistical checks
     depth: int  # tokens per sampled answer
 
     @property
@@ -118,9 +118,9 @@ class ExaminationPlan:
 
 
 LEAST_TOKENS = 128
-"""Minimum length of compared texts but for `BRIEF`: differences may appear only after dozens of tokens."""
+"""Minimum length of compared texts except in `BRIEF`, since differences may appear after dozens of tokens only."""
 
-# For a slow server: minutes at ten tokens per second. Shorter texts show less than `LEAST_TOKENS` do.
+# `BRIEF` takes minutes on a server of ten tokens per second. Its short texts detect less.
 BRIEF = ExaminationPlan("brief", prompts=2, tokens=32, at_once=4, draws=32, depth=3)
 SMALL = ExaminationPlan("small", prompts=3, tokens=LEAST_TOKENS, at_once=4, draws=256, depth=4)
 STANDARD = ExaminationPlan("standard", prompts=8, tokens=LEAST_TOKENS, at_once=8, draws=4_000, depth=8)
@@ -129,7 +129,7 @@ FULL = ExaminationPlan("full", prompts=12, tokens=2 * LEAST_TOKENS, at_once=16, 
 
 @dataclass
 class Extent:
-    """Prompts and answer lengths of a check."""
+    """Prompts and answer lengths that a check compared."""
 
     prompts: set[str] = field(default_factory=set)
     most: int = 0  # tokens of the longest answer
@@ -160,15 +160,17 @@ class Extent:
 
 
 CONFIDENCE = 0.95
-"""Probability of detecting a fault of the stated size."""
+"""Probability of detecting a fault of the reported size."""
 
 
 class ClaimStatus(StrEnum):
     """Result of a claim's check."""
 
     HELD = "held"  # in every case tried
-    DIFFERS_AT_TIES = "differs at near-ties"  # greedy texts differ only where rounding may decide
-    NOT_REFUTED = "not refuted"  # by a statistical test of stated power
+    DIFFERS_AT_TIES = (
+        "differs at near-ties"  # greedy texts differ where rounding may decide, and nowhere else
+    )
+    NOT_REFUTED = "not refuted"  # a statistical test of known power found no fault
     REFUTED = "refuted"
     FAILS_TOGETHER = "fails under concurrency"  # requests fail next to others and succeed alone
     NOT_TRIED = "not tried"  # missing ability, or dependence on a refuted claim
@@ -176,35 +178,35 @@ class ClaimStatus(StrEnum):
 
 @dataclass(frozen=True)
 class Reproduction:
-    """The smallest request that shows a fault, with actual and expected result."""
+    """The smallest requests that show a fault, with actual and expected result."""
 
-    bodies: Sequence[Mapping[str, Any]]  # sent in order, or concurrently if `at_once`
+    bodies: Sequence[Mapping[str, Any]]
     got: str
     expected: str
-    at_once: bool = False
+    at_once: bool = False  # send the requests concurrently instead of in order
 
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """One line of the report."""
+    """Verdict on one claim: a line of the report."""
 
     outcome: ClaimStatus
-    tried: int = 0  # requests compared or tokens drawn
+    tried: int = 0  # number of compared requests or sampled tokens
     detail: str = ""
-    visible: str = ""  # the smallest detectable fault
+    visible: str = ""  # smallest fault that would have been detected
     reproduction: Reproduction | None = None
     extent: Extent = field(default_factory=Extent)
     check: str = ""  # the claim's name
 
     @property
     def words(self) -> str:
-        """The verdict with its number of cases, for people."""
+        """Verdict with its number of cases, for people."""
         has_cases = self.outcome in (ClaimStatus.HELD, ClaimStatus.NOT_REFUTED)
         return f"{self.outcome.value} in {self.tried:,}" if has_cases else self.outcome.value
 
 
 def held(tried: int, detail: str = "") -> ClaimVerdict:
-    """Return the verdict of a claim that held in every case; `not tried` without cases."""
+    """Return the verdict of a claim that held in every case; without cases, it was not tried."""
     if not tried:
         return not_tried(detail or "no request showed it")
     share = 1 - (1 - CONFIDENCE) ** (1 / tried)
@@ -276,24 +278,20 @@ class Check:
 
     name: str
     claim: str  # a sentence
-    requests: Callable[
-        [ProofContext], int
-    ]  # at most; a few more where it is refuted, to find a small one that shows it
+    requests: Callable[[ProofContext], int]  # maximum number; a refutation takes some more, to make it small
     verdict: Examine  # raises `RefusedByServer` for a missing ability
     rests_on: tuple[str, ...]  # claims that must hold for a meaningful result
     needs: Need | None
 
     def cost(self, context: ProofContext) -> int:
-        """Return the maximum number of requests, unless refuted."""
-        return self.requests(context) if self._can_try(context) else 0
+        """Return the maximum number of requests, unless the claim is refuted."""
+        is_tried = self.needs is None or self.needs.is_met(context)
+        return self.requests(context) if is_tried else 0
 
     async def examine(self, context: ProofContext) -> ClaimVerdict:
-        if self.needs is not None and not self._can_try(context):
+        if self.needs is not None and not self.needs.is_met(context):
             return not_tried(self.needs.without)
         return await self.verdict(context)
-
-    def _can_try(self, context: ProofContext) -> bool:
-        return self.needs is None or self.needs.is_met(context)
 
 
 def check(
@@ -303,5 +301,5 @@ def check(
     rests_on: tuple[str, ...] = (),
     needs: Need | None = None,
 ) -> Callable[[Examine], Check]:
-    """Create a check from a function."""
+    """Decorate a function that examines a claim, to make it a check."""
     return lambda verdict: Check(name, claim, requests, verdict, rests_on, needs)

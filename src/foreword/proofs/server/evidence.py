@@ -1,7 +1,7 @@
-"""Statistical tests of draws, with a bound on false alarms.
+"""Statistical tests of sampled tokens, with a bound on false alarms.
 
-Most checks compare texts that must be equal, so that chance cannot refute a correct server. The others sample; their
-error shares add up to the total probability of a false alarm (Bonferroni).
+Most checks compare texts that must be equal, so that chance cannot refute a correct server. For the checks that sample,
+the probabilities of a false alarm add up to the total one (Bonferroni).
 """
 
 from collections import Counter
@@ -16,36 +16,31 @@ from numpy.typing import NDArray
 from foreword.proofs.server.context import CONFIDENCE
 
 FAMILY = 1e-4
-OWN_LOGPROBS = 4e-5  # draws against the server's log-probabilities
-WITHOUT_SPECULATION = 4e-5  # draws against draws without speculation
-COPIES = 1e-5  # answers of one request that are equal by chance
-
+"""Maximum probability of a false alarm of all checks together, of which each test below takes a share."""
+OWN_LOGPROBS = 4e-5  # sampled tokens compared with the server's log-probabilities
+WITHOUT_SPECULATION = 4e-5  # sampled texts compared with those without speculation
+COPIES = 1e-5  # equal answers to one request
 
 Floats = NDArray[np.float64]
 
 BETS = np.array([sign * size for size in (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 3.0) for sign in (1, -1)])
-"""λ of each gambler: the event is too frequent or too rare, slightly or strongly."""
+"""Bets λ that an event is too frequent (positive) or too rare, slightly or strongly."""
 
-_NORMAL = 1.645  # one-sided standard deviations of CONFIDENCE
+_NORMAL = 1.645  # standard deviations of CONFIDENCE, one-sided
 
 
 def gains(chances: Floats, happened: NDArray[np.bool_]) -> Floats:
-    """[events, bets], log gain of each gambler; both arguments are [draws, events]."""
-    stakes = np.empty((chances.shape[1], len(BETS)))
-    for place, bet in enumerate(BETS):
-        fair = np.log1p(chances * np.expm1(bet))
-        stakes[:, place] = bet * happened.sum(axis=0) - fair.sum(axis=0)
-    return stakes
+    """Return the log gain of every bet on every event [events, bets]; both arguments are [draws, events]."""
+    fair = np.stack([np.log1p(chances * np.expm1(bet)).sum(axis=0) for bet in BETS], axis=1)
+    won: Floats = happened.sum(axis=0)[:, None] * BETS - fair
+    return won
 
 
 def log_evidence(chances: Floats, happened: NDArray[np.bool_]) -> float:
-    """Return the log of all gamblers' total gain per initial unit."""
+    """Return the log of the mean gain of all bets."""
     if not chances.size:
         return 0.0
-    return log_mean(gains(chances, happened))
-
-
-def log_mean(logs: Floats) -> float:
+    logs = gains(chances, happened)
     top = float(logs.max())
     return top + float(np.log(np.exp(logs - top).mean()))
 
@@ -53,8 +48,8 @@ def log_mean(logs: Floats) -> float:
 def visible_bias(chances: Floats, gamblers: int, alarm: float) -> float:
     """Return the smallest total variation that would have been detected with `CONFIDENCE`.
 
-    The assumed fault forces the event with probability b and samples correctly otherwise. The gamblers' logs are sums
-    over draws, approximated as normal; one gambler alone must raise the alarm.
+    The assumed fault forces the event with probability b and samples correctly otherwise. One of the bets alone
+    (`gamblers` in all) must raise the alarm. Its log gain is a sum over draws, approximated as normal.
     """
     if not chances.size:
         return 1.0
@@ -62,12 +57,11 @@ def visible_bias(chances: Floats, gamblers: int, alarm: float) -> float:
 
     def is_seen(bias: float) -> bool:
         biased = chances + bias * (1 - chances)
-        for bet in BETS[BETS > 0]:
-            mean = (biased * bet - np.log1p(chances * np.expm1(bet))).sum()
-            spread = bet * np.sqrt((biased * (1 - biased)).sum())
-            if mean - _NORMAL * spread >= needed:
-                return True
-        return False
+        spread = np.sqrt((biased * (1 - biased)).sum())
+        return any(
+            (biased * bet - np.log1p(chances * np.expm1(bet))).sum() - _NORMAL * bet * spread >= needed
+            for bet in BETS[BETS > 0]
+        )
 
     low, high = 0.0, 1.0
     if not is_seen(high):
@@ -80,14 +74,14 @@ def visible_bias(chances: Floats, gamblers: int, alarm: float) -> float:
 
 @dataclass(frozen=True)
 class Distance:
-    """Total variation between a known distribution and samples."""
+    """Total variation between a known distribution and a sampled one."""
 
-    seen: float  # between the distribution and sample fractions
+    seen: float  # distance of the sample's fractions
     upper: float  # upper confidence bound of the true distance (McDiarmid)
 
 
 def distance(counts: Floats, law: Floats) -> Distance:
-    """Return the distance at one position from counts and probabilities of the same cells."""
+    """Return the distance between counts and probabilities of the same cells."""
     draws = counts.sum()
     seen = float(np.abs(counts / draws - law).sum() / 2)
     spread = float(np.sqrt(np.log(1 / (1 - CONFIDENCE)) / (2 * draws)))
@@ -121,7 +115,7 @@ def contrast(one: Sequence[str], other: Sequence[str]) -> Contrast:
 
 
 def _cells(one: Sequence[str], other: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Return frequent texts of the joint sample, and the rest, independent of which sample has them."""
+    """Return the counts of the most frequent texts of both samples together, and of all other texts."""
     left, right = Counter(one), Counter(other)
     pooled = sorted((left + right).items(), key=lambda entry: (-entry[1], entry[0]))
     common = [cell for cell, count in pooled[:MOST_CELLS] if count >= LEAST_COUNT]
@@ -145,7 +139,7 @@ def fisher(a: int, b: int, left: int, right: int) -> float:
 
 
 def visible_shift(share: float, draws: int, alarm: float) -> float:
-    """Return the difference of a cell's fraction that would be detected with `CONFIDENCE`, in normal approximation."""
+    """Return the change of a cell's fraction that would be detected with `CONFIDENCE`, in normal approximation."""
     normal = NormalDist()
     deviations = normal.inv_cdf(1 - alarm / (2 * len(PREFIXES) * (MOST_CELLS + 1))) + normal.inv_cdf(
         CONFIDENCE

@@ -1,4 +1,4 @@
-"""The examination: its cost, all checks in order, and the verdicts."""
+"""Examines a server: all checks in order, their number of requests, and the verdicts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -46,7 +46,7 @@ CHECKS: Sequence[Check] = (
 
 @dataclass(frozen=True)
 class Cost:
-    """Number of requests, known in advance."""
+    """Maximum number of requests of an examination, if nothing is refuted."""
 
     probing: int
     checks: Mapping[str, int]
@@ -76,7 +76,6 @@ def chosen(names: Sequence[str]) -> Sequence[Check]:
 
 
 def cost(context: ProofContext, checks: Sequence[Check] = CHECKS) -> Cost:
-    """Return the maximum number of requests, if nothing is refuted."""
     return Cost(MOST_REQUESTS, {check.name: check.cost(context) for check in checks})
 
 
@@ -86,7 +85,7 @@ async def examine(
     checks: Sequence[Check] = CHECKS,
     seconds: float | None = None,
 ) -> AsyncIterator[ClaimVerdict]:
-    """Yield verdicts as they are found; claims without one after `seconds` are not tried."""
+    """Yield the verdict of each check; checks that have not ended after `seconds` are not tried."""
     deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
     before = _requests_sent(context)
     whole = cost(context, checks).whole - MOST_REQUESTS
@@ -107,8 +106,8 @@ async def examine(
             verdict = replace(not_tried("no time was left"), check=check.name)
         if verdict.outcome is ClaimStatus.REFUTED:
             refuted_names.add(check.name)
-        if verdict.outcome is ClaimStatus.FAILS_TOGETHER:  # send later requests one at a time
-            plan = replace(plan, at_once=1)
+        if verdict.outcome is ClaimStatus.FAILS_TOGETHER:
+            plan = replace(plan, at_once=1)  # so that later checks can work
         yield verdict
 
 
@@ -117,7 +116,7 @@ def _requests_sent(context: ProofContext) -> int:
 
 
 async def _verdict(check: Check, context: ProofContext, refuted_names: set[str]) -> ClaimVerdict:
-    # With one answer per request, draws do not depend on `n`.
+    # Without several answers per request, other checks do not depend on `n`.
     unused = {requests.several.name} if context.abilities.n == 1 else set()
     if lost := [name for name in check.rests_on if name in refuted_names - unused]:
         found = not_tried(f"rests on {', '.join(lost)}, which was refuted")
@@ -127,7 +126,7 @@ async def _verdict(check: Check, context: ProofContext, refuted_names: set[str])
 
 
 async def _examined(check: Check, context: ProofContext) -> ClaimVerdict:
-    """Return the check's verdict, or that of a server that refuses or fails its requests."""
+    """Return the check's verdict; if the server refuses or fails its requests, a verdict that says so."""
     try:
         return await check.examine(context)
     except RefusedByServer as refusal:
