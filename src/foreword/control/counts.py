@@ -1,6 +1,6 @@
 """Exponentially decayed counts of draft outcomes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from foreword.speculation.confidence import CLASSES
@@ -79,14 +79,26 @@ class DraftCounts:
         if accepted is not None:
             self.accepted[first + min(accepted, RANKS - 1)] += self.unit
 
+    def judged_chain(self, first: int, end: int, is_rejected: bool) -> None:
+        """Count levels `first` to `end` of a chain as accepted, and the next one as rejected if it was."""
+        unit, reached, accepted = self.unit, self.reached, self.accepted
+        for level in range(first, end):
+            place = RANKS * level if level < LEVELS else RANKS * (LEVELS - 1)
+            reached[place] += unit
+            accepted[place] += unit
+        if is_rejected:
+            reached[RANKS * min(end, LEVELS - 1)] += unit
+        self.levels = max(self.levels, min(end + is_rejected, LEVELS))
+
     def ended_at(self, level: int) -> None:
         """Count a draft whose levels with a net benefit were all accepted."""
         self.ended[min(level, LEVELS)] += self.unit
 
-    def judged_sure(self, sure: int, is_accepted: bool) -> None:
-        """Count a node of this confidence class whose parent was accepted."""
-        self.sure_reached[sure] += self.unit
-        if is_accepted:
+    def judged_sure(self, classes: Sequence[int], accepted: int) -> None:
+        """Count consecutive nodes of a chain by confidence class, of which the first were accepted."""
+        for sure in classes:
+            self.sure_reached[sure] += self.unit
+        for sure in classes[:accepted]:
             self.sure_accepted[sure] += self.unit
 
     def rate(self, level: int, rank: int, prior: float, strength: float) -> float:

@@ -64,11 +64,17 @@ class Decision:
     candidates: Sequence[Candidate]  # highest optimistic gain first
     probe_share: float  # fraction of step time for exploration
     plain_share: float  # fraction of steps for plain windows
+    is_settled: bool = False  # whether the estimates of all drafters in use are settled
 
     @cached_property
     def idle_drafters(self) -> frozenset[str]:
         """Drafters that could be tried for some request."""
         return frozenset(one.drafter for one in self.candidates)
+
+    @cached_property
+    def heads_to_try(self) -> list[Candidate]:
+        """Candidates that must observe a request before they can be tried."""
+        return [one for one in self.candidates if one.is_head]
 
     def is_like(self, other: "Decision") -> bool:
         """Return whether another decision uses the same drafters at the same depths."""
@@ -143,9 +149,9 @@ class Evaluation:
         )
         shares = [self._probe_share(option) for option in idle]
         share = max(shares, default=settings.idle_probe_share)
-        return Decision(
-            here, self._now, benefits, drafters, used, found, share, settings.reference_share * doubt
-        )
+        is_settled = bool(used) and all(one.is_cost_known and not one.estimate.is_unsettled for one in used)
+        plain_share = settings.reference_share * doubt
+        return Decision(here, self._now, benefits, drafters, used, found, share, plain_share, is_settled)
 
     def _decide_drafter(self, options: Sequence[Option]) -> dict[Option, Benefit]:
         """Turn one drafter on or off in each cohort, by its gain if no other drafter is used."""

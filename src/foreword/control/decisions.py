@@ -68,7 +68,7 @@ class Decisions:
 
     def is_due(self, known: Decision, now: Moment) -> bool:
         """Return whether it is time for another evaluation."""
-        is_late = now.seconds - known.at.seconds >= self.settings.decision_seconds
+        is_late = now.seconds - known.at.seconds >= self.settings.decision_seconds * (1 + known.is_settled)
         return is_late or now.step - known.at.step >= self._wait
 
     def evaluate_again(self) -> None:

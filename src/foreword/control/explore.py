@@ -133,7 +133,7 @@ class Explorer:
             price = seconds + host
             if is_beside and not arm.is_lookup and flight is not None:
                 # The gain of the draft that is skipped for the try is part of the cost.
-                price += max(flight.benefit.saved, 0.0) * decision.here.per_token
+                price += max(flight.benefit.gain, 0.0) * decision.here.per_token
             if not self.buys(drafter, price):
                 return
             if is_beside and arm.is_lookup and plan is not None:
@@ -181,10 +181,9 @@ class Explorer:
                 self.watched = None
         if self.watched is None and turn >= self.settings.watch_steps // 4:
             host = (1 + OBSERVED_BEFORE) * self.settings.probe_host_seconds
-            heads = [one for one in decision.candidates if one.is_head]
-            for one in heads:
+            for one in decision.heads_to_try:
                 self.save_for(one.drafter, one.price + host + one.lag_seconds * KEPT_STATES)
-            heads = [one for one in heads if self.affords(one.drafter, one.price + host)]
+            heads = [one for one in decision.heads_to_try if self.affords(one.drafter, one.price + host)]
             # Newest first: the oldest may end soon.
             found = [s for s in reversed(states) if s is not None and s is not watched] if heads else []
             chosen = next((s for s in found if self._can_try(s, heads, OBSERVED_BEFORE)), None)

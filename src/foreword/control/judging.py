@@ -47,19 +47,25 @@ class Comparison:
 
     def follow(self, tokens: Sequence[int]) -> bool:
         """Follow new tokens; return True when nothing is left to compare."""
-        draft, drafted, parents = self.draft, self.draft.tokens, self.draft.parents
-        for token in tokens[draft.committed_len + self.level :]:
-            if draft.is_chain:
-                children = [self.level] if self.level < len(parents) else []
-            else:
-                children = [node for node, parent in enumerate(parents) if parent == self.node]
-            if not children:
-                if self.level < self.kept:
-                    self._ended()
-                return self.finish()
+        draft = self.draft
+        drafted, fresh = draft.tokens, tokens[draft.committed_len + self.level :]
+        if draft.is_chain:
+            right, left = 0, len(drafted) - self.level
+            for own, token in zip(drafted[self.level :], fresh, strict=False):
+                if own != token:
+                    break
+                right += 1
+            is_wrong = right < min(left, len(fresh))
+            self._count_chain(right, is_wrong)
+            return self.finish() if is_wrong or right == left else False
+        for token in fresh:
+            children = [node for node, parent in enumerate(draft.parents) if parent == self.node]
             siblings = [drafted[node] for node in children]
             found = siblings.index(token) if token in siblings else None
-            self._count(len(children), found)
+            if children:
+                self._count_siblings(len(children), found)
+            elif self.level < self.kept:
+                self._ended()
             if found is None:
                 return self.finish()
             self.node = children[found]
@@ -67,10 +73,7 @@ class Comparison:
 
     def judge(self, accepted: int, depth: int) -> None:
         """Count a verdict of a rule under which acceptance is not equality of tokens."""
-        while self.level < accepted:
-            self._count(1, 0)
-        if accepted < depth:
-            self._count(1, None)
+        self._count_chain(accepted, accepted < depth)
         self.finish()
 
     def finish(self) -> bool:
@@ -78,22 +81,39 @@ class Comparison:
         self.fit.finished(self.level, self.expected)
         return True
 
-    def _count(self, children: int, found: int | None) -> None:
-        estimate, level = self.fit.estimate, self.level
-        counts, rates, confidence = estimate.counts, estimate.rates, self.draft.confidence
-        if level < self.kept:
-            counts.judged(level, children, found)
+    def _count_chain(self, right: int, is_wrong: bool) -> None:
+        """Count the next levels of a chain: `right` accepted ones, and one rejected if `is_wrong`."""
+        estimate, first, confidence = self.fit.estimate, self.level, self.draft.confidence
+        last = first + right
+        estimate.counts.judged_chain(first, min(last, self.kept), is_wrong and last < self.kept)
         if confidence and self.draft.is_chain:
-            sure = class_of(confidence[level])
-            counts.judged_sure(sure, found is not None)
-            self.expected += rates.sure[sure]
+            classes = [class_of(one) for one in confidence[first : last + is_wrong]]
+            estimate.counts.judged_sure(classes, right)
+            sure = estimate.rates.sure
+            self.expected += sum([sure[one] for one in classes])
         else:
-            self.expected += rates.expected[min(level, len(rates.expected) - 1)]
+            self._expect(first, last + is_wrong)
+        self.level = last
+        if first < self.kept <= last:
+            self._ended()
+
+    def _count_siblings(self, children: int, found: int | None) -> None:
+        """Count the next level of a tree."""
+        if self.level < self.kept:
+            self.fit.estimate.counts.judged(self.level, children, found)
+        self._expect(self.level, self.level + 1)
         if found is not None:
             self.level += 1
             if self.level == self.kept:
                 self._ended()
 
+    def _expect(self, first: int, end: int) -> None:
+        expected = self.fit.estimate.rates.expected
+        self.expected += sum(expected[first:end])
+        if (beyond := end - max(first, len(expected))) > 0:
+            self.expected += beyond * expected[-1]
+
     def _ended(self) -> None:
-        if self.level < self.requested:
-            self.fit.estimate.counts.ended_at(self.level)
+        """Count a draft that ended although all its levels with a net benefit were accepted."""
+        if self.kept < self.requested:
+            self.fit.estimate.counts.ended_at(min(self.level, self.kept))

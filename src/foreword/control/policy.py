@@ -22,8 +22,8 @@ from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import RequestReport, StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 
-FEW_STATES, MOST_JUDGED = 64, 8
-"""Request states kept before those of ended requests are dropped, and drafts judged per step (a sample suffices)."""
+FEW_STATES = 64
+"""Request states kept before those of ended requests are dropped."""
 
 
 class MeasuredPolicy:
@@ -45,6 +45,7 @@ class MeasuredPolicy:
         self._states: dict[int, RequestState] = {}  # by request id
         self._most_states = FEW_STATES
         self._can_explore = False  # whether the pass has requests for which drafters can be tried
+        self._most_nodes = 0  # of the requests' plans
 
     @property
     def measured(self) -> "MeasuredPolicy":
@@ -60,51 +61,50 @@ class MeasuredPolicy:
         """Return the drafter and the depth for each request.
 
         1. `Evaluation` decides every few steps which drafters are used and how deep, from costs and acceptance.
-          Each request gets the drafter with its highest expected gain.
+          Each request gets the drafter with its highest expected gain. A steady request repeats its last plan.
         2. In the guard's plain windows no request has a draft.
         3. The explorer tries other drafters within its budget.
         """
-        self.explorer.live, self._can_explore = None, False
-        if not any(entry.request.speculation for entry in entries):
-            return [None] * len(entries)
-        states: list[RequestState | None] = []
-        drafting: list[RequestState | None] = []  # requests that could get a draft
-        drawn = rows = context = most = 0
-        for entry in entries:
-            own, run, draws = entry.request.speculation, entry.run, entry.draws
-            state = None if own is None or own.is_fixed else self._state(entry.request, own)
-            states.append(state)
-            # A head has the prompt's states only after prefill.
-            drafting.append(state if state is not None and draws and (run == 1 or not state.heads) else None)
-            drawn, rows, context = drawn + draws, rows + run, context + entry.computed
-            most += 1 if own is None else own.max_nodes
-        self._can_explore = any(drafting)
-        here = self.here = self.decisions.pass_of(drawn, rows, most, context // len(entries), situation)
-        if here is not None and self._can_explore:
+        self.explorer.live = None
+        states = [self._state(entry.request) for entry in entries]
+        self._can_explore = any(states)
+        running = len(entries)
+        if not self._can_explore:
+            return [_fixed_plan(entry.request, running) for entry in entries]
+        drawn, rows = sum([entry.draws for entry in entries]), sum([entry.run for entry in entries])
+        drafting = states
+        if rows > running or drawn < running:
+            drafting = [
+                state if state is not None and entry.draws and (entry.run == 1 or not state.heads) else None
+                for state, entry in zip(states, entries, strict=True)
+            ]
+        context = sum([entry.computed for entry in entries]) // running
+        most = running * self._most_nodes
+        here = self.here = self.decisions.pass_of(drawn, rows, most, context, situation)
+        if here is not None and (drafting is states or any(drafting)):
             self.decisions.decide(here, drafting, situation, self._now)
         decision = self.decision
         is_plain = decision is None or here is None or self.reference.begin_step(decision.plain_share)
-        if decision is not None:
+        if decision is not None and (decision.heads_to_try or self.explorer.watched is not None):
             self.explorer.watch(states, decision, self.steps)
         plans: list[DraftPlan | None] = []
-        running, is_usual = len(entries), not is_plain and self.steps % self.settings.trial_steps > 0
+        is_usual = not is_plain and self.steps % self.settings.trial_steps > 0
         for entry, state, may_draft in zip(entries, states, drafting, strict=True):
-            plan = None
             if state is None:
-                own = entry.request.speculation
-                plan = own if own is not None and own.is_fixed and own.allows(running) else None
+                plans.append(_fixed_plan(entry.request, running))
             elif may_draft is None or decision is None:
-                plan = self._plan_prefill(state)
+                plans.append(self._plan_prefill(state))
             elif not decision.in_use:
                 state.flight, state.reader, state.is_observed = None, None, state is self.explorer.watched
+                plans.append(None)
             else:
-                length = len(entry.request.tokens)
-                plan = state.repeated(decision, running, length) if is_usual else None
-                if plan is None:
-                    arm = None if is_plain else best_arm(state, decision, running)
-                    plan = self._draft(state, arm, decision, running, length)
-            plans.append(plan)
-        if decision is not None and not is_plain:
+                length, ready = len(entry.request.tokens), state.ready
+                if is_usual and ready is not None and ready.holds(state, decision, running, length):
+                    plans.append(state.repeat(ready))
+                    continue
+                arm = None if is_plain else best_arm(state, decision, running)
+                plans.append(self._draft(state, arm, decision, running, length))
+        if not is_plain and decision is not None and decision.candidates:
             self.explorer.explore(decision, drafting, plans, self.steps)
         return plans
 
@@ -142,13 +142,14 @@ class MeasuredPolicy:
 
     def _plan_prefill(self, state: RequestState) -> DraftPlan | None:
         """Return the plan of a prefill pass, which a head observes if it may draft afterwards."""
-        state.flight, is_watched = None, state is self.explorer.watched
-        in_use = () if self.decision is None else self.decision.in_use
-        candidates = [
-            arm
-            for arm in state.heads
-            if is_watched or arm.option in in_use or arm.option.may_be_used(self.settings)
-        ]
+        state.flight, is_watched, decision = None, state is self.explorer.watched, self.decision
+
+        def may_draft(option: Option) -> bool:
+            is_decided = decision is not None and option in decision.benefits
+            is_used = decision is not None and option in decision.in_use
+            return is_used or (option.is_on and not is_decided) or option.may_be_used(self.settings)
+
+        candidates = [arm for arm in state.heads if is_watched or may_draft(arm.option)]
         return state.observe(max(candidates, key=lambda arm: arm.option.benefit.gain, default=None))
 
     def trim(
@@ -179,7 +180,8 @@ class MeasuredPolicy:
             self.explorer.earn(report.seconds.total, decision.probe_share, decision.idle_drafters)
             self.explorer.pay_observing()
         used: dict[Option, None] = {}  # a set in the order of requests
-        every = max(-(-len(report.with_drafts) // MOST_JUDGED), 1)
+        is_settled = decision is not None and decision.is_settled
+        every = max(-(-len(report.with_drafts) // self.settings.judged_drafts), 2 if is_settled else 1)
         for part in report.requests:
             number = part.request.request_id
             state = self._states.get(number)
@@ -216,7 +218,7 @@ class MeasuredPolicy:
         draft, fit = flight.draft, flight.arm.fit
         if draft.is_cold and not len(draft):
             return  # its kernels are being compiled
-        shift = fit.shift
+        shift, changes = fit.shift, fit.estimate.changes
         # A draft compared with the text counts its levels with a net benefit, others their verified levels.
         kept = flight.kept if state.is_coupled else part.draft.depth
         fit.estimate.requested(flight.levels, draft.depth, kept)
@@ -231,6 +233,8 @@ class MeasuredPolicy:
             Comparison(fit, part.draft, levels, kept).judge(len(part.verdict.path), kept)
         if fit.shift != shift:
             state.ready = None
+        if fit.estimate.changes != changes:
+            self.decisions.evaluate_again()
 
     def _measure(self, report: StepReport, used: Collection[Option]) -> None:
         """Measure a step's gain: its time, and the plain time of its tokens."""
@@ -275,8 +279,11 @@ class MeasuredPolicy:
         state = self._states.get(request.request_id)
         return state is None or state.is_observed or not state.heads
 
-    def _state(self, request: StepRequest, plan: DraftPlan) -> RequestState:
-        """Return the request's state at the start of a pass."""
+    def _state(self, request: StepRequest) -> RequestState | None:
+        """Return the request's state at the start of a pass; None: no drafts, or fixed ones."""
+        plan = request.speculation
+        if plan is None or plan.is_fixed:
+            return None
         state = before = self._states.get(request.request_id)
         if plan.drafter.traits.may_be_absent:
             plan = replace(plan, method=present_name(plan))
@@ -306,6 +313,7 @@ class MeasuredPolicy:
         tenant, published = request.drafter_view.tenant, traits.acceptance_by_level
         estimate = self.estimates.of(plan.method, tenant, request.cohort, coverage, published)
         estimate.need(min(plan.max_depth, plan.max_nodes))
+        self._most_nodes = max(self._most_nodes, plan.max_nodes)
         if len(self.options) > len(self.estimates.known):
             known = set(self.estimates.known.values())
             self.options = {one: option for one, option in self.options.items() if one in known}
@@ -315,6 +323,11 @@ class MeasuredPolicy:
             self.decisions.evaluate_again()  # earlier decisions were made without it
         # Other rules may not cut sampled tokens by confidence.
         return Arm(plan, option, RequestFit(estimate), traits.stops_itself and is_coupled)
+
+
+def _fixed_plan(request: StepRequest, running: int) -> DraftPlan | None:
+    plan = request.speculation
+    return plan if plan is not None and plan.is_fixed and plan.allows(running) else None
 
 
 def best_arm(state: RequestState, decision: Decision, running: int) -> Arm | None:

@@ -78,9 +78,10 @@ class Rates:
             if draft.confidence:
                 rates = self.sure_rates(shift)
                 return list(accumulate([rates[class_of(one)] for one in draft.confidence], mul))
-            known, more = self.survival(shift), len(draft) - len(self.accepted)
+            known = self.survival(shift)
+            more = len(draft.parents) - len(known)
             if more <= 0:
-                return known[: len(draft)]
+                return known[:more] if more else known
             last = self.node_rates(shift)[-1][0]
             return [*known, *(known[-1] * last ** (level + 1) for level in range(more))]
         found: list[float] = []

@@ -94,6 +94,16 @@ class ReadyDraft(NamedTuple):
     flight: DraftInFlight
     plan: DraftPlan
 
+    def holds(self, state: "RequestState", decision: object, running: int, length: int) -> bool:
+        """Return whether the plan is still the best: nothing was decided since, and no step was left out."""
+        arm = self.flight.arm
+        return (
+            self.decision is decision
+            and self.running == running
+            and arm.observed >= length
+            and state.can_draft(arm)
+        )
+
 
 @dataclass(eq=False)
 class RequestState:
@@ -124,17 +134,14 @@ class RequestState:
         """
         return self.is_whole or arm.reading is None or len(self.arms) == 1
 
-    def repeated(self, decision: object, running: int, length: int) -> DraftPlan | None:
-        """Start a pass with the previous plan; return None if another plan may be better."""
-        ready = self.ready
-        if ready is None or ready.decision is not decision or ready.running != running:
-            return None
-        flight, arm = ready.flight, ready.flight.arm
-        is_known = self.was_observed or arm.reading is None
-        if arm.observed < length or not is_known or not self.may_use(arm):
-            return None
-        flight.draft, flight.kept = NO_DRAFT, 0
-        self.flight, self.reader = flight, None
+    def can_draft(self, arm: Arm) -> bool:
+        """Return whether a drafter has observed the newest token, and enough of the text."""
+        return arm.reading is None or (self.was_observed and self.may_use(arm))
+
+    def repeat(self, ready: "ReadyDraft") -> DraftPlan:
+        """Start a pass with the previous plan."""
+        flight = self.flight = ready.flight
+        flight.draft, flight.kept, self.reader = NO_DRAFT, 0, None
         return ready.plan
 
     def observe(self, head: Arm | None) -> DraftPlan | None:

@@ -18,7 +18,15 @@ class ControlSettings:
     doubt: float = 0.02
     dwell_steps: int = 32  # minimum steps off, so that noise does not toggle a drafter
     decision_steps: int = 64  # steps between evaluations; an evaluation takes as long as ten plans
-    decision_seconds: float = 1.0  # maximum time between evaluations
+    decision_seconds: float = 1.0  # maximum time between evaluations; twice that if all estimates are settled
+    many_requests: int = (
+        12  # requests from which expected rows replace their distribution: the error is below 1%
+    )
+    negligible_time: float = 0.003  # fraction of a plain step below which a call's extra levels count as free
+    priced_rows: int = (
+        32  # pass sizes at which marginal costs are computed, over at most four times as many rows
+    )
+    few_drafters: int = 3  # drafters of which all combinations are compared
     # Exploration
     probe_share: float = 0.01  # fraction of step time, while a drafter near break-even is new or has changed
     watch_share: float = 0.004  # the same for steady traffic
@@ -45,6 +53,9 @@ class ControlSettings:
     half_life_seconds: float = 600.0  # half-life of counts in engine time
     change_drafts: int = 500  # drafts with fast forgetting after a change
     saved_requests: float = 200.0  # maximum pseudo-count of saved counts: traffic changes
+    judged_drafts: int = (
+        8  # maximum drafts counted per step; at most every second one if all estimates are settled
+    )
     request_drafts: float = 12.0  # pseudo-count of the cohort in a request's acceptance ratio
 
 

@@ -35,20 +35,22 @@ def trimmed(
     rows, tokens, spent = 0, 0.0, {}
     limit = tightest_limit(entries)
     for place, draft in enumerate(drafts):
-        if not draft.parents:
+        count = len(draft.parents)
+        if not count:
             continue
         number = entries[place].request.request_id
         state = states.get(number)
         flight = None if state is None else state.flight
         if state is None or flight is None:
-            rows += len(draft)
+            rows += count
             continue
         arm, benefit, is_whole = flight.arm, flight.benefit, bool(draft.drawn) and not state.is_coupled
         chances = arm.option.estimate.rates.survivals(draft, arm.fit.shift)
         flight.draft = draft
-        flight.kept = draft.depth if is_whole else arm.levels_with_benefit(draft, chances, benefit)
-        if arm.is_stopping and not draft.confidence:
-            arm.is_stopping = False  # no confidences for this request
+        if draft.confidence:
+            flight.kept = draft.depth if is_whole else arm.levels_with_benefit(draft, chances, benefit)
+        else:
+            flight.kept, arm.is_stopping = draft.depth, False  # no confidences for this request
         if flight.is_shadow:
             found[place] = draft.within(0, 0)
             continue
@@ -57,7 +59,7 @@ def trimmed(
             found[place], is_whole = draft.within(tried, tried), True
         if is_whole:
             rows, tokens = rows + len(found[place]), tokens + sum(chances[: len(found[place])])
-        elif len(entries) > 1 or limit is not None or draft.confidence or len(draft) > benefit.kept:
+        elif limit is not None or draft.confidence or count > benefit.kept or len(entries) > 1:
             offers.append(Offer(number, draft, chances))
             places.append(place)
             spent[arm.plan.method] = benefit.draft_seconds
@@ -89,16 +91,18 @@ def choose(
     ]
     nodes.sort()
     seconds, rows, spent = here.seconds, here.rows, spent - here.prompts
+    longer = chain(seconds[rows + 1 : rows + 1 + len(nodes)], repeat(seconds[-1], len(nodes)))
     tokens, best = here.drawn, 0
     best_rate = tokens / (seconds[min(rows, len(seconds) - 1)] + spent)
-    steps = chain(seconds[rows + 1 : rows + 1 + len(nodes)], repeat(seconds[-1]))
-    for count, (node, step) in enumerate(zip(nodes, steps, strict=False), start=1):
-        tokens -= node[0]
+    for count, ((gain, _, _, _), step) in enumerate(zip(nodes, longer, strict=False), start=1):
+        tokens -= gain
         takes = step + spent
         if most_seconds is not None and takes > most_seconds:
             break
-        if tokens / takes > best_rate:
+        if tokens > best_rate * takes:
             best, best_rate = count, tokens / takes
+    if best == len(nodes):
+        return [offer.draft for offer in offers]
     chosen: list[list[int]] = [[] for _ in offers]
     for _, _, number, place in nodes[:best]:
         chosen[place].append(number)

@@ -5,18 +5,15 @@ because costs are step functions. `best_drafters` compares combinations of draft
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 from math import comb
 from typing import NamedTuple
 
 from foreword.control.rates import LEAST_SHIFT, MOST_SHIFT, Rates
-
-MANY_REQUESTS, NEGLIGIBLE, MOST_PRICED, FEW_DRAFTERS = 12, 0.003, 128, 3
-"""Limits of the computation: requests from which expected rows replace their distribution; fraction of a
-plain step for levels that are only compared; priced rows; combined drafters."""
+from foreword.control.settings import DEFAULTS
 
 DraftSeconds = Callable[[str, float, int], float]
 """Expected time of a drafter's call by (method, levels, requests)."""
@@ -54,10 +51,10 @@ class Pass:
         """[rows], marginal seconds per added row, up to `most`; non-decreasing.
 
         If the first rows cost more than later ones (the pass exceeds one tile), all cost the same: the first would
-        not be added alone.
+        not be added alone. Of many rows, a sample is read.
         """
         corners: list[tuple[int, float]] = []  # of the lower convex hull
-        for rows in range(most + 1):
+        for rows in [*range(0, most, most // DEFAULTS.priced_rows + 1), most]:
             corner = (rows, self.after(rows))
             while len(corners) > 1 and _slope(*corners[-2:]) >= _slope(corners[-1], corner):
                 corners.pop()
@@ -86,7 +83,6 @@ class Benefit:
     depth: int = 0  # levels to request
     kept: int = 0  # levels with a net benefit
     gain: float = 0.0  # relative speed-up over plain decoding; 0.1: 10% faster
-    saved: float = 0.0  # per step, in plain tokens
     least_shift: int = MOST_SHIFT + 1  # lowest acceptance ratio with a benefit
     draft_seconds: float = 0.0  # of the call
     # [level], minimum acceptance probability for verifying a token, and for continuing after it.
@@ -109,20 +105,21 @@ class Group:
     is_stopping: bool = False  # whether the drafter ends drafts where continuing has no benefit
 
 
-def added_seconds(here: Pass, requests: int, drafts: float, rows: float) -> float:
-    """Return the expected time that `rows` rows add, averaged over how many requests get a draft.
+def _added_seconds(here: Pass, requests: int, drafts: float) -> Callable[[float], float]:
+    """Return the expected time that added rows take, as a function of their expected number.
 
-    The time of the expected rows is not the expected time: if a second row is free and a third is not, a drafter with
-    rare drafts would look free.
+    It is averaged over how many requests get a draft: if a second row is free and a third is not, a drafter with rare
+    drafts would look free by its expected rows.
     """
-    if requests > MANY_REQUESTS or not 0 < drafts < requests * 0.99:
-        return here.after(rows) - here.plain
-    some, each = drafts / requests, rows / drafts
-    seconds = sum(
-        comb(requests, count) * some**count * (1 - some) ** (requests - count) * here.after(count * each)
+    plain, after = here.plain, here.after
+    if requests > DEFAULTS.many_requests or not 0 < drafts < requests * 0.99:
+        return lambda rows: after(rows) - plain
+    often = drafts / requests
+    shares = [
+        (comb(requests, count) * often**count * (1 - often) ** (requests - count), count / drafts)
         for count in range(requests + 1)
-    )
-    return seconds - here.plain
+    ]
+    return lambda rows: sum([share * after(each * rows) for share, each in shares]) - plain
 
 
 def worked_levels(groups: Sequence[Group], depth: int) -> float:
@@ -134,9 +131,8 @@ def worked_levels(groups: Sequence[Group], depth: int) -> float:
     for level in range(1, depth):
         none_drafts = 1.0
         for group in groups:
-            none_drafts *= (
-                1 - (group.rates.drafted[level] if level < group.depth else 0.0)
-            ) ** group.requests
+            if level < group.depth:
+                none_drafts *= (1 - group.rates.drafted[level]) ** group.requests
         levels += 1 - none_drafts
     return levels
 
@@ -146,7 +142,6 @@ class PlanChoice(NamedTuple):
 
     rate: float  # tokens per second
     depth: int
-    levels: dict[str, float]  # by drafter, expected levels of its call
     kept: Sequence[int]
     row_seconds: float  # added per row
 
@@ -154,54 +149,64 @@ class PlanChoice(NamedTuple):
 def best_plan(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> list[Benefit]:
     """Return the best plan for all groups together, which share the pass's rows and each drafter's call."""
     best = best_choice(here, groups, draft_seconds)
-    sharing: dict[str, list[Group]] = {}
-    for group in groups:
-        sharing.setdefault(group.drafter, []).append(group)
-    prices = {drafter: _Prices.of(here, some, best, draft_seconds) for drafter, some in sharing.items()}
-    return [
-        _benefit(here, group, kept, best, groups, prices[group.drafter], draft_seconds)
-        for group, kept in zip(groups, best.kept, strict=True)
-    ]
+    benefits: dict[int, Benefit] = {}
+    for members in _by_drafter(groups).values():
+        requests = sum(groups[place].requests for place in members if best.kept[place])
+        call = _Call(here, best, [groups[place] for place in members], requests, draft_seconds)
+        benefits |= {place: call.benefit(groups[place], best.kept[place]) for place in members}
+    return [benefits[place] for place in range(len(groups))]
+
+
+def _by_drafter(groups: Sequence[Group]) -> dict[str, list[int]]:
+    """Return the indices of each drafter's groups."""
+    found: dict[str, list[int]] = {}
+    for place, group in enumerate(groups):
+        found.setdefault(group.drafter, []).append(place)
+    return found
 
 
 def best_choice(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> PlanChoice:
     """Return the levels with the most tokens per second."""
     deepest = max(group.depth for group in groups)
-    # A drafter that stops itself decides by its confidence.
-    are_capped = any(
-        not group.is_stopping
-        and draft_seconds(group.drafter, deepest, group.requests)
-        - draft_seconds(group.drafter, 1, group.requests)
-        >= NEGLIGIBLE * here.plain
-        for group in groups
-    )
     # A level never gains more than the one above it.
     levels = sorted(
-        (-group.rates.gains(group.shift)[level], level, place)
+        (-gain, level, place)
         for place, group in enumerate(groups)
-        for level in range(group.depth)
+        for level, gain in enumerate(group.rates.gains(group.shift)[: group.depth])
     )
-    depths = range(1, deepest + 1) if are_capped else [deepest]
-    choices = [_best_prefix(here, groups, levels, depth, draft_seconds) for depth in depths]
+    # A drafter that stops itself decides by its confidence; of one group, every prefix has its own depth.
+    are_limited = len(groups) > 1 and any(
+        not one.is_stopping and _costs_levels(here, one, draft_seconds) for one in groups
+    )
+    choices = (
+        _best_prefix(here, groups, levels, depth, draft_seconds)
+        for depth in (range(1, deepest + 1) if are_limited else [deepest])
+    )
     return max(choices, key=lambda choice: choice.rate)
+
+
+def _costs_levels(here: Pass, group: Group, draft_seconds: DraftSeconds) -> bool:
+    """Return whether deeper calls of a group's drafter take noticeably longer."""
+    drafter, requests = group.drafter, group.requests
+    more = draft_seconds(drafter, group.depth, requests) - draft_seconds(drafter, 1, requests)
+    return more >= DEFAULTS.negligible_time * here.plain
 
 
 def _best_prefix(
     here: Pass,
     groups: Sequence[Group],
-    levels: Sequence[tuple[float, int, int]],
+    levels: Iterable[tuple[float, int, int]],
     depth: int,
     draft_seconds: DraftSeconds,
 ) -> PlanChoice:
     """Return the best prefix of the levels up to `depth`."""
-    sharing: dict[str, list[Group]] = {}
-    for group in groups:
-        sharing.setdefault(group.drafter, []).append(group)
-    worked = {drafter: worked_levels(some, depth) for drafter, some in sharing.items()}
-    requests, calls = dict.fromkeys(sharing, 0), dict.fromkeys(sharing, 0.0)
+    by_drafter = {drafter: [groups[p] for p in places] for drafter, places in _by_drafter(groups).items()}
+    requests, calls = dict.fromkeys(by_drafter, 0), dict.fromkeys(by_drafter, 0.0)
     taken: list[int] = []  # group index per level
-    drafts, rows, tokens, plain = 0.0, 0.0, here.drawn, here.plain
-    best_rate, best_count, row_seconds = 0.0, 0, 0.0
+    drafts, rows, tokens, deepest = 0.0, 0.0, here.drawn, depth
+    best_rate, best_count, best_depth, row_seconds = 0.0, 0, depth, 0.0
+    added = _added_seconds(here, 0, 0.0)
+    is_single = len(groups) == 1 and not groups[0].is_stopping  # then every prefix has its own depth
     for gain, level, place in levels:
         if level >= depth:
             continue
@@ -209,18 +214,113 @@ def _best_prefix(
         often = group.requests * group.rates.coverage[level]
         taken.append(place)
         if level == 0:
-            drafter = group.drafter
-            requests[drafter] += group.requests
-            calls[drafter] = draft_seconds(drafter, worked[drafter], requests[drafter])
+            requests[group.drafter] += group.requests
             drafts += often
+            added = _added_seconds(here, sum(requests.values()), drafts)
+        if level == 0 or is_single:
+            deepest = level + 1 if is_single else depth
+            worked = worked_levels(by_drafter[group.drafter], deepest)
+            calls[group.drafter] = draft_seconds(group.drafter, worked, requests[group.drafter])
         tokens -= gain * group.requests
         rows += often
-        more = added_seconds(here, sum(requests.values()), drafts, rows)
-        rate = tokens / (plain + more + sum(calls.values()))
+        more = added(rows)
+        rate = tokens / (here.plain + more + sum(calls.values()))
         if rate > best_rate:
-            best_rate, best_count, row_seconds = rate, len(taken), more / max(rows, 1e-9)
-    kept = [taken[:best_count].count(place) for place in range(len(groups))]
-    return PlanChoice(best_rate, depth, worked, kept, row_seconds)
+            best_rate, best_count, best_depth, row_seconds = rate, len(taken), deepest, more / max(rows, 1e-9)
+    return PlanChoice(
+        best_rate, best_depth, [taken[:best_count].count(p) for p in range(len(groups))], row_seconds
+    )
+
+
+class _Call:
+    """One drafter's call in the best plan, and the marginal costs of its draft tokens."""
+
+    def __init__(
+        self,
+        here: Pass,
+        best: PlanChoice,
+        groups: Sequence[Group],
+        requests: int,
+        draft_seconds: DraftSeconds,
+    ) -> None:
+        self._here, self._best, self._groups, self._requests = here, best, groups, requests
+        self._seconds, self._drafter = draft_seconds, groups[0].drafter
+        self._worked = worked_levels(groups, best.depth)
+        self._rate = max(best.rate, here.drawn / here.plain)
+        # Requests that continue share the cost of a level.
+        going = [group.requests * group.rates.drafted[1] for group in groups if group.depth > 1]
+        count = max(round(sum(going)), 1)
+        self._level_seconds = max(self._call(2, count) - self._call(1, count), 0.0) / count
+
+    def _call(self, levels: float, requests: int) -> float:
+        return self._seconds(self._drafter, levels, requests)
+
+    def benefit(self, group: Group, kept: int) -> Benefit:
+        """Return the benefit of one of its groups, of which `kept` levels are verified."""
+        here, rates, requests, levels = (
+            self._here,
+            group.rates,
+            self._requests or group.requests,
+            max(kept, 1),
+        )
+        row = self._best.row_seconds if kept else here.after(1) - here.plain
+        call = self._call(self._worked, requests)
+        tokens = 1 + sum(rates.gains(group.shift)[:levels])
+        takes = 1 + (sum(rates.coverage[:levels]) * row + call / requests) / here.per_token  # in plain steps
+        gain, (least, stop) = tokens / takes - 1, self._thresholds(group)
+        if not kept:
+            return Benefit(gain=min(gain, 0.0), draft_seconds=call, least=least, stop=stop)
+        all_levels = self._call(worked_levels(self._groups, group.depth), requests)
+        is_deep = all_levels - call < DEFAULTS.negligible_time * here.plain
+        one_more = call - self._call(self._worked, requests - 1) if requests > 1 else call
+
+        def has_benefit(shift: int) -> bool:
+            values = zip(rates.gains(shift)[:kept], rates.coverage, strict=False)
+            return max(accumulate([g * here.per_token - often * row for g, often in values])) > max(
+                one_more, 0.0
+            )
+
+        return Benefit(
+            depth=group.depth if is_deep else self._best.depth,
+            kept=kept,
+            gain=gain,
+            least_shift=LEAST_SHIFT + bisect_left(range(LEAST_SHIFT, MOST_SHIFT + 1), True, key=has_benefit),
+            draft_seconds=call,
+            least=least,
+            stop=stop,
+        )
+
+    @cached_property
+    def _row_seconds(self) -> list[float]:
+        """[level], marginal seconds of its row."""
+        requests, rows, before = sum(group.requests for group in self._groups), [], 0.0
+        deepest = max(group.depth for group in self._groups)
+        prices: dict[int, list[float]] = {}  # by maximum number of added rows
+        for level in range(deepest):
+            deep = [group for group in self._groups if level < group.depth]
+            # A single request has a row for every level above, and may continue to the last. Of several, some have
+            # ended: rows after an expensive one do not make it cheaper if no request is left to fill them.
+            often = sum([group.requests * group.rates.drafted[level] for group in deep])
+            most = (
+                deepest
+                if requests == 1
+                else min(round(before) + max(round(often), 1), 4 * DEFAULTS.priced_rows)
+            )
+            if most not in prices:
+                prices[most] = self._here.row_prices(most)
+            rows.append(prices[most][min(round(before), most - 1)])
+            before += 1 if requests == 1 else sum([g.requests * g.rates.coverage[level] for g in deep])
+        return rows
+
+    def _thresholds(self, group: Group) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return [level] the minimum probability for verifying a token, and for continuing after it."""
+        if not group.depth:
+            return (), ()
+        least = [seconds * self._rate for seconds in self._row_seconds[: group.depth]]
+        expected = group.rates.expected
+        following = zip([*least[1:], least[-1]], [*expected[1 : group.depth], expected[-1]], strict=True)
+        stop = [(own + self._level_seconds * self._rate) / max(right, 0.01) for own, right in following]
+        return tuple(least), tuple(stop)
 
 
 def best_drafters(
@@ -237,7 +337,7 @@ def best_drafters(
     drafters = sorted({group.drafter for groups in cohorts for group in groups})
     if len(drafters) < 2:
         return frozenset(drafters)
-    sizes = range(1, len(drafters) + 1) if len(drafters) <= FEW_DRAFTERS else (1, len(drafters))
+    sizes = range(1, len(drafters) + 1) if len(drafters) <= DEFAULTS.few_drafters else (1, len(drafters))
     rates: dict[frozenset[str], float] = {}
     for some in (frozenset(each) for size in sizes for each in combinations(drafters, size)):
         present = [[group for group in groups if group.drafter in some] for groups in cohorts]
@@ -252,96 +352,12 @@ def best_drafters(
     return kept if kept in rates and (1 + margin) * rates[kept] >= rates[best] else best
 
 
-def _benefit(
-    here: Pass,
-    group: Group,
-    kept: int,
-    best: PlanChoice,
-    groups: Sequence[Group],
-    prices: "_Prices",
-    draft_seconds: DraftSeconds,
-) -> Benefit:
-    together = [
-        (one, levels) for one, levels in zip(groups, best.kept, strict=True) if one.drafter == group.drafter
-    ]
-    requests = sum(one.requests for one, levels in together if levels) or group.requests
-    rates, worked, levels = group.rates, best.levels[group.drafter], max(kept, 1)
-    row = best.row_seconds if kept else here.after(1) - here.plain
-    call = draft_seconds(group.drafter, worked, requests)
-    tokens = 1 + sum(rates.gains(group.shift)[:levels])
-    takes = 1 + (sum(rates.coverage[:levels]) * row + call / requests) / here.per_token  # in plain steps
-    least, stop = prices.least_chances(group)
-    if not kept:
-        return Benefit(gain=min(tokens / takes - 1, 0.0), draft_seconds=call, least=least, stop=stop)
-    all_levels = worked_levels([one for one, _ in together], group.depth)
-    requests_all = draft_seconds(group.drafter, all_levels, requests) - call < NEGLIGIBLE * here.plain
-    one_more = call - draft_seconds(group.drafter, worked, requests - 1) if requests > 1 else call
-
-    def has_benefit(shift: int) -> bool:
-        values = zip(rates.gains(shift)[:kept], rates.coverage, strict=False)
-        value = best = 0.0
-        for gain, often in values:
-            value += gain * here.per_token - often * row
-            best = max(best, value)
-        return best > one_more
-
-    return Benefit(
-        depth=group.depth if requests_all else best.depth,
-        kept=kept,
-        gain=tokens / takes - 1,
-        saved=tokens - takes,
-        least_shift=LEAST_SHIFT + bisect_left(range(LEAST_SHIFT, MOST_SHIFT + 1), True, key=has_benefit),
-        draft_seconds=call,
-        least=least,
-        stop=stop,
-    )
-
-
-@dataclass(frozen=True)
-class _Prices:
-    """Marginal cost of a draft token in the best plan."""
-
-    rows: Sequence[float]  # [level], seconds of its row
-    level: float  # seconds of drafting it, per request that continues
-    rate: float  # tokens per second
-
-    @staticmethod
-    def of(here: Pass, groups: Sequence[Group], best: PlanChoice, draft_seconds: DraftSeconds) -> "_Prices":
-        requests, rows, before = sum(group.requests for group in groups), [], 0.0
-        deepest = max(group.depth for group in groups)
-        known: dict[int, list[float]] = {}  # by maximum number of added rows
-        for level in range(deepest):
-            deep = [group for group in groups if level < group.depth]
-            # A single request has a row for every level above, and may continue to the last. Of several, some have
-            # ended: rows after an expensive one do not make it cheaper if no request is left to fill them.
-            often = sum([group.requests * group.rates.drafted[level] for group in deep])
-            most = deepest if requests == 1 else min(round(before) + max(round(often), 1), MOST_PRICED)
-            if most not in known:
-                known[most] = here.row_prices(most)
-            rows.append(known[most][min(round(before), most - 1)])
-            before += 1 if requests == 1 else sum([g.requests * g.rates.coverage[level] for g in deep])
-        # Continuing requests share the cost of a level.
-        deep = [group for group in groups if group.depth > 1]
-        going = max(round(sum([group.requests * group.rates.drafted[1] for group in deep])), 1)
-        drafter = groups[0].drafter
-        another = max(draft_seconds(drafter, 2, going) - draft_seconds(drafter, 1, going), 0.0) / going
-        return _Prices(rows, another, max(best.rate, here.drawn / here.plain))
-
-    def least_chances(self, group: Group) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return [level] the minimum probability for verifying a token, and for continuing after it."""
-        if not group.depth:
-            return (), ()
-        least = [seconds * self.rate for seconds in self.rows[: group.depth]]
-        expected = group.rates.expected
-        following = zip([*least[1:], least[-1]], [*expected[1 : group.depth], expected[-1]], strict=True)
-        stop = [(own + self.level * self.rate) / max(right, 0.01) for own, right in following]
-        return tuple(least), tuple(stop)
-
-
 def best_case(here: Pass, group: Group, draft_seconds: DraftSeconds) -> float:
     """Return the gain if there were always a draft and all of it were accepted; below 0, exploration is useless."""
-    best, plain = -1.0, here.drawn / here.plain
-    for levels in range(1, group.depth + 1):
-        takes = here.after(group.requests * levels) + draft_seconds(group.drafter, levels, group.requests)
-        best = max(best, (here.drawn + group.requests * levels) / takes / plain - 1)
-    return best
+    plain, requests = here.drawn / here.plain, group.requests
+    rates = [
+        (here.drawn + requests * levels)
+        / (here.after(requests * levels) + draft_seconds(group.drafter, levels, requests))
+        for levels in range(1, group.depth + 1)
+    ]
+    return max(rates, default=0.0) / plain - 1

@@ -276,7 +276,7 @@ def test_now_and_then_nothing_stops_a_draft():
 def test_counts_of_classes_are_saved_and_fade():
     counts = DraftCounts()
     counts.requested(4, 3, 2)
-    counts.judged_sure(5, is_accepted=True)
+    counts.judged_sure([5], 1)
     counts.ended_at(2)
     again = DraftCounts.from_json(counts.as_json())
     assert (
@@ -332,7 +332,7 @@ def test_only_where_texts_cannot_be_biased_does_a_head_stop_by_what_it_has_drawn
     traffic._fill()
     (request,) = traffic.running
     request.sampler.rule = rule
-    record = MeasuredPolicy()._state(request, request.speculation)  # type: ignore[arg-type]
+    record = MeasuredPolicy()._state(request)  # type: ignore[arg-type]
     assert [arm.is_stopping for arm in record.arms] == [rule is Rule.COUPLED]
 
 

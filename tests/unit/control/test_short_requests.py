@@ -286,3 +286,15 @@ def test_trying_a_head_that_loses_costs_what_the_bank_pays_for_it():
     ratio = traffic.run(policy, 8000).ratio
     assert ratio >= 0.989
     assert 1 - ratio <= 1.3 * policy.explorer.share + 0.003
+
+
+def test_a_head_reads_prompts_of_every_cohort_that_uses_it():
+    """Requests of two cohorts take turns: the newest decision knows only the other one's."""
+    head = states_head(chat=Kind(0.8), code=Kind(0.8))
+    traffic = Traffic(TWO_CORES, [head], 1, ("chat", "code"), prompt=40, length=30)
+    policy = MeasuredPolicy(ControlSettings(reference_share=0.0))
+    traffic.run(policy, 1500)
+    assert len(policy.options) == 2 and all(option.is_on for option in policy.options.values())
+    for _ in range(200):
+        traffic.run(policy, 1)
+        assert all("eagle" in request.readers for request in traffic.running if request.is_read)

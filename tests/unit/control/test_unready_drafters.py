@@ -28,7 +28,7 @@ def test_a_drafter_is_chosen_while_it_is_ready():
 
 def test_an_empty_draft_while_kernels_are_compiled_is_not_counted():
     counted: list[int] = []
-    estimate = SimpleNamespace(requested=lambda *levels: counted.append(1))
+    estimate = SimpleNamespace(requested=lambda *levels: counted.append(1), changes=0)
     fit = SimpleNamespace(shift=0.0, estimate=estimate)
     state: Any = SimpleNamespace(is_coupled=True)
     part: Any = SimpleNamespace(draft=Draft(), applied=True)

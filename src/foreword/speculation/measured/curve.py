@@ -4,8 +4,9 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from foreword.speculation.measured.settings import COSTS
 
@@ -142,19 +143,12 @@ class CostCurve:
         """Return the seconds for 0 to `most_rows` rows, decreasing only between two well-measured sizes."""
         if not self._sizes:
             return None
-        points, prior = self._rising(), COSTS.prior_rows
-        (first, at_first), (last, at_last) = points[0], points[-1]
-        found = [
-            at_first * (rows + prior) / (first + prior)
-            for rows in range(min(math.ceil(first), most_rows + 1))
-        ]
-        for (low, shorter), (high, longer) in pairwise(points):
-            slope = (longer - shorter) / (high - low)
-            end = min(math.ceil(high), most_rows + 1)
-            found += [shorter + slope * (rows - low) for rows in range(len(found), end)]
-        return found + [
-            at_last * (rows + prior) / (last + prior) for rows in range(len(found), most_rows + 1)
-        ]
+        points = self._rising()
+        (first, shortest), (last, longest) = points[0], points[-1]
+        rows, prior = np.arange(most_rows + 1), COSTS.prior_rows
+        found = np.interp(rows, *zip(*points, strict=True))
+        found = np.where(rows < first, shortest * (rows + prior) / (first + prior), found)
+        return np.where(rows > last, longest * (rows + prior) / (last + prior), found).tolist()
 
     def points(self) -> list[tuple[float, float]]:
         """Return the current (rows, seconds), sorted by rows."""
