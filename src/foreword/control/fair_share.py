@@ -16,6 +16,9 @@ from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 SAVED_STEPS = 8
 """Steps whose share may be spent at once: useful drafts rarely fit into one step's share."""
 
+LEVELS_MEMORY = 0.1
+"""Weight of the newest call in the mean number of levels of a drafter's calls."""
+
 MOST_AT_ONCE = 0.5
 """Maximum lengthening of one step as a fraction of its plain time; the share, if that is larger."""
 
@@ -38,6 +41,7 @@ class FairShare:
         )
         self._plain: float | None = None  # expected plain seconds of the mixed step in flight
         self._reads = False  # whether that step has prompts
+        self._levels: dict[str, float] = {}  # by drafter, mean levels of recent calls
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
         """Return the inner policy's plan, reduced where it would delay others too much.
@@ -68,7 +72,7 @@ class FairShare:
         drafting = [plan for plan, nodes in zip(plans, wanted, strict=True) if plan is not None and nodes]
         if not drafting or plain is None:  # unlimited before the first measurement
             return plans
-        drafted = _draft_seconds(drafting, situation)
+        drafted = self._draft_seconds(drafting, situation)
 
         def adds(nodes: int) -> float:
             return (situation.costs.step_seconds(rows + nodes, context) or plain) + drafted - plain
@@ -112,7 +116,20 @@ class FairShare:
             added = report.seconds.total - self._plain if report.calls else 0.0
             most = SAVED_STEPS * share  # also limits the debt after a pause
             self._saved = min(max(self._saved + share - added, -most), most)
+        for call in report.calls:
+            mean = self._levels.get(call.method, call.levels)
+            self._levels[call.method] = mean + LEVELS_MEMORY * (call.levels - mean)
         self._policy.learn(report)
+
+    def _draft_seconds(self, plans: Sequence[DraftPlan], situation: Situation) -> float:
+        """Return the expected time of the calls. A drafter that stops itself reaches fewer levels than planned."""
+        levels: dict[str, float] = {}
+        for plan in plans:
+            deepest = min(plan.max_depth, plan.max_nodes)
+            if plan.stop is not None:
+                deepest = min(deepest, self._levels.get(plan.method, deepest))
+            levels[plan.method] = max(levels.get(plan.method, 0), deepest)
+        return sum(situation.costs.draft_seconds(method, deepest) for method, deepest in levels.items())
 
     def drafters(self) -> Sequence[Drafter]:
         return self._policy.drafters()
@@ -120,14 +137,6 @@ class FairShare:
 
 def _always(request: StepRequest) -> bool:
     return True
-
-
-def _draft_seconds(plans: Sequence[DraftPlan], situation: Situation) -> float:
-    """Return the expected time of the drafter calls."""
-    levels = {plan.method: 0 for plan in plans}
-    for plan in plans:
-        levels[plan.method] = max(levels[plan.method], min(plan.max_depth, plan.max_nodes))
-    return sum(situation.costs.draft_seconds(method, deepest) for method, deepest in levels.items())
 
 
 def _most(wanted: int, adds: Callable[[int], float], within: float) -> int:

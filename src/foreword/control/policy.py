@@ -60,10 +60,9 @@ class MeasuredPolicy:
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
         """Return the drafter and the depth for each request.
 
-        1. `Evaluation` decides every few steps which drafters are used and how deep, from costs and acceptance.
-          Each request gets the drafter with its highest expected gain. A steady request repeats its last plan.
-        2. In the guard's plain windows no request has a draft.
-        3. The explorer tries other drafters within its budget.
+        `Evaluation` decides every few steps which drafters are used and how deep. Each request gets the drafter with
+        its highest expected gain, and repeats its plan until the next decision. In the guard's plain windows no
+        request has a draft. The explorer tries other drafters within its budget.
         """
         self.explorer.live = None
         states = [self._state(entry.request) for entry in entries]
@@ -79,8 +78,8 @@ class MeasuredPolicy:
                 for state, entry in zip(states, entries, strict=True)
             ]
         context = sum([entry.computed for entry in entries]) // running
-        most = running * self._most_nodes
-        here = self.here = self.decisions.pass_of(drawn, rows, most, context, situation)
+        here = self.decisions.pass_of(drawn, rows, running * self._most_nodes, context, situation)
+        self.here = here
         if here is not None and (drafting is states or any(drafting)):
             self.decisions.decide(here, drafting, situation, self._now)
         decision = self.decision
@@ -131,6 +130,7 @@ class MeasuredPolicy:
         elif not is_steady:
             # Alternate one level more or less, since cost and acceptance may be wrong.
             stops = not arm.is_stopping
+            levels = levels if stops else min(levels, self.settings.probe_levels)
             other = benefit.kept + (1 if self.steps // trials % 2 else -1)
             if stops and 1 <= other <= min(arm.plan.max_depth, arm.plan.max_nodes):
                 levels, verified = max(levels, other) if state.is_coupled else other, other
@@ -146,8 +146,8 @@ class MeasuredPolicy:
 
         def may_draft(option: Option) -> bool:
             is_decided = decision is not None and option in decision.benefits
-            is_used = decision is not None and option in decision.in_use
-            return is_used or (option.is_on and not is_decided) or option.may_be_used(self.settings)
+            is_used = option.is_on and (not is_decided or option in decision.in_use)  # type: ignore[union-attr]
+            return is_used or option.may_be_used(self.settings)
 
         candidates = [arm for arm in state.heads if is_watched or may_draft(arm.option)]
         return state.observe(max(candidates, key=lambda arm: arm.option.benefit.gain, default=None))

@@ -26,6 +26,7 @@ class ControlSettings:
     priced_rows: int = (
         32  # pass sizes at which marginal costs are computed, over at most four times as many rows
     )
+    rare_level: float = 0.02  # share of drafts with a level below which deeper ones are not requested
     few_drafters: int = 3  # drafters of which all combinations are compared
     # Exploration
     probe_share: float = 0.01  # fraction of step time, while a drafter near break-even is new or has changed

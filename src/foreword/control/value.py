@@ -53,13 +53,17 @@ class Pass:
         If the first rows cost more than later ones (the pass exceeds one tile), all cost the same: the first would
         not be added alone. Of many rows, a sample is read.
         """
+
+        def slope(one: tuple[int, float], other: tuple[int, float]) -> float:
+            return (other[1] - one[1]) / (other[0] - one[0])
+
         corners: list[tuple[int, float]] = []  # of the lower convex hull
         for rows in [*range(0, most, most // DEFAULTS.priced_rows + 1), most]:
             corner = (rows, self.after(rows))
-            while len(corners) > 1 and _slope(*corners[-2:]) >= _slope(corners[-1], corner):
+            while len(corners) > 1 and slope(*corners[-2:]) >= slope(corners[-1], corner):
                 corners.pop()
             corners.append(corner)
-        return [_slope(one, other) for one, other in pairwise(corners) for _ in range(one[0], other[0])]
+        return [slope(one, other) for one, other in pairwise(corners) for _ in range(one[0], other[0])]
 
     @cached_property
     def plain(self) -> float:
@@ -70,10 +74,6 @@ class Pass:
     def per_token(self) -> float:
         """Expected time per token without drafts."""
         return self.plain / max(self.drawn, 1)
-
-
-def _slope(one: tuple[int, float], other: tuple[int, float]) -> float:
-    return (other[1] - one[1]) / (other[0] - one[0])
 
 
 @dataclass(frozen=True)
@@ -150,19 +150,12 @@ def best_plan(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) 
     """Return the best plan for all groups together, which share the pass's rows and each drafter's call."""
     best = best_choice(here, groups, draft_seconds)
     benefits: dict[int, Benefit] = {}
-    for members in _by_drafter(groups).values():
+    for drafter in {group.drafter for group in groups}:
+        members = [place for place, group in enumerate(groups) if group.drafter == drafter]
         requests = sum(groups[place].requests for place in members if best.kept[place])
         call = _Call(here, best, [groups[place] for place in members], requests, draft_seconds)
         benefits |= {place: call.benefit(groups[place], best.kept[place]) for place in members}
     return [benefits[place] for place in range(len(groups))]
-
-
-def _by_drafter(groups: Sequence[Group]) -> dict[str, list[int]]:
-    """Return the indices of each drafter's groups."""
-    found: dict[str, list[int]] = {}
-    for place, group in enumerate(groups):
-        found.setdefault(group.drafter, []).append(place)
-    return found
 
 
 def best_choice(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> PlanChoice:
@@ -176,20 +169,16 @@ def best_choice(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds
     )
     # A drafter that stops itself decides by its confidence; of one group, every prefix has its own depth.
     are_limited = len(groups) > 1 and any(
-        not one.is_stopping and _costs_levels(here, one, draft_seconds) for one in groups
+        draft_seconds(one.drafter, one.depth, one.requests) - draft_seconds(one.drafter, 1, one.requests)
+        >= DEFAULTS.negligible_time * here.plain
+        for one in groups
+        if not one.is_stopping
     )
     choices = (
         _best_prefix(here, groups, levels, depth, draft_seconds)
         for depth in (range(1, deepest + 1) if are_limited else [deepest])
     )
     return max(choices, key=lambda choice: choice.rate)
-
-
-def _costs_levels(here: Pass, group: Group, draft_seconds: DraftSeconds) -> bool:
-    """Return whether deeper calls of a group's drafter take noticeably longer."""
-    drafter, requests = group.drafter, group.requests
-    more = draft_seconds(drafter, group.depth, requests) - draft_seconds(drafter, 1, requests)
-    return more >= DEFAULTS.negligible_time * here.plain
 
 
 def _best_prefix(
@@ -200,7 +189,9 @@ def _best_prefix(
     draft_seconds: DraftSeconds,
 ) -> PlanChoice:
     """Return the best prefix of the levels up to `depth`."""
-    by_drafter = {drafter: [groups[p] for p in places] for drafter, places in _by_drafter(groups).items()}
+    by_drafter: dict[str, list[Group]] = {}
+    for group in groups:
+        by_drafter.setdefault(group.drafter, []).append(group)
     requests, calls = dict.fromkeys(by_drafter, 0), dict.fromkeys(by_drafter, 0.0)
     taken: list[int] = []  # group index per level
     drafts, rows, tokens, deepest = 0.0, 0.0, here.drawn, depth
@@ -272,6 +263,9 @@ class _Call:
             return Benefit(gain=min(gain, 0.0), draft_seconds=call, least=least, stop=stop)
         all_levels = self._call(worked_levels(self._groups, group.depth), requests)
         is_deep = all_levels - call < DEFAULTS.negligible_time * here.plain
+        # A drafter that stops itself rarely reaches deep levels; one more shows whether that changes.
+        reached = 1 + sum(share >= DEFAULTS.rare_level for share in rates.drafted)
+        deepest = min(group.depth, reached if group.is_stopping else group.depth)
         one_more = call - self._call(self._worked, requests - 1) if requests > 1 else call
 
         def has_benefit(shift: int) -> bool:
@@ -281,8 +275,8 @@ class _Call:
             )
 
         return Benefit(
-            depth=group.depth if is_deep else self._best.depth,
-            kept=kept,
+            depth=deepest if is_deep else self._best.depth,
+            kept=min(kept, deepest),
             gain=gain,
             least_shift=LEAST_SHIFT + bisect_left(range(LEAST_SHIFT, MOST_SHIFT + 1), True, key=has_benefit),
             draft_seconds=call,

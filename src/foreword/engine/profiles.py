@@ -33,7 +33,7 @@ from foreword.speculation.transaction import Transaction
 
 _log = logging.getLogger(__name__)
 
-DEPTHS = (1, 2, 3, 4)
+DEPTHS = (1, 2, 4, 8)
 ROUNDS = 4
 CALLS_BUDGET_SECONDS = 0.5
 

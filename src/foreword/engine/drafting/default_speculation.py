@@ -12,10 +12,13 @@ from foreword.models.heads.shipped import ShippedHead
 SpeculationOption = str | bool | Mapping[str, Any] | None
 """`"auto"` or True, `"off"`, False or None, a method's name, or a configuration as an object or as JSON."""
 
-WITHOUT_A_HEAD: Mapping[str, Any] = {"method": "suffix", "num_speculative_tokens": 8}
+MOST_DRAFT_TOKENS = 16
+"""Upper limit of `auto`: the controller never uses more levels, and fewer by measured costs and acceptance."""
+
+WITHOUT_A_HEAD: Mapping[str, Any] = {"method": "suffix", "num_speculative_tokens": MOST_DRAFT_TOKENS}
 """Drafter of `auto` for models without a trained head. The policy decides how many draft tokens are verified."""
 
-WITH_A_HEAD: Mapping[str, Any] = {"combine": "route", "num_speculative_tokens": 4}
+WITH_A_HEAD: Mapping[str, Any] = {"combine": "route", "num_speculative_tokens": MOST_DRAFT_TOKENS}
 LOOKUP = "ngram"
 """Lookup drafter next to a head.
 
