@@ -9,6 +9,12 @@ from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 
 
+def fixed_plan(request: StepRequest, running: int) -> DraftPlan | None:
+    """Return the plan of a request that drafts in every step; None: no such request, or too many run."""
+    plan = request.speculation
+    return plan if plan is not None and plan.is_fixed and plan.allows(running) else None
+
+
 class FixedPolicy:
     """Calls each request's own drafter with the request's limits.
 

@@ -9,6 +9,7 @@ from foreword.control.acceptance import HEAD_COVERAGE, PRIOR_COVERAGE, Estimate,
 from foreword.control.decision import Decision
 from foreword.control.decisions import Decisions
 from foreword.control.explore import Explorer
+from foreword.control.fixed import fixed_plan
 from foreword.control.guard import ReferenceWindows
 from foreword.control.judging import Comparison, RequestFit
 from foreword.control.options import Moment, Option
@@ -69,7 +70,7 @@ class MeasuredPolicy:
         self._can_explore = any(states)
         running = len(entries)
         if not self._can_explore:
-            return [_fixed_plan(entry.request, running) for entry in entries]
+            return [fixed_plan(entry.request, running) for entry in entries]
         drawn, rows = sum([entry.draws for entry in entries]), sum([entry.run for entry in entries])
         drafting = states
         if rows > running or drawn < running:
@@ -90,7 +91,7 @@ class MeasuredPolicy:
         is_usual = not is_plain and self.steps % self.settings.trial_steps > 0
         for entry, state, may_draft in zip(entries, states, drafting, strict=True):
             if state is None:
-                plans.append(_fixed_plan(entry.request, running))
+                plans.append(fixed_plan(entry.request, running))
             elif may_draft is None or decision is None:
                 plans.append(self._plan_prefill(state))
             elif not decision.in_use:
@@ -323,11 +324,6 @@ class MeasuredPolicy:
             self.decisions.evaluate_again()  # earlier decisions were made without it
         # Other rules may not cut sampled tokens by confidence.
         return Arm(plan, option, RequestFit(estimate), traits.stops_itself and is_coupled)
-
-
-def _fixed_plan(request: StepRequest, running: int) -> DraftPlan | None:
-    plan = request.speculation
-    return plan if plan is not None and plan.is_fixed and plan.allows(running) else None
 
 
 def best_arm(state: RequestState, decision: Decision, running: int) -> Arm | None:

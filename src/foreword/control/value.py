@@ -147,15 +147,11 @@ class PlanChoice(NamedTuple):
 
 
 def best_plan(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> list[Benefit]:
-    """Return the best plan for all groups together, which share the pass's rows and each drafter's call."""
+    """Return the best plan of one drafter for all its groups, which share the pass's rows and the call."""
     best = best_choice(here, groups, draft_seconds)
-    benefits: dict[int, Benefit] = {}
-    for drafter in {group.drafter for group in groups}:
-        members = [place for place, group in enumerate(groups) if group.drafter == drafter]
-        requests = sum(groups[place].requests for place in members if best.kept[place])
-        call = _Call(here, best, [groups[place] for place in members], requests, draft_seconds)
-        benefits |= {place: call.benefit(groups[place], best.kept[place]) for place in members}
-    return [benefits[place] for place in range(len(groups))]
+    requests = sum(group.requests for group, kept in zip(groups, best.kept, strict=True) if kept)
+    call = _Call(here, best, groups, requests, draft_seconds)
+    return [call.benefit(group, kept) for group, kept in zip(groups, best.kept, strict=True)]
 
 
 def best_choice(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> PlanChoice:
@@ -248,12 +244,8 @@ class _Call:
 
     def benefit(self, group: Group, kept: int) -> Benefit:
         """Return the benefit of one of its groups, of which `kept` levels are verified."""
-        here, rates, requests, levels = (
-            self._here,
-            group.rates,
-            self._requests or group.requests,
-            max(kept, 1),
-        )
+        here, rates, levels = self._here, group.rates, max(kept, 1)
+        requests = self._requests or group.requests
         row = self._best.row_seconds if kept else here.after(1) - here.plain
         call = self._call(self._worked, requests)
         tokens = 1 + sum(rates.gains(group.shift)[:levels])

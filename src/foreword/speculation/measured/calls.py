@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from foreword.speculation.measured.settings import COSTS
 
 PARTS = 5
 """Cost terms: per call, per level, per level and request, per request, per token to catch up."""
 
-PRIOR = (1.0, 1.0, 1.0, 0.25, 0.005)
+PRIOR = np.array([1.0, 1.0, 1.0, 0.25, 0.005])
 """Relative prior standard deviation of each cost term.
 
 Until levels or requests vary, most of a call's time is attributed to its levels, and half of that to growth with the
@@ -34,8 +37,8 @@ class CallCost:
         self._seen = 0
         self._levels = (0, 0)  # smallest and largest number of levels observed
         self._usual = 1  # requests in the first call
-        self._parts = [0.0] * PARTS  # seconds
-        self._spread: list[list[float]] = []  # covariance matrix of the parts
+        self._parts: list[float] = [0.0] * PARTS  # seconds
+        self._spread: NDArray[np.float64] | None = None  # covariance matrix of the parts
 
     def observe(self, levels: int, seconds: float, requests: int = 1, lag: int = 0) -> None:
         """Learn from a call for `requests` requests; `lag` tokens were committed since the drafter's previous call."""
@@ -49,27 +52,16 @@ class CallCost:
         self._seen += 1
         fewest, most = self._levels
         self._levels = min(fewest or levels, levels), max(most, levels)
-        self._usual = self._usual if self._spread else requests
-        prior = [one / self._usual if part in (2, 3) else one for part, one in enumerate(PRIOR)]
+        self._usual = requests if self._spread is None else self._usual
+        one_request = self._usual
+        prior = PRIOR / (1, 1, one_request, one_request, 1)
         own = self.seconds(levels, requests) or seconds  # expected time without the lag
-        scale = max(own, 1e-9) ** 2 / sum((p * v) ** 2 for p, v in zip(prior, x[:-1], strict=False))
-        if not self._spread:
-            self._spread = [
-                [scale * p * p if i == j else 0.0 for j in range(PARTS)] for i, p in enumerate(prior)
-            ]
-        toward = [_dot(row, x) for row in self._spread]
-        whole = _dot(toward, x) + NOISE * max(seconds, expected, 1e-9) ** 2
-        off = seconds - expected
-        self._parts = [
-            max(part + one * off / whole, 0.0) for part, one in zip(self._parts, toward, strict=True)
-        ]
-        self._spread = [
-            [
-                (1 - DRIFT) * (own - one * other / whole) + (DRIFT * scale * prior[i] ** 2 if i == j else 0.0)
-                for j, (own, other) in enumerate(zip(row, toward, strict=True))
-            ]
-            for i, (row, one) in enumerate(zip(self._spread, toward, strict=True))
-        ]
+        widest = max(own, 1e-9) ** 2 / np.square(prior[:-1] * x[:-1]).sum() * np.diag(prior**2)
+        spread = widest if self._spread is None else self._spread
+        toward = spread @ x
+        whole = toward @ x + NOISE * max(seconds, expected, 1e-9) ** 2
+        self._parts = np.maximum(self._parts + toward * ((seconds - expected) / whole), 0.0).tolist()
+        self._spread = (1 - DRIFT) * (spread - np.outer(toward, toward) / whole) + DRIFT * widest
 
     @property
     def is_known(self) -> bool:
@@ -88,11 +80,7 @@ class CallCost:
 
     def as_json(self, slower: float = 1.0) -> list[float]:
         """Return numbers that `from_json` reads, scaled to a machine that is `slower` times as slow."""
-        spread = (
-            [slower**2 * self._spread[i][j] for i in range(PARTS) for j in range(i + 1)]
-            if self._spread
-            else []
-        )
+        spread = [] if self._spread is None else (slower**2 * self._spread[_HALF]).tolist()
         parts = [slower * part for part in self._parts]
         return [min(self._seen, MOST_SAVED), *self._levels, self._usual, *parts, *spread]
 
@@ -101,7 +89,7 @@ class CallCost:
         """Restore what `as_json` returned; raise `ValueError` for anything else."""
         numbers = [float(number) for number in saved]
         counts, parts, spread = numbers[:4], numbers[4 : 4 + PARTS], numbers[4 + PARTS :]
-        if len(parts) != PARTS or len(spread) not in (0, PARTS * (PARTS + 1) // 2):
+        if len(parts) != PARTS or len(spread) not in (0, len(_HALF[0])):
             raise ValueError("saved call costs have the wrong length")
         if not all(abs(number) < MOST_NUMBER for number in numbers) or min(*counts, *parts) < 0:
             raise ValueError("saved call costs are out of range")
@@ -109,9 +97,12 @@ class CallCost:
         cost._seen, cost._levels = int(counts[0]), (int(counts[1]), int(counts[2]))
         cost._usual, cost._parts = max(int(counts[3]), 1), parts
         if spread:
-            half = [[spread[i * (i + 1) // 2 + j] for j in range(i + 1)] for i in range(PARTS)]
-            cost._spread = [[half[max(i, j)][min(i, j)] for j in range(PARTS)] for i in range(PARTS)]
+            cost._spread = np.zeros((PARTS, PARTS))
+            cost._spread[_HALF] = cost._spread.T[_HALF] = spread
         return cost
+
+
+_HALF = np.tril_indices(PARTS)
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:
