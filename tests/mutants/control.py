@@ -162,6 +162,15 @@ CONTROL_MUTANTS = (
     ),
     Mutant(
         61,
+        "a cohort that nobody has seen for a week ends all guessing",
+        "control/counts.py",
+        "DraftCounts.fade",
+        "max(factor, _LEAST)",
+        "factor",
+        (f"{ESTIMATES}::test_counts_decay_for_longer_than_a_float_can_tell_from_for_ever",),
+    ),
+    Mutant(
+        61,
         "a restart makes young again what has faded",
         "control/acceptance.py",
         "Estimates.as_json",
@@ -657,8 +666,8 @@ CONTROL_MUTANTS = (
         "where one cohort's drafts end says all of the drafter",
         "control/counts.py",
         "DraftCounts.add_share",
-        "other.reached[::RANKS] + other.ended[:LEVELS]",
-        "other.reached[::RANKS] / 100",
+        "other.reached[RANKS * level] + other.ended[level]",
+        "other.reached[RANKS * level] / 100",
         (f"{CONFIDENCE}::test_where_one_cohorts_drafts_end_says_little_of_others",),
     ),
     Mutant(

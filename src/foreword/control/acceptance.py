@@ -8,7 +8,7 @@ from typing import Any
 from foreword.control.counts import LEVELS, DraftCounts
 from foreword.control.rates import Rates
 from foreword.control.settings import DEFAULTS
-from foreword.speculation.confidence import MIDDLES
+from foreword.speculation.confidence import CLASSES, MIDDLES
 
 PRIOR_RATE, PRIOR_COVERAGE, HEAD_COVERAGE = 0.6, 0.5, 1.0
 """Optimistic priors of an unknown drafter, so that it is tried; a drafter that reads hidden states always has
@@ -185,7 +185,10 @@ class Estimate:
             present = pooled.presence(level, present, DEFAULTS.prior_drafts)
             presence.append(own.presence(level, present, strength))
         drafted, coverage = self._coverages(depth)
-        sure = own.sure_rates(pooled.sure_rates(MIDDLES, DEFAULTS.prior_drafts), strength)
+        sure = [
+            own.sure_rate(one, pooled.sure_rate(one, MIDDLES[one], DEFAULTS.prior_drafts), strength)
+            for one in range(CLASSES)
+        ]
         return Rates(accepted, coverage, presence, drafted, sure)
 
     def _coverages(self, depth: int) -> tuple[list[float], list[float]]:

@@ -1,9 +1,7 @@
 """Exponentially decayed counts of draft outcomes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from foreword.speculation.confidence import CLASSES
 
@@ -21,109 +19,131 @@ SIZES = {
     "sure_accepted": CLASSES,  # of these, the accepted ones
 }
 
-_ENDS = np.cumsum(list(SIZES.values()))
-_LARGEST = 1e9
+_LARGEST, _LEAST = 1e9, 1e-300
+"""Limits of the unit and of a decay factor, to avoid overflow and division by zero."""
 
 
 class DraftCounts:
     """Draft nodes by level, sibling rank and confidence, and drafts by depth.
 
-    A node counts only if its parent was accepted, so that a rate does not depend on draft depth.
+    A node counts only if its parent was accepted, so that a rate does not depend on draft depth. Decay increases the
+    weight of new observations instead of reducing old ones.
     """
 
     def __init__(self) -> None:
-        self._all = np.zeros(_ENDS[-1])
-        views = np.split(self._all, _ENDS[:-1])
-        self.lists = dict(zip(SIZES, views, strict=True))
-        self.reached, self.accepted, self.asked, self.offered = views[:4]
-        self.kept, self.ended, self.sure_reached, self.sure_accepted = views[4:]
+        self.unit = 1.0  # weight of the next observation
+        self.levels = 0  # levels reached so far
+        self.lists = {name: [0.0] * size for name, size in SIZES.items()}
+        self.reached, self.accepted = self.lists["reached"], self.lists["accepted"]
+        self.asked, self.offered = self.lists["asked"], self.lists["offered"]
+        self.kept, self.ended = self.lists["kept"], self.lists["ended"]
+        self.sure_reached, self.sure_accepted = self.lists["sure_reached"], self.lists["sure_accepted"]
 
     def fade(self, factor: float) -> None:
         """Multiply all counts by this factor."""
-        self._all *= factor
+        self.unit /= max(factor, _LEAST)
+        if self.unit > _LARGEST:
+            for row in self.lists.values():
+                row[:] = [count / self.unit for count in row]
+            self.unit = 1.0
 
     def add_share(self, other: "DraftCounts", most: float, left: float) -> None:
         """Add a fraction `left` of another's counts, with a total weight of at most `most`."""
-        by_level = other.reached[::RANKS] + other.ended[:LEVELS]
-        by_node, requests = np.repeat(by_level, RANKS), np.full(3 * (LEVELS + 1), other.requests)
-        ended, sure = [*by_level, other.ended[LEVELS]], other.sure_reached
-        whole = left * np.concatenate([by_node, by_node, requests, ended, sure, sure])
-        self._all += other._all * (left * most / (most + whole))
+        self.levels, left, requests = max(self.levels, other.levels), left / other.unit, sum(other.asked)
+        by_level = [other.reached[RANKS * level] + other.ended[level] for level in range(LEVELS)]
+        wholes = {
+            "reached": [count for count in by_level for _ in range(RANKS)],
+            "ended": [*by_level, other.ended[LEVELS]],
+            "sure_reached": other.sure_reached,
+            "sure_accepted": other.sure_reached,
+        }
+        wholes["accepted"] = wholes["reached"]
+        for name, own in self.lists.items():
+            many = wholes.get(name) or [requests] * len(own)
+            rows = zip(own, other.lists[name], many, strict=True)
+            own[:] = [one + count * left * most / (most + left * whole) for one, count, whole in rows]
 
     def requested(self, levels: int, depth: int, kept: int) -> None:
         """Count a draft request, its draft's depth, and its levels with a net benefit."""
         levels = min(levels, LEVELS)
-        self.asked[levels] += 1
-        self.offered[min(depth, levels)] += 1
-        self.kept[min(kept, levels)] += 1
+        self.asked[levels] += self.unit
+        self.offered[min(depth, levels)] += self.unit
+        self.kept[min(kept, levels)] += self.unit
 
     def judged(self, level: int, children: int, accepted: int | None) -> None:
         """Count a reached level: its children, and the rank of the accepted one."""
-        first = RANKS * min(level, LEVELS - 1)
-        self.reached[first : first + min(children, RANKS)] += 1
+        level = min(level, LEVELS - 1)
+        self.levels, first = max(self.levels, level + 1), RANKS * level
+        for rank in range(min(children, RANKS)):
+            self.reached[first + rank] += self.unit
         if accepted is not None:
-            self.accepted[first + min(accepted, RANKS - 1)] += 1
+            self.accepted[first + min(accepted, RANKS - 1)] += self.unit
 
     def judged_chain(self, first: int, end: int, is_rejected: bool) -> None:
         """Count levels `first` to `end` of a chain as accepted, and the next one as rejected if it was."""
-        for level in range(LEVELS, end):  # they count as the last level
-            self.judged(level, 1, 0)
-        self.accepted[RANKS * first : RANKS * end : RANKS] += 1
-        self.reached[RANKS * first : RANKS * min(end + is_rejected, LEVELS) : RANKS] += 1
+        unit, reached, accepted = self.unit, self.reached, self.accepted
+        for level in range(first, end):
+            place = RANKS * level if level < LEVELS else RANKS * (LEVELS - 1)
+            reached[place] += unit
+            accepted[place] += unit
+        if is_rejected:
+            reached[RANKS * min(end, LEVELS - 1)] += unit
+        self.levels = max(self.levels, min(end + is_rejected, LEVELS))
 
     def ended_at(self, level: int) -> None:
         """Count a draft whose levels with a net benefit were all accepted."""
-        self.ended[min(level, LEVELS)] += 1
+        self.ended[min(level, LEVELS)] += self.unit
 
     def judged_sure(self, classes: Sequence[int], accepted: int) -> None:
         """Count consecutive nodes of a chain by confidence class, of which the first were accepted."""
         for sure in classes:
-            self.sure_reached[sure] += 1
+            self.sure_reached[sure] += self.unit
         for sure in classes[:accepted]:
-            self.sure_accepted[sure] += 1
+            self.sure_accepted[sure] += self.unit
 
     def rate(self, level: int, rank: int, prior: float, strength: float) -> float:
         """Return the acceptance of a node whose parent is accepted; `prior` has a pseudo-count of `strength` nodes."""
-        place = RANKS * level + rank
-        return float((strength * prior + self.accepted[place]) / (strength + self.reached[place]))
+        place, weight = RANKS * level + rank, strength * self.unit
+        return (weight * prior + self.accepted[place]) / (weight + self.reached[place])
 
-    def sure_rates(self, priors: Sequence[float], strength: float) -> list[float]:
-        """Return [classes] the acceptance of nodes by confidence class."""
-        found = (strength * np.array(priors) + self.sure_accepted) / (strength + self.sure_reached)
-        return found.tolist()
+    def sure_rate(self, sure: int, prior: float, strength: float) -> float:
+        """Return the acceptance of a node of this confidence class."""
+        weight = strength * self.unit
+        return (weight * prior + self.sure_accepted[sure]) / (weight + self.sure_reached[sure])
 
     def presence(self, level: int, prior: float, strength: float) -> float:
         """Return the fraction of drafts, accepted so far, that have this level with a net benefit."""
-        reached = self.reached[RANKS * level]
-        return float((strength * prior + reached) / (strength + reached + self.ended[level]))
+        reached, weight = self.reached[RANKS * level], strength * self.unit
+        return (weight * prior + reached) / (weight + reached + self.ended[level])
 
     def judged_at(self, level: int) -> float:
         """Return the number of drafts that reached a level."""
-        return float(self.reached[RANKS * level]) if level < LEVELS else 0.0
+        return self.reached[RANKS * level] / self.unit if level < LEVELS else 0.0
 
     def ranks(self, level: int) -> int:
         """Return the number of siblings seen at a level."""
-        first = RANKS * level
-        return max((r + 1 for r in range(1, RANKS) if self.reached[first + r]), default=1)
+        return max((r + 1 for r in range(1, RANKS) if self.reached[RANKS * level + r]), default=1)
 
     def coverages(self) -> list[tuple[float, float, float]]:
-        """Return [level] draft requests of at least this depth: with the level, with it and a benefit, and all."""
-        parts = (self.offered, self.kept, self.asked)
-        return list(zip(*[np.cumsum(part[:0:-1])[::-1].tolist() for part in parts], strict=True))
-
-    @property
-    def levels(self) -> int:
-        """Number of levels that drafts have reached."""
-        return int(np.count_nonzero(self.reached[::RANKS]))
+        """Return [level] decayed draft requests of at least this depth: with the level, with it and a
+        benefit, and all."""
+        found, asked, having, kept = [], 0.0, 0.0, 0.0
+        for level in range(LEVELS, 0, -1):
+            asked += self.asked[level]
+            having += self.offered[level]
+            kept += self.kept[level]
+            found.append((having / self.unit, kept / self.unit, asked / self.unit))
+        return found[::-1]
 
     @property
     def requests(self) -> float:
         """Number of draft requests, decayed."""
-        return float(self.asked.sum())
+        return sum(self.asked) / self.unit
 
     def as_json(self, left: float = 1.0) -> dict[str, Any]:
-        """Return plain lists, multiplied by `left`."""
-        return {name: (left * counts).tolist() for name, counts in self.lists.items()}
+        """Return plain lists in units of one observation, multiplied by `left`."""
+        unit = self.unit / max(left, _LEAST)
+        return {name: [count / unit for count in row] for name, row in self.lists.items()}
 
     @staticmethod
     def from_json(saved: Mapping[str, Any]) -> "DraftCounts":
@@ -135,11 +155,16 @@ class DraftCounts:
                 raise ValueError(f"{name} must be a list of {size} counts")
             if not all(isinstance(number, int | float) and 0 <= number < _LARGEST for number in numbers):
                 raise ValueError(f"{name} must be counts")
-            counts.lists[name][:] = numbers
-        parts = [*zip(counts.accepted, counts.reached, strict=True)]
-        parts += zip(counts.sure_accepted, counts.sure_reached, strict=True)
-        for having, kept, asked in counts.coverages():
-            parts += ((having, asked), (kept, having))
-        if any(part > whole * (1 + 1e-9) + 1e-9 for part, whole in parts):
+            counts.lists[name][:] = map(float, numbers)
+        if any(part > whole * (1 + 1e-9) + 1e-9 for part, whole in counts._parts()):
             raise ValueError("inconsistent counts")
+        counts.levels = max(
+            (1 + place // RANKS for place, count in enumerate(counts.reached) if count), default=0
+        )
         return counts
+
+    def _parts(self) -> Iterator[tuple[float, float]]:
+        yield from zip(self.accepted, self.reached, strict=True)
+        yield from zip(self.sure_accepted, self.sure_reached, strict=True)
+        for having, kept, asked in self.coverages():
+            yield from ((having, asked), (kept, having))

@@ -125,7 +125,7 @@ class FairShare:
         """Return the expected time of the calls. A drafter that stops itself reaches fewer levels than planned."""
         levels: dict[str, float] = {}
         for plan in plans:
-            deepest = min(plan.max_depth, plan.max_nodes)
+            deepest: float = min(plan.max_depth, plan.max_nodes)
             if plan.stop is not None:
                 deepest = min(deepest, self._levels.get(plan.method, deepest))
             levels[plan.method] = max(levels.get(plan.method, 0), deepest)

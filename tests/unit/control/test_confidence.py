@@ -281,9 +281,7 @@ def test_counts_of_classes_are_saved_and_fade():
     again = DraftCounts.from_json(counts.as_json())
     assert again.as_json() == counts.as_json()
     counts.fade(0.5)
-    assert counts.sure_rates([0.0] * CLASSES, 1.0)[5] == pytest.approx(
-        1 / 3
-    )  # half a node against one that was wrong
+    assert counts.sure_rate(5, 0.0, 1.0) == pytest.approx(1 / 3)  # half a node against one that was wrong
     broken = {**again.as_json(), "sure_accepted": [2.0] * CLASSES}
     with pytest.raises(ValueError, match="inconsistent"):
         DraftCounts.from_json(broken)

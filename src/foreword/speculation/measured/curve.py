@@ -145,10 +145,14 @@ class CostCurve:
             return None
         points = self._rising()
         (first, shortest), (last, longest) = points[0], points[-1]
-        rows, prior = np.arange(most_rows + 1), COSTS.prior_rows
-        found = np.interp(rows, *zip(*points, strict=True))
-        found = np.where(rows < first, shortest * (rows + prior) / (first + prior), found)
-        return np.where(rows > last, longest * (rows + prior) / (last + prior), found).tolist()
+        prior, size = COSTS.prior_rows, most_rows + 1
+        begin, end = min(math.ceil(first), size), min(math.floor(last) + 1, size)
+        known, seconds = zip(*points, strict=True)
+        return [
+            *[shortest * (rows + prior) / (first + prior) for rows in range(begin)],
+            *map(float, np.interp(np.arange(begin, end), known, seconds)),
+            *[longest * (rows + prior) / (last + prior) for rows in range(max(begin, end), size)],
+        ]
 
     def points(self) -> list[tuple[float, float]]:
         """Return the current (rows, seconds), sorted by rows."""
