@@ -21,8 +21,8 @@ CONTROL_MUTANTS = (
         "a head reads no prompts of a cohort that the newest decision does not know",
         "control/policy.py",
         "MeasuredPolicy._plan_prefill",
-        "option.is_on and (not is_decided)",
-        "False",
+        "not is_decided or option in decision.in_use",
+        "is_decided and option in decision.in_use",
         (f"{SHORT}::test_a_head_reads_prompts_of_every_cohort_that_uses_it",),
     ),
     Mutant(
@@ -441,8 +441,8 @@ CONTROL_MUTANTS = (
         "what levels cost is taken to be what requests cost",
         "speculation/measured/calls.py",
         "CallCost.observe",
-        "one / self._usual",
-        "one",
+        "PRIOR / (1, 1, one_request, one_request, 1)",
+        "PRIOR",
         (f"{SITUATION}::test_levels_are_blamed_where_levels_and_asks_have_changed_together",),
     ),
     Mutant(
@@ -504,8 +504,8 @@ CONTROL_MUTANTS = (
         "a call that is nearly up to date tells as much of catching up as one that read a whole text",
         "speculation/measured/calls.py",
         "CallCost.observe",
-        "[_dot(row, x) for row in self._spread]",
-        "[_dot(row, x) * (part < 4) + seconds * (part > 3) for part, row in enumerate(self._spread)]",
+        "spread @ x",
+        "spread @ x * [1, 1, 1, 1, 0] + [0, 0, 0, 0, seconds]",
         (f"{SITUATION}::test_calls_that_are_nearly_up_to_date_say_little_of_what_catching_up_takes",),
     ),
     Mutant(
