@@ -1,35 +1,37 @@
 """Prometheus metrics: vLLM's names with our prefix where they exist, and our own."""
 
-from prometheus_client import Counter, Histogram, generate_latest
+from collections.abc import Mapping, Sequence
+from math import nan
+from typing import Any
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from foreword.control.policy_file.document import Stage
+from foreword.control.reporting.figures import ControlReport, PairReport
 from foreword.engine.messages import EngineStats, RequestStats
 from foreword.engine.outputs import accepted_runs, sum_stats
-from foreword.server.engine_metrics import (
-    ControlMetrics,
-    MetricFamily,
-    MetricMaker,
-    NodeMetrics,
-    ServiceMetrics,
-)
+from foreword.speculation.drafting import NodeReport
 
 _SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _LONG = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0)
+_SERVICE_LONG = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 300.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _COUNTS = (1, 2, 5, 10, 20, 50, 100)
 _RUNS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 _PER_TOKEN = (0.1, 0.2, 0.25, 0.33, 0.5, 0.67, 0.8, 1.0, 1.5, 2.0, 5.0)
-_OWN = ("method", "cohort")
 
+_PAIR = ("drafter", "cohort")
+_METHOD = ("method", "cohort")
+_POSITION = (*_METHOD, "position")
+
+# In these tables an entry is (name, help, labels besides `model_name`).
 _ENGINE_GAUGES = {
     "running": ("num_requests_running", "Answers that the engine works on."),
     "waiting": ("num_requests_waiting", "Answers that wait for the engine."),
-    "kv_usage": ("kv_cache_usage_perc", "Part of the KV pages in use; 1 is all."),
+    "kv_usage": ("kv_cache_usage_perc", "Fraction of the KV pages in use."),
     "kv_pages_used": ("kv_cache_pages_used", "KV pages that requests hold."),
     "speculating": ("spec_decode_enabled", "0 while speculation is switched off for all requests."),
-    "drafter_memory_bytes": (
-        "spec_decode_drafter_memory_bytes",
-        "Memory that drafters report beyond the target's.",
-    ),
+    "drafter_memory_bytes": ("spec_decode_drafter_memory_bytes", "Memory of drafters beyond the target's."),
     "kernels_loaded": ("gpu_kernels_loaded", "Kernels that are compiled and loaded on the GPU."),
     "kernels_pending": ("gpu_kernels_pending", "Kernels that are being compiled."),
     "states_used": ("recurrent_states_used", "States of recurrent layers in use."),
@@ -49,23 +51,29 @@ _ENGINE_TOTALS = {
 """Metrics by field of `EngineStats`."""
 
 _COSTS = {
-    "drafts": ("num_drafts", "Passes that verified draft tokens."),
-    "drafted": ("num_draft_tokens", "Draft tokens that were verified."),
-    "accepted": ("num_accepted_tokens", "Draft tokens that were accepted."),
-    "draft_seconds": ("draft_seconds", "Time of drafting."),
-    "verify_seconds": ("verify_seconds", "Time of target passes."),
-    "accept_seconds": ("accept_seconds", "Time of accepting and committing."),
-    "rollback_tokens": ("rollback_tokens", "Draft tokens computed and rejected."),
-    "rejected_kv_bytes": ("rejected_kv_bytes", "KV bytes written for rejected draft tokens."),
-    "passes": ("target_passes", "Target passes, by answers that took part."),
-    "output_tokens": ("output_tokens", "Tokens of answers, for tokens per target pass."),
+    "drafts": ("spec_decode_num_drafts", "Passes that verified draft tokens.", *_METHOD),
+    "drafted": ("spec_decode_num_draft_tokens", "Draft tokens that were verified.", *_METHOD),
+    "accepted": ("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", *_METHOD),
+    "draft_seconds": ("spec_decode_draft_seconds", "Time of drafting.", *_METHOD),
+    "verify_seconds": ("spec_decode_verify_seconds", "Time of target passes.", *_METHOD),
+    "accept_seconds": ("spec_decode_accept_seconds", "Time of accepting and committing.", *_METHOD),
+    "rollback_tokens": ("spec_decode_rollback_tokens", "Draft tokens computed and rejected.", *_METHOD),
+    "rejected_kv_bytes": ("spec_decode_rejected_kv_bytes", "KV bytes of rejected draft tokens.", *_METHOD),
+    "passes": ("spec_decode_target_passes", "Target passes, by answers that took part.", *_METHOD),
+    "output_tokens": ("spec_decode_output_tokens", "Tokens of answers, for tokens per pass.", *_METHOD),
 }
 _COSTS_BY_POSITION = {
-    "drafted_per_position": ("num_drafts_per_pos", "Drafts that had a token at this position."),
-    "accepted_per_position": ("num_accepted_tokens_per_pos", "Accepted draft tokens by position."),
+    "drafted_per_position": (
+        *("spec_decode_num_drafts_per_pos", "Drafts that had a token at this position."),
+        *_POSITION,
+    ),
+    "accepted_per_position": (
+        *("spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position."),
+        *_POSITION,
+    ),
     "rejected_per_position": (
-        "num_first_rejections_per_pos",
-        "Drafts whose first rejected token is at this position.",
+        *("spec_decode_num_first_rejections_per_pos", "Drafts first rejected at this position."),
+        *_POSITION,
     ),
 }
 _LATENCIES = {
@@ -75,149 +83,261 @@ _LATENCIES = {
 }
 """Metrics by field of `RequestStats`."""
 
+_NODE_GAUGES = {
+    "homes": ("draft_node_homes", "Requests that are assigned to it.", "node"),
+    "trips": ("draft_node_trips", "Times that its circuit breaker opened.", "node"),
+    "waits": ("draft_node_waits", "Passes that waited for it.", "node"),
+    "wait_seconds": ("draft_node_wait_seconds", "Time of these waits.", "node"),
+    "acceptance": ("draft_node_acceptance", "Recent acceptance rate of its first draft level.", "node"),
+}
+"""Metrics by field of `NodeReport`. Totals restart with the engine, so they are gauges."""
+
+_PAIR_GAUGES = (
+    ("spec_decode_state", "1 for the state that the pair is in.", *_PAIR, "state"),
+    ("spec_decode_predicted_gain", "Expected ratio to plain decoding.", *_PAIR),
+    ("spec_decode_measured_gain", "Measured ratio to plain decoding.", *_PAIR, "bound"),
+    ("spec_decode_depth", "Draft levels that are verified now.", *_PAIR),
+    ("spec_decode_break_even_acceptance", "Acceptance at which speculation breaks even now.", *_PAIR),
+)
+_GAUGES: Sequence[tuple[str, ...]] = (
+    ("num_requests_in_flight", "Answers accepted and not ended."),
+    ("engine_ready", "1 if the engine takes requests."),
+    ("engine_restarts", "Times that the engine died and was restarted."),
+    ("service_requests_running", "Answers in progress.", "service"),
+    ("service_requests_waiting", "Answers that wait.", "service"),
+    ("draft_node_up", "1 while its drafts are used and waited for.", "node"),
+    ("draft_node_first_level_seconds", "Recent time from a text to its first draft level.", "node"),
+    ("draft_node_level_seconds", "Recent time from one draft level to the next.", "node"),
+    ("spec_decode_mismatches", "Requests whose text differed when decoded again."),
+    ("spec_decode_provisional_pages", "KV pages held for draft tokens alone."),
+    ("kv_cache_pages", "KV pages in total."),
+    ("device_utilisation", "Fraction of the time that devices worked.", "role"),
+    ("cost_per_million_tokens", "By the policy file's prices, for busy or reserved time.", "of"),
+    *_PAIR_GAUGES,
+    *_ENGINE_GAUGES.values(),
+    *_NODE_GAUGES.values(),
+)
+_COUNTERS: Sequence[tuple[str, ...]] = (
+    ("engine_step_seconds", "Time of the engine's steps, by stage.", "stage"),
+    ("engine_step_faults", "Failures that the engine recovered from, by stage.", "stage"),
+    ("spec_decode_drafter_faults", "Drafts lost because the drafter failed.", "method"),
+    ("request_success", "Answers that ended, by reason.", "finished_reason"),
+    ("request_refused", "Requests refused, by status.", "status"),
+    ("prompt_tokens", "Prompt tokens processed."),
+    ("generation_tokens", "Tokens generated."),
+    ("service_requests", "Answers that ended, by reason.", "service", "finished_reason"),
+    ("service_generation_tokens", "Tokens generated.", "service"),
+    ("service_preemptions", "Times that an answer was preempted and computed again.", "service"),
+    ("spec_decode_asks", "Draft requests to the drafter.", *_PAIR),
+    ("spec_decode_empty_drafts", "Draft requests without a draft.", *_PAIR),
+    ("spec_decode_decisions", "Times that it was turned on or off.", *_PAIR),
+    ("spec_decode_probe_seconds", "Time of drafts that were only compared with the text."),
+    ("spec_decode_reference_passes", "Plain passes to compare with."),
+    ("device_busy_seconds", "Time that devices worked.", "role"),
+    ("device_reserved_seconds", "Time since the engine started."),
+    *_ENGINE_TOTALS.values(),
+    *_COSTS.values(),
+    *_COSTS_BY_POSITION.values(),
+)
+_PER_TOKEN_TEXT = "First tokens to last, divided by the tokens after the first pass."
+_HISTOGRAMS: Sequence[tuple[Sequence[float], Sequence[tuple[str, ...]]]] = (
+    (_COUNTS, [("request_params_n", "n of a request.")]),
+    (
+        _TOKENS,
+        [
+            ("request_prompt_tokens", "Prompt tokens of a request."),
+            ("request_generation_tokens", "Tokens of an answer."),
+            ("request_params_max_tokens", "max_tokens of a request."),
+        ],
+    ),
+    (
+        _LONG,
+        [
+            ("time_to_first_token_seconds", "Acceptance of a request to an answer's first token."),
+            ("e2e_request_latency_seconds", "Acceptance to an answer's end."),
+            ("request_inference_time_seconds", "First pass to last token."),
+            *_LATENCIES.values(),
+        ],
+    ),
+    (
+        _SHORT,
+        [
+            ("inter_token_latency_seconds", "Between deliveries, divided by the later one's tokens."),
+            ("request_time_per_output_token_seconds", _PER_TOKEN_TEXT),
+            ("service_time_per_output_token_seconds", _PER_TOKEN_TEXT, "service"),
+        ],
+    ),
+    (
+        _SERVICE_LONG,
+        [
+            ("service_queue_time_seconds", "Arrival at the engine to first pass.", "service"),
+            ("service_time_to_first_token_seconds", "Arrival at the engine to first token.", "service"),
+        ],
+    ),
+    (_RUNS, [("spec_decode_accepted_run_length", "Draft tokens accepted per pass with a draft.", *_METHOD)]),
+    (_PER_TOKEN, [("spec_decode_target_passes_per_output_token", "Target passes per token.", *_METHOD)]),
+)
+
 
 class Metrics:
     """All metrics of one server."""
 
     def __init__(self, model_name: str) -> None:
-        make = self._make = MetricMaker(model_name)
-        self.registry = make.registry
+        self.registry = CollectorRegistry()
         self.totals: dict[str, RequestStats] = {}  # of ended answers, by cohort
-        self.in_flight = make.gauge("num_requests_in_flight", "Answers accepted and not ended.").of()
-        self.ready = make.gauge("engine_ready", "1 if the engine takes requests.").of()
-        self.restarts = make.gauge("engine_restarts", "Times that the engine died and was restarted.").of()
-        self._engine_gauges = {field: make.gauge(*named).of() for field, named in _ENGINE_GAUGES.items()}
-        self._engine_totals = {field: make.counter(*named).of() for field, named in _ENGINE_TOTALS.items()}
-        self._step_seconds = make.counter(
-            "engine_step_seconds", "Time of the engine's steps, by stage.", "stage"
-        )
-        self._faults = make.counter(
-            "spec_decode_drafter_faults", "Drafts lost because the drafter failed.", "method"
-        )
-        self._step_faults = make.counter(
-            "engine_step_faults", "Failures that the engine recovered from, by stage.", "stage"
-        )
-        self._make_request_metrics(make)
-        self._make_speculation_metrics(make)
-        self._services = ServiceMetrics(make)
-        self._nodes = NodeMetrics(make)
-        self._control = ControlMetrics(make)
+        self._model = model_name
+        self._made: dict[str, Any] = {}
+        self._engine_totals: dict[tuple[str, ...], float] = {}  # of the running engine, by metric and labels
+        self._restarts = 0  # restarts before the running engine
+        self._services: set[str] = set()  # service classes seen
+        for entry in _GAUGES:
+            self._declare(Gauge, *entry)
+        for entry in _COUNTERS:
+            self._declare(Counter, *entry)
+        for buckets, entries in _HISTOGRAMS:
+            for entry in entries:
+                self._declare(Histogram, *entry, buckets=buckets)
 
-    def _make_request_metrics(self, make: MetricMaker) -> None:
-        self.success = make.counter("request_success", "Answers that ended, by reason.", "finished_reason")
-        self.refused = make.counter("request_refused", "Requests refused, by status.", "status")
-        self.prompt_tokens = make.counter("prompt_tokens", "Prompt tokens processed.").of()
-        self.generation_tokens = make.counter("generation_tokens", "Tokens generated.").of()
+    def _declare(self, kind: Any, name: str, text: str, *labels: str, **more: Any) -> None:  # noqa: ANN401
+        metric = kind(f"foreword:{name}", text, ("model_name", *labels), registry=self.registry, **more)
+        self._made[name] = metric if labels else metric.labels(self._model)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return make.histogram(name, text, buckets).of()
+    def _labelled(self, name: str, labels: tuple[str, ...]) -> Any:  # noqa: ANN401 - of three types
+        return self._made[name].labels(self._model, *labels) if labels else self._made[name]
 
-        self.request_prompt = histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
-        self.request_output = histogram("request_generation_tokens", "Tokens of an answer.", _TOKENS)
-        self.params_n = histogram("request_params_n", "n of a request.", _COUNTS)
-        self.params_max = histogram("request_params_max_tokens", "max_tokens of a request.", _TOKENS)
-        self.ttft = histogram(
-            "time_to_first_token_seconds", "Acceptance of a request to an answer's first token.", _LONG
-        )
-        self.itl = histogram(
-            "inter_token_latency_seconds",
-            "Between deliveries of an answer, divided by the later one's tokens.",
-            _SHORT,
-        )
-        self.tpot = histogram(
-            "request_time_per_output_token_seconds",
-            "First tokens to last, divided by the tokens after the first pass.",
-            _SHORT,
-        )
-        self.e2e = histogram("e2e_request_latency_seconds", "Acceptance to an answer's end.", _LONG)
-        self._latencies = {field: histogram(*named, _LONG) for field, named in _LATENCIES.items()}
-        self.inference = histogram("request_inference_time_seconds", "First pass to last token.", _LONG)
+    def set(self, name: str, value: float | None, *labels: str) -> None:
+        """Set a gauge; None is exported as NaN, Prometheus's unknown value."""
+        self._labelled(name, labels).set(nan if value is None else value)
 
-    def _make_speculation_metrics(self, make: MetricMaker) -> None:
-        def counters(named: dict[str, tuple[str, str]], *labels: str) -> dict[str, MetricFamily[Counter]]:
-            return {
-                field: make.counter(f"spec_decode_{name}", text, *labels)
-                for field, (name, text) in named.items()
-            }
+    def inc(self, name: str, amount: float, *labels: str) -> None:
+        """Increase a counter."""
+        self._labelled(name, labels).inc(amount)
 
-        self._costs = counters(_COSTS, *_OWN)
-        self._costs_by_position = counters(_COSTS_BY_POSITION, *_OWN, "position")
-        self._run_length = make.histogram(
-            "spec_decode_accepted_run_length",
-            "Draft tokens accepted by one pass that verified some.",
-            _RUNS,
-            *_OWN,
-        )
-        self._passes_per_token = make.histogram(
-            "spec_decode_target_passes_per_output_token",
-            "Target passes per token of an answer.",
-            _PER_TOKEN,
-            *_OWN,
-        )
+    def observe(self, name: str, value: float, *labels: str) -> None:
+        """Add a value to a histogram."""
+        self._labelled(name, labels).observe(value)
+
+    def _catch_up(self, name: str, total: float, *labels: str) -> None:
+        """Raise a counter to the engine's total."""
+        before = self._engine_totals.get((name, *labels), 0)
+        if total >= before:
+            self.inc(name, total - before, *labels)
+            self._engine_totals[name, *labels] = total
+
+    def _catch_up_each(self, name: str, totals: Mapping[str, float]) -> None:
+        """Raise the counters of one label."""
+        for label, total in totals.items():
+            self._catch_up(name, total, label)
 
     def note_refusal(self, status: int) -> None:
         """Count a request that got an error."""
-        self.refused.of(str(status)).inc()
+        self.inc("request_refused", 1, str(status))
 
     def note_engine(self, stats: EngineStats, restarts: int) -> None:
-        """Export the engine's statistics; `restarts` identifies the engine."""
-        make = self._make
-        make.note_restarts(restarts)
-        for field, gauge in self._engine_gauges.items():
-            gauge.set(getattr(stats, field) or 0)
-        for field, counter in self._engine_totals.items():
-            make.catch_up(counter, getattr(stats, field))
-        make.catch_up_each(self._step_seconds, _seconds_by_stage(stats))
-        make.catch_up_each(self._faults, stats.drafter_faults)
-        make.catch_up_each(self._step_faults, stats.step_faults)
-        self._services.note_engine(stats)
-        self._nodes.note(stats.draft_nodes)
+        """Export the engine's statistics; `restarts` identifies the engine, since a new one counts from zero."""
+        if restarts != self._restarts:
+            self._restarts = restarts
+            self._engine_totals.clear()
+        for field, (name, _) in _ENGINE_GAUGES.items():
+            self.set(name, getattr(stats, field) or 0)
+        for field, (name, _) in _ENGINE_TOTALS.items():
+            self._catch_up(name, getattr(stats, field))
+        self._catch_up_each("engine_step_seconds", _seconds_by_stage(stats))
+        self._catch_up_each("spec_decode_drafter_faults", stats.drafter_faults)
+        self._catch_up_each("engine_step_faults", stats.step_faults)
+        self._services |= set(stats.services)
+        for service in self._services:
+            running, waiting = stats.services.get(service, (0, 0))
+            self.set("service_requests_running", running, service)
+            self.set("service_requests_waiting", waiting, service)
+        for node in stats.draft_nodes:
+            self._note_node(node)
         if stats.control is not None:
-            self._control.note(stats.control)
+            self._note_control(stats.control)
 
-    def note_outcome(self, reason: str) -> None:
-        """Count an answer that has ended or was aborted."""
-        self.success.of(reason).inc()
+    def _note_node(self, node: NodeReport) -> None:
+        self.set("draft_node_up", node.state == "up", node.address)
+        for field, (name, *_) in _NODE_GAUGES.items():
+            self.set(name, getattr(node, field), node.address)
+        for name, ms in (("first_level", node.first_ms), ("level", node.level_ms)):
+            self.set(f"draft_node_{name}_seconds", None if ms is None else ms / 1e3, node.address)
+
+    def _note_control(self, report: ControlReport) -> None:
+        """Export the controller's report. Vanished pairs are not exported."""
+        for name, *_ in _PAIR_GAUGES:
+            self._made[name].clear()
+        for pair in report.pairs:
+            self._note_pair(pair)
+        usage = report.usage
+        self._catch_up("spec_decode_probe_seconds", report.probe_seconds)
+        self._catch_up("spec_decode_reference_passes", report.reference_passes)
+        self.set("spec_decode_mismatches", report.mismatches)
+        self.set("spec_decode_provisional_pages", report.provisional_pages)
+        self.set("kv_cache_pages", report.kv_pages)
+        self._catch_up("device_reserved_seconds", usage.wall_seconds)
+        for role in ("draft", "target"):
+            self._catch_up("device_busy_seconds", getattr(usage, f"{role}_seconds"), role)
+            self.set("device_utilisation", getattr(usage, f"{role}_utilisation"), role)
+        for of, reserved in (("busy", False), ("reserved", True)):
+            if (cost := usage.cost_per_million(reserved)) is not None:
+                self.set("cost_per_million_tokens", cost, of)
+
+    def _note_pair(self, pair: PairReport) -> None:
+        labels = (pair.drafter, pair.cohort)
+        for stage in Stage:
+            self.set("spec_decode_state", pair.state == stage, *labels, stage.value)
+        if pair.predicted is not None:
+            self.set("spec_decode_predicted_gain", pair.predicted.mean, *labels)
+        if pair.measured is not None:
+            for bound in ("low", "mean", "high"):
+                self.set("spec_decode_measured_gain", getattr(pair.measured, bound), *labels, bound)
+        self.set("spec_decode_depth", pair.kept if pair.in_use else 0, *labels)
+        if pair.break_even is not None:
+            self.set("spec_decode_break_even_acceptance", pair.break_even, *labels)
+        self._catch_up("spec_decode_asks", pair.asks, *labels)
+        self._catch_up("spec_decode_empty_drafts", pair.asks - sum(pair.depths), *labels)
+        self._catch_up("spec_decode_decisions", pair.switched, *labels)
 
     def note_answer(self, stats: RequestStats, finish_reason: str) -> None:
         """Count a complete answer, with the engine's times."""
-        self._services.note_answer(stats, finish_reason)
-        self.request_output.observe(stats.output_tokens)
-        for field, histogram in self._latencies.items():
-            histogram.observe(getattr(stats, field))
-        self.inference.observe(stats.prefill_seconds + stats.decode_seconds)
+        service = stats.service
+        self.inc("service_requests", 1, service, finish_reason)
+        self.inc("service_generation_tokens", stats.output_tokens, service)
+        self.inc("service_preemptions", stats.preemptions, service)
+        self.observe("service_queue_time_seconds", stats.queue_seconds, service)
+        self.observe("request_generation_tokens", stats.output_tokens)
+        for field, (name, _) in _LATENCIES.items():
+            self.observe(name, getattr(stats, field))
+        self.observe("request_inference_time_seconds", stats.prefill_seconds + stats.decode_seconds)
         if (later := stats.output_tokens - stats.first_tokens) > 0:
-            self.tpot.observe(stats.decode_seconds / later)
+            self.observe("request_time_per_output_token_seconds", stats.decode_seconds / later)
+            self.observe("service_time_per_output_token_seconds", stats.decode_seconds / later, service)
         if stats.output_tokens:
-            own = (stats.method or "none", stats.cohort)
-            self._passes_per_token.of(*own).observe(stats.passes / stats.output_tokens)
-
-    def note_prompt(self, tokens: int) -> None:
-        """Count a processed prompt, however its answers end."""
-        self.prompt_tokens.inc(tokens)
-        self.request_prompt.observe(tokens)
+            first_token = stats.queue_seconds + stats.prefill_seconds
+            self.observe("service_time_to_first_token_seconds", first_token, service)
+            passes = stats.passes / stats.output_tokens
+            self.observe("spec_decode_target_passes_per_output_token", passes, *_method_labels(stats))
 
     def note_costs(self, index: int, stats: RequestStats) -> None:
         """Count the costs of a complete or aborted answer; `index` is its index among the prompt's answers."""
         before = self.totals.get(stats.cohort, RequestStats())
         self.totals[stats.cohort] = sum_stats(((0, before), (index, stats)))
-        own = (stats.method or "none", stats.cohort)
-        for field, counter in self._costs.items():
-            counter.of(*own).inc(getattr(stats, field))
-        for field, counter in self._costs_by_position.items():
+        labels = _method_labels(stats)
+        for field, (name, *_) in _COSTS.items():
+            self.inc(name, getattr(stats, field), *labels)
+        for field, (name, *_) in _COSTS_BY_POSITION.items():
             for position, count in enumerate(getattr(stats, field)):
-                counter.of(*own, str(position)).inc(count)
-        observe_runs(self._run_length.of(*own), stats)
+                self.inc(name, count, *labels, str(position))
+        for length in accepted_runs(stats).elements():
+            self.observe("spec_decode_accepted_run_length", length, *labels)
 
     def page(self) -> bytes:
         """Return the body of `/metrics`."""
         return generate_latest(self.registry)
 
 
-def observe_runs(histogram: Histogram, stats: RequestStats) -> None:
-    """Observe the accepted lengths of drafts."""
-    for length in accepted_runs(stats).elements():
-        histogram.observe(length)
+def _method_labels(stats: RequestStats) -> tuple[str, str]:
+    return stats.method or "none", stats.cohort
 
 
 def _seconds_by_stage(stats: EngineStats) -> dict[str, float]:

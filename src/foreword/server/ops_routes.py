@@ -110,9 +110,9 @@ def _speculation_figures(context: ServerContext) -> dict[str, Any]:
 
 async def _refresh(context: ServerContext) -> None:
     metrics = context.metrics
-    metrics.in_flight.set(context.admission.in_flight)
-    metrics.ready.set(context.engine.state is EngineState.READY)
-    metrics.restarts.set(context.engine.restarts)
+    metrics.set("num_requests_in_flight", context.admission.in_flight)
+    metrics.set("engine_ready", context.engine.state is EngineState.READY)
+    metrics.set("engine_restarts", context.engine.restarts)
     if (stats := await context.engine.stats()) is not None:
         metrics.note_engine(stats, context.engine.restarts)
 

@@ -42,14 +42,14 @@ class RequestMeter:
         self._method = _method(self.request, self.default_method)
         self._began = self.clock()
         self._seen = [_Seen() for _ in range(self.request.params.n)]
-        self.metrics.params_n.observe(self.request.params.n)
-        self.metrics.params_max.observe(self.request.params.max_tokens)
+        self.metrics.observe("request_params_n", self.request.params.n)
+        self.metrics.observe("request_params_max_tokens", self.request.params.max_tokens)
 
     def note(self, delta: AnswerDelta) -> None:
         if delta.token_ids:
             self._note_tokens(delta, self.clock())
         if delta.finish_reason is not None:
-            self.metrics.e2e.observe(self.clock() - self._began)
+            self.metrics.observe("e2e_request_latency_seconds", self.clock() - self._began)
             self._note_outcome(delta.index, delta.finish_reason)
             self._note_costs(delta.index, delta.stats)
             if delta.stats is not None:
@@ -58,12 +58,14 @@ class RequestMeter:
     def _note_tokens(self, delta: AnswerDelta, now: float) -> None:
         seen = self._seen[delta.index]
         if seen.last is None:
-            self.metrics.ttft.observe(now - self._began)
+            self.metrics.observe("time_to_first_token_seconds", now - self._began)
             if delta.index == 0:
-                self.metrics.note_prompt(len(self.request.prompt_token_ids))
+                tokens = len(self.request.prompt_token_ids)
+                self.metrics.inc("prompt_tokens", tokens)
+                self.metrics.observe("request_prompt_tokens", tokens)
         else:
-            self.metrics.itl.observe((now - seen.last) / len(delta.token_ids))
-        self.metrics.generation_tokens.inc(len(delta.token_ids))
+            self.metrics.observe("inter_token_latency_seconds", (now - seen.last) / len(delta.token_ids))
+        self.metrics.inc("generation_tokens", len(delta.token_ids))
         seen.last = now
         seen.note(delta)
 
@@ -94,7 +96,7 @@ class RequestMeter:
     def _note_outcome(self, index: int, reason: str) -> None:
         if not self._seen[index].has_ended:
             self._seen[index].has_ended = True
-            self.metrics.note_outcome(reason)
+            self.metrics.inc("request_success", 1, reason)
 
     def _note_costs(self, index: int, stats: RequestStats | None) -> None:
         """Count an answer's costs once; without statistics, from its deltas."""
@@ -104,7 +106,7 @@ class RequestMeter:
         seen.is_counted = True
         if stats is None:
             stats = self._partial(seen)
-        self.metrics.generation_tokens.inc(max(stats.output_tokens - seen.tokens, 0))
+        self.metrics.inc("generation_tokens", max(stats.output_tokens - seen.tokens, 0))
         self.metrics.note_costs(index, stats)
 
     def _partial(self, seen: _Seen) -> RequestStats:

@@ -4,12 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from prometheus_client import Histogram
 
 from foreword.acceptance.params import SamplingParams
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, RequestStats
 from foreword.engine.outputs import Costs, sum_stats
-from foreword.server.metrics import Metrics, observe_runs
+from foreword.server.metrics import Metrics
 from foreword.server.request_meter import RequestMeter
 
 VLLM_NAMES = (
@@ -118,12 +117,11 @@ def test_tokens_of_the_first_pass_take_no_time_of_decoding():
 
 
 def test_runs_have_the_lengths_that_the_positions_tell():
-    histogram = Histogram("runs", "x", buckets=(0, 1, 2), registry=None)
-    observe_runs(
-        histogram, STATS
-    )  # of four drafts one was refused at once, two after one guess, one after two
-    counts = {s.labels["le"]: s.value for s in next(iter(histogram.collect())).samples if "le" in s.labels}
-    assert counts == {"0.0": 1, "1.0": 3, "2.0": 4, "+Inf": 4}
+    metrics = Metrics("m")
+    metrics.note_costs(0, STATS)  # of four drafts one was refused at once, two after one token, one after two
+    labels = {"method": "ngram", "cohort": "ngram/greedy"}
+    for length, drafts in {"0.0": 1, "1.0": 3, "2.0": 4, "+Inf": 4}.items():
+        assert value(metrics, "spec_decode_accepted_run_length_bucket", **labels, le=length) == drafts
 
 
 def test_a_fresh_engines_counters_go_on_from_the_old_ones():
