@@ -62,7 +62,7 @@ def test_every_label_it_groups_by_exists():
         EngineStats(drafter_faults={"x/timeout": 1}, step_faults={"draft": 1}, control=control), 0
     )
     metrics.note_refusal(400)
-    metrics.note_outcome("stop")
+    metrics.inc("request_success", 1, "stop")
     labels: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(metrics.page().decode()):
         for sample in family.samples:
