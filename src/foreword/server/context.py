@@ -1,9 +1,7 @@
 """The parts that the routes of one server share."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import monotonic, time
-from typing import Any
 
 from foreword.drafters.config import SpeculationSetting, check_request_setting
 from foreword.errors import EngineUnavailable, RequestError
@@ -44,7 +42,7 @@ class ServerContext:
     def __post_init__(self) -> None:
         self.adapters = set(self.settings.adapters)
 
-    def speculation(self, override: bool | Mapping[str, Any] | None) -> SpeculationSetting:
+    def speculation(self, override: SpeculationSetting) -> SpeculationSetting:
         """Return a request's setting; a request that starts while speculation is off stays without drafts."""
         checked = check_speculation(override, self.settings)
         return checked if self.engine.speculating else False

@@ -19,12 +19,8 @@ from foreword.server.api.conversation import Conversation
 from foreword.server.api.dialects import OpenAIDialect
 from foreword.server.api.entry import AnswerRoute
 from foreword.server.api.identity import ApiCaller, new_id
-from foreword.server.api.message_types import content_text
-from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.request_types import ChatRequest
-from foreword.server.api.sampling_types import check_logprobs
 from foreword.server.context import ServerContext
-from foreword.server.settings import ServerSettings
 
 
 async def chat_conversation(context: ServerContext, body: ChatRequest) -> Conversation:
@@ -41,33 +37,12 @@ async def chat_conversation(context: ServerContext, body: ChatRequest) -> Conver
 
 async def chat_job(context: ServerContext, body: ChatRequest, caller: ApiCaller) -> AnswerJob:
     """Apply the chat template and create the job."""
-    answer_id = new_id("chatcmpl")
-    speculation = context.speculation(body.speculation)
     conversation = await chat_conversation(context, body)
-    ids = conversation.ids
-    wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    engine, limits = context.engine.limits(), context.settings.limits
-    max_tokens = room_for_answer(ids, wanted, engine.max_model_len, limits.prompt_tokens)
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = body.sampling_params(max_tokens, logprobs, context.settings.sampling)
-    params = conversation.bound(params, params.structured, body.thinking_token_budget)
-    expected = None if body.prediction is None else content_text(body.prediction.content)
-    prediction = await context.prompts.prediction(expected, engine.max_model_len)
-    labels = body.labels(context.settings.model_name, bool(body.stream))
-    request = NewRequest(
-        answer_id, tuple(ids), params, caller.tenant, speculation, prediction=prediction, labels=labels
-    )
+    request = await conversation.request(context, body, caller, new_id("chatcmpl"))
     return AnswerJob([request], ChatDialect(context, body, request, conversation), bool(body.stream))
 
 
-def check_chat(body: ChatRequest, settings: ServerSettings) -> int:
-    """Check limits; return the number of requested answers."""
-    body.check_limits(settings.limits)
-    check_logprobs(body.top_logprobs, settings.limits, "top_logprobs")
-    return body.n or 1
-
-
-CHAT = AnswerRoute(ChatRequest, check_chat, chat_job)
+CHAT = AnswerRoute(ChatRequest, chat_job)
 
 
 class ChatDialect(OpenAIDialect):

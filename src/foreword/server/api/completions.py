@@ -8,6 +8,7 @@ from msgspec.structs import astuple
 from msgspec.structs import replace as with_fields
 
 from foreword.acceptance.logprobs import TokenLogprobs
+from foreword.acceptance.params import SamplingParams
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.outputs import Answer, Costs
 from foreword.engine.prompts import filling
@@ -15,14 +16,10 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.answer_types import AnswerUsage, Choice, Completion, CompletionLogprobs
 from foreword.server.api.answering import AnswerJob
 from foreword.server.api.dialects import OpenAIDialect
-from foreword.server.api.entry import AnswerRoute
+from foreword.server.api.entry import AnswerRoute, new_request
 from foreword.server.api.identity import ApiCaller, new_id
-from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.request_types import CompletionRequest
-from foreword.server.api.sampling_types import check_logprobs
 from foreword.server.context import ServerContext
-from foreword.server.errors import ApiError
-from foreword.server.settings import ServerSettings
 
 
 class Echo:
@@ -54,70 +51,24 @@ class Echo:
         return with_fields(counted, completion_tokens=0, total_tokens=counted.prompt_tokens)
 
 
-COMPLETION_TOKENS = 16
-"""OpenAI's default of max_tokens."""
+async def completion_job(context: ServerContext, body: CompletionRequest, caller: ApiCaller) -> AnswerJob:
+    """Tokenize the prompts and create the job."""
 
+    def refine(params: SamplingParams) -> SamplingParams:
+        params = filling(context.prompts.tokenizer, params, body.suffix)
+        if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
+            return replace(params, prompt_logprobs=body.logprobs)
+        return params
 
-async def completion_job(
-    context: ServerContext,
-    body: CompletionRequest,
-    caller: ApiCaller,
-    default: int | None = COMPLETION_TOKENS,
-) -> AnswerJob:
-    """Tokenize the prompts and create the job; `default` replaces missing max_tokens, None: the remaining context."""
-    limits, engine = context.settings.limits, context.engine.limits()
     answer_id = new_id("cmpl")
-    speculation = context.speculation(body.speculation)
     requests = []
     for number, prompt in enumerate(body.prompts()):
         ids = await context.prompts.text(prompt, body, suffix=body.suffix)
-        room = room_for_answer(ids, None, engine.max_model_len, limits.prompt_tokens)
-        wanted = min(default or room, room) if body.max_tokens is None else max(body.max_tokens, 1)
-        max_tokens = room_for_answer(ids, wanted, engine.max_model_len, limits.prompt_tokens)
-        params = body.sampling_params(max_tokens, body.logprobs, context.settings.sampling)
-        params = filling(context.prompts.tokenizer, params, body.suffix)
-        if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
-            params = replace(params, prompt_logprobs=body.logprobs)
-        name = f"{answer_id}-{number}"
-        labels = body.labels(context.settings.model_name, bool(body.stream))
-        requests.append(NewRequest(name, tuple(ids), params, caller.tenant, speculation, labels=labels))
+        requests.append(await new_request(context, body, caller, f"{answer_id}-{number}", ids, refine))
     return AnswerJob(requests, CompletionDialect(context, body, answer_id, requests), bool(body.stream))
 
 
-def check_completion(body: CompletionRequest, settings: ServerSettings) -> int:
-    """Check limits; return the number of requested answers."""
-    body.check_limits(settings.limits)
-    check_logprobs(body.logprobs, settings.limits, "logprobs")
-    if body.max_tokens == 0 and not body.echo:
-        raise ApiError(400, "max_tokens can be 0 only with echo", param="max_tokens")
-    if body.echo and body.suffix:
-        raise ApiError(
-            400,
-            "echo and suffix exclude each other: the prompt does not stand before the answer alone; "
-            "leave echo out",
-            param="echo",
-        )
-    _check_best_of(body.best_of, body.n or 1)
-    prompts = len(body.prompts())
-    if prompts > settings.limits.prompts:
-        raise ApiError(400, f"this server takes at most {settings.limits.prompts} prompts", param="prompt")
-    return prompts * (body.n or 1)
-
-
-COMPLETIONS = AnswerRoute(CompletionRequest, check_completion, completion_job)
-
-
-def _check_best_of(best_of: int | None, n: int) -> None:
-    if best_of is None or best_of == n:
-        return
-    if best_of < n:
-        raise ApiError(400, f"best_of is {best_of}, and n is {n}; it must be at least n", param="best_of")
-    raise ApiError(
-        400,
-        "best_of above n is not supported by this server: answers that are not returned are not generated; "
-        "ask for n of them with logprobs and choose",
-        param="best_of",
-    )
+COMPLETIONS = AnswerRoute(CompletionRequest, completion_job)
 
 
 class CompletionDialect(OpenAIDialect):

@@ -5,13 +5,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foreword.acceptance.params import SamplingParams
+from foreword.engine.messages import NewRequest
 from foreword.server.api.answer_types import ToolCall
+from foreword.server.api.entry import new_request
+from foreword.server.api.identity import ApiCaller
 from foreword.server.api.message_types import Message
 from foreword.server.api.reasoning import Reasoning, ReasoningReader, check_budget, reasoning_format
-from foreword.server.api.request_types import ToolFields
+from foreword.server.api.request_types import ChatRequest, ResponsesRequest, ToolFields
 from foreword.server.api.tool_use import ToolUse, ToolWriter, chosen_format, shown_messages, tool_use
 from foreword.server.context import ServerContext
-from foreword.structured.params import StructuredOutputs
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,18 @@ class Conversation:
         )
         return Conversation(ids, use, Reasoning.after(ids, thinks, tokenizer))
 
-    def bound(
-        self, params: SamplingParams, form: StructuredOutputs | None, budget: int | None
-    ) -> SamplingParams:
-        """Return the parameters with the grammar that tools and `form` require, and the reasoning before it."""
-        structured = form if self.use is None else self.use.structured(form)
-        thinking = None if self.reasoning is None else self.reasoning.limit(budget, structured)
-        return replace(params, structured=structured, thinking=thinking)
+    async def request(
+        self, context: ServerContext, body: ChatRequest | ResponsesRequest, caller: ApiCaller, name: str
+    ) -> NewRequest:
+        """Return the engine's request, with the grammar that the tools require and the reasoning before it."""
+
+        def constrain(params: SamplingParams) -> SamplingParams:
+            structured = params.structured if self.use is None else self.use.structured(params.structured)
+            budget = body.thinking_token_budget
+            thinking = None if self.reasoning is None else self.reasoning.limit(budget, structured)
+            return replace(params, structured=structured, thinking=thinking)
+
+        return await new_request(context, body, caller, name, self.ids, constrain)
 
     def reader(self) -> "AnswerReader":
         return AnswerReader(self)

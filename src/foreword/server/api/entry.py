@@ -1,6 +1,6 @@
 """Common steps of all generating requests: read, check, admit, tokenize, answer."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -10,32 +10,50 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foreword.acceptance.params import SamplingParams
 from foreword.engine.messages import NewRequest
 from foreword.errors import EngineUnavailable, RequestError
 from foreword.server.api.answering import AnswerJob, respond
 from foreword.server.api.bodies import UnknownFields, checked_body, parse_body, read_body
 from foreword.server.api.dialects import Dialect
 from foreword.server.api.identity import ApiCaller, caller_of
+from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.sampling_types import SamplingFields, StrictBody
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
-from foreword.server.settings import ServerSettings
 from foreword.structured.params import FORM_PARAM
 from foreword.wire.supervisor import EngineState
 
 
-def as_asked(request: NewRequest, body: SamplingFields, adapter: str) -> NewRequest:
-    """Return the request with its body's adapter, priority and deadline.
-
-    A text priority is only for the policy file.
-    """
-    return replace(
-        request,
-        labels=replace(request.labels, adapter=adapter),
-        adapter=adapter,
-        priority=body.priority if isinstance(body.priority, int) else 0,
-        deadline_ms=body.deadline_ms,
-        on_deadline=body.on_deadline or request.on_deadline,
+async def new_request(
+    context: ServerContext,
+    body: SamplingFields,
+    caller: ApiCaller,
+    request_id: str,
+    ids: Sequence[int],
+    refine: Callable[[SamplingParams], SamplingParams] = lambda params: params,
+    *,
+    progress: bool = False,
+) -> NewRequest:
+    """Return the engine's request for a tokenized prompt; `refine` adds what the route knows about its sampling."""
+    settings, max_model_len = context.settings, context.engine.limits().max_model_len
+    room = room_for_answer(ids, body.wanted_tokens, max_model_len, settings.limits.prompt_tokens)
+    if body.wanted_tokens is None:
+        room = min(body.default_tokens or room, room)
+    adapter = context.adapter(body.model)
+    return NewRequest(
+        request_id,
+        tuple(ids),
+        refine(body.sampling_params(room, settings.sampling)),
+        caller.tenant,
+        context.speculation(body.speculation_setting),
+        progress,
+        await context.prompts.prediction(body.expected_answer, max_model_len),
+        body.labels(settings.model_name, adapter),
+        body.priority if isinstance(body.priority, int) else 0,  # a text is only for the policy file
+        body.deadline_ms,
+        adapter,
+        body.on_deadline or "end",
     )
 
 
@@ -53,10 +71,9 @@ Asked = TypeVar("Asked", bound=SamplingFields)
 
 @dataclass(frozen=True)
 class AnswerRoute(Generic[Asked]):
-    """Validation and preparation of one kind of request."""
+    """Body type and preparation of one kind of request."""
 
     model: type[Asked]
-    check: Callable[[Asked, ServerSettings], int]  # returns the number of answers
     prepare: Callable[[ServerContext, Asked, ApiCaller], Awaitable[AnswerJob]]
 
 
@@ -120,17 +137,14 @@ async def _answer(
     reword: Callable[[AnswerJob], Dialect],
 ) -> Response:
     """Check, admit and answer a request."""
-    answers = route.check(body, context.settings)
+    answers = body.check(context.settings.limits)
     if context.engine.state in (EngineState.STARTING, EngineState.RESTARTING, EngineState.STOPPED):
         raise EngineUnavailable(f"the engine is {context.engine.state}; try again")
     try:
         with ExitStack() as places:
             places.enter_context(context.admission.admit(answers))
             job = await route.prepare(context, body, caller_of(request))
-            adapter = context.adapter(getattr(body, "model", None))
-            requests = [as_asked(one, body, adapter) for one in job.requests]
-            job = replace(job, requests=requests, dialect=reword(job))
-            return await respond(context, request, job, places)
+            return await respond(context, request, replace(job, dialect=reword(job)), places)
     except RequestError as error:
         raise blamed(error, body) from None
 

@@ -5,23 +5,16 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
+from foreword.engine.messages import AnswerDelta, RequestStats
 from foreword.engine.outputs import Answer, Costs
 from foreword.engine.text import TokenTexts, token_text
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.answer_types import LogprobWriter, PromptLogprobs, extras_of, usage_of
 from foreword.server.api.answering import AnswerJob
-from foreword.server.api.entry import AnswerRoute
+from foreword.server.api.entry import AnswerRoute, new_request
 from foreword.server.api.identity import ApiCaller, new_id
-from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.request_types import GenerateRequest
-from foreword.server.api.sampling_types import check_logprobs
 from foreword.server.context import ServerContext
-from foreword.server.errors import ApiError
-from foreword.server.settings import ServerSettings
-
-GENERATE_TOKENS = 256
-"""Default of max_tokens, as in the library."""
 
 
 class Generated(Struct):
@@ -82,39 +75,15 @@ def passes_of(tokenizer: Tokenizer, delta: AnswerDelta) -> list[dict[str, Any]]:
 
 async def generate_job(context: ServerContext, body: GenerateRequest, caller: ApiCaller) -> AnswerJob:
     """Tokenize the prompt as the library does and create the job."""
-    speculation = context.speculation(body.speculation if body.speculative is None else body.speculative)
     if isinstance(body.prompt, str):
         ids = await context.prompts.text(body.prompt, body, raw=body.raw)
     else:
         ids = body.prompt
-    engine, limits = context.engine.limits(), context.settings.limits
-    room = room_for_answer(ids, body.max_tokens, engine.max_model_len, limits.prompt_tokens)
-    max_tokens = min(room, GENERATE_TOKENS) if body.max_tokens is None else room
-    params = body.sampling_params(max_tokens, body.logprobs, context.settings.sampling)
-    prediction = await context.prompts.prediction(body.prediction, engine.max_model_len)
-    request = NewRequest(
-        new_id("gen"),
-        tuple(ids),
-        params,
-        caller.tenant,
-        speculation,
-        body.stream,
-        prediction,
-        body.labels(context.settings.model_name, body.stream),
-    )
+    request = await new_request(context, body, caller, new_id("gen"), ids, progress=body.stream)
     return AnswerJob([request], GenerateDialect(context, body), body.stream)
 
 
-def check_generate(body: GenerateRequest, settings: ServerSettings) -> int:
-    """Check limits; return the number of requested answers."""
-    body.check_limits(settings.limits)
-    check_logprobs(body.logprobs, settings.limits, "logprobs")
-    if body.speculative is not None and body.speculation is not None:
-        raise ApiError(400, "speculative and speculation are the same; give one", param="speculative")
-    return body.n or 1
-
-
-GENERATE = AnswerRoute(GenerateRequest, check_generate, generate_job)
+GENERATE = AnswerRoute(GenerateRequest, generate_job)
 
 
 class GenerateDialect:

@@ -2,10 +2,20 @@
 
 import json
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
+from foreword.errors import in_plain_words
 from foreword.server.api.foreign_fields import MESSAGE, TOOL_FUNCTION, Fields
 from foreword.server.api.sampling_types import OpenPart
 
@@ -209,3 +219,85 @@ ToolChoice = Annotated[
     BeforeValidator(_checked_choice),
     WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required", None]}, {"type": "object"}]}),
 ]
+
+
+Part = TypeVar("Part", bound=BaseModel)
+
+_TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+def item_messages(value: object) -> list[Message]:
+    """Parse the input of `/v1/responses`: a string, or a list of messages, tool calls and tool results."""
+    if isinstance(value, str):
+        return [text_message("user", value)]
+    if not isinstance(value, list):
+        raise ValueError("must be a text or a list of items")
+    if not value:
+        raise ValueError("must not be empty")
+    return [_item_message(place, item) for place, item in enumerate(value)]
+
+
+def _item_message(place: int, item: object) -> Message:
+    kind = item.get("type", "message") if isinstance(item, Mapping) else None
+    if not isinstance(item, Mapping) or kind not in ("message", "function_call", "function_call_output"):
+        named = f"of type {str(kind)[:32]!r}" if isinstance(item, Mapping) else "no object"
+        raise ValueError(f"item {place} is {named}; use message, function_call or function_call_output")
+    try:
+        if kind == "function_call":
+            called = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "function": called}
+            return _read(Message, {"role": "assistant", "tool_calls": [call]})
+        if kind == "function_call_output":
+            text = _item_text(place, item["output"])
+            return _read(Message, {"role": "tool", "tool_call_id": item["call_id"], "content": text})
+        return text_message(item["role"], _item_text(place, item["content"]))
+    except KeyError as error:
+        raise ValueError(f"item {place} has no {error.args[0]}") from None
+
+
+def text_message(role: object, text: str) -> Message:
+    return _read(Message, {"role": role, "content": text})
+
+
+def _read(model: type[Part], value: object) -> Part:
+    """Validate as `model`; errors are one line, to follow the field's name."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place}: {in_plain_words(first['msg'])}" if place else first["msg"]) from None
+
+
+def _item_text(place: int, content: object) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content if isinstance(content, list) else [None]:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(part, Mapping) or kind not in _TEXT_PARTS:
+            raise ValueError(f"item {place} has a part {no_text(kind)}")
+        texts.append(str(part.get("text", "")))
+    return "".join(texts)
+
+
+def flat_tools(value: object) -> list[Tool] | None:
+    """Parse the tools of `/v1/responses`, whose fields are at the top level."""
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise ValueError("must be a list")
+    found = []
+    for tool in value:
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise ValueError("only tools of type function are supported")
+        rest = {key: entry for key, entry in tool.items() if key != "type"}
+        found.append(Tool(type="function", function=_read(ToolFunction, rest)))
+    return found
+
+
+def flat_choice(value: object) -> object:
+    """Return a tool choice of `/v1/responses` in the format of the chat route."""
+    if isinstance(value, dict) and isinstance(value.get("name"), str):
+        return {"type": value.get("type"), "function": {"name": value["name"]}}
+    return value

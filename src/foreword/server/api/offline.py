@@ -9,9 +9,9 @@ from foreword.drafters.config import SpeculationSetting
 from foreword.errors import RequestError
 from foreword.server.api.bodies import UnknownFields, checked_body, load_object, too_long
 from foreword.server.api.chat import CHAT
-from foreword.server.api.completions import COMPLETION_TOKENS, COMPLETIONS
+from foreword.server.api.completions import COMPLETIONS
 from foreword.server.api.entry import AnswerRoute, blamed
-from foreword.server.api.generate import GENERATE, GENERATE_TOKENS
+from foreword.server.api.generate import GENERATE
 from foreword.server.api.message_types import Message
 from foreword.server.api.prompts import check_messages
 from foreword.server.api.request_types import (
@@ -20,7 +20,7 @@ from foreword.server.api.request_types import (
     GenerateRequest,
     ResponsesRequest,
 )
-from foreword.server.api.responses import RESPONSES, response_form
+from foreword.server.api.responses import RESPONSES
 from foreword.server.api.sampling_types import SamplingFields
 from foreword.server.api.tool_formats import format_of
 from foreword.server.api.tool_use import tool_use
@@ -72,8 +72,8 @@ def read_offline(
     unknown = UnknownFields(settings.strict_fields)
     body = checked_body(value, chosen.model, unknown)
     try:
-        chosen.check(body, settings)
-        speculation = check_speculation(_speculation(body), settings)
+        body.check(settings.limits)
+        speculation = check_speculation(body.speculation_setting, settings)
         params = _params(body)
     except RequestError as error:
         raise blamed(error, body) from None
@@ -81,14 +81,14 @@ def read_offline(
     counted = _prompt_tokens(body, settings.limits, notes) if prompt_tokens is None else prompt_tokens
     if body.temperature is None:
         notes.append("temperature taken as 1: the model's generation config may recommend another")
-    labels = body.labels(getattr(body, "model", None) or "", bool(getattr(body, "stream", None)))
+    labels = body.labels(body.model or "")
     traits = RequestTraits(
         tenant=tenant,
         model=labels.model,
         adapter=adapter,
         temperature=params.temperature,
         prompt_tokens=counted,
-        json_schema=labels.json_schema or params.structured is not None,
+        json_schema=params.structured is not None,
         stream=labels.stream,
         priority=labels.priority,
         metadata=labels.metadata,
@@ -107,27 +107,10 @@ def _route_of(value: dict[str, Any]) -> str:
     return "/generate" if keys & only_generate else "/v1/completions"
 
 
-def _speculation(body: SamplingFields) -> SpeculationSetting:
-    other = body.speculative if isinstance(body, GenerateRequest) else None
-    return body.speculation if other is None else other
-
-
 def _params(body: SamplingFields) -> SamplingParams:
     """Return the engine's parameters, which refuse combinations that the types allow."""
-    tokens, logprobs = _LONGEST_ANSWER, None
-    if isinstance(body, ChatRequest):
-        wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        tokens, logprobs = wanted or tokens, (body.top_logprobs or 0) if body.logprobs else None
-    elif isinstance(body, CompletionRequest):
-        tokens = COMPLETION_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
-        logprobs = body.logprobs
-    elif isinstance(body, GenerateRequest):
-        tokens, logprobs = body.max_tokens or GENERATE_TOKENS, body.logprobs
-    elif isinstance(body, ResponsesRequest):
-        tokens = body.max_output_tokens or tokens
-    params = body.sampling_params(tokens, logprobs, SamplingDefaults())
-    if isinstance(body, ResponsesRequest):
-        params = replace(params, structured=response_form(body, params))
+    tokens = body.wanted_tokens or body.default_tokens or _LONGEST_ANSWER
+    params = body.sampling_params(tokens, SamplingDefaults())
     if isinstance(body, ChatRequest | ResponsesRequest):
         use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, format_of(None))
         if use is not None:

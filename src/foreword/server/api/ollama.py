@@ -12,12 +12,12 @@ from starlette.responses import Response
 from foreword import __version__
 from foreword.server.api.bodies import load_object, object_at, read_body
 from foreword.server.api.chat import CHAT
-from foreword.server.api.completions import check_completion, completion_job
+from foreword.server.api.completions import completion_job
 from foreword.server.api.entry import AnswerRoute, Conversion, answer_converted, json_answer, refuser
 from foreword.server.api.foreign_fields import GENERATING
 from foreword.server.api.ollama_answers import OllamaDialect, loaded
 from foreword.server.api.reasoning import reasoning_format
-from foreword.server.api.request_types import CompletionRequest
+from foreword.server.api.request_types import OllamaCompletion
 from foreword.server.api.sampling_types import SamplingFields
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
@@ -25,8 +25,7 @@ from foreword.server.model_files import ModelFiles
 
 Json = dict[str, Any]
 
-RAW = AnswerRoute(CompletionRequest, check_completion, partial(completion_job, default=None))
-"""`/v1/completions` with the remaining context as default limit."""
+RAW: AnswerRoute[OllamaCompletion] = AnswerRoute(OllamaCompletion, completion_job)
 
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 """Ollama's names of sampling parameters that differ here."""

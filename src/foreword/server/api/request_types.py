@@ -1,13 +1,24 @@
 """Request bodies of all routes: OpenAI's fields, with vLLM's additions and ours."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema, field_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator
 
-from foreword.errors import RequestError, in_plain_words
+from foreword.drafters.config import SpeculationSetting
+from foreword.engine.prompts import Prediction
+from foreword.errors import RequestError
 from foreword.server.api.foreign_fields import CHAT, COMPLETION, GENERATE, RESPONSES, TOKENIZE, Fields
-from foreword.server.api.message_types import Message, TextContent, Tool, ToolChoice, ToolFunction, no_text
+from foreword.server.api.message_types import (
+    Message,
+    TextContent,
+    Tool,
+    ToolChoice,
+    content_text,
+    flat_choice,
+    flat_tools,
+    item_messages,
+    text_message,
+)
 from foreword.server.api.sampling_types import (
     FormattedFields,
     OpenPart,
@@ -16,7 +27,10 @@ from foreword.server.api.sampling_types import (
     StrictBody,
     TokenId,
     TokenIds,
+    as_form,
 )
+from foreword.server.errors import ApiError
+from foreword.server.settings import Limits
 from foreword.structured.params import StructuredOutputs
 
 
@@ -38,8 +52,6 @@ class StreamOptions(OpenPart):
 class OpenAIFields(FormattedFields, SamplingFields):
     """Fields of both routes."""
 
-    model: str | None = Field(None, max_length=512)
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=4096)  # accepted, not used
     return_token_ids: bool | None = None  # vLLM: token ids of prompt and answer
@@ -80,6 +92,7 @@ class CompletionRequest(OpenAIFields, RawText):
     """`POST /v1/completions`."""
 
     foreign: ClassVar[Fields] = COMPLETION
+    default_tokens: ClassVar[int | None] = 16  # as OpenAI
 
     prompt: Annotated[Any, BeforeValidator(_checked_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
     max_tokens: int | None = Field(None, ge=0)  # 0 with echo: only the prompt
@@ -88,11 +101,48 @@ class CompletionRequest(OpenAIFields, RawText):
     suffix: str | None = None  # text after a gap that the answer fills
     best_of: int | None = Field(None, ge=1)  # must equal n
 
+    @property
+    def wanted_tokens(self) -> int | None:
+        return None if self.max_tokens is None else max(self.max_tokens, 1)
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return self.logprobs
+
     def prompts(self) -> list[str | list[int]]:
         """One entry per prompt: text or token ids."""
         if isinstance(self.prompt, str) or type(self.prompt[0]) is int:
             return [self.prompt]
         return list(self.prompt)
+
+    def check(self, limits: Limits) -> int:
+        """Return the number of requested answers; raise 400 for a request that the server refuses."""
+        answers, prompts = super().check(limits), len(self.prompts())
+        if self.max_tokens == 0 and not self.echo:
+            raise ApiError(400, "max_tokens can be 0 only with echo", param="max_tokens")
+        if self.echo and self.suffix:
+            reason = "the prompt does not stand before the answer alone; leave echo out"
+            raise ApiError(400, f"echo and suffix exclude each other: {reason}", param="echo")
+        best_of = answers if self.best_of is None else self.best_of
+        if best_of < answers:
+            reason = f"best_of is {best_of}, and n is {answers}; it must be at least n"
+            raise ApiError(400, reason, param="best_of")
+        if best_of > answers:
+            raise ApiError(
+                400,
+                "best_of above n is not supported by this server: answers that are not returned are not generated; "
+                "ask for n of them with logprobs and choose",
+                param="best_of",
+            )
+        if prompts > limits.prompts:
+            raise ApiError(400, f"this server takes at most {limits.prompts} prompts", param="prompt")
+        return prompts * answers
+
+
+class OllamaCompletion(CompletionRequest):
+    """A raw or fill-in-the-middle request of Ollama's API, whose answers end with the context."""
+
+    default_tokens: ClassVar[int | None] = None
 
 
 def _text_or_tokens(value: object) -> object:
@@ -131,6 +181,7 @@ class ChatRequest(OpenAIFields, ToolFields):
     """`POST /v1/chat/completions`."""
 
     foreign: ClassVar[Fields] = CHAT
+    logprobs_field: ClassVar[str] = "top_logprobs"
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
     max_tokens: int | None = Field(None, ge=1)
@@ -158,13 +209,25 @@ class ChatRequest(OpenAIFields, ToolFields):
             raise ValueError("needs logprobs to be true")
         return value
 
+    @property
+    def wanted_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def expected_answer(self) -> Prediction:
+        return None if self.prediction is None else content_text(self.prediction.content)
+
 
 class GenerateRequest(SamplingFields, RawText):
     """`POST /generate`: our own route, with the library's names."""
 
     foreign: ClassVar[Fields] = GENERATE
+    default_tokens: ClassVar[int | None] = 256  # as the library
 
-    model: str | None = Field(None, max_length=512)
     prompt: Annotated[
         str | Annotated[list[TokenId], Field(fail_fast=True, min_length=1)],
         BeforeValidator(_prompt_or_tokens),
@@ -179,6 +242,28 @@ class GenerateRequest(SamplingFields, RawText):
     raw: bool = False  # continue the text; otherwise it is a user's message
     stream: bool = False
     speculative: SpeculationOverride = None  # alias of `speculation`
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def expected_answer(self) -> Prediction:
+        return self.prediction
+
+    @property
+    def speculation_setting(self) -> SpeculationSetting:
+        return self.speculation if self.speculative is None else self.speculative
+
+    def check(self, limits: Limits) -> int:
+        """Return the number of requested answers; raise 400 for a request that the server refuses."""
+        if self.speculative is not None and self.speculation is not None:
+            raise ApiError(400, "speculative and speculation are the same; give one", param="speculative")
+        return super().check(limits)
 
 
 class TokenizeRequest(RawText):
@@ -200,109 +285,18 @@ class DetokenizeRequest(StrictBody):
     model: str | None = Field(None, max_length=512)
 
 
-Part = TypeVar("Part", bound=BaseModel)
-
-_TEXT_PARTS = ("input_text", "output_text", "text")
-
-
-def _messages(value: object) -> list[Message]:
-    """Parse a string, or a list of messages, tool calls and tool results."""
-    if isinstance(value, str):
-        return [_text_message("user", value)]
-    if not isinstance(value, list):
-        raise ValueError("must be a text or a list of items")
-    if not value:
-        raise ValueError("must not be empty")
-    return [_message(place, item) for place, item in enumerate(value)]
-
-
-def _message(place: int, item: object) -> Message:
-    kind = item.get("type", "message") if isinstance(item, Mapping) else None
-    if not isinstance(item, Mapping) or kind not in ("message", "function_call", "function_call_output"):
-        named = f"of type {str(kind)[:32]!r}" if isinstance(item, Mapping) else "no object"
-        raise ValueError(f"item {place} is {named}; use message, function_call or function_call_output")
-    try:
-        if kind == "function_call":
-            called = {"name": item["name"], "arguments": item["arguments"]}
-            call = {"id": item["call_id"], "function": called}
-            return _read(Message, {"role": "assistant", "tool_calls": [call]})
-        if kind == "function_call_output":
-            text = _text(place, item["output"])
-            return _read(Message, {"role": "tool", "tool_call_id": item["call_id"], "content": text})
-        return _text_message(item["role"], _text(place, item["content"]))
-    except KeyError as error:
-        raise ValueError(f"item {place} has no {error.args[0]}") from None
-
-
-def _text_message(role: object, text: str) -> Message:
-    return _read(Message, {"role": role, "content": text})
-
-
-def _read(model: type[Part], value: object) -> Part:
-    """Validate as `model`; errors are one line, to follow the field's name."""
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{place}: {in_plain_words(first['msg'])}" if place else first["msg"]) from None
-
-
-def _text(place: int, content: object) -> str:
-    if isinstance(content, str):
-        return content
-    texts = []
-    for part in content if isinstance(content, list) else [None]:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if not isinstance(part, Mapping) or kind not in _TEXT_PARTS:
-            raise ValueError(f"item {place} has a part {no_text(kind)}")
-        texts.append(str(part.get("text", "")))
-    return "".join(texts)
-
-
-def _tools(value: object) -> list[Tool] | None:
-    """Parse functions, whose fields are at the top level here."""
-    if value is None:
-        return None
-    if not isinstance(value, list):
-        raise ValueError("must be a list")
-    found = []
-    for tool in value:
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise ValueError("only tools of type function are supported")
-        rest = {key: entry for key, entry in tool.items() if key != "type"}
-        found.append(Tool(type="function", function=_read(ToolFunction, rest)))
-    return found
-
-
-def _choice(value: object) -> object:
-    if isinstance(value, dict) and isinstance(value.get("name"), str):
-        return {"type": value.get("type"), "function": {"name": value["name"]}}
-    return value
-
-
+@as_form
 def _text_format(value: object) -> StructuredOutputs | None:
-    """`{"format": {"type": "json_schema", "name": ..., "schema": ...}}`"""
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise ValueError("must be an object")
-    given = value.get("format", {"type": "text"})
-    if not isinstance(given, dict):
-        raise ValueError("format must be an object")
-    kind = given.get("type")
-    try:
-        if kind == "json_object":
-            return StructuredOutputs(json_object=True)
-        if kind == "json_schema":
-            return StructuredOutputs(json=given["schema"])
-    except KeyError:
-        raise ValueError("format has no schema") from None
-    except RequestError as error:
-        raise ValueError(str(error)) from None
-    if kind != "text":
-        raise ValueError("format must be of type text, json_object or json_schema")
-    return None
+    """Parse `{"format": {"type": "json_schema", "name": ..., "schema": ...}}`."""
+    given = value.get("format", {"type": "text"}) if isinstance(value, dict) else None
+    kind = given.get("type") if isinstance(given, dict) else None
+    if not isinstance(given, dict) or kind not in ("text", "json_object", "json_schema"):
+        raise RequestError("must be an object whose format is of type text, json_object or json_schema")
+    if kind == "json_schema" and "schema" not in given:
+        raise RequestError("format has no schema")
+    if kind == "json_schema":
+        return StructuredOutputs(json=given["schema"])
+    return StructuredOutputs(json_object=True) if kind == "json_object" else None
 
 
 _ANY = WithJsonSchema({})
@@ -314,19 +308,36 @@ class ResponsesRequest(SamplingFields, ToolFields):
 
     foreign: ClassVar[Fields] = RESPONSES
 
-    model: str | None = Field(None, max_length=512)
-    input: Annotated[Any, BeforeValidator(_messages), _ANY]
+    input: Annotated[Any, BeforeValidator(item_messages), _ANY]
     instructions: str | None = None  # a system message before all others
     max_output_tokens: int | None = Field(None, ge=1)
-    stream: bool | None = None
-    text: Annotated[Any, BeforeValidator(_text_format), _OBJECT] = None
-    tools: Annotated[Any, BeforeValidator(_tools), _ANY] = None
-    tool_choice: Annotated[ToolChoice, BeforeValidator(_choice), _ANY] = None
+    text: Annotated[Any, _text_format, _OBJECT] = None
+    tools: Annotated[Any, BeforeValidator(flat_tools), _ANY] = None
+    tool_choice: Annotated[ToolChoice, BeforeValidator(flat_choice), _ANY] = None
     user: str | None = Field(None, max_length=4096)  # accepted, not used
     safety_identifier: str | None = Field(None, max_length=4096)  # accepted, not used
     prompt_cache_key: str | None = Field(None, max_length=4096)  # accepted; the API key decides
 
+    @property
+    def wanted_tokens(self) -> int | None:
+        return self.max_output_tokens
+
+    def structured(self) -> StructuredOutputs | None:
+        """Return the response format of `text.format` or of another field; refuse both at once."""
+        other = super().structured()
+        if self.text is not None and other is not None:
+            raise RequestError(
+                "text.format and another field both prescribe the answer's form; give one", "text"
+            )
+        return self.text or other
+
+    def check(self, limits: Limits) -> int:
+        """Return 1, since a response is one answer; raise 400 for a request that the server refuses."""
+        if super().check(limits) != 1:
+            raise RequestError("n: a response is one answer", "n")
+        return 1
+
     def messages(self) -> list[Message]:
         """The conversation."""
-        first = [] if self.instructions is None else [_text_message("system", self.instructions)]
+        first = [] if self.instructions is None else [text_message("system", self.instructions)]
         return [*first, *self.input]

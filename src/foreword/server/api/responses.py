@@ -6,21 +6,16 @@ from typing import Any
 
 from msgspec import UNSET
 
-from foreword.acceptance.params import SamplingParams
 from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
 from foreword.engine.outputs import Answer, Costs
-from foreword.errors import RequestError
 from foreword.server.api.answer_types import ToolCall
 from foreword.server.api.answering import AnswerJob
 from foreword.server.api.conversation import Conversation
 from foreword.server.api.entry import AnswerRoute
 from foreword.server.api.identity import ApiCaller, new_id
 from foreword.server.api.message_types import written_choice
-from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.request_types import ResponsesRequest
 from foreword.server.context import ServerContext
-from foreword.server.settings import ServerSettings
-from foreword.structured.params import StructuredOutputs
 
 Item = dict[str, Any]
 
@@ -30,40 +25,12 @@ REASONING, TEXT = "reasoning_text", "output_text"
 
 async def responses_job(context: ServerContext, body: ResponsesRequest, caller: ApiCaller) -> AnswerJob:
     """Apply the chat template to the items and create the job."""
-    settings = context.settings
     conversation = await Conversation.of(context, body, body.messages())
-    ids = conversation.ids
-    engine = context.engine.limits()
-    room = room_for_answer(ids, body.max_output_tokens, engine.max_model_len, settings.limits.prompt_tokens)
-    params = body.sampling_params(room, None, settings.sampling)
-    params = conversation.bound(params, response_form(body, params), body.thinking_token_budget)
-    request = NewRequest(
-        new_id("resp"),
-        tuple(ids),
-        params,
-        caller.tenant,
-        context.speculation(body.speculation),
-        labels=body.labels(settings.model_name, bool(body.stream)),
-    )
+    request = await conversation.request(context, body, caller, new_id("resp"))
     return AnswerJob([request], ResponsesDialect(context, body, request, conversation), bool(body.stream))
 
 
-def check_responses(body: ResponsesRequest, settings: ServerSettings) -> int:
-    """Check limits; a response has one answer."""
-    body.check_limits(settings.limits)
-    if body.n not in (None, 1):
-        raise RequestError("n: a response is one answer", "n")
-    return 1
-
-
-RESPONSES = AnswerRoute(ResponsesRequest, check_responses, responses_job)
-
-
-def response_form(body: ResponsesRequest, params: SamplingParams) -> StructuredOutputs | None:
-    """Return the response format of `text.format` or of another field; refuse both at once."""
-    if body.text is not None and params.structured is not None:
-        raise RequestError("text.format and another field both prescribe the answer's form; give one", "text")
-    return body.text or params.structured
+RESPONSES = AnswerRoute(ResponsesRequest, responses_job)
 
 
 class ResponsesDialect:

@@ -15,8 +15,10 @@ from pydantic import (
 )
 
 from foreword.acceptance.params import SamplingDefaults, SamplingParams
+from foreword.drafters.config import SpeculationSetting
 from foreword.drafters.names import named_methods
 from foreword.engine.messages import RequestLabels
+from foreword.engine.prompts import Prediction
 from foreword.errors import RequestError
 from foreword.server.api.foreign_fields import GENERATING, Fields
 from foreword.server.errors import ApiError
@@ -26,7 +28,9 @@ from foreword.structured.params import StructuredOutputs
 _FORMATS = "text, json_object, json_schema or structural_tag"
 
 
-def _as_form(make: Callable[[Any], StructuredOutputs | None]) -> BeforeValidator:
+def as_form(make: Callable[[Any], StructuredOutputs | None]) -> BeforeValidator:
+    """Return a validator that parses a response format."""
+
     def check(value: object) -> StructuredOutputs | None:
         if value is None or isinstance(value, StructuredOutputs):
             return value
@@ -73,12 +77,12 @@ def _one_of(value: Any) -> StructuredOutputs:  # noqa: ANN401 - checked there
     return StructuredOutputs(choice=value)
 
 
-_Structured = Annotated[Any, _as_form(StructuredOutputs.of), _shown("object")]
-_Json = Annotated[Any, _as_form(lambda value: StructuredOutputs(json=value)), _shown("object", "string")]
-_Regex = Annotated[Any, _as_form(lambda value: StructuredOutputs(regex=value)), _shown("string")]
-_Choice = Annotated[Any, _as_form(_one_of), _shown("array")]
-_Grammar = Annotated[Any, _as_form(lambda value: StructuredOutputs(grammar=value)), _shown("string")]
-_Format = Annotated[Any, _as_form(_response_format), _shown("object")]
+_Structured = Annotated[Any, as_form(StructuredOutputs.of), _shown("object")]
+_Json = Annotated[Any, as_form(lambda value: StructuredOutputs(json=value)), _shown("object", "string")]
+_Regex = Annotated[Any, as_form(lambda value: StructuredOutputs(regex=value)), _shown("string")]
+_Choice = Annotated[Any, as_form(_one_of), _shown("array")]
+_Grammar = Annotated[Any, as_form(lambda value: StructuredOutputs(grammar=value)), _shown("string")]
+_Format = Annotated[Any, as_form(_response_format), _shown("object")]
 
 
 class StructuredFields(BaseModel):
@@ -173,7 +177,11 @@ class SamplingFields(StructuredFields, StrictBody):
     """Sampling fields of all generating routes, including vLLM's additions."""
 
     foreign: ClassVar[Fields] = GENERATING
+    default_tokens: ClassVar[int | None] = None  # maximum length of an answer; None: the remaining context
+    logprobs_field: ClassVar[str] = "logprobs"  # name of the field behind `wanted_logprobs`
 
+    model: str | None = Field(None, max_length=512)
+    stream: bool | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -212,16 +220,35 @@ class SamplingFields(StructuredFields, StrictBody):
                 raise ValueError("logit_bias: values must be in -100 .. 100")
         return self
 
-    def labels(self, model: str, stream: bool) -> RequestLabels:
+    @property
+    def wanted_tokens(self) -> int | None:
+        """The requested maximum length of an answer; None: `default_tokens`."""
+        return None
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """The requested number of alternatives per token with their log-probabilities; None: no log-probabilities."""
+        return None
+
+    @property
+    def expected_answer(self) -> Prediction:
+        """The answer that the client expects, as text or token ids."""
+        return None
+
+    @property
+    def speculation_setting(self) -> SpeculationSetting:
+        """The request's own speculation setting; None: the server's."""
+        return self.speculation
+
+    def labels(self, model: str, adapter: str = "") -> RequestLabels:
         """Return the labels that the policy file matches."""
         priority = "" if self.priority is None else str(self.priority)
-        form = self.structured()
-        has_schema = form is not None and (form.json is not None or form.json_object)
-        return RequestLabels(self.metadata or {}, priority, stream, model, json_schema=has_schema)
+        return RequestLabels(self.metadata or {}, priority, bool(self.stream), model, adapter)
 
-    def check_limits(self, limits: Limits) -> None:
-        """Raise 400 for values above the server's limits."""
+    def check(self, limits: Limits) -> int:
+        """Return the number of requested answers; raise 400 for values above the server's limits."""
         _at_most("n", self.n, limits.n)
+        _at_most(self.logprobs_field, self.wanted_logprobs, limits.logprobs)
         _at_most("prompt_logprobs", self.prompt_logprobs, limits.logprobs)
         _at_most("number of stops", len(self.stop or ()), limits.stops, param="stop")
         for stop in self.stop or ():
@@ -231,16 +258,15 @@ class SamplingFields(StructuredFields, StrictBody):
             _at_most("length of a bad word", len(word), limits.stop_characters, param="bad_words")
         for name in ("stop_token_ids", "allowed_token_ids"):
             _at_most(f"length of {name}", len(getattr(self, name) or ()), limits.listed_tokens, param=name)
+        return self.n or 1
 
-    def sampling_params(
-        self, max_tokens: int, logprobs: int | None, defaults: SamplingDefaults
-    ) -> SamplingParams:
+    def sampling_params(self, max_tokens: int, defaults: SamplingDefaults) -> SamplingParams:
         """Return the engine's parameters; missing ones are the model's or the engine's defaults."""
         given = {name: getattr(self, name) for name in _PARAMS}
         given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
         given["logit_bias"] = {int(token): value for token, value in (self.logit_bias or {}).items()} or None
         given["seed"] = None if self.seed is None else self.seed % 2**64
-        form = self.structured()
+        form, logprobs = self.structured(), self.wanted_logprobs
         return defaults.params(max_tokens=max_tokens, logprobs=logprobs, structured=form, **given)
 
 
@@ -251,8 +277,3 @@ _PARAMS = [one.name for one in fields(SamplingParams) if one.name in SamplingFie
 def _at_most(what: str, value: int | None, limit: int, param: str | None = None) -> None:
     if value is not None and value > limit:
         raise ApiError(400, f"{what} is {value}; this server takes at most {limit}", param=param or what)
-
-
-def check_logprobs(value: int | None, limits: Limits, param: str) -> None:
-    """Raise 400 for more alternatives per token than allowed."""
-    _at_most(param, value, limits.logprobs)
